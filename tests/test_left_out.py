@@ -834,7 +834,7 @@ def test_skips_are_logged_and_counted(
         ("from_dataset(Faulty)", 3, None, "OSError: 3 cannot be read"),
         ("map(failing)", 8, None, "ValueError: bad 8"),
     ]
-    assert "left out: 14 by filters, 2 that failed" in str(stats)
+    assert "left out: 14 by filters and scans, 2 that failed" in str(stats)
 
 
 def test_skips_of_files_name_them(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -45,6 +45,7 @@ from stoker.errors import (
 from stoker.feed.api import from_feed, share
 from stoker.pipeline import Pipeline
 from stoker.replicas.thread_safety import thread_safe
+from stoker.stages.scan import DROP
 from stoker.stats import (
     CacheStats,
     Clock,
@@ -72,6 +73,7 @@ __all__ = [
     "ClusterError",
     "collate",
     "CopyValue",
+    "DROP",
     "echo",
     "EpochWait",
     "FeedError",

@@ -23,14 +23,16 @@ from stoker.stages.cache import CacheStage
 from stoker.stages.echo import Echo, Factor
 from stoker.stages.filter import Filter
 from stoker.stages.map import Map
+from stoker.stages.scan import Scan
 from stoker.stages.select import Shuffle, SkipFirst, Take
 from stoker.stages.shard import Shard
 from stoker.stages.skip import OnError
 from stoker.stages.stage import Stage
 from stoker.stages.to import To
-from stoker.stats import Clock, Stats, Uses
+from stoker.stats import Stats
 
 U = TypeVar("U")
+S = TypeVar("S")
 Int = int | None
 On = str | int | None
 Err = OnError | None
@@ -201,6 +203,38 @@ class Pipeline(DataLoaderApi, Generic[T]):
         Raises TypeError if ``fn`` takes no ``rng``, LookupError for a missing field.
         """
         return self._then(Map.of(fn, on, on_error, is_random=True, repeats_only=repeats_only))
+
+    def scan(
+        self,
+        fn: Callable[[S, T], tuple[S, Any]],
+        state: S,
+        *,
+        dump: Callable[[S], Any] | None = None,
+        load: Callable[[Any], S] | None = None,
+    ) -> Pipeline[Any]:
+        """Call a function with a state on one example after another, in order, for any workers.
+
+        Each (data) epoch begins with a copy of ``state``; a resume goes on exactly. Of several
+        ranks each scans its own part. ``len()`` is then not known, as after ``filter``.
+
+        It costs one call at a time, in this process, while nothing else is planned: do in maps
+        before it what does not need the state. The state is dumped now and then, for at most 3 % of
+        the time, and up to 16 dumps are kept; a resume calls ``fn`` again from one of them on.
+
+        Args:
+            fn: called as ``fn(state, example)`` by one thread at a time; returns the next state
+                (the old one, changed, or another), and an example or ``stoker.DROP``. It must be
+                deterministic, and keep nothing outside its state. What it raises no budget skips.
+            state: dicts with text as keys, lists, text, numbers, booleans, None. It is a value: a
+                function is not called to make one.
+            dump, load: for other states: ``dump`` returns what JSON can hold, or bytes, and
+                ``load`` a state of that, as ``dump=list, load=set``. With them an example must not
+                hold what a later call changes.
+
+        Raises TypeError when ``fn`` cannot be called so, or the state cannot be saved; ValueError
+        after ``echo``, ``pack`` or ``batch``, and on a loader. No ``cache`` or ``shuffle`` follows.
+        """
+        return self._then(Scan.of(fn, state, dump, load))
 
     def pack(self, length: int) -> Pipeline[Packed]:
         """Join token sequences of any length into full ones: ``(tokens, segments, positions)``.
@@ -399,30 +433,6 @@ class Pipeline(DataLoaderApi, Generic[T]):
     def __bool__(self) -> bool:
         return True
 
-    @property
-    def epoch(self) -> int:
-        """The epoch that is running, or was left early; after a whole epoch, the next one."""
-        return self._cursor.epoch
-
-    @property
-    def progress(self) -> float:
-        """The share of the epoch's fresh examples handed out so far, from 0 to 1.
-
-        Under ``.steps(n)`` the share of the steps, if that is larger. Raises TypeError for streams
-        and loaders without a length, unless ``.steps(n)`` is set.
-        """
-        return self._cursor.progress()
-
-    @property
-    def clock(self) -> Clock:
-        """Fresh examples, uses and steps handed out in all epochs so far."""
-        return self._cursor.before + self._cursor.of_epoch()
-
-    @property
-    def last(self) -> Uses:
-        """For each example of the last output: the number of its use, and steps since another."""
-        return self._cursor.last_uses()
-
     def record(self) -> dict[str, Any]:
         """Return the decisions of ``.echo("auto")`` in every epoch so far, ready for JSON.
 
@@ -430,16 +440,6 @@ class Pipeline(DataLoaderApi, Generic[T]):
         seed, repeats the run exactly. Raises ValueError without such an echo.
         """
         return self._cursor.record()
-
-    @property
-    def seed(self) -> int:
-        """The seed of shuffling, echoing and random maps; of ranks, see ``shard``."""
-        return self.chain.seed
-
-    @property
-    def class_names(self) -> list[str]:
-        """The class names of a folder or a dataset, in the order of their labels."""
-        return list(self.chain.source.attribute("class_names"))
 
     def stats(self) -> Stats:
         """Return statistics of the running epoch, or else of the last one."""

@@ -494,8 +494,8 @@ class Stats:
             )
         if self.filtered_examples or self.skipped_examples:
             texts.append(
-                f"left out: {self.filtered_examples:,} by filters, {self.skipped_examples:,} "
-                "that failed"
+                f"left out: {self.filtered_examples:,} by filters and scans, "
+                f"{self.skipped_examples:,} that failed"
             )
         if self.copy_distance:
             texts.append(

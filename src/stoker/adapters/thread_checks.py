@@ -20,13 +20,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Any
 
 from stoker.basics import pytree
 from stoker.basics.buffers import Recycler
 from stoker.basics.pytree import same
 from stoker.basics.warn import warn
-from stoker.engine.plan import Segment
+from stoker.engine.plan import PackPoint, ScanPoint, Segment
 from stoker.engine.work import REJECTED, Call, Failure, Work
 from stoker.pipeline import Pipeline
 from stoker.replicas.replica import USER_LOCK, Replica, replicate, unset_attributes
@@ -126,7 +127,7 @@ class _Step:
 
 
 def _steps(pipeline: Pipeline[Any]) -> list[_Step]:
-    """Take a pipeline's work on the host apart, up to where examples are joined or moved."""
+    """Take a pipeline's work on the host apart, up to where it is joined, scanned or moved."""
     plan = pipeline.chain.plan
     indexed = plan.indexed
     assert indexed is not None
@@ -156,8 +157,10 @@ def _steps(pipeline: Pipeline[Any]) -> list[_Step]:
         return work.finish(batch, ordinal, 0, work.segment.counters(), 1)
 
     steps: list[_Step] = []
-    for segment in plan.segments:
-        if segment.on_device or segment.renumbered:
+    for segment in takewhile(lambda part: not isinstance(part, (PackPoint, ScanPoint)), plan.parts):
+        if not isinstance(segment, Segment):
+            continue
+        if segment.on_device:
             break
         bare = replace(
             segment, source=None, operations=[], cache=None, cache_at=0, batch=None, batch_maps=[]

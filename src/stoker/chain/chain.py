@@ -308,7 +308,8 @@ class Chain:
                     "in: call .shard() after init_process_group, or use .steps(n), or a fixed "
                     "factor"
                 )
-            agreed = self.follows_clock and not (self.plan.has_filter or self.plan.packs)
+            decides = self.plan.has_filter or self.plan.scans or self.plan.packs
+            agreed = self.follows_clock and not decides
             if not share.uneven and self.may_leave_out and not agreed:
                 if self.plan.packs:
                     raise ValueError(
@@ -316,9 +317,9 @@ class Chain:
                         "sequences differs between ranks: end epochs with .steps(n)"
                     )
                 raise ValueError(
-                    ".shard() gives every rank equally many steps, but filters and skip budgets "
-                    "may leave them unequal: leave examples out before sharding (from_dataset of "
-                    "a list of the good ones), end epochs with .steps(n), or use "
+                    ".shard() gives every rank equally many steps, but filters, scans and skip "
+                    "budgets may leave them unequal: leave examples out before sharding "
+                    "(from_dataset of a list of the good ones), end epochs with .steps(n), or use "
                     ".shard(uneven=True) and torch's Join"
                 )
         self.source.warn_unsharded(is_sharded=share is not None)

@@ -1,4 +1,4 @@
-"""What frameworks ask of a ``DataLoader``, answered by a pipeline.
+"""What frameworks ask of a ``DataLoader``, answered by a pipeline; and where it stands.
 
 Over a loader the answers are the loader's. Else a pipeline shows its next epoch: a dataset of
 outputs, a sampler that counts them, nothing left to collate.
@@ -15,6 +15,7 @@ from stoker.chain.chain import Chain
 from stoker.chain.cursor import Cursor
 from stoker.distributed.frameworks import is_calling, keeps_one_state
 from stoker.errors import StateError
+from stoker.stats import Clock, Uses
 
 if TYPE_CHECKING:
     from stoker.chain.torch_loader import PipelineLoader
@@ -23,7 +24,7 @@ _DCP = "torch.distributed.checkpoint."
 
 
 class DataLoaderApi:
-    """The side of a pipeline that training frameworks look at."""
+    """The side of a pipeline that training frameworks and schedules look at."""
 
     prefetch_factor: None = None
     """As in a ``DataLoader`` without workers: one that is made of these parts has none."""
@@ -117,6 +118,40 @@ class DataLoaderApi:
         from stoker.chain.torch_loader import PipelineLoader
 
         return PipelineLoader(self)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is being run, or was left early; after a whole epoch, the next one."""
+        return self._cursor.epoch
+
+    @property
+    def progress(self) -> float:
+        """How much of the epoch's fresh examples was handed out, from 0 to 1.
+
+        Under ``.steps(n)`` the share of the steps, if that is more. Raises TypeError for streams
+        and loaders without a length, unless ``.steps(n)`` is set.
+        """
+        return self._cursor.progress()
+
+    @property
+    def clock(self) -> Clock:
+        """Fresh examples, uses and steps that were handed out in all epochs so far."""
+        return self._cursor.before + self._cursor.of_epoch()
+
+    @property
+    def last(self) -> Uses:
+        """Which use of its example each is that was handed out last, and how long after another."""
+        return self._cursor.last_uses()
+
+    @property
+    def seed(self) -> int:
+        """The seed of shuffling, echoing and random maps; of ranks, see ``shard``."""
+        return self.chain.seed
+
+    @property
+    def class_names(self) -> list[str]:
+        """The class names of a folder or a data set, in the order of their labels."""
+        return list(self.chain.source.attribute("class_names"))
 
     def resume_at(self, n: int) -> None:
         """Have the next ``iter()`` begin behind the first ``n`` batches of its epoch.

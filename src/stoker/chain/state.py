@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import zlib
 from array import array
+from base64 import b64decode, b64encode
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +25,16 @@ from stoker.basics.compact_integers import whole
 from stoker.basics.warn import warn
 from stoker.engine.checkpoint import Position
 from stoker.engine.packed import PackStart
-from stoker.engine.plan import DevicePoint, EchoPoint, FilterPoint, PackPoint, Plan, Segment
+from stoker.engine.plan import (
+    DevicePoint,
+    EchoPoint,
+    FilterPoint,
+    PackPoint,
+    Plan,
+    ScanPoint,
+    Segment,
+)
+from stoker.engine.scanned import ScanStart
 from stoker.engine.survivors import FilterRecord
 from stoker.errors import StateError
 from stoker.schedule import adaptive, fixed
@@ -32,6 +42,7 @@ from stoker.schedule.echo_record import difference_of
 from stoker.schedule.owners import OwnerSnapshot
 from stoker.stages.batching.batch import Batch
 from stoker.stages.echo import DEFAULT_POOL_BATCHES, Echo
+from stoker.stages.scan import Scan
 from stoker.stages.stage import PoolSize
 from stoker.stats import Clock
 
@@ -84,6 +95,8 @@ def saved(
     }
     if position.packs:
         state["packs"] = [list(start) for start in position.packs]
+    if position.scans:
+        state["scans"] = [_scan_packed(start) for start in position.scans]
     if handed_out is not None:
         state["handed_out"] = handed_out
     if position.owners is not None:
@@ -151,6 +164,13 @@ def _packed(record: FilterRecord) -> dict[str, Any]:
         "total": record.total,
         "drops": compact_integers.packed(np.array(record.drops, np.int64), record.number),
     }
+
+
+def _scan_packed(start: ScanStart) -> dict[str, Any]:
+    # As text, not as JSON in JSON: who writes the state with sorted keys keeps the state's order.
+    state = start.state
+    dumped = {"json": state} if isinstance(state, str) else {"bytes": b64encode(state).decode()}
+    return {"input": start.input, "output": start.output, **dumped}
 
 
 def _checksum(state: dict[str, Any]) -> int:
@@ -234,7 +254,8 @@ def position(
     elif nested:
         raise StateError("a loader's state is in it, and this pipeline has no loader")
     else:
-        walk.read(fit.examples or 0, pools, items, records, _list(state.get("packs", [])))
+        packs, scans = (_list(state.get(name, [])) for name in ("packs", "scans"))
+        walk.read(fit.examples or 0, pools, items, records, packs, scans)
     return found
 
 
@@ -281,7 +302,7 @@ class _FieldReader:
         if not self._found.yielded:
             return
         fixed = any(not point.echo.is_adaptive for point in plan.echoes)
-        left_out = plan.filters or plan.packs
+        left_out = plan.filters or plan.packs or plan.scans
         if not nested or fixed or left_out or not plan.selection.is_kept_by_streams:
             raise StateError(
                 "the state is in the middle of an epoch that this pipeline cannot make again"
@@ -294,8 +315,9 @@ class _FieldReader:
         items: list[Any],
         records: list[Any],
         packs: list[Any],
+        scans: list[Any],
     ) -> None:
-        """Read what pools held, what was left out, and where a packed sequence begins."""
+        """Read what pools held, what was left out, where packed sequences and scans go on."""
         found, plan = self._found, self._plan
         echoes = len(plan.echoes)
         if not len(pools) == len(items) == echoes:
@@ -306,6 +328,8 @@ class _FieldReader:
             )
         if len(packs) != (plan.packs and bool(found.yielded)):
             raise ValueError(f"{len(packs)} packed sequences begin in it")
+        if len(scans) != (plan.scans if found.yielded else 0):
+            raise ValueError(f"{len(scans)} scans are in it, not {plan.scans}")
         self.most, self.exact = examples, examples
         for part in plan.parts:
             match part:
@@ -320,6 +344,11 @@ class _FieldReader:
                     for said in packs:
                         self._start(*_list(said))
                     self.most, self.exact = compact_integers.LARGEST, None
+                case ScanPoint():
+                    self.exact = None
+                    for said in scans[:1]:
+                        self._scan(part.scan, said)
+                    del scans[:1]
                 case EchoPoint():
                     self._pool(part.echo, part.group, pools.pop(0), items.pop(0))
                     # Behind a batch: the short one may have come often, or not at all.
@@ -332,6 +361,16 @@ class _FieldReader:
     def _start(self, number: Any, at: Any, offset: Any) -> None:
         start = PackStart(whole(number), whole(at, 0, self.most), whole(offset))
         self._found.packs.append(start)
+
+    def _scan(self, scan: Scan, said: Any) -> None:
+        number = whole(said["input"], 0, self.most)
+        output = whole(said["output"], 0, number)
+        text = said["json"] if "json" in said else said["bytes"]
+        if type(text) is not str:
+            raise TypeError(f"{compact_integers.shown(text)} is no text")
+        state = text if "json" in said else b64decode(text, validate=True)
+        scan.check(state)
+        self._found.scans.append(ScanStart(number, output, state))
 
     def _record(self, said: Any) -> None:
         number = whole(said["number"], 0, self.most)

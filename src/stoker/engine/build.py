@@ -30,11 +30,19 @@ from stoker.engine.items import (
     Stream,
 )
 from stoker.engine.packed import PackedStream
-from stoker.engine.padding_mask import PaddingMask
-from stoker.engine.plan import DevicePoint, EchoPoint, FilterPoint, PackPoint, Plan, Segment
+from stoker.engine.plan import (
+    DevicePoint,
+    EchoPoint,
+    FilterPoint,
+    PackPoint,
+    Plan,
+    ScanPoint,
+    Segment,
+)
+from stoker.engine.scanned import ScannedStream
 from stoker.engine.segment_runner import SegmentRunner
 from stoker.engine.segment_stream import FOLLOWED_BATCHES, SegmentStream
-from stoker.engine.survivors import FilteredStream, SkipLog
+from stoker.engine.survivors import FilteredStream, OrderedStream, SkipLog
 from stoker.engine.work import Work
 from stoker.engine.workers.make import KeptWorkers, Workers, make_pool
 from stoker.engine.workers.thread_copies import ThreadCopies
@@ -46,6 +54,7 @@ from stoker.schedule.dealing import Order
 from stoker.schedule.orders import PaddedOrder
 from stoker.schedule.owners import OwnerSnapshot
 from stoker.sources.source import Reader
+from stoker.stages.padding_mask import PaddingMask
 from stoker.stages.stage import PoolSize
 from stoker.stats import PartStats
 
@@ -95,7 +104,7 @@ class EpochStreams:
     Attributes:
         last: the stream that the consumer takes from.
         last_pool: the worker pool that works for it; ``worker_pool``: that of the host's segments.
-        segments: the streams of the segments.
+        segments: the streams of the segments; ``scans``: those of the scans.
         head: the source, where it is read one item after another.
         prefetcher: what reads that ahead of its use, where an adaptive echo follows it.
         padded: the order, where that pads; ``mask``: marks padding in what the consumer takes.
@@ -127,6 +136,7 @@ class EpochStreams:
             steps=setup.steps,
         )
         self.segments: list[SegmentStream] = []
+        self.scans: list[ScannedStream] = []
         self.head: HeadStream | None = None
         self.prefetcher: Prefetcher | None = None
         self._reader: Reader | None = None
@@ -200,6 +210,13 @@ class EpochStreams:
                     self._stream = PackedStream(
                         part, self.segments[-1], self.worker_pool, self.planning
                     )
+                case ScanPoint():
+                    self.tally.open(part.at, [part.scan.name])
+                    scanned = ScannedStream(
+                        part, self.segments[-1], self.worker_pool, self.tally, self.planning
+                    )
+                    self.scans.append(scanned)
+                    self._stream = scanned
                 case EchoPoint():
                     assert self._stream is not None
                     pool, planning = self._where(part)
@@ -339,7 +356,7 @@ class EpochStreams:
         """End every thread and process, and let go of what a source has open."""
         with contextlib.ExitStack() as rest:  # all of it, should Ctrl-C come in between
             upstreams = [s.feed.upstream for s in self.segments if s.feed is not None]
-            between = [s for s in upstreams if isinstance(s, (FilteredStream, PackedStream))]
+            between = [s for s in upstreams if isinstance(s, OrderedStream)]
             outside = (self._device, self.prefetcher or self.head)
             for part in (*self.pools.feeds, *between, *self.segments, *outside):
                 if part is not None:

@@ -1,7 +1,8 @@
 """Checkpoint and resume: where an epoch is, what a resume needs of pools and filters, and how a
 run is restored.
 
-A position is: outputs handed out, uses, one snapshot for each pool, and one record for each filter.
+A position is: outputs handed out, uses, one snapshot for each pool, one record for each filter, and
+one state of each scan.
 
 With nested pools, ``needed`` goes from the consumer to the source. Each pool's snapshot must reach
 back to the oldest item that the pool downstream of it still holds, because that item will be made
@@ -20,11 +21,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from stoker.engine.echo.pool_inputs import EchoInputs
 from stoker.engine.items import Inputs, Planning
 from stoker.engine.packed import PackedStream, PackStart
+from stoker.engine.scanned import ScannedStream, ScanStart
 from stoker.engine.segment_stream import SegmentStream
 from stoker.engine.survivors import FilteredStream, FilterRecord
 from stoker.errors import StateError
@@ -44,6 +46,7 @@ class Position:
         snapshots: one of each pool, in the order that data meets them.
         items: how many fresh items each pool had in the epoch, where its end has told.
         records: of each filtered stream, which examples it left out.
+        scans: where each scan goes on.
         packs: of a packed stream, where the next full sequence begins; at most one.
         spent: how much of each skip budget is spent; ``filtered``: what filters left out.
     """
@@ -60,6 +63,16 @@ class Position:
     loader_state: Any = None
     owners: OwnerSnapshot | None = None
     packs: list[PackStart] = field(default_factory=list)
+    scans: list[ScanStart] = field(default_factory=list)
+
+
+class Needed(NamedTuple):
+    """What a resume needs of pools, filters, packed streams and scans, each in order."""
+
+    snapshots: list[Snapshot | AdaptiveSnapshot]
+    records: list[FilterRecord]
+    packs: list[PackStart]
+    scans: list[ScanStart]
 
 
 def filtered_of(segments: Sequence[SegmentStream]) -> list[FilteredStream]:
@@ -68,17 +81,16 @@ def filtered_of(segments: Sequence[SegmentStream]) -> list[FilteredStream]:
     return [upstream for upstream in upstreams if isinstance(upstream, FilteredStream)]
 
 
-def needed(
-    segments: Sequence[SegmentStream], yielded: int, planning: Planning
-) -> tuple[list[Snapshot | AdaptiveSnapshot], list[FilterRecord], list[PackStart]]:
-    """Return the pool snapshots, filter records and pack starts that a resume at ``yielded`` needs.
+def needed(segments: Sequence[SegmentStream], yielded: int, planning: Planning) -> Needed:
+    """Return what a resume at ``yielded`` needs.
 
-    Each in order; all are empty if a pool has not started yet. The caller must hold ``planning``.
+    All is empty if a pool has not started yet. The caller must hold ``planning``.
     """
     assert planning.is_held()
     snapshots: list[Any] = []
     records: list[FilterRecord] = []
     packs: list[PackStart] = []
+    scans: list[ScanStart] = []
     oldest = yielded  # the oldest output of the stream at hand that is asked for again
     for stream in reversed(segments):
         feed = stream.feed
@@ -86,7 +98,7 @@ def needed(
             break
         if isinstance(feed, EchoInputs):
             if not feed.started:
-                return [], [], []
+                return Needed([], [], [], [])
             snapshot = feed.pool.snapshot(_uses_taken(oldest, stream) // feed.pool.group)
             snapshots.append(snapshot)
             oldest = snapshot.oldest
@@ -100,16 +112,21 @@ def needed(
         elif isinstance(feed.upstream, PackedStream):
             packs.append(feed.upstream.needed(oldest))
             oldest = packs[-1].input
-    return snapshots[::-1], records[::-1], packs
+        elif isinstance(feed.upstream, ScannedStream):
+            scans.append(feed.upstream.needed(oldest))
+            oldest = scans[-1].input
+    return Needed(snapshots[::-1], records[::-1], packs, scans[::-1])
 
 
 def forget(segments: Sequence[SegmentStream], yielded: int, planning: Planning) -> None:
     """Drop what only a resume before ``yielded`` would need. The caller holds ``planning``."""
-    snapshots, records, packs = needed(segments, yielded, planning)
+    snapshots, records, packs, scans = needed(segments, yielded, planning)
     for feed, snapshot in zip(_echoes(segments), snapshots, strict=False):
         feed.pool.forget_before(snapshot.step)
     for filtered, record in zip(filtered_of(segments), records, strict=False):
         filtered.forget_before(record.survivors)
+    for scanned, scan in zip(_scanned_of(segments), scans, strict=False):
+        scanned.forget_before(scan.output)
     for stream in segments:
         if stream.feed is not None and isinstance(stream.feed.upstream, PackedStream) and packs:
             stream.feed.upstream.forget_before(packs[0].number)
@@ -134,6 +151,7 @@ def resume(segments: Sequence[SegmentStream], position: Position) -> None:
     snapshots = list(position.snapshots)
     items = list(position.items)
     records = list(position.records)
+    scans = list(position.scans)
     outputs = oldest = position.yielded  # of the stream at hand; as in ``needed``
     again: set[int] = set()
     for stream in reversed(segments):
@@ -174,6 +192,14 @@ def resume(segments: Sequence[SegmentStream], position: Position) -> None:
             if start.number != outputs:
                 raise StateError("the state is damaged: where a sequence begins does not fit")
             outputs = oldest = feed.upstream.start_at(start)
+        elif isinstance(feed.upstream, ScannedStream):
+            begin = scans.pop()
+            if begin.output > min({*again, outputs}):
+                raise StateError("the state is damaged: a scan in it goes on too late")
+            outputs = oldest = feed.upstream.start_at(begin, outputs, each, again)
+            again = set()
+    for scanned in _scanned_of(segments):
+        scanned.make_again()
     for pooled in _echoes(segments):
         pooled.refill()
 
@@ -183,6 +209,11 @@ def _echoes(segments: Sequence[SegmentStream]) -> Iterator[EchoInputs[Any]]:
         feed: Any = stream.feed
         if isinstance(feed, EchoInputs):
             yield feed
+
+
+def _scanned_of(segments: Sequence[SegmentStream]) -> list[ScannedStream]:
+    upstreams = [stream.feed.upstream for stream in segments if stream.feed is not None]
+    return [upstream for upstream in upstreams if isinstance(upstream, ScannedStream)]
 
 
 def _filtered(feed: Inputs) -> FilteredStream | None:

@@ -28,8 +28,7 @@ from stoker.engine.items import (
     done_item,
     like,
 )
-from stoker.engine.padding_mask import PaddingMask
-from stoker.engine.survivors import FilteredStream
+from stoker.engine.survivors import OrderedStream
 from stoker.engine.work import ENDED, Failure
 from stoker.engine.workers.threads import WorkerPool
 from stoker.errors import StageError
@@ -37,6 +36,7 @@ from stoker.schedule.orders import Cut, Selection
 from stoker.schedule.rng import Fractions
 from stoker.sources.iterable import IterableSource
 from stoker.sources.loader import LoaderSource
+from stoker.stages.padding_mask import PaddingMask
 from stoker.stages.to import JaxMover, Mover
 
 
@@ -232,7 +232,7 @@ class Direct:
 
     def recompute_uses(self, start: int, count: int) -> list[Use]:
         stop = start + count
-        if isinstance(self.upstream, FilteredStream) and self.upstream.end is not None:
+        if isinstance(self.upstream, OrderedStream) and self.upstream.end is not None:
             stop = min(stop, self.upstream.end)
         return [_only_use(self.upstream.recompute(number)) for number in range(start, stop)]
 
@@ -470,7 +470,11 @@ class DeviceStream(DrivenStream):
         return True
 
     def _marked(self, value: Any, item: Item) -> Any:
-        return value if self._mask is None else self._mask.added(value, item)
+        return (
+            value
+            if self._mask is None
+            else self._mask.added(value, item.ordinal, item.fresh - item.rows, item.fresh)
+        )
 
     def _tried(self, move: Callable[[], Any], item: Item) -> Any:
         try:

@@ -28,6 +28,7 @@ from stoker.stages.echo import Echo
 from stoker.stages.filter import Filter
 from stoker.stages.functions.operation import Operation
 from stoker.stages.map import Map
+from stoker.stages.scan import Scan
 from stoker.stages.skip import RAISE, Budget
 from stoker.stages.stage import Stage
 from stoker.stages.to import To
@@ -194,6 +195,20 @@ class PackPoint:
 
 
 @dataclass
+class ScanPoint:
+    """The point where a function with a state is called with one item after another.
+
+    Attributes:
+        scan: the stage.
+        at: its place among the parts.
+    """
+
+    scan: Scan
+    at: int = 0
+    needs_work_behind = True
+
+
+@dataclass
 class EchoPoint:
     """A pool between two segments.
 
@@ -229,7 +244,7 @@ class DevicePoint:
     needs_work_behind = False
 
 
-Part = Segment | FilterPoint | PackPoint | EchoPoint | DevicePoint
+Part = Segment | FilterPoint | PackPoint | ScanPoint | EchoPoint | DevicePoint
 
 
 @dataclass(frozen=True)
@@ -283,6 +298,11 @@ class Plan:
         return any(isinstance(part, PackPoint) for part in self.parts)
 
     @property
+    def scans(self) -> int:
+        """How many scans there are."""
+        return sum(isinstance(part, ScanPoint) for part in self.parts)
+
+    @property
     def has_filter(self) -> bool:
         """Whether a filter is in the chain."""
         return any(segment.has_filter for segment in self.segments)
@@ -316,7 +336,7 @@ class Plan:
         nothing can be left out, so that all epochs have equally many items; and if the next epoch
         knows the order of this one, which dealing by this one's owners keeps from it.
         """
-        if self.indexed is None or self.filters or len(self.echoes) != 1:
+        if self.indexed is None or self.filters or self.scans or len(self.echoes) != 1:
             return False
         if self.selection.is_dealt:
             return False
@@ -441,6 +461,14 @@ class Lowering:
         self._parts.append(PackPoint(stage))
         self._renumbered = True
 
+    def scan(self, stage: Stage) -> None:
+        """A function with a state is called in order; a segment of work comes right before."""
+        stage = _expect(Scan, stage)
+        self._close()
+        if self._parts[-1].needs_work_behind:
+            self._parts.append(self._new())
+        self._parts.append(ScanPoint(stage))
+
     def echo(self, stage: Stage) -> None:
         """Items are used several times."""
         stage = _expect(Echo, stage)
@@ -466,7 +494,7 @@ class Lowering:
                 case Segment():
                     part.into_pool, part.is_followed = into_pool, is_followed
                     into_pool = is_followed = False
-                case FilterPoint() | PackPoint():
+                case FilterPoint() | PackPoint() | ScanPoint():
                     leaks = True
                 case EchoPoint():
                     part.group = 1 if part.holds_batches else self._group

@@ -147,9 +147,9 @@ class Run:
         """Say why there was no output, though there were examples; "" where neither is so."""
         if self.yielded or self.together:
             return ""
-        left_out = self._skip_log.filtered + self._skip_log.skipped
+        left_out = self._filtered + self._skip_log.skipped
         if left_out:
-            return f"filters and skip budgets left out {left_out:,} examples"
+            return f"filters, scans and skip budgets left out {left_out:,} examples"
         batch = next((s.segment.batch for s in self._segments if s.segment.batch), None)
         dropped = self._dropped()
         if batch is not None and dropped:
@@ -158,6 +158,11 @@ class Run:
                 "smaller batch, or keep the last one"
             )
         return ""
+
+    @property
+    def _filtered(self) -> int:
+        """How many examples filters and scans have left out."""
+        return self._skip_log.filtered + sum(s.dropped for s in self._streams.scans)
 
     @property
     def together(self) -> bool:
@@ -212,7 +217,9 @@ class Run:
                 )
             raise value.error
         if self._streams.mask is not None:
-            value = self._streams.mask.added(value, item)
+            value = self._streams.mask.added(
+                value, item.ordinal, item.fresh - item.rows, item.fresh
+            )
         self._left_ns = time.perf_counter_ns()
         self._wait_ns += self._left_ns - began
         if not self.yielded:
@@ -374,21 +381,20 @@ class Run:
             state, loaded = head.state_at(at.fresh, at.loaded)
             return Position(at.yielded, at.uses, fresh=at.fresh, loaded=loaded, loader_state=state)
         with self._planning.lock:
-            snapshots, records, packs = checkpoint.needed(
-                self._segments, at.yielded, self._planning
-            )
-            pools = [feed.pool for feed in self._pools.feeds] if snapshots else []
+            needed = checkpoint.needed(self._segments, at.yielded, self._planning)
+            pools = [feed.pool for feed in self._pools.feeds] if needed.snapshots else []
             return Position(
                 at.yielded,
                 at.uses,
-                snapshots,
+                needed.snapshots,
                 [pool.admitted if pool.ended else None for pool in pools],
-                records,
+                needed.records,
                 dict(self._skip_log.spent),
                 self._skip_log.filtered,
                 at.fresh,
                 owners=self._setup.owners,
-                packs=packs,
+                packs=needed.packs,
+                scans=needed.scans,
             )
 
     def next_start(self) -> Position | None:
@@ -484,7 +490,7 @@ class Run:
             window_size=size,
             window_bytes=self._window_bytes() + self._streams.recycler.held_bytes(),
             pools=pools,
-            filtered_examples=self._skip_log.filtered,
+            filtered_examples=self._filtered,
             skipped_examples=self._skip_log.skipped,
             cache=self._cache.stats(self._cache_before) if self._cache is not None else None,
             skips=tuple(self._skip_log.skips),
@@ -532,7 +538,7 @@ class Run:
         """
         if not self._plan.echoes or not self.fresh:
             return float(self.fresh > 0)
-        if self._plan.filters or self._plan.packs:
+        if self._plan.filters or self._plan.packs or self._plan.scans:
             return math.prod(feed.factor for feed in self._pools.feeds)
         return self.uses / self.fresh
 

@@ -89,6 +89,11 @@ class OrderedStream(Stream):
     def is_full(self) -> bool:
         return self._upstream.is_full
 
+    @property
+    def end(self) -> int | None:
+        """How many items there are in the epoch, once that is known."""
+        return None
+
     def peek(self) -> Item | None:
         self._have(1)
         return self._kept[0] if self._kept else None
@@ -268,7 +273,6 @@ class FilteredStream(OrderedStream):
 
     @property
     def end(self) -> int | None:
-        """How many survive in the epoch, once that is known."""
         return self.record.total if self.record.total is not None else self._known.total
 
     def start_at(self, record: FilterRecord, survivor: int) -> int:

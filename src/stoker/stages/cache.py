@@ -352,7 +352,8 @@ def _check_cacheable(before: ChainView) -> None:
             "cannot help. (To use them more than once: .echo())"
         )
     stage = first_with(
-        before.stages, lambda t: t.is_random or t.repeats or t.batches or t.joins or t.caches
+        before.stages,
+        lambda t: t.is_random or t.repeats or t.batches or t.joins or t.scans or t.caches,
     )
     if stage is None:
         return
@@ -368,6 +369,11 @@ def _check_cacheable(before: ChainView) -> None:
         )
     if stage.traits.caches:
         raise ValueError("a pipeline has one cache: choose a place for it")
+    if stage.traits.scans:
+        raise ValueError(
+            f".cache() cannot follow {stage.name}: what it makes of an example depends on those "
+            "before it, and differs in every epoch. Put .cache() before it"
+        )
     raise ValueError(
         f".cache() cannot follow {stage.name}, which combines different examples in every epoch: "
         "put .cache() before it"

@@ -160,7 +160,9 @@ class Shuffle(Stage):
                 "shuffle each part of a mixture by itself: stoker.mix({a.shuffle(): 2, "
                 "b.shuffle(): 1})"
             )
-        stage = first_with(before.stages, lambda t: t.repeats or t.batches or t.shuffles or t.joins)
+        stage = first_with(
+            before.stages, lambda t: t.repeats or t.batches or t.shuffles or t.joins or t.scans
+        )
         if stage is not None:
             raise ValueError(f".shuffle() cannot follow {stage.name}: put it first")
         if isinstance(source, IndexedSource):

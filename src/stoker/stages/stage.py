@@ -37,6 +37,7 @@ class Traits:
         moves: its outputs are on a device.
         caches: it keeps what passes, and changes nothing of it, nor of a state.
         joins: it makes one output of as many inputs as it takes.
+        scans: what it makes of an example depends on those before it.
         inside: it belongs to a part of a mixture, whose other parts pass it untouched.
     """
 
@@ -52,6 +53,7 @@ class Traits:
     moves: bool = False
     caches: bool = False
     joins: bool = False
+    scans: bool = False
     inside: bool = False
 
 
@@ -123,6 +125,7 @@ class StagePlan(Protocol):
     def cache(self, stage: Stage) -> None: ...
     def batch(self, stage: Stage) -> None: ...
     def pack(self, stage: Stage) -> None: ...
+    def scan(self, stage: Stage) -> None: ...
     def echo(self, stage: Stage) -> None: ...
     def move(self, stage: Stage) -> None: ...
 
@@ -195,8 +198,8 @@ def first_with(stages: Iterable[Stage], has: Callable[[Traits], object]) -> Stag
 
 
 def not_known() -> TypeError:
-    """Return the error of a count that filters, skip budgets and packing leave open."""
+    """Return the error of a count that filters, scans, skip budgets and packing leave open."""
     return TypeError(
-        "the number of batches is not known: examples may be filtered, skipped or packed; "
+        "the number of batches is not known: examples may be filtered, skipped, dropped or packed; "
         ".steps(n) ends an epoch after n"
     )

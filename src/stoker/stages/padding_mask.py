@@ -13,7 +13,6 @@ from collections.abc import MutableMapping
 from typing import Any
 
 from stoker.basics import pytree
-from stoker.engine.items import Item
 from stoker.errors import StageError
 from stoker.schedule.orders import PaddedOrder
 
@@ -30,12 +29,16 @@ class PaddingMask:
         self._name = name
         self._order = order
 
-    def added(self, batch: Any, item: Item) -> Any:
+    def added(self, batch: Any, number: int, start: int, stop: int) -> Any:
         """Return a batch with the mask, ``bool [n]``: a tensor where it has tensors.
+
+        Args:
+            batch: the batch; ``number``: its own in the epoch.
+            start, stop: which examples of the order are in it.
 
         Raises StageError where they have such a field.
         """
-        valid: Any = self._order.valid(item.fresh - item.rows, item.fresh)
+        valid: Any = self._order.valid(start, stop)
         if any(map(pytree.is_tensor, pytree.leaves(batch))):
             import torch
 
@@ -43,7 +46,7 @@ class PaddingMask:
         try:
             return self._with(batch, valid)
         except ValueError as error:
-            raise StageError(f"shard(mask={self._name!r})", error, batch=item.ordinal) from error
+            raise StageError(f"shard(mask={self._name!r})", error, batch=number) from error
 
     def _with(self, batch: Any, valid: Any) -> Any:
         name = self._name

@@ -1,0 +1,204 @@
+"""Items that a function with a state lets through, or makes, one after another.
+
+A scan is called with inputs in order, by the thread that plans, with the planning lock held. So it
+runs ahead of the consumer, and a position needs a state of earlier. States are therefore dumped now
+and then. A resume begins with the newest dump in front of all that it asks for. It calls the scan
+once more with the inputs from there, keeps those outputs that a pool behind asks for again, and
+drops the others that were handed out before.
+"""
+
+from __future__ import annotations
+
+import bisect
+import time
+from typing import NamedTuple
+
+from stoker.basics import pytree
+from stoker.basics.signals import pass_on
+from stoker.engine.items import DoneTask, EpochCounters, Item, Planning, done_item, like
+from stoker.engine.plan import ScanPoint
+from stoker.engine.segment_stream import SegmentStream
+from stoker.engine.survivors import OrderedStream
+from stoker.engine.work import ENDED, Failure
+from stoker.engine.workers.threads import WorkerPool
+from stoker.errors import StateError
+from stoker.stages.scan import DROP, ScanState
+
+_DUMP_EACH = 30
+"""Times as long as a dump took pass before the next one: they cost at most 3 % of planning."""
+_KEPT_DUMPS = 16
+"""Dumps that are kept at most: their memory stays bounded, and of what lies between a position and
+the oldest item that is still asked for, about an eighth is scanned for nothing by a resume."""
+
+
+class ScanStart(NamedTuple):
+    """Where a scan may go on."""
+
+    input: int
+    """The number of the next input, from 0."""
+    output: int
+    """The number of the next output, from 0."""
+    state: ScanState
+
+
+class ScannedStream(OrderedStream):
+    """A stream of what a scan makes of items.
+
+    Args:
+        point: which scan.
+        upstream: where the items come from.
+        worker_pool: who computes them.
+        tally: where the time in the scan is counted.
+        planning: tells whether the planner may block.
+    """
+
+    def __init__(
+        self,
+        point: ScanPoint,
+        upstream: SegmentStream,
+        worker_pool: WorkerPool,
+        tally: EpochCounters,
+        planning: Planning,
+    ) -> None:
+        super().__init__(upstream, worker_pool, planning)
+        self._scan, self._part = point.scan, point.at
+        self._tally = tally
+        self._first = self._least = 0  # as in ``start_at``
+        self._wanted: set[int] = set()
+        self._again: dict[int, Item] = {}
+        self._begin(ScanStart(0, 0, point.scan.initial))
+
+    @property
+    def dropped(self) -> int:
+        """How many inputs the scan has left out."""
+        return self._inputs - self._outputs
+
+    @property
+    def end(self) -> int | None:
+        return self._outputs if self._ended else None
+
+    def ready_since(self) -> tuple[int, int | None]:
+        ready, since = self._upstream.ready_since()
+        return len(self._kept) + ready, since
+
+    def recompute(self, number: int) -> Item:
+        """Return an output from before a resume, each time another copy."""
+        item = self._again[number]
+        value = item.task.values[0]
+        if type(value) is not Failure:
+            try:
+                value = pytree.copied(value)
+            except Exception as error:
+                pass_on(error)
+                value = self._upstream.failure(self._scan.name, error, item.ordinal)
+        return like(item, DoneTask(value), item.use_key, item.fresh)
+
+    def needed(self, output: int) -> ScanStart:
+        """Return where a resume begins that asks for this output, and for later ones."""
+        return self._starts[self._before(output)]
+
+    def forget_before(self, output: int) -> None:
+        """Drop what only a resume would need that asks for earlier outputs."""
+        del self._starts[: self._before(output)]
+        self._again = {n: item for n, item in self._again.items() if n >= output}
+
+    def start_at(self, start: ScanStart, outputs: int, each: int, again: set[int]) -> int:
+        """Go on behind the first ``outputs``; return the number of the input to begin with.
+
+        Args:
+            start: where to scan from.
+            outputs: those that came before, or more: the last ``each`` of them may be fewer.
+            each: how many are taken at once behind this.
+            again: the numbers of those before that ``recompute`` will be asked for.
+        """
+        self._begin(start)
+        self._first, self._least = outputs, outputs - each
+        self._wanted = again
+        return start.input
+
+    def make_again(self) -> None:
+        """Scan up to where the run was, if what comes before is asked for again; waits for it.
+
+        Raises what goes wrong on the way.
+        """
+        if not self._wanted:
+            return
+        with self._planning.lock:
+            self._planning.may_block = True
+            self._have(1)
+        failure = self._kept[0].task.values[0] if self._kept else None
+        if self._outputs < self._first and type(failure) is Failure:
+            raise failure.error
+
+    def clear(self) -> None:
+        super().clear()
+        self._again.clear()
+
+    def _before(self, output: int) -> int:
+        return bisect.bisect_right(self._starts, output, key=lambda start: start.output) - 1
+
+    def _begin(self, start: ScanStart) -> None:
+        self._state = self._scan.begun(start.state)
+        self._inputs, self._outputs = start.input, start.output
+        self._starts = [start]
+        self._dumped_at_ns = self._dump_ns = 0
+
+    def _end(self) -> None:
+        if self._outputs <= self._least:
+            self._fail(
+                StateError(
+                    f"{self._scan.name} makes fewer examples than before the resume: the function "
+                    "of .scan(), and what stands before it, must be deterministic"
+                )
+            )
+
+    def _decide(self, item: Item) -> None:
+        value, item.task.values[item.row] = item.task.values[item.row], None
+        if type(value) is Failure:
+            self._inputs += 1
+            self._keep(item, value)
+            return
+        began_ns = time.perf_counter_ns()
+        try:
+            self._state, made = self._scan.called(self._state, value)
+        except Exception as error:
+            pass_on(error)
+            self._fail(self._upstream.failure(self._scan.name, error, item.ordinal).error)
+            return
+        now_ns = time.perf_counter_ns()
+        self._tally.add(self._part, [now_ns - began_ns, 1, 0, 0, 0, 0, 0])
+        self._inputs += 1
+        if made is not DROP:
+            self._keep(item, made)
+        if now_ns - self._dumped_at_ns >= _DUMP_EACH * self._dump_ns:
+            self._dump(now_ns)
+
+    def _keep(self, item: Item, value: object) -> None:
+        """Add an output; of those before a resume only what is asked for again."""
+        number = self._outputs
+        self._outputs += 1
+        made = like(item, DoneTask(value), item.use_key, item.fresh)
+        if number >= self._first:
+            self._kept.append(made)
+        elif number in self._wanted:
+            self._again[number] = made
+
+    def _fail(self, error: BaseException) -> None:
+        """End the epoch with an error: what state would come next is not known."""
+        failure = Failure(error, ENDED)
+        self._kept.append(done_item(failure, self._outputs, 0, self._upstream.fresh, 1))
+        self._ended = True
+
+    def _dump(self, now_ns: int) -> None:
+        """Note where a resume may begin: here."""
+        try:
+            state = self._scan.dumped(self._state)
+        except TypeError as error:
+            pass_on(error)
+            self._fail(error)
+            return
+        self._starts.append(ScanStart(self._inputs, self._outputs, state))
+        if len(self._starts) > _KEPT_DUMPS:
+            del self._starts[1:-1:2]
+        self._dumped_at_ns = time.perf_counter_ns()
+        self._dump_ns = self._dumped_at_ns - now_ns

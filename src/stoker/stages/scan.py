@@ -1,0 +1,227 @@
+"""Scans: a function with a state, called with one example after another, in order."""
+
+from __future__ import annotations
+
+import enum
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from stoker.errors import StateError
+from stoker.stages.stage import ChainView, PoolSize, Stage, StagePlan, Traits, first_with, not_known
+
+ScanState = str | bytes
+"""A state that nothing changes any more: text of JSON, or the bytes that ``dump=`` returned."""
+
+_SCALARS = frozenset({str, int, float, bool, type(None)})
+_KEYS = frozenset({str})
+
+
+class Dropped(enum.Enum):
+    """The type of ``DROP``: as a member of an enumeration it stays itself under pickle and copy."""
+
+    DROP = "DROP"
+
+    def __repr__(self) -> str:
+        return "stoker.DROP"
+
+
+DROP: Final = Dropped.DROP
+"""What the function of ``.scan()`` returns in place of an example that it leaves out."""
+
+
+@dataclass(frozen=True)
+class Scan(Stage):
+    """The stage ``.scan(fn, state)``.
+
+    Attributes:
+        fn: called as ``fn(state, example)``; returns the next state, and an example or ``DROP``.
+        initial: the state in which each epoch begins.
+        dump, load: of the user; None where the state itself goes into JSON.
+    """
+
+    fn: Callable[[Any, Any], Any]
+    initial: ScanState
+    dump: Callable[[Any], Any] | None = None
+    load: Callable[[Any], Any] | None = None
+    traits = Traits(filters=True, scans=True)
+
+    @staticmethod
+    def of(fn: Any, state: Any, dump: Any, load: Any) -> Scan:
+        """Check the arguments of ``.scan()``.
+
+        Raises TypeError where ``fn`` cannot be called so, or the state cannot be saved.
+        """
+        if not callable(fn):
+            raise TypeError(f".scan() needs a function, not {type(fn).__name__}")
+        _check_signature(fn)
+        if (dump is None) != (load is None):
+            raise TypeError(".scan() needs dump= and load= together: one undoes the other")
+        for name, each in (("dump", dump), ("load", load)):
+            if each is not None and not callable(each):
+                raise TypeError(f"{name}= is a function, not {type(each).__name__}")
+        scan = Scan(fn, "null", dump, load)
+        scan = replace(scan, initial=scan.dumped(state))
+        if load is not None:
+            try:
+                scan.begun(scan.initial)
+            except Exception as error:
+                raise TypeError(
+                    f"load= of {scan.name} does not take what dump= returned: "
+                    f"{type(error).__name__}: {error}"
+                ) from error
+        return scan
+
+    @property
+    def name(self) -> str:
+        return f"scan({getattr(self.fn, '__name__', type(self.fn).__name__)})"
+
+    def placed(self, before: ChainView) -> Scan:
+        """Check that single examples come here, each once."""
+        if before.source.yields_batches:
+            raise ValueError(".scan() works on single examples, and a loader yields batches")
+        stage = first_with(before.stages, lambda t: t.repeats or t.batches or t.joins)
+        if stage is not None:
+            raise ValueError(
+                f".scan() cannot follow {stage.name}: it is called once with each example. Put it "
+                "before .echo(), .pack() and .batch()"
+            )
+        return self
+
+    def lower(self, to: StagePlan) -> None:
+        to.scan(self)
+
+    def count(self, items: int) -> int:
+        """Raise TypeError: only the end tells."""
+        raise not_known()
+
+    def outline(self) -> str:
+        return "scan"
+
+    def note(self, chain: ChainView, sizes: Mapping[int, PoolSize]) -> str:
+        return "  one example at a time, in order; may leave some out"
+
+    def dumped(self, state: Any) -> ScanState:
+        """Return a state as it is saved. Raises TypeError where it would not come back the same."""
+        try:
+            made = state if self.dump is None else self.dump(state)
+            if self.dump is not None and type(made) is bytes:
+                return made
+            _check_exact(made, set())
+            return json.dumps(made)
+        except Exception as error:
+            if self.dump is None:
+                what = "it"
+                hint = "make it of these, or give dump= and load= (for a set: dump=list, load=set)"
+            else:
+                what, hint = "what dump= makes of it", "return these, or bytes"
+            raise TypeError(
+                f"the state of {self.name} cannot be saved, for {what} must be dicts with text as "
+                f"keys, lists, text, numbers, booleans and None: {error}; {hint}"
+            ) from error
+
+    def begun(self, saved: ScanState) -> Any:
+        """Return a state of its own, made of a saved one. Raises what ``load=`` does."""
+        state = saved if isinstance(saved, bytes) else json.loads(saved)
+        return state if self.load is None else self.load(state)
+
+    def check(self, saved: ScanState) -> None:
+        """Raise StateError unless a state that was read can be begun with."""
+        try:
+            if isinstance(saved, bytes) and self.load is None:
+                raise TypeError("it is bytes, and there is no load=")
+            self.begun(saved)
+        except Exception as error:
+            raise StateError(
+                f"the state is damaged: {self.name} cannot go on with what was saved of it: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+
+    def called(self, state: Any, example: Any) -> tuple[Any, Any]:
+        """Return the next state, and an example or ``DROP``.
+
+        Raises TypeError where the function returns something else, and what it raises.
+        """
+        made = self.fn(state, example)
+        if type(made) is not tuple or len(made) != 2:
+            raise TypeError(
+                f"the function returned {_shown(made)}: return a pair, (state, example) or "
+                "(state, stoker.DROP)"
+            )
+        if made[1] is None:
+            raise TypeError(
+                "the function returned None for the example: return the example, or stoker.DROP "
+                "to leave it out"
+            )
+        if self.dump is None and made[1] is not DROP:
+            return made[0], _apart(made[1])
+        return made
+
+
+def _check_signature(fn: Callable[..., Any]) -> None:
+    try:
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError):
+        return  # built-ins without a signature
+    try:
+        signature.bind(None, None)
+    except TypeError:
+        name = getattr(fn, "__name__", type(fn).__name__)
+        raise TypeError(
+            f".scan() calls fn(state, example), which {name}{signature} does not take: give it two "
+            "parameters"
+        ) from None
+
+
+def _check_exact(value: Any, seen: set[int]) -> None:
+    """Raise TypeError unless JSON gives back the same: types, keys, and what is one object.
+
+    JSON itself takes more (tuples, numbers as keys, a ``defaultdict``), and gives back other types:
+    a run that is resumed would then differ from one that is not.
+    """
+    kind = type(value)
+    if kind in _SCALARS:
+        return
+    if kind is not list and kind is not dict:
+        raise TypeError(f"there is a {_type_name(kind)} in it")
+    if id(value) in seen:
+        raise TypeError(f"the same {kind.__name__} is in it twice, and would be two behind a load")
+    seen.add(id(value))
+    if kind is dict:
+        if not _KEYS.issuperset(map(type, value)):
+            other = next(key for key in value if type(key) is not str)
+            raise TypeError(f"there is a dict with the key {other!r} in it")
+        value = value.values()
+    if not _SCALARS.issuperset(map(type, value)):  # most containers hold nothing else: fast
+        for child in value:
+            _check_exact(child, seen)
+
+
+def _type_name(kind: type) -> str:
+    return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
+
+
+def _apart(value: Any) -> Any:
+    """Return an example whose dicts and lists are its own, and none of them the state's.
+
+    The function may write into its state at the next call, and a map into the example, while the
+    other of the two is still wanted. A state for JSON shares nothing else with an example.
+    """
+    kind = type(value)
+    if kind is dict:
+        return {key: _apart(child) for key, child in value.items()}
+    if kind is list:
+        return list(value) if _SCALARS.issuperset(map(type, value)) else list(map(_apart, value))
+    if isinstance(value, tuple):
+        parts = map(_apart, value)
+        return kind(*parts) if hasattr(value, "_fields") else tuple(parts)
+    return value
+
+
+def _shown(value: Any) -> str:
+    """Show a value in an error, cut where it is long."""
+    text = repr(value)
+    kind = f"a {_type_name(type(value))}, " if value is not None else ""
+    return kind + (text if len(text) <= 80 else f"{text[:77]}...")

@@ -8,6 +8,11 @@ import pytest
 
 import stoker
 
+
+def none(state: int, number: int) -> tuple[int, object]:
+    return state, stoker.DROP
+
+
 EMPTY: dict[str, tuple[Callable[[], stoker.Pipeline], str]] = {
     "drop_last": (
         lambda: stoker.from_dataset(range(3), seed=0).batch(8, drop_last=True),
@@ -20,6 +25,10 @@ EMPTY: dict[str, tuple[Callable[[], stoker.Pipeline], str]] = {
     "a stream": (
         lambda: stoker.from_iterable(lambda: range(3), seed=0).batch(8, drop_last=True),
         "drop_last left out 3 examples",
+    ),
+    "a scan": (
+        lambda: stoker.from_dataset(range(3), seed=0).scan(none, 0).batch(2),
+        "left out 3 examples",
     ),
     "a filter": (
         lambda: stoker.from_dataset(range(3), seed=0).filter(lambda n: n > 3).batch(2),

@@ -112,7 +112,7 @@ class ScannedStream(OrderedStream):
             again: the numbers of those before that ``recompute`` will be asked for.
         """
         self._begin(start)
-        self._first, self._least = outputs, outputs - each
+        self._first, self._least = outputs, outputs - each + 1
         self._wanted = again
         return start.input
 
@@ -144,7 +144,7 @@ class ScannedStream(OrderedStream):
         self._dumped_at_ns = self._dump_ns = 0
 
     def _end(self) -> None:
-        if self._outputs <= self._least:
+        if self._outputs < self._least:
             self._fail(
                 StateError(
                     f"{self._scan.name} makes fewer examples than before the resume: the function "

@@ -81,6 +81,18 @@ def ragged(example: Any) -> Any:
     return np.arange(example[1] % 90)
 
 
+def unlike_the_last(last: list[int], example: Any) -> tuple[list[int], Any]:
+    """Leave out what is near to one of the last three."""
+    if any(abs(example[1] - each) < 20 for each in last):
+        return last, stoker.DROP
+    return [*last, example[1]][-3:], example
+
+
+def scanned() -> stoker.Pipeline:
+    source = stoker.from_dataset(Grids(), seed=19).shuffle()
+    return source.scan(unlike_the_last, []).echo(2, pool=32).random_map(noisy, on=0).batch(8)
+
+
 KINDS = ("batches", "rows", "echoed", "filtered", "examples")
 
 

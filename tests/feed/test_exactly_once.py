@@ -99,7 +99,9 @@ def test_a_feeder_that_is_killed_is_replaced(cast: list[Play], kind: str, kills:
 
 @pytest.mark.parametrize(
     "kind",
-    shortened(("batches", "examples", "rows", "echoed", "filtered", "mixed", "packed"), 2),
+    shortened(
+        ("batches", "examples", "rows", "echoed", "filtered", "mixed", "packed", "scanned"), 2
+    ),
 )
 def test_eight_jobs_prepare_once(kind: str, tmp_path: Path) -> None:
     name = fresh_name()

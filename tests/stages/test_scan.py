@@ -494,7 +494,7 @@ def test_states_of_several_kinds_come_back_the_same() -> None:
     train.load_state_dict(state)
     list(train)
     assert all(repr(each) == repr(odd) for each in seen)
-    assert len(seen) > 9
+    assert len(seen) >= 9
 
 
 def raising(*_: object) -> Any:

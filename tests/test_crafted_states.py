@@ -193,6 +193,36 @@ def test_a_crafted_state_is_refused_or_the_run_is_right(spec: Spec, data: st.Dat
         assert len(rest) == spec.outputs - state["yielded"]
 
 
+def summed(total: list[int], number: int) -> tuple[list[int], Any]:
+    total.append(number)
+    return total, sum(total) if number % 5 else stoker.DROP
+
+
+def scanned() -> stoker.Pipeline:
+    source = stoker.from_dataset(range(60), seed=0).shuffle().scan(summed, [])
+    return source.echo(2, pool=8).batch(4).workers(0)
+
+
+@functools.cache
+def scanned_states() -> list[dict[str, Any]]:
+    pipeline = scanned()
+    with small_pools_allowed():
+        return [through_json(pipeline.state_dict()) for _ in pipeline]
+
+
+@few(60)
+@given(st.data())
+def test_a_crafted_state_of_a_scan(data: st.DataObject) -> None:
+    state = data.draw(st.sampled_from(scanned_states()), label="state")
+    state, _ = crafted(state, data.draw)
+    with bounded():
+        try:
+            rest = try_to_go_on(scanned(), state, 2 * 60)
+        except stoker.StageError:  # right JSON, but no state that this function can go on with
+            return
+    assert rest is None or len(rest) <= 2 * 60 // 4
+
+
 class Slow(Examples):
     """So that some is used again."""
 

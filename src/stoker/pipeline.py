@@ -32,7 +32,6 @@ from stoker.stages.to import To
 from stoker.stats import Stats
 
 U = TypeVar("U")
-S = TypeVar("S")
 Int = int | None
 On = str | int | None
 Err = OnError | None
@@ -206,11 +205,11 @@ class Pipeline(DataLoaderApi, Generic[T]):
 
     def scan(
         self,
-        fn: Callable[[S, T], tuple[S, Any]],
-        state: S,
+        fn: Callable[[Any, Any], tuple[Any, Any]],
+        state: Any,
         *,
-        dump: Callable[[S], Any] | None = None,
-        load: Callable[[Any], S] | None = None,
+        dump: Callable[[Any], Any] | None = None,
+        load: Callable[[Any], Any] | None = None,
     ) -> Pipeline[Any]:
         """Call a function with a state on one example after another, in order, for any workers.
 

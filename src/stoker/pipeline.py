@@ -216,16 +216,15 @@ class Pipeline(DataLoaderApi, Generic[T]):
         Each (data) epoch begins with a copy of ``state``; a resume goes on exactly. Of several
         ranks each scans its own part. ``len()`` is then not known, as after ``filter``.
 
-        It costs one call at a time, in this process, while nothing else is planned: do in maps
-        before it what does not need the state. The state is dumped now and then, for at most 3 % of
-        the time, and up to 16 dumps are kept; a resume calls ``fn`` again from one of them on.
+        It costs one call at a time, in this process, while nothing else is planned: maps before it
+        do the rest. The state is dumped for at most 3 % of the time; a resume calls ``fn`` again
+        from a dump on.
 
         Args:
             fn: called as ``fn(state, example)`` by one thread at a time; returns the next state
                 (the old one, changed, or another), and an example or ``stoker.DROP``. It must be
                 deterministic, and keep nothing outside its state. What it raises no budget skips.
-            state: dicts with text as keys, lists, text, numbers, booleans, None. It is a value: a
-                function is not called to make one.
+            state: a value of dicts with text as keys, lists, text, numbers, booleans, None.
             dump, load: for other states: ``dump`` returns what JSON can hold, or bytes, and
                 ``load`` a state of that, as ``dump=list, load=set``. With them an example must not
                 hold what a later call changes.

@@ -121,26 +121,26 @@ class DataLoaderApi:
 
     @property
     def epoch(self) -> int:
-        """The epoch that is being run, or was left early; after a whole epoch, the next one."""
+        """The epoch that is running, or was left early; after a whole epoch, the next one."""
         return self._cursor.epoch
 
     @property
     def progress(self) -> float:
-        """How much of the epoch's fresh examples was handed out, from 0 to 1.
+        """The share of the epoch's fresh examples handed out so far, from 0 to 1.
 
-        Under ``.steps(n)`` the share of the steps, if that is more. Raises TypeError for streams
+        Under ``.steps(n)`` the share of the steps, if that is larger. Raises TypeError for streams
         and loaders without a length, unless ``.steps(n)`` is set.
         """
         return self._cursor.progress()
 
     @property
     def clock(self) -> Clock:
-        """Fresh examples, uses and steps that were handed out in all epochs so far."""
+        """Fresh examples, uses and steps handed out in all epochs so far."""
         return self._cursor.before + self._cursor.of_epoch()
 
     @property
     def last(self) -> Uses:
-        """Which use of its example each is that was handed out last, and how long after another."""
+        """For each example of the last output: the number of its use, and steps since another."""
         return self._cursor.last_uses()
 
     @property

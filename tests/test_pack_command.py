@@ -157,23 +157,23 @@ def test_parquet_shards_are_of_the_size_asked_for_with_arrays_of_many_axes(tmp_p
     [
         ([{"a": 1}, {"a": 1, "b": 2}], "parquet", r"example 1: its fields are \['a', 'b'\]"),
         ([{"a": 1, "b": 2}, {"a": 1}], "parquet", r"example 1: its fields are \['a'\]"),
-        ([{"a": 1}] * 5 + [{"a": 0.5}], "parquet", "'a' is double, and was int64"),  # another shard
+        ([{"a": 1}] * 5 + [{"a": 0.5}], "parquet", "'a' is double, but was int64"),  # another shard
         (
             [{"a": None}] * 5 + [{"a": 1}],
             "parquet",
-            "'a' is int64, and was None .* pack an example",
+            "'a' is int64, but was None .* pack an example",
         ),
         ([{"a": 1 << 70}], "parquet", "1 examples cannot be written to Parquet"),
-        ([{"a": {}}], "parquet", "does not go into Parquet"),
+        ([{"a": {}}], "parquet", "cannot be written to Parquet"),
         ([{1: 2}], "parquet", "its fields are"),
-        ([{"a/b": 1}], "tar", "example 0: 'a/b' is no field of a tar shard"),
+        ([{"a/b": 1}], "tar", "example 0: field 'a/b' cannot be in a tar shard"),
         (
             [{"Text": "x"}],
             "tar",
             "example 0: field 'Text' cannot be in a tar shard: use a lower-case",
         ),
-        ([{1: 2}], "tar", "example 0: 1 is no field"),
-        ([{"x": np.arange(2), "x.npy": b""}], "tar", "two of its fields have one name"),
+        ([{1: 2}], "tar", "example 0: field 1 cannot be"),
+        ([{"x": np.arange(2), "x.npy": b""}], "tar", "two of its fields get the same name"),
         ([], "tar", "has no examples"),
     ],
 )

@@ -156,7 +156,7 @@ def test_encrypted_keepers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.filterwarnings("default:no keeper")
 def test_a_path_where_no_keeper_keeps_is_told(keeper: Keeper) -> None:
     train = over(stoker.from_dataset(Numbered(), seed=0), [keeper], None).batch(7)
-    with pytest.warns(stoker.CacheWarning, match=f"keeps in /nowhere.*printed {keeper.folder}"):
+    with pytest.warns(stoker.CacheWarning, match=f"path=/nowhere.*printed {keeper.folder}"):
         assert len(list(train)) == 9
     cache = train.stats().cache
     assert cache is not None

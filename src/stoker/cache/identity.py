@@ -1,16 +1,16 @@
 """What tells cached items apart: the source and its contents, what was done to its examples, the
 file as it was.
 
-Two halves of a ``random_split`` are of one class and one length: what tells them apart is what they
-select, and from what. So a digest is made of the class, of the length, of texts, numbers and paths
-that an object holds, of arrays and long lists by what they begin with, and of the objects that it
-wraps. Of functions it is of their code. It is the same in another process of the same Python.
+Two halves of a ``random_split`` have the same class and length; only their selections differ. So a
+digest covers an object's class and length, its texts, numbers and paths, the beginnings of its
+arrays and long lists, and the objects that it wraps. For a function it covers the code. The digest
+is the same in another process of the same Python.
 
 A key is a digest of the chain's identity and the example's fingerprint. A chain has an identity if
 its source has one and the functions before the cache are stoker's own, or if the user gives a
 version. Otherwise the identity is random, is made with the stage, and reaches workers with it
-(under torchrun it is made of the launcher and a count). A file's fingerprint is looked up before it
-is read and after.
+(under torchrun it is made of the launcher and a count). A file's fingerprint is taken before and
+after the file is read.
 """
 
 from __future__ import annotations
@@ -45,21 +45,21 @@ _DIGESTED_BYTES = 1 << 20
 
 
 def told(thing: Any) -> str:
-    """Return a digest of what an object says of itself. Nothing of it is called but ``len``."""
+    """Return a digest of an object's contents. Calls none of its methods but ``len``."""
     teller = _Teller()
     teller.add(thing, _DEPTH, is_data=True)
     return teller.digest.hexdigest()
 
 
 def told_by_rows(fetch: Any, count: int) -> str:
-    """Return a digest of some of so many examples, which are told apart by nothing else."""
+    """Return a digest of some examples, for objects that differ in nothing else."""
     return (
         told(fetch(np.unique(np.linspace(0, count - 1, _ROWS).astype(np.int64)))) if count else ""
     )
 
 
 def selected(dataset: Any) -> str:
-    """Return a digest of what data sets around data sets select; "" where none do."""
+    """Return a digest of the selections of wrapped data sets; "" without any."""
     digest, is_any, at = hashlib.blake2b(digest_size=16), False, [dataset]
     for _ in range(_PARTS):
         if not at:
@@ -82,7 +82,7 @@ class _Teller:
         self._left = _PARTS
 
     def add(self, thing: Any, depth: int, *, is_data: bool = False) -> None:
-        """Add an object; what is neither data nor called counts by its class alone."""
+        """Add an object; one that is neither data nor a function counts by its class alone."""
         kind = type(thing)
         self._add(f"\0{kind.__module__}.{kind.__qualname__}:")
         self._left -= 1
@@ -151,7 +151,7 @@ class _Teller:
 
 
 def _numbers(indices: Any) -> bytes:
-    """Return what is selected, as bytes."""
+    """Return a selection as bytes."""
     try:
         return np.ascontiguousarray(indices, dtype=np.int64).tobytes()
     except (TypeError, ValueError, OverflowError, RuntimeError):  # names, say
@@ -172,12 +172,11 @@ _count = 0
 
 
 def chain_identity(source: Any, maps: Iterable[Any], version: str | None) -> str | None:
-    """Return what tells what a chain makes of its source from what others do.
+    """Return an identity of a chain's source and functions.
 
-    A ``version`` of the user's stands for what functions call and for data; what they say of
-    themselves belongs to it (``contents``). Without it None where it cannot be
-    known: functions that are not stoker's own may change, and a dataset object says nothing about
-    its data.
+    A user's ``version`` stands for the data and for code that functions call; ``contents`` is added
+    to it. Without a version the identity is None where it is unknown: functions that are not
+    stoker's own may change, and a dataset object does not identify its data.
     """
     known = own = source.identity()
     names = []
@@ -196,9 +195,9 @@ def chain_identity(source: Any, maps: Iterable[Any], version: str | None) -> str
 
 
 def private_identity(what: str) -> str:
-    """Return an identity that this job alone has: its ranks on a host under torchrun, or a process.
+    """Return an identity of this job only: of its ranks on a host under torchrun, or a process.
 
-    Ranks are told by who launched them, and by how many caches they have asked for so far.
+    For ranks it is made of the launcher's identity and a count of their caches so far.
     """
     global _count
     _count += 1
@@ -225,7 +224,7 @@ def digest(identity: str) -> bytes:
 
 
 class NumberedKeys:
-    """The keys of examples that are told by their numbers alone: each is made once. Any thread."""
+    """Keys of examples that are identified by numbers alone; each is made once. Thread-safe."""
 
     def __init__(self, examples: int) -> None:
         self._made = np.zeros(examples, f"V{KEY_BYTES}"), np.zeros(examples, bool)

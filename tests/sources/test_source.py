@@ -191,7 +191,7 @@ def test_getitems_that_gives_too_few_or_too_many_is_refused(answers: int) -> Non
         def __getitems__(self, indices: list[int]) -> list[int]:
             return [0] * answers * len(indices)
 
-    with pytest.raises(stoker.StageError, match="__getitems__ gave"):
+    with pytest.raises(stoker.StageError, match="__getitems__ returned"):
         list(stoker.from_dataset(Wrong(4)).batch(4))
 
 

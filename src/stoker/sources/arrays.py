@@ -40,7 +40,7 @@ class ArraySource(IndexedSource, Rows):
         self._columns = [column_of(array) for array in arrays]
         lengths = [column.shape[0] for column in self._columns]
         if len(set(lengths)) > 1:
-            raise ValueError(f"from_arrays needs arrays of the same length, not {lengths}")
+            raise ValueError(f"from_arrays needs arrays of one length, not {lengths}")
         self._stacks = all(map(_is_stacked, self._columns))
 
     @property
@@ -242,8 +242,8 @@ class SlicedColumn(Column):
             ) from error
         if first.shape != (min(1, self.shape[0]), *self.shape[1:]):
             raise TypeError(
-                f"from_arrays: a {type(array).__name__} of shape {list(self.shape)} returned "
-                f"shape {list(first.shape)} for [0:1]"
+                f"from_arrays: a {type(array).__name__} of shape {list(self.shape)} gives "
+                f"{list(first.shape)} for [0:1]"
             )
         self.dtype = first.dtype
         self._takes_lists = _takes_lists(array, first.shape)

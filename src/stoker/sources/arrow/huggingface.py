@@ -45,9 +45,7 @@ class HuggingFaceSource(IndexedSource):
         self._columns = list(dataset.format["columns"] if columns is None else columns)
         for name in self._columns:
             if name not in names:
-                raise ValueError(
-                    f"{self.name} has no column {name!r}; its columns are {', '.join(names)}"
-                )
+                raise ValueError(f"{self.name} has no column {name!r}, but {', '.join(names)}")
         if not len(dataset):
             raise ValueError(f"{self.name} has no rows")
         self._length = len(dataset)

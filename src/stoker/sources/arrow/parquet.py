@@ -214,9 +214,7 @@ def _check_schema(
         if schema.names.count(name) > 1:
             raise ValueError(f"{path} has two columns {name!r}: list the other columns in columns=")
         if name not in schema.names:
-            raise ValueError(
-                f"{path} has no column {name!r}; its columns are {', '.join(schema.names)}"
-            )
+            raise ValueError(f"{path} has no column {name!r}, but {', '.join(schema.names)}")
     chosen = pa.schema([schema.field(name).with_nullable(True).remove_metadata() for name in names])
     if first is None or chosen.equals(first):
         return chosen

@@ -575,7 +575,7 @@ def test_wrong_arguments_are_refused() -> None:
         stoker.cached(5, "1MiB")
     with pytest.raises(ValueError, match="give version="):
         stoker.cached(Numbers(), "1MiB", keep=True)
-    with pytest.raises(TypeError, match="version= is a text"):
+    with pytest.raises(TypeError, match="version= must be a text"):
         stoker.cached(Numbers(), "1MiB", version=2)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="'first' or 'worth'"):
         stoker.cached(Numbers(), "1MiB", admit="all")

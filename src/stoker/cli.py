@@ -274,13 +274,13 @@ def feed(
         str,
         typer.Option(
             metavar="HOST:PORT",
-            help="The address, HOST:PORT of this host, at which jobs on other hosts reach the feed. "
+            help="This host's address at which jobs on other hosts reach the feed. "
             "By default only this host can.",
         ),
     ] = "",
     insecure: Annotated[
         bool,
-        typer.Option("--insecure", help="Do not encrypt what crosses the network to other hosts."),
+        typer.Option("--insecure", help="Do not encrypt the traffic to other hosts."),
     ] = False,
 ) -> None:
     """Prepare each epoch once, for all jobs that read it, on this host and on others.
@@ -394,7 +394,7 @@ def cache_serve(
     folder: Annotated[
         Path | None,
         typer.Option(
-            help="A folder on a local disk for the store, which stays after the end (default: memory)."
+            help="A folder on a local disk for the store that stays (default: in memory)."
         ),
     ] = None,
     token_file: Annotated[
@@ -405,7 +405,7 @@ def cache_serve(
     ] = None,
     insecure: Annotated[
         bool,
-        typer.Option("--insecure", help="Do not encrypt what crosses the network to other hosts."),
+        typer.Option("--insecure", help="Do not encrypt the traffic to other hosts."),
     ] = False,
 ) -> None:
     """Serve this host's share of a cache over several hosts, until Ctrl-C.

@@ -255,7 +255,7 @@ def test_a_function_that_stands_in_no_file_is_to_be_put_into_one(
         check=False,
     )
     said = next(line for line in done.stderr.splitlines() if "errors.FeedError: " in line)
-    assert "make(), which stands in no file" in said
+    assert "make(), which is not in a file" in said
     assert "prep.py:make" in said
 
 
@@ -344,7 +344,7 @@ def test_a_pipeline_that_fails_tells_every_job(name: str) -> None:
 def test_what_cannot_be_pickled_tells_the_jobs(name: str) -> None:
     with feeding(failing.unpicklable, name):
         feed = iter(stoker.from_feed(name).batch(2, collate=list))
-        with pytest.raises(stoker.StokerError, match="cannot hand this over"):
+        with pytest.raises(stoker.StokerError, match="cannot serve this value"):
             next(feed)
 
 

@@ -160,7 +160,7 @@ class FeederConnection:
             print(
                 f"stoker: the feed {self._name!r} waits for {self._awaited_jobs} jobs before its "
                 "first epoch: start the missing jobs, or set a lower jobs= (--jobs). When "
-                "patience_s= (--patience-s) is over, it begins without them",
+                "patience_s= (--patience) is over, it begins without them",
                 file=sys.stderr,
             )
         self._awaited_jobs = 0

@@ -17,7 +17,7 @@ WITHIN_S = 200.0
 
 
 def within_time(act: Callable[[], Any]) -> Any:
-    """Return what a call gives, in a thread: reading a pipe would never come back."""
+    """Return what a call gives, in a thread: reading a pipe would never occur back."""
     found: list[Any] = []
 
     def run() -> None:

@@ -146,7 +146,7 @@ def test_identity_tells_data_sets_apart(mapped: Any) -> None:
 def test_what_is_refused(mapped: Any) -> None:
     splits = datasets.DatasetDict({"train": mapped, "test": mapped})
     wrong: list[tuple[type[Exception], str, Any]] = [
-        (TypeError, "several: 'train', 'test'", splits),
+        (TypeError, "one of 'train', 'test'", splits),
         (TypeError, "is a stream: use from_iterable", mapped.to_iterable_dataset()),
         (TypeError, "takes a datasets.Dataset; a list has no column_names", [1]),
         (ValueError, r"with_transform.*\.map\(\)", mapped.with_transform(lambda rows: rows)),

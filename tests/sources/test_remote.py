@@ -125,7 +125,7 @@ def test_other_files_and_classes_that_are_given(server: Any, folder: Path) -> No
         local, remote = FolderSource(folder, asked), folder_at(url, asked)
         assert remote.classes == ["z", "c", "cat", "dog", "b"]
         assert contents(remote) == [tuple(e) for e in local.fetch(range(len(local)))]
-    with pytest.raises(ValueError, match=r"has a folder 'b'.* none of the 1 classes"):
+    with pytest.raises(ValueError, match=r"has a folder 'b'.* not in the 1 classes"):
         folder_at(url, ClassFolders.of(None, ["c"]))
 
 

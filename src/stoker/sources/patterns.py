@@ -81,9 +81,7 @@ def path_list(given: Any, asked: str) -> Sequence[str | os.PathLike[str]]:
     is_list = all(hasattr(given, name) for name in ("__len__", "__getitem__"))
     if is_list and not isinstance(given, (bytes, Mapping)):
         return list(given)
-    hint = (
-        ": a set has no order; pass sorted(...) of it" if isinstance(given, (Iterator, Set)) else ""
-    )
+    hint = ": pass sorted(...) of it" if isinstance(given, (Iterator, Set)) else ""
     raise TypeError(
         f"{asked} takes a path, a pattern, or a list of them, not {type(given).__name__}{hint}"
     )

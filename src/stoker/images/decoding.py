@@ -136,8 +136,8 @@ def check_is_no_image(given: Any, what: str, made: str) -> None:
     """Raise TypeError if a function that makes a map is used as the map itself."""
     if is_file(given) or getattr(given, "ndim", 0) > 1:
         raise TypeError(
-            f"this function takes {what}, not an image: call it first, and pass its result to "
-            f".map(), such as {made}"
+            f"this function takes {what}, not an image: call it first, and use the "
+            f"result as the map, such as {made}"
         )
 
 

@@ -1,4 +1,4 @@
-"""What ``.batch(collate=)`` takes for examples that cannot be stacked as they are."""
+"""Collate functions for ``.batch(collate=)``: padding of examples of different lengths."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from stoker.stages.batching.batch import Builder
 
 
 class Padded(NamedTuple):
-    """Arrays of different lengths as one."""
+    """Arrays of different lengths, padded into one array."""
 
     values: Any
     """``[n, longest, ...]``."""
     lengths: Any
-    """``int64 [n]``: of the array in each row; the rest is padding. A tensor beside tensors."""
+    """``int64 [n]``: the length of each row's array; the rest of a row is padding. A tensor if the
+    values are tensors."""
 
 
 def pad(value: Any = 0, *, on: str | int | Sequence[str | int] | None = None) -> Pad:
@@ -29,13 +30,13 @@ def pad(value: Any = 0, *, on: str | int | Sequence[str | int] | None = None) ->
     tensors likewise. Everything else is stacked as usual.
 
     Args:
-        value: what shorter arrays are filled up with; or a mapping of the fields that are padded
-            to what fills them up: ``pad({"tokens": 0, "labels": -100})``.
+        value: the number that fills shorter arrays; or a mapping from padded fields to their
+            numbers: ``pad({"tokens": 0, "labels": -100})``.
         on: the field that is padded, or several, by name, key or position; the others are stacked
             as usual.
 
-    Raises TypeError or ValueError where these are not such. The batch raises ValueError where
-    arrays differ in dtype or in another dimension, TypeError where the field is no array.
+    Raises TypeError or ValueError for wrong arguments. The batch raises ValueError where arrays
+    differ in dtype or in another dimension, TypeError where the field is not an array.
     """
     if isinstance(value, Mapping):
         if on is not None:
@@ -60,13 +61,13 @@ def _checked(pairs: list[tuple[Any, Any]]) -> dict[str | int, Any]:
 
 
 def _number(value: Any) -> Any:
-    """Return what arrays are filled up with. Raises TypeError for what no array holds."""
+    """Return the number that fills arrays. Raises TypeError for other values."""
     if isinstance(value, (list, tuple)) and value and pytree.children(value[0]) is not None:
         raise TypeError("collate= takes what pad() returns: .batch(n, collate=pad())")
     if not isinstance(value, (bool, int, float, complex, np.generic)) or isinstance(
         value, (str, bytes)
     ):
-        raise TypeError(f"pad() fills arrays up with a number, not {value!r}")
+        raise TypeError(f"pad() fills arrays with a number, not {value!r}")
     return value
 
 
@@ -75,8 +76,8 @@ class Pad:
     """Called with a list of examples, returns a batch; made by ``pad``.
 
     Attributes:
-        value: what arrays are filled up with, where ``fields`` does not say so.
-        fields: those that are padded, and with what; None for all arrays.
+        value: the number that fills arrays of fields not in ``fields``.
+        fields: the padded fields and their numbers; None for all arrays.
     """
 
     value: Any

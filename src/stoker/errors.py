@@ -1,4 +1,4 @@
-"""What stoker raises, grouped by what the reader would do about it.
+"""Errors and warnings of stoker, grouped by the reader's remedy.
 
     StokerError
     ├── StageError    a stage failed on an example: fix the example or the function
@@ -93,13 +93,13 @@ class Skip:
 
 
 class BudgetSpent(StokerError):
-    """More examples failed in an epoch than ``on_error=`` lets be skipped.
+    """More examples failed in an epoch than ``on_error=`` allows to skip.
 
     Raised by ``next()`` when the next batch depends on the failure that exceeds the budget, which
     is its ``__cause__``. The state of the last batch can be resumed with a larger budget.
 
     Attributes:
-        skips: what failed since the epoch began or was resumed, the last one included (of very
+        skips: the failures since the epoch began or was resumed, the last one included (of very
             many, the first thousand); of a stage's own budget, the failures of that stage.
         skipped: how many failures counted against this budget in the epoch.
     """
@@ -156,7 +156,7 @@ class StateError(StokerError):
 
 
 class CacheError(StokerError):
-    """A cache is damaged and that is to be refused, is in use, or cannot be made."""
+    """A cache is damaged (and ``on_damage="refuse"``), is in use, or cannot be made."""
 
 
 class ClusterError(StokerError):
@@ -164,7 +164,7 @@ class ClusterError(StokerError):
 
 
 class TokenError(StokerError):
-    """The secret of a cluster, or its key, cannot be read: no file, or others can read it, too."""
+    """A cluster's token or key cannot be read, or other users can read it, too."""
 
 
 class CacheWarning(UserWarning):

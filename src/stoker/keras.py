@@ -1,9 +1,9 @@
 """For Keras 3: a pipeline as the ``PyDataset`` that ``fit``, ``evaluate`` and ``predict`` take.
 
 Keras asks a ``PyDataset`` for batches by number, in an order that it shuffles by itself. A pipeline
-has an order of its own, so here the number is of no account: the next batch comes. Before it trains
-a model that was not built, Keras takes a batch to look at, and begins again; that batch is kept,
-and is the first that is trained on.
+has its own order, so here the number is ignored: the next batch comes. Before Keras trains a model
+that is not built yet, it reads one batch for its shapes, and begins again; that batch is kept, and
+is the first training batch.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ class PipelineDataset(_PyDataset):  # type: ignore[misc]
     """A pipeline for Keras: ``model.fit(PipelineDataset(train), epochs=10)``.
 
     A batch is ``x``, ``(x, y)`` or ``(x, y, sample_weight)``, or a dict of inputs. An epoch of
-    Keras is an epoch of the pipeline: after a resume in the middle of one, what is left of it. With
-    ``steps_per_epoch`` the pipeline's epochs go on beneath Keras's; better is ``.steps(n)``.
+    Keras is an epoch of the pipeline; after a resume in the middle of one, it is the rest of that
+    epoch. With ``steps_per_epoch`` the pipeline's epochs and Keras's differ; prefer ``.steps(n)``.
 
     Attributes:
-        pipeline: what it takes its batches from.
+        pipeline: the pipeline that its batches come from.
 
-    Raises TypeError for what is no pipeline, or has no length (``.steps(n)`` gives it one);
-    ValueError for one without batches, and with the backend of TensorFlow, which reads ahead what
-    it then forgets.
+    Raises TypeError for an object that is not a pipeline, or for a pipeline without a length
+    (``.steps(n)`` gives it one); ValueError for a pipeline without batches, and with the TensorFlow
+    backend, which reads batches ahead and drops them.
     """
 
     def __init__(self, pipeline: Pipeline[Any]) -> None:
@@ -46,10 +46,10 @@ class PipelineDataset(_PyDataset):  # type: ignore[misc]
                 "stoker.echo(loader) makes one of a loader"
             )
         if not pipeline.chain.is_batched:
-            raise ValueError("Keras takes batches: put .batch(n) at the end of the pipeline")
+            raise ValueError("Keras needs batches: put .batch(n) at the end of the pipeline")
         if keras.backend.backend() not in _BACKENDS:
             raise ValueError(
-                f"the backend is {keras.backend.backend()}, which looks at batches and forgets "
+                f"the backend is {keras.backend.backend()}, which reads batches ahead and drops "
                 'them: set KERAS_BACKEND to "torch" or "jax" before keras is imported'
             )
         try:
@@ -65,7 +65,7 @@ class PipelineDataset(_PyDataset):  # type: ignore[misc]
 
     @property
     def num_batches(self) -> int:
-        """The batches of an epoch; while one is run, those that are left of it."""
+        """The number of batches in an epoch; during an epoch, the number left."""
         if not self._is_in_epoch:
             return self._length
         return len(self._begun()) + len(self._looked_at)
@@ -89,7 +89,7 @@ class PipelineDataset(_PyDataset):  # type: ignore[misc]
         return batch
 
     def on_epoch_begin(self) -> None:
-        """Begin an epoch, or go on in one; called by Keras."""
+        """Begin an epoch, or continue one; called by Keras."""
         self._is_in_epoch = True
         self._quiet.close()
         if self.num_batches < self._length:  # the rest of one: for Keras, too little data
@@ -105,7 +105,8 @@ class PipelineDataset(_PyDataset):  # type: ignore[misc]
             self._batches = None
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Go to a saved state of the pipeline, in a callback say, and drop what was looked at."""
+        """Load a saved state of the pipeline, for example in a callback, and drop the kept
+        batch."""
         self._batches, self._looked_at = None, []
         self.pipeline.load_state_dict(saved)
 
@@ -122,7 +123,7 @@ class AcknowledgeBatches(_Callback):  # type: ignore[misc]
     """Tells a pipeline which batches ``fit`` has finished with; put it first among the callbacks.
 
     On accelerators Keras reads a batch ahead. With this, ``pipeline.state_dict()`` in any later
-    callback is the state behind the last batch that was trained on.
+    callback is the state after the last trained batch.
     """
 
     def __init__(self, data: PipelineDataset) -> None:
@@ -136,13 +137,13 @@ class AcknowledgeBatches(_Callback):  # type: ignore[misc]
         self._pipeline.acknowledge(0)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Acknowledge what was trained on since the last call; called by Keras."""
+        """Acknowledge the batches trained since the last call; called by Keras."""
         self._pipeline.acknowledge(batch + 1 - self._finished)
         self._finished = batch + 1
 
 
 def _is_looking() -> bool:
-    """Tell whether Keras wants a batch only to build a model by its shapes."""
+    """True if Keras reads a batch only for its shapes, to build a model."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         if frame.f_code.co_name == "_symbolic_build":

@@ -1,4 +1,4 @@
-"""For Lightning: what a pipeline does, beside the loss in its logger."""
+"""For Lightning: a pipeline's statistics in the trainer's logger."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class StallMonitor(_pl.Callback):  # type: ignore[misc]
     - ``stoker/factor``: uses for each of them, since the last time this was logged;
     - ``stoker/copy_distance``: mean steps between two uses of an item.
 
-    Several pipelines are told apart by a number behind the name: ``stoker/factor/1``. Raises
-    TypeError when training begins without one.
+    With several pipelines, a number follows each name: ``stoker/factor/1``. Raises TypeError when
+    training begins without one.
     """
 
     def __init__(self) -> None:
@@ -44,11 +44,14 @@ class StallMonitor(_pl.Callback):  # type: ignore[misc]
         """Look for pipelines among the training loaders."""
         found = list(_pipelines(trainer.train_dataloader))
         if not found:
-            raise TypeError("StallMonitor() found no stoker.Pipeline among the training loaders")
+            raise TypeError(
+                "StallMonitor() found no stoker.Pipeline among the training loaders: return one "
+                "from train_dataloader(), or remove the callback"
+            )
         self._count = len(found)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
-        """Log where the trainer does."""
+        """Log at the trainer's logging steps."""
         if trainer.global_step % trainer.log_every_n_steps:
             return
         for number, pipeline in enumerate(_pipelines(trainer.train_dataloader)):
@@ -65,7 +68,7 @@ class StallMonitor(_pl.Callback):  # type: ignore[misc]
 
 
 def _pipelines(loaders: Any) -> Iterator[Pipeline[Any]]:
-    """Yield the pipelines in what a trainer trains on: a loader, or a collection of them."""
+    """Yield the pipelines in a trainer's training loader or collection of loaders."""
     if isinstance(loaders, Pipeline):
         yield loaders
     elif isinstance(getattr(loaders, "pipeline", None), Pipeline):  # as_dataloader()

@@ -1,4 +1,4 @@
-"""What happened in an epoch: counts, times and memory, and how they are drawn."""
+"""Statistics of an epoch: counts, times and memory, and their drawing."""
 
 from __future__ import annotations
 
@@ -49,17 +49,17 @@ class StageStats:
 
 @dataclass(frozen=True)
 class ThreadTrial:
-    """How threads did that compute, when all of them were tried against a single one.
+    """The result of trials of all threads against a single one, for threads that compute.
 
-    By the last trials, up to three: the median.
+    The median of up to three last trials.
     """
 
     threads: int
-    """How many were tried."""
+    """The number of threads tried."""
     cores: int
-    """How many cores there are for them."""
+    """The number of cores for them."""
     speedup: float
-    """How many times as fast they were as one."""
+    """Their speed, as a multiple of one thread's."""
 
     @property
     def processes(self) -> int:
@@ -68,16 +68,16 @@ class ThreadTrial:
 
     @property
     def wait_for_each_other(self) -> bool:
-        """Whether much of what they could do was lost: code that holds the GIL, or another lock."""
+        """Whether much of their speed was lost to waiting: for the GIL, or another lock."""
         return self.processes > 1 and self.speedup < _SCALES * self.processes
 
 
 @dataclass(frozen=True)
 class WorkerTime:
-    """What workers do with their time while they are at work, by samples: about 6 % of it or more.
+    """Workers' time at work, by samples of about 6 % of it or more.
 
-    Shares of that time, from 0 to 1. Threads and processes alike, but not actors of Ray. What the
-    consumer does itself is not in it.
+    Shares of that time, from 0 to 1. Threads and processes alike, but not actors of Ray. The
+    consumer's own work is not included.
     """
 
     sampled_s: float
@@ -148,7 +148,7 @@ class PartStats:
 
 @dataclass(frozen=True)
 class Clock:
-    """What a pipeline handed out since it was made, over all epochs: clocks for schedules."""
+    """A pipeline's outputs since it was made, over all epochs: clocks for schedules."""
 
     fresh_examples: int = 0
     """Examples that were handed out at least once, or left out on the way (loader: rows); not what
@@ -165,7 +165,7 @@ class Clock:
 
 @dataclass(frozen=True)
 class Totals:
-    """What a pipeline has spent in this process, over all epochs: counters that never fall."""
+    """A pipeline's totals in this process, over all epochs: counters that never fall."""
 
     elapsed_s: float = 0.0
     """Seconds in which an epoch was iterated."""
@@ -185,7 +185,7 @@ class Totals:
 
 @dataclass(frozen=True, eq=False)
 class Uses:
-    """What the examples of one batch are uses of, in their order. The arrays are yours."""
+    """For each example of one batch, which use of its item it is. The caller owns the arrays."""
 
     number: NDArray[np.int64]
     """Which use of its example each is, ``[n]``: 1 is a fresh one. Of the last echo there is."""
@@ -197,7 +197,7 @@ class Uses:
 
 @dataclass(frozen=True)
 class CacheCounts:
-    """What happened between users of a cache and their store, in all of their processes."""
+    """Counts of a cache's users and their store, over all their processes."""
 
     hits: int = 0
     """Examples that were found in the store, or in another node's."""
@@ -210,7 +210,7 @@ class CacheCounts:
     refused: int = 0
     """Of the misses, those that did not enter: no room, not worth it, or no time to write them."""
     refused_bytes: int = 0
-    """Their bytes, as far as they were measured: once the store is full nobody does."""
+    """Their bytes, as far as measured: once the store is full they are not."""
     saved_bytes: int = 0
     """Bytes that were not read from storage: the files behind the hits, or else their values."""
     damaged: int = 0
@@ -248,20 +248,20 @@ class CacheCounts:
 
 @dataclass(frozen=True, repr=False)
 class CacheStats(CacheCounts):
-    """What a cache did (in a pipeline: in this epoch), and what is in its store."""
+    """A cache's counts (in a pipeline: of this epoch), and its store's contents."""
 
     folder: str = ""
     """Where the store is; "" where there is no room for any."""
     items: int = 0
-    """Items in the store, whoever put them there."""
+    """Items in the store, of all its users."""
     payload_bytes: int = 0
     """Their bytes."""
     used_bytes: int = 0
-    """What the store takes, whole pages."""
+    """Bytes that the store takes, in whole pages."""
     limit_bytes: int = 0
-    """What it may take."""
+    """The store's limit in bytes."""
     full: bool = False
-    """Whether nothing enters any more."""
+    """Whether the store takes no more items."""
     members: int = 0
     """Nodes that the cache is spread over; 0: it is this host's alone."""
     members_alive: int = 0
@@ -289,8 +289,8 @@ class CacheStats(CacheCounts):
             )
         if self.peer_timeouts:
             lines.append(
-                f"{self.peer_timeouts:,} were waited for in vain, for 5 s: the network or the "
-                "other nodes are slower than storage"
+                f"for {self.peer_timeouts:,} other nodes did not answer within 5 s: the network "
+                "or the other nodes are slower than storage"
             )
         if self.damaged:
             lines.append(f"{self.damaged:,} were found damaged, and read from the source")
@@ -357,12 +357,11 @@ class Stats:
     """Outputs that a feed had ready beyond this job's last one: 0 where the job waits for the feed,
     many where others wait for the job. None without a feed."""
     thread_trial: ThreadTrial | None = None
-    """How threads did when they were tried; None where that was not worth it, or not needed."""
+    """The trial of threads; None where no trial was needed."""
     worker_time: WorkerTime | None = None
-    """What workers do with their time; None where none was sampled. Of a pass, under
-    ``.repeat()``."""
+    """Workers' time; None without samples. Of a pass, under ``.repeat()``."""
     totals: Totals = Totals()
-    """What was spent since the pipeline was made, in this process."""
+    """The totals since the pipeline was made, in this process."""
 
     @property
     def wait_fraction(self) -> float:

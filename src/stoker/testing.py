@@ -19,14 +19,14 @@ def check_resume(build: Callable[[], Pipeline], *, every: int = 1) -> int:
     yield exactly the batches that the uninterrupted epoch had left.
 
     Args:
-        build: makes the pipeline, alike and with the same seed each time.
+        build: makes the same pipeline with the same seed each time.
         every: check every n-th state only; an epoch of b batches takes about ``b**2 / 2 / n``.
 
     Returns:
         The number of states that were checked.
 
     Raises:
-        AssertionError: a tail differs; says where.
+        AssertionError: the rest of an epoch differs; the message names the batch.
     """
     batches = [pytree.copied(batch) for batch in build()]
     pipeline = build()

@@ -15,27 +15,26 @@ class SavePipeline(_trainer.ExportableState, _trainer.TrainerCallback):  # type:
     """Keeps the state of the training pipeline in each checkpoint, and resumes from it.
 
     The pipeline is the one whose ``as_dataloader()`` the trainer's ``get_train_dataloader``
-    returns. Its state stands in ``trainer_state.json``, and is that of the last batch that was
-    trained on. Without this callback a trainer that resumes counts batches: that is exact for
-    pipelines whose factors are fixed and whose epochs have a length.
+    returns. Its state after the last trained batch is saved in ``trainer_state.json``. Without this
+    callback a resumed trainer counts batches: that is exact for pipelines with fixed factors whose
+    epochs have a length.
 
-    Training begins with a ValueError where the trainer is given something else, where epochs have
-    no length (``.steps(n)`` gives one), and where ranks have states of their own (filters and skip
-    budgets).
+    Raises ValueError when training begins if the trainer has no such pipeline, if epochs have no
+    length (``.steps(n)`` gives one), and if each rank has its own state (filters and skip budgets).
     """
 
     def __init__(self) -> None:
         self._train: Pipeline[Any] | None = None
 
     def state(self) -> dict[str, Any]:
-        """Return what the trainer writes into its checkpoint."""
+        """Return the state for the trainer's checkpoint."""
         saved = {} if self._train is None else {"saved": self._train.state_dict()}
         return {"args": {}, "attributes": saved}
 
     def on_train_begin(
         self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **_: Any
     ) -> None:
-        """Find the pipeline, and take it to the state in the checkpoint that is resumed."""
+        """Find the pipeline, and load the state in the resumed checkpoint."""
         train = getattr(train_dataloader, "pipeline", None)
         if not isinstance(train, Pipeline):
             raise ValueError(

@@ -1,1 +1,1 @@
-"""What stands around loaders and pipelines: watching how long somebody waits for them."""
+"""Tools around loaders and pipelines: monitors, metrics, displays, schedules, checks."""

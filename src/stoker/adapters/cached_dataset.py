@@ -42,23 +42,24 @@ def cached(
     cluster: str | Sequence[str] | None = None,
     insecure: bool = False,
 ) -> CachedDataset:
-    """Put a never-evicting cache in front of a map-style dataset, for torch's DataLoader say.
+    """Put a never-evicting cache in front of a map-style dataset, for example for a DataLoader.
 
-    What ``dataset[i]`` returns is kept, for all workers and epochs, until the limit is reached; it
-    must be the same every time (random augmentation comes after it: in ``collate_fn``, or a
-    pipeline). Attributes are read from, and set on, the dataset itself.
+    The cache keeps the values of ``dataset[i]``, for all workers and epochs, until the limit is
+    reached; each must be the same every time (put random augmentation after it: in ``collate_fn``,
+    or a pipeline). Attributes are read from, and set on, the dataset itself.
 
     Args:
         dataset: any object with ``__getitem__`` and ``__len__``; ``__getitems__`` is used when
             there. Items are nested arrays, tensors, bytes, strings and numbers.
         limit, path, keep, admit, on_damage, cluster, insecure: as in ``Pipeline.cache``.
-        version: says which data these are: with it, jobs share the store, and with ``keep`` the
-            next run finds it, where the dataset is alike: its class and length, texts, numbers and
-            paths that it holds, what it selects, and all this of a dataset within. Without it the
-            store is this job's own; a ``cluster`` needs it.
+        version: names the data: with it, jobs share the store, and with ``keep`` the next run finds
+            it, if the dataset is alike: its class and length, the texts, numbers and paths that it
+            holds, its selection, and the same of a wrapped dataset. Without it the store belongs to
+            this job only; a ``cluster`` needs it.
 
-    Raises TypeError for what is no such dataset, ValueError or TypeError for wrong arguments; and,
-    when the first item is read, ValueError for a dataset whose items differ each time.
+    Raises TypeError for an object that is not such a dataset, ValueError or TypeError for wrong
+    arguments; and, when the first item is read, ValueError for a dataset whose items differ each
+    time.
     """
     from stoker.cache.example_cache import ExampleCache
 
@@ -79,19 +80,20 @@ def cached(
                 f"{method}." + (f" {_STREAM}" if hasattr(dataset, "__iter__") else "")
             )
     if version is not None and (not isinstance(version, str) or not version):
-        raise TypeError(f"version= is a text, not {version!r}")
+        raise TypeError(f"version= must be a text, not {version!r}")
     name = f"{type(dataset).__name__} of {len(dataset)}"
     if insecure and cluster is None:
-        raise ValueError("insecure=True is for a cache over several nodes (cluster=)")
+        raise ValueError("insecure=True has no effect without cluster=: leave it out")
     if cluster is not None:
         settings |= {"cluster": cluster, "insecure": bool(insecure)}
         return CachedDataset(dataset, _over_nodes(dataset, limit, version, name, **settings))
     hosts = hosts_of_job()
     if hosts > 1:
         warn(
-            f"this job has {hosts} hosts: if a sampler draws their parts anew every epoch "
-            "(DistributedSampler does, with shuffle=True), each host finds only one in "
-            f"{hosts} of what it has cached; parts that stay the same find all of it",
+            f"this job has {hosts} hosts: if a sampler changes the hosts' shards every epoch "
+            f"(DistributedSampler does, with shuffle=True), each host finds only one in {hosts} "
+            "of its examples in its cache. Keep the shards fixed, or share the cache with "
+            "cluster=",
             CacheWarning,
         )
     cache = ExampleCache(
@@ -111,8 +113,8 @@ def _over_nodes(
     """Join a cluster, and return a dataset's cache there."""
     if version is None:
         raise ValueError(
-            "a cache over several nodes has to know its items on all of them, and nothing tells "
-            "whether another node has the same dataset: give version="
+            "a cache over several nodes must recognise its items on every node, and this dataset "
+            "has no identity that other nodes can compare: give version="
         )
     cache: ExampleCache = caches_over(settings["cluster"]).of_dataset(
         limit,
@@ -128,7 +130,7 @@ def _over_nodes(
 
 
 class CachedDataset:
-    """A dataset behind a cache; made by ``stoker.cached``. Pickles; workers share its store."""
+    """A dataset with a cache; made by ``stoker.cached``. Picklable; workers share its store."""
 
     _dataset: Any
     _cache: ExampleCache
@@ -141,7 +143,7 @@ class CachedDataset:
         return len(self._dataset)
 
     def __getitem__(self, index: Any) -> Any:
-        """Return an item, the caller's own; what the dataset raises passes as it is."""
+        """Return an item, owned by the caller; the dataset's errors pass unchanged."""
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[Any]) -> list[Any]:
@@ -170,7 +172,8 @@ class CachedDataset:
         return found
 
     def cache_stats(self) -> CacheStats:
-        """Return what the cache did for this dataset, in all workers, and what is in the store."""
+        """Return the cache's counts for this dataset, over all workers, and the store's
+        contents."""
         return self._cache.stats()
 
     def __getattr__(self, name: str) -> Any:
@@ -206,7 +209,9 @@ class CachedDataset:
             return [dataset[index] for index in indices]
         values = list(many(indices))
         if len(values) != len(indices):
-            raise ValueError(f"__getitems__ gave {len(values)} items for {len(indices)}")
+            raise ValueError(
+                f"__getitems__ returned {len(values)} items for {len(indices)} indices"
+            )
         return values
 
     def _read_one(self, index: Any) -> Any:
@@ -225,15 +230,16 @@ class CachedDataset:
             self._asked = -sys.maxsize  # nothing can be told any more
         elif counts.hits > _REPEATED * asked and self._cache.claim_warning(counts.admitted):
             warn(
-                f"of {asked:,} examples that were asked for, {counts.hits:,} had come before, and "
-                f"an epoch has {epoch:,}: a sampler draws by weight or with replacement, or epochs "
-                "end early. A cache that never evicts keeps what came first, not what comes most",
+                f"of {asked:,} requested examples {counts.hits:,} were repeats, though an epoch "
+                f"has {epoch:,}: a sampler draws by weight or with replacement, or epochs end "
+                "early. A cache that never evicts keeps the first examples, not the most "
+                "frequent ones",
                 CacheWarning,
             )
 
 
 def _plain(index: Any) -> Any:
-    """Return an index as it is known to the store."""
+    """Return an index in the store's form."""
     if isinstance(index, (int, str)):
         return index
     if hasattr(index, "__index__"):

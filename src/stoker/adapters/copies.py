@@ -1,8 +1,8 @@
-"""What copies do while a model trains: how much lower their loss is than that of fresh data.
+"""Value of copies: how much lower the loss of repeated examples is than that of fresh ones.
 
 An example that the model has lately trained on has a lower loss than one that it has not. The gap
-says how well the model remembers it: it grows when copies are memorised. It is no measure of what
-a copy teaches about data that was never seen; that, a validation set tells.
+measures how well the model remembers it: it grows when copies are memorised. It does not measure
+what a copy teaches about unseen data; a validation set does.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _PENDING = 64
 
 @dataclass(frozen=True)
 class Gap:
-    """How much lower the loss of later uses is than that of first ones, in one epoch."""
+    """The gap between the losses of first and later uses, in one epoch."""
 
     epoch: int
     use: int
-    """Which use: 2 is the first copy."""
+    """The number of the use: 2 is the first copy."""
     steps: int
     """Steps that had such uses, and were compared."""
     fresh_loss: float
@@ -43,7 +43,7 @@ class Gap:
     """``fresh_loss`` less the mean loss of these uses."""
     low: float
     high: float
-    """Where the gap lies with 95 % confidence; infinite for less than 32 steps."""
+    """The gap's 95 % confidence interval; infinite for less than 32 steps."""
 
     def __str__(self) -> str:
         interval = f"{self.low:.3f} to {self.high:.3f}" if math.isfinite(self.low) else "too few"
@@ -71,10 +71,10 @@ class CopyValue:
 
         Args:
             losses: one for each example, ``[n]``, an array or tensor (``reduction="none"``); where
-                whole batches are echoed, their mean is enough. Nothing waits for an accelerator but
-                every 64th call.
+                whole batches are echoed, their mean is enough. Only every 64th call waits for an
+                accelerator.
 
-        Raises ValueError when there are not as many as examples.
+        Raises ValueError when the numbers of losses and examples differ.
         """
         number = self._train.last.number
         losses = losses.detach() if pytree.is_tensor(losses) else np.asarray(losses)
@@ -155,10 +155,10 @@ def value_of_copies(train: Pipeline[Any]) -> CopyValue:
             ...
         print(copies)
 
-    A gap that grows from epoch to epoch says that copies are being memorised: lower ``max_factor``,
-    or augment behind the echo.
+    A gap that grows from epoch to epoch shows that copies are being memorised: lower
+    ``max_factor``, or augment after the echo.
 
-    Raises TypeError when ``train`` is no pipeline.
+    Raises TypeError when ``train`` is not a pipeline.
     """
     if not isinstance(train, Pipeline):
         raise TypeError(f"value_of_copies() takes a stoker.Pipeline, not {type(train).__name__}")

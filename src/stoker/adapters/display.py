@@ -1,4 +1,4 @@
-"""A picture of a running pipeline, kept up to date."""
+"""``live``: the statistics of a running pipeline, kept up to date."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ _JOIN_S = 5.0
 def live(pipeline: Pipeline) -> Iterator[None]:
     """Keep the drawing of ``pipeline.stats()`` up to date in a terminal or a notebook.
 
-    What is printed meanwhile stands above it. Where there is no terminal, it is printed once, at
-    the end.
+    Other output appears above it. Without a terminal it is printed once, at the end.
     """
     from rich.console import Console
     from rich.live import Live

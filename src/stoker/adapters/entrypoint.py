@@ -1,4 +1,4 @@
-"""What a feed serves: a function in a file or module that returns a pipeline."""
+"""A feed's entry point: a function in a file or module that returns a pipeline."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from stoker.pipeline import Pipeline
 
 @dataclass(frozen=True)
 class FeedSettings:
-    """What a feed serves, and how.
+    """A feed's settings.
 
     Attributes:
-        name: of the feed.
+        name: the feed's name.
         target: ``FILE.py:FUNCTION`` or ``module:FUNCTION``; of a relay, ``tcp://host:port/NAME``.
-        staging: how many items may stand in shared memory; with a string, how many bytes.
+        staging: how many items shared memory may hold; with a string, how many bytes.
         jobs: how many to wait for before the first epoch begins.
-        patience_s: how long the others wait for a job that says nothing.
+        patience_s: seconds that the other jobs wait for a job that does not respond.
         autostarted: whether a job starts the feeder, so that it ends with the last one.
-        path: what such a feeder imports from.
-        listen: where other hosts find the feed, ``host:port``; empty for nowhere.
-        insecure: whether what crosses the network to them is not encrypted.
+        path: the feeder's ``sys.path``.
+        listen: ``host:port`` for other hosts; empty for this host only.
+        insecure: whether connections to other hosts are not encrypted.
     """
 
     name: str
@@ -44,7 +44,7 @@ class FeedSettings:
 
 
 def target_of(function: Callable[[], Any] | str) -> str:
-    """Return ``FILE.py:FUNCTION`` or ``module:FUNCTION``, as another process finds it.
+    """Return ``FILE.py:FUNCTION`` or ``module:FUNCTION``, for another process to import.
 
     Raises FeedError for functions that another process cannot find; ValueError for other texts.
     """
@@ -52,8 +52,8 @@ def target_of(function: Callable[[], Any] | str) -> str:
         where, colon, name = function.rpartition(":")
         if not colon or not where or not all(part.isidentifier() for part in name.split(".")):
             raise ValueError(
-                f"{function!r} names no function; write FILE.py:FUNCTION or module:FUNCTION, "
-                "such as train.py:make_pipeline"
+                f"{function!r} does not name a function: write FILE.py:FUNCTION or "
+                "module:FUNCTION, such as train.py:make_pipeline"
             )
         return f"{Path(where).resolve()}:{name}" if where.endswith(".py") else function
     name = getattr(function, "__qualname__", "")
@@ -63,8 +63,8 @@ def target_of(function: Callable[[], Any] | str) -> str:
         found = getattr(found, part, None)
     if not name or found is not function:
         raise FeedError(
-            f"another process cannot find {function!r}: share a function that stands at the top of "
-            "a file, and takes no arguments"
+            f"another process cannot import {function!r}: share a function without arguments at "
+            "the top of a file"
         )
     assert module is not None
     if module.__name__ != "__main__":
@@ -76,9 +76,9 @@ def target_of(function: Callable[[], Any] | str) -> str:
     code = getattr(function, "__code__", None)
     if not all(os.path.isfile(path or "") for path in (file, code.co_filename if code else file)):
         raise FeedError(
-            f"another process cannot find {name}(), which stands in no file (it was typed in, or "
-            "comes from a notebook or standard input): put it into a file, prep.py for example, "
-            f'and share it as "prep.py:{name}"'
+            f"another process cannot import {name}(), which is not in a file (it was typed in, or "
+            "comes from a notebook or standard input): put it into a file, such as prep.py, and "
+            f'share it as "prep.py:{name}"'
         )
     assert file is not None
     return f"{Path(file).resolve()}:{name}"
@@ -87,7 +87,7 @@ def target_of(function: Callable[[], Any] | str) -> str:
 def make_pipeline(target: str) -> Pipeline:
     """Import what a target names, call it, and return its pipeline.
 
-    Raises FeedError saying what is wrong with it; what the import or the call raises is its cause.
+    Raises FeedError with the problem; the error of the import or the call is its cause.
     """
     where, _, name = target.rpartition(":")
     with _failing(f"importing {where}"):
@@ -105,7 +105,7 @@ def make_pipeline(target: str) -> Pipeline:
 
 @contextlib.contextmanager
 def _failing(what: str) -> Iterator[None]:
-    """Turn whatever the user's code raises into a FeedError."""
+    """Turn any error of the user's code into a FeedError."""
     try:
         yield
     except FeedError:

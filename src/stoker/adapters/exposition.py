@@ -1,8 +1,8 @@
-"""The numbers of pipelines as Prometheus reads them: an endpoint on this host, if asked for.
+"""An endpoint for Prometheus on this host, with the metrics of pipelines.
 
-One thread answers, whoever has said what first: it waits for all connections at once, so one that
-says nothing keeps nobody waiting, and is closed. It uses its connections alone, and never a lock
-that the main thread waits for, so that Ctrl-C can leave nothing held.
+One thread answers requests in the order of their arrival: it waits for all connections at once, so
+a silent one delays no other, and is closed. The thread uses only its connections, and never a lock
+that the main thread waits for, so that Ctrl-C leaves no lock held.
 """
 
 from __future__ import annotations
@@ -45,24 +45,24 @@ _CONTENT = "text/plain; version=0.0.4; charset=utf-8"
 def serve_metrics(sources: Any, port: int = 9464) -> MetricsServer:
     """Serve the numbers of ``stoker.metrics`` to Prometheus, at ``http://127.0.0.1:PORT/metrics``.
 
-    On this host alone, without a password. Ends with ``close()``, at the end of a ``with`` block,
-    or with the process; a forked child does not have it.
+    On this host only, without a password. Ends with ``close()``, at the end of a ``with`` block, or
+    with the process; a forked child does not have it.
 
     Args:
         sources: what ``stoker.metrics`` takes, or a dict of these by name: the name becomes the
             label ``pipeline``, which is ``train`` for a single one.
-        port: where to listen; 0: any that is free (``.port`` tells). Each process needs its own.
+        port: the port; 0: any free one (see ``.port``). Each process needs its own.
 
-    Raises TypeError for what has no numbers, ValueError for a wrong name or port, OSError where the
-    port is taken.
+    Raises TypeError for an object without metrics, ValueError for a wrong name or port, OSError
+    where the port is taken.
     """
     named = dict(sources) if isinstance(sources, Mapping) else {"train": sources}
     for name, source in named.items():
         if not isinstance(name, str) or not _LABEL.fullmatch(name):
-            raise ValueError(f"a name is a line of text without quotes, not {name!r}")
+            raise ValueError(f"a name must be a line of text without quotes, not {name!r}")
         metrics(source)  # what is wrong with it is said now
     if not is_whole_number(port) or not 0 <= port < 1 << 16:
-        raise ValueError(f"a port is a whole number from 0 to 65535, not {port!r}")
+        raise ValueError(f"port= must be a whole number from 0 to 65535, not {port!r}")
     return MetricsServer(named, int(port))
 
 
@@ -70,8 +70,8 @@ class MetricsServer:
     """Answers Prometheus; made by ``serve_metrics``.
 
     Attributes:
-        port: where it listens.
-        url: what to give Prometheus, or a browser.
+        port: its port.
+        url: its URL, for Prometheus or a browser.
     """
 
     def __init__(self, sources: Mapping[str, Any], port: int) -> None:
@@ -86,7 +86,7 @@ class MetricsServer:
         self.url = f"http://{joined_address(_HOST, self.port)}/metrics"
 
     def close(self) -> None:
-        """Serve nothing more; waits for its thread, for at most 5 s. May be called again."""
+        """Stop serving; waits for its thread, for at most 5 s. May be called again."""
         with contextlib.suppress(OSError):  # in a forked child it is closed already
             self._listening.shutdown(socket.SHUT_RDWR)  # wakes the thread
         self._listening.close()
@@ -162,12 +162,12 @@ def _dismiss(asking: dict[int, _Asking], number: int, selector: selectors.BaseSe
 
 
 class _Asking:
-    """Somebody who asks: what has been said so far, or what is left of the answer.
+    """A client's connection: its request so far, or the rest of the answer.
 
     Attributes:
         connected: the connection.
-        until_s: when it has to have said what, and taken the answer, by the monotonic clock.
-        waits_for: what the connection has to be ready for.
+        until_s: the deadline for request and answer, by the monotonic clock.
+        waits_for: the events to wait for on the connection.
     """
 
     def __init__(self, connected: socket.socket) -> None:
@@ -178,7 +178,7 @@ class _Asking:
         self._left = memoryview(b"")
 
     def go_on(self, sources: Mapping[str, Any]) -> bool:
-        """Hear or say a piece, without waiting; tell whether that was the last."""
+        """Receive or send a piece, without waiting; True if that was the last."""
         try:
             if self.waits_for == selectors.EVENT_READ and not self._hear():
                 return False
@@ -195,7 +195,7 @@ class _Asking:
         return not self._left
 
     def _hear(self) -> bool:
-        """Take in what has come; tell whether that is all."""
+        """Receive available bytes; True if the request is complete."""
         more = self.connected.recv(4096)
         self._said += more
         return not more or b"\r\n\r\n" in self._said or len(self._said) >= _MOST_BYTES

@@ -1,4 +1,4 @@
-"""How much of a loop's time is spent waiting for its loader."""
+"""``monitor``: the share of a loop's time that it waits for its loader."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class EpochWait:
     first_wait_s: float
     """Seconds that the first batch took, workers' start included: part of ``wait_s``."""
     wait_s: float
-    """Seconds spent inside ``next()``; where an accelerator works on meanwhile, an upper bound
-    of what it lost."""
+    """Seconds spent inside ``next()``; an upper bound of the accelerator's loss if it works
+    meanwhile."""
 
     worker_wait_s: tuple[float, ...] = ()
     """``wait_s`` without the first batch, by the worker that made the batch, where the loader
@@ -62,7 +62,7 @@ class EpochWait:
 
     @property
     def verdict(self) -> str:
-        """What this means, in a sentence or two, and what to do next."""
+        """The diagnosis in a sentence or two, and the next step."""
         share, parts = self.steady_wait_fraction, []
         if share < _FED and self.wait_fraction - share < _FED:
             return "The loader keeps up: next to no time is lost to waiting for data."
@@ -72,22 +72,22 @@ class EpochWait:
             )
         if self.wait_fraction - share >= _FED:
             parts.append(
-                "Starting up costs more than that: longer epochs or persistent_workers=True help."
+                "Start-up costs more than that: use longer epochs or persistent_workers=True."
             )
         if self.worker_wait_s and max(self.worker_wait_s) > _UNEVEN * min(self.worker_wait_s):
             slow = self.worker_wait_s.index(max(self.worker_wait_s))
             parts.append(f"Worker {slow} makes the others' batches wait.")
         script = sys.argv[0] if sys.argv[0].endswith(".py") else "SCRIPT"
-        parts.append(f"What to do about it: stoker analyze {script}")
+        parts.append(f"For causes and remedies, run: stoker analyze {script}")
         return " ".join(parts)
 
 
 class Monitored(Generic[T]):
-    """An iterable that tells, on stderr, what share of the time was spent waiting for it.
+    """An iterable that reports on stderr the share of time spent waiting for it.
 
-    A line an epoch, and a sum when the program ends or ``report()`` is called; nothing of a pass
-    that was left after one batch. Everything else is the loader's: its length, attributes, order
-    and errors.
+    It prints a line an epoch, and a sum when the program ends or ``report()`` is called; a pass
+    that was left after one batch is not reported. Length, attributes, order and errors are the
+    loader's.
 
     Attributes:
         epochs: the passes that ended, in order.
@@ -114,7 +114,7 @@ class Monitored(Generic[T]):
         return getattr(self.loader, name)
 
     def passes(self) -> list[EpochWait]:
-        """Return all passes, with the one that is under way, as far as it is; from any thread."""
+        """Return all passes, with the current one so far. Safe to call from any thread."""
         at, ended = self._at, list(self.epochs)  # in this order: a pass ends in the other one
         if at is not None and at[0] == len(ended):
             _, batches, began_s, first_s, wait_s = at
@@ -128,7 +128,7 @@ class Monitored(Generic[T]):
         return _summed(self.epochs)
 
     def report(self) -> str:
-        """Return the sum of all passes in words, and what it means."""
+        """Return the sum of all passes in words, with the diagnosis."""
         return _report(self.epochs)
 
     def _ended(self, epoch: EpochWait, *, whole: bool) -> None:
@@ -149,7 +149,7 @@ def _summed(epochs: Sequence[EpochWait]) -> EpochWait:
 
 
 def _report(epochs: Sequence[EpochWait], *, is_told: bool = False) -> str:
-    """Return the sum in words; without its line where the only epoch's own has told it."""
+    """Return the sum in words; without the sum's line after a single epoch."""
     total = _summed(epochs)
     lines = [f"stoker.monitor: {len(epochs)} epoch{'s' * (len(epochs) != 1)}: {total}"]
     if is_told and len(epochs) == 1:
@@ -163,14 +163,14 @@ def _report(epochs: Sequence[EpochWait], *, is_told: bool = False) -> str:
 
 @dataclass
 class _Account:
-    """What is told of a loader when the program ends, whether or not it lives by then.
+    """A loader's account for the report at the program's end, kept after the loader is gone.
 
     Attributes:
-        place: where it was monitored. The next one there goes on with the account of one that is
-            gone, so that a loader for each epoch is told of once.
+        place: the line of code that monitored it. A later loader from the same line continues the
+            account, so that one report covers a new loader for each epoch.
         owner: the loader.
-        epochs: the passes that tell something.
-        process: the one that tells them: no child of it that was forked.
+        epochs: the passes to report.
+        process: the process that reports them; forked children do not.
     """
 
     place: tuple[str, int]
@@ -205,7 +205,7 @@ def _tell() -> None:
 
 
 def _passing(owner: Monitored[T], iterator: Iterator[T], began_s: float) -> Iterator[T]:
-    """Pass batches on; a generator, for its local variables are the cheapest place to count."""
+    """Pass batches on; a generator, since local variables are the cheapest counters."""
     clock = time.perf_counter
     number = len(owner.epochs)
     batches, wait_s = 0, 0.0
@@ -238,18 +238,20 @@ def _passing(owner: Monitored[T], iterator: Iterator[T], began_s: float) -> Iter
 
 
 def _turns(loader: Any) -> int:
-    """Return how many workers make batches in turn; 0 where there are none, or in no order."""
+    """Return how many workers make batches in turn; 0 without workers, or without order."""
     count = getattr(loader, "num_workers", 0)
     ordered = getattr(loader, "in_order", True)
     return count if isinstance(count, int) and count > 0 and ordered else 0
 
 
 def monitor(loader: Iterable[T]) -> Monitored[T]:
-    """Wrap a loader, or any iterable of batches, to see how long a loop waits for it.
+    """Wrap a loader, or any iterable of batches, to measure how long a loop waits for it.
 
     Use it in the loader's place: ``for batch in stoker.monitor(loader)``. Costs well under a
     microsecond a batch and reads nothing ahead.
     """
     if not hasattr(loader, "__iter__"):
-        raise TypeError(f"monitor needs something to iterate, not {type(loader).__name__}")
+        raise TypeError(
+            f"monitor() needs an iterable, such as a DataLoader, not {type(loader).__name__}"
+        )
     return Monitored(loader)

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def printing_above(console: Console) -> Iterator[None]:
-    """Have lines that this process prints come above a live picture in the same terminal.
+    """Print this process's lines above a live picture in the same terminal.
 
-    To who asks, stdout and stderr are no terminals meanwhile: nobody else draws there.
+    Meanwhile ``isatty()`` of stdout and stderr is False, so that no other library draws there.
     """
     from rich.file_proxy import FileProxy
 

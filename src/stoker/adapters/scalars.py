@@ -1,4 +1,4 @@
-"""Statistics as one flat mapping of numbers, which every tracker of experiments takes."""
+"""``metrics``: statistics as one flat mapping of numbers, for experiment trackers."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ _DEPTH = 4
 
 
 def metrics(source: Any, prefix: str = "stoker/") -> dict[str, float]:
-    """Return what a pipeline or loader does, as numbers for any tracker, units in their names.
+    """Return the statistics of a pipeline or loader as numbers, with units in their names.
 
     One line for each: ``wandb.log(stoker.metrics(train), step=step)``,
     ``mlflow.log_metrics(stoker.metrics(train), step=step)``; ``docs/tracking.md`` has the others.
     Shares, rates and means are of the epoch so far. Names that end in ``_total`` never fall: they
-    count since the pipeline was made (or its state loaded), over all epochs. What does not apply,
-    a cache or a feed, is left out. May be called from any thread, while another one iterates.
+    count since the pipeline was made (or its state loaded), over all epochs. Metrics of absent
+    parts, such as a cache or a feed, are left out. May be called from any thread, while another one
+    iterates.
 
     Args:
         source: a pipeline (``stoker.echo(loader)`` and ``stoker.from_feed(name)`` are some), what
             ``stoker.monitor`` returned, a dataset of ``stoker.cached``, or a loader over one.
         prefix: put before each name.
 
-    Raises TypeError for what has no such numbers.
+    Raises TypeError for an object without metrics.
     """
     found: dict[str, float] = {}
     cache: CacheStats | None = None
@@ -55,8 +56,8 @@ def metrics(source: Any, prefix: str = "stoker/") -> dict[str, float]:
         found |= _of_cache(cache)
     if not found:
         raise TypeError(
-            f"stoker.metrics takes a pipeline, a stoker.monitor or a stoker.cached, not "
-            f"{type(source).__name__}: wrap it, stoker.monitor(loader)"
+            "stoker.metrics takes a pipeline, a stoker.monitor or a stoker.cached, not "
+            f"{type(source).__name__}: wrap a loader with stoker.monitor(loader)"
         )
     return {
         f"{prefix}{name}": float(value) for name, value in found.items() if math.isfinite(value)
@@ -109,7 +110,7 @@ def _of_cache(cache: CacheStats) -> dict[str, float]:
 
 
 def _cache_in(thing: Any) -> CacheStats | None:
-    """Return what the cache of a dataset did that a loader, or a source, reads."""
+    """Return the cache statistics of the dataset that a loader or a source reads."""
     for _ in range(_DEPTH):
         if isinstance(thing, CachedDataset):
             return thing.cache_stats()

@@ -17,7 +17,7 @@ class LrSchedule:
     """A scheduler of torch, stepped as often as it would be without echoing.
 
     Attributes:
-        scheduler: the one that was given.
+        scheduler: the wrapped scheduler.
         optimizer: its optimizer.
     """
 
@@ -31,7 +31,7 @@ class LrSchedule:
         self._length = length_of(scheduler)
 
     def step(self) -> None:
-        """Catch up with the fresh data that the loop has had. Call it behind each training step.
+        """Step the scheduler up to the loop's fresh data. Call it after each training step.
 
         Warns, once, when the scheduler is stepped past the length that it was made for.
         """
@@ -41,13 +41,13 @@ class LrSchedule:
             if self._taken - 1 == self._length:
                 name = type(self.scheduler).__name__
                 warn(
-                    f"{name} was made for {self._length:,} steps, and fresh data goes on: give it "
-                    f"{self._steps_per_epoch:,} for each epoch"
+                    f"{name} was made for {self._length:,} steps, and training continues: make it "
+                    f"with {self._steps_per_epoch:,} steps for each epoch"
                 )
             self.scheduler.step()
 
     def get_last_lr(self) -> list[Any]:
-        """Return the learning rate of each group of parameters, as the scheduler has it."""
+        """Return the scheduler's learning rate of each group of parameters."""
         rates: list[Any] = self.scheduler.get_last_lr()
         return rates
 
@@ -60,7 +60,7 @@ class LrSchedule:
         }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Go to such a state; before or after the pipeline goes to its own."""
+        """Load a state; before or after the pipeline loads its own."""
         self.scheduler.load_state_dict(saved["scheduler"])
         self._start, self._taken = saved["start"], saved["taken"]
 
@@ -72,9 +72,9 @@ class LrSchedule:
 def lr_schedule(
     scheduler: Any, train: Pipeline[Any], *, steps_per_epoch: int | None = None
 ) -> LrSchedule:
-    """Have any scheduler of torch follow fresh data, not the steps that echoing adds.
+    """Make a torch scheduler follow fresh data, not the steps that echoing adds.
 
-    Make the scheduler as for training without echoing, wrap it, and call ``step()`` behind each
+    Make the scheduler as for training without echoing, wrap it, and call ``step()`` after each
     training step, as before::
 
         cosine = CosineAnnealingLR(optimizer, T_max=epochs * len(loader))
@@ -91,28 +91,30 @@ def lr_schedule(
             cannot tell (filters, skip budgets). Under ``.steps(n)`` that is ``n``.
 
     Raises:
-        TypeError: the scheduler is none, or follows a metric (``ReduceLROnPlateau``); ``train`` is
-            no pipeline; its length is not known.
+        TypeError: ``scheduler`` is not a scheduler, or follows a metric (``ReduceLROnPlateau``);
+        ``train`` is not a pipeline; the pipeline's length is unknown.
     """
     if not isinstance(train, Pipeline):
         raise TypeError(f"lr_schedule() takes a stoker.Pipeline, not {type(train).__name__}")
     if not all(hasattr(scheduler, name) for name in ("step", "optimizer", "get_last_lr")):
         raise TypeError(
-            "lr_schedule() takes a scheduler that was made, such as CosineAnnealingLR(optimizer, "
+            "lr_schedule() takes a scheduler object, such as CosineAnnealingLR(optimizer, "
             f"T_max=epochs * len(loader)), not {scheduler!r}"
         )
     if hasattr(scheduler, "patience"):
         raise TypeError(
-            f"{type(scheduler).__name__} follows a metric, not steps: call its step(metric) as you "
-            "would without echoing"
+            f"{type(scheduler).__name__} follows a metric, not steps: do not wrap it; call its "
+            "step(metric) as without echoing"
         )
     if steps_per_epoch is None:
         try:
             steps_per_epoch = train.chain.count_unechoed()
         except TypeError as error:
             raise TypeError(
-                f"{error}; steps_per_epoch= says how many batches an epoch has without echoing"
+                f"{error}; give steps_per_epoch=, the number of batches in an epoch without echoing"
             ) from None
     elif not is_whole_number(steps_per_epoch) or steps_per_epoch < 1:
-        raise TypeError(f"steps_per_epoch= takes a whole number from 1, not {steps_per_epoch!r}")
+        raise TypeError(
+            f"steps_per_epoch= must be a whole number of at least 1, not {steps_per_epoch!r}"
+        )
     return LrSchedule(scheduler, train, steps_per_epoch)

@@ -1,8 +1,8 @@
-"""Tries a pipeline's user code from many threads, and compares with what one thread makes.
+"""``check_threads``: runs a pipeline's user code in many threads, and compares with one.
 
-It runs in a forked child, as what is not safe for threads may end the process. There each of the
-user's objects is called as worker threads call it: a copy for each thread, a lock where there is no
-copy, what is declared as it is. So what is found is what would be wrong in training.
+It runs in a forked child, since code that is not thread-safe may crash the process. There each of
+the user's objects is called as worker threads call it: a copy for each thread, a lock if it cannot
+be copied, a declared object directly. So it finds the errors that training would have.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ _SHOWN = 3
 def check_threads(pipeline: Pipeline[Any], *, examples: int = 32, seconds: float = 5.0) -> int:
     """Call a pipeline's dataset and functions from many threads, and compare with one thread.
 
-    In a child process, for so many seconds, eight threads make the first examples again and again,
-    in random order, switching as often as Python can. They call what worker threads would: copies,
-    originals under the lock, what is declared by :func:`stoker.thread_safe` as it is. What they
-    make is compared with what one thread makes alone, bit for bit, behind every stage.
+    In a child process, eight threads make the first examples again and again for ``seconds``, in
+    random order, switching as often as Python can. They call the same objects as worker threads:
+    copies, originals under the lock, and objects declared by :func:`stoker.thread_safe` directly.
+    Their results are compared with one thread's, bit for bit, after every stage.
 
-    What comes out differently twice alone (it draws random numbers, or counts) cannot be compared;
-    a warning names it. Rare mistakes take long to show: nothing found is no proof.
+    A stage whose results already differ in one thread (it draws random numbers, or counts) cannot
+    be compared; a warning names it. Rare errors take long to show: a passed check is not a proof.
 
     Args:
         pipeline: over an indexed source. It is not changed; the child has a copy of everything.
@@ -63,13 +63,14 @@ def check_threads(pipeline: Pipeline[Any], *, examples: int = 32, seconds: float
         The number of examples that were compared.
 
     Raises:
-        AssertionError: what threads made differs, raised, ended the process or hung. It names the
-            stage, the example and the field, and what of it is declared safe for threads.
+        AssertionError: threads made another result, raised, crashed the process or hung. It names
+        the stage, the example and the field, and the objects declared safe for threads.
         ValueError: the source is a stream or a loader, whose examples have no numbers.
     """
     if pipeline.chain.plan.indexed is None:
         raise ValueError(
-            f"check_threads needs examples by number, and {pipeline.chain.source.name} has none"
+            f"check_threads() needs examples by number, and {pipeline.chain.source.name} is a "
+            "stream or a loader"
         )
     steps = _steps(pipeline)
     running = mmap.mmap(-1, _THREADS)
@@ -95,7 +96,7 @@ def check_threads(pipeline: Pipeline[Any], *, examples: int = 32, seconds: float
     at = sorted({each for each in running[:] if each})
     busy = " and ".join(steps[each - 1].name for each in at) or "making examples alone"
     if not ended:
-        raise AssertionError(f"threads that called {busy} did not come back: they wait for others")
+        raise AssertionError(f"threads that called {busy} did not return: they wait for each other")
     if os.WIFSIGNALED(status):
         name = signal.Signals(os.WTERMSIG(status)).name
         raise AssertionError(f"{name} ended the process while {_THREADS} threads called {busy}")
@@ -103,7 +104,10 @@ def check_threads(pipeline: Pipeline[Any], *, examples: int = 32, seconds: float
         raise AssertionError(f"the process ended by itself (status {status}) in {busy}")
     report = json.loads(text)
     for each in report["unclear"]:
-        warn(f"{each} comes out differently twice alone, so check_threads cannot tell")
+        warn(
+            f"{each} gives different results even in one thread, so check_threads() cannot compare "
+            "it"
+        )
     if report["found"]:
         raise AssertionError("; ".join(report["found"]))
     return int(report["compared"])

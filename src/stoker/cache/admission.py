@@ -1,4 +1,4 @@
-"""Which items enter a store: what is worth it, and nothing that is drawn at random."""
+"""Admission: items that are worth their bytes enter a store, random ones are refused."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ _AGAIN = 8
 
 
 class Worth:
-    """Admits what saves most time per byte. (Without it everything enters until the store is full.)
+    """Admits items that save most time per byte. (Without it all enter until the store is full.)
 
-    Of the items seen lately, those of most worth that would fit together, were the ones not in the
-    store like them, set the bar. So the bar falls as the store finds room, and rises as it fills.
+    Recently seen items stand for all items that are not in the store. The bar is the worth at which
+    just so many of them would fill the free room. So the bar falls while there is much room, and
+    rises as the store fills.
     """
 
     def __init__(self) -> None:
@@ -40,10 +41,10 @@ class Worth:
         self._since = 0
 
     def admits(self, cost_ns: int, size_bytes: int, free_bytes: int, left: int) -> bool:
-        """Tell whether an item may enter; the first few, which tell where the bar is, may not.
+        """True if an item may enter; False for the first few, which only set the bar.
 
-        ``cost_ns`` is what it took to make it, ``free_bytes`` what the store has left, ``left`` how
-        many items of an epoch are not in the store.
+        ``cost_ns`` is the time that making it took, ``free_bytes`` the store's free room, ``left``
+        the number of an epoch's items that are not in the store.
         """
         worth = cost_ns / max(1, size_bytes)
         with self._lock:
@@ -57,7 +58,7 @@ class Worth:
             return worth >= self._bar
 
     def _compute_bar(self, free_bytes: int, left: int) -> float:
-        """Return the worth above which the items that are left would fill the room that is left."""
+        """Return the worth above which the remaining items would fill the remaining room."""
         room = free_bytes * len(self._seen) / max(1, left)
         for worth, size in sorted(self._seen, reverse=True):
             room -= size
@@ -67,12 +68,12 @@ class Worth:
 
 
 class RandomCheck:
-    """Makes an item again, a few times, and compares: a cache would freeze its random part.
+    """Makes an item again, a few times, and compares: a cache would freeze random draws.
 
-    One is tried, before any enters; other threads wait for it meanwhile.
+    It tries one item, before any enters; other threads wait meanwhile.
 
     Attributes:
-        has_passed: whether one was found to be the same each time.
+        has_passed: whether an item was the same each time.
     """
 
     def __init__(self) -> None:
@@ -80,43 +81,43 @@ class RandomCheck:
         self._lock = threading.Lock()
 
     def run(self, what: str, value: Any, again: Callable[[], Any]) -> None:
-        """Compare an item with what it is when it is made again.
+        """Make an item again and compare.
 
-        In the main thread the global generators are set back afterwards; elsewhere they have drawn
-        more than without it, and nothing is drawn twice.
+        In the main thread the global generators are set back afterwards; in other threads they have
+        advanced further than without this check, and no draw is repeated.
 
-        What ``again`` raises is ignored: an item may be made once only. ``what`` names it.
+        Errors of ``again`` are ignored: some items can be made only once. ``what`` names it.
 
-        Raises ValueError when they differ, TypeError for values that cannot be stored, and what a
-        signal handler raises meanwhile.
+        Raises ValueError when they differ, TypeError for values that cannot be stored, and a signal
+        handler's errors.
         """
         with self._lock:
             same, drew = (True, "") if self.has_passed else _tried(value, again)
             if drew:
                 raise ValueError(
-                    f"{what} is read with draws from {drew}, each time: a cache would repeat the "
-                    "same draws in every epoch, be they seen or rare. Cache what comes before the "
-                    "random part: a dataset without it, augmented in collate_fn or in a pipeline "
-                    "(from_dataset(...).cache(...).random_map(...)). What is drawn for nothing "
-                    "else than the example, draw from a generator of its own"
+                    f"reading {what} draws from {drew} each time: a cache would repeat the same "
+                    "draws in every epoch, even if this example shows no difference. Cache the "
+                    "part before the random step: a dataset without it, augmented in collate_fn "
+                    "or in a pipeline (from_dataset(...).cache(...).random_map(...)). If the "
+                    "draws belong to the example itself, use a separate generator for them"
                 )
             if not same:
                 raise ValueError(
-                    f"{what} is another one each time it is read: a cache would repeat the same "
-                    "random draws in every epoch. Cache what comes before the random part: a "
+                    f"{what} has another value each time it is read: a cache would repeat the "
+                    "same random draws in every epoch. Cache the part before the random step: a "
                     "dataset without it, augmented in collate_fn or in a pipeline "
-                    "(from_dataset(...).cache(...).random_map(...)). If nothing is random in it, "
-                    "a time stamp, a counter or the last digits of floats differ, and a cache "
-                    "would keep those of the first reading: leave that field out or round it, or "
-                    "cache in front of what makes it"
+                    "(from_dataset(...).cache(...).random_map(...)). If it has no random part, a "
+                    "time stamp, a counter or the last digits of floats differ, and a cache "
+                    "would keep the first reading's: leave that field out, round it, or cache "
+                    "before the step that makes it"
                 )
             self.has_passed = True
 
 
 def _tried(value: Any, again: Callable[[], Any]) -> tuple[bool, str]:
-    """Return whether an item is the same each time, and which generators moved each time.
+    """Return whether an item is the same each time, and which generators it advanced each time.
 
-    Only those are told of: another thread may move one meanwhile.
+    Generators that moved only sometimes are left out: another thread may have advanced them.
     """
     expected = b"".join(codec.encode(value))
     drew = {*global_generators.states()}
@@ -136,9 +137,9 @@ def _tried(value: Any, again: Callable[[], Any]) -> tuple[bool, str]:
 
 @contextlib.contextmanager
 def _kept_draws() -> Iterator[None]:
-    """Have the global generators go on as if nothing had been drawn meanwhile.
+    """Restore the global generators afterwards, as if nothing had been drawn.
 
-    In the main thread only: set back by another, they would give training the same draws again.
+    In the main thread only: restored by another thread, they would repeat training's draws.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -1,7 +1,7 @@
-"""Counts that all processes of a store see: one memory-mapped file, a row for each process.
+"""Counters shared by all processes of a store: one memory-mapped file, a row a process.
 
 Every row has one writer. Each user of a store (a pipeline or a wrapped dataset, with its workers)
-has an identity of its own, so that its rows can be told from those of others.
+has its own identity, which its rows carry.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ MEMBERS, MEMBERS_ALIVE, MAP_VERSION = range(10, 13)  # of a cluster
 
 
 class Counters:
-    """The counts of a store. One object in a process: closing a second would free its rows.
+    """The counts of a store. One object a process: closing a second would free its rows.
 
-    The file is made when it is not there.
+    Makes the file if there is none.
     """
 
     SIZE_BYTES = 8 * (_HEAD + ROWS * _WIDTH)
@@ -72,23 +72,23 @@ class Counters:
                 row[_COLUMNS[name]] += count
 
     def of(self, user: tuple[int, int] | None) -> CacheCounts:
-        """Return the counts of a user in all its processes; without one, those of everybody."""
+        """Return a user's counts in all its processes; without a user, everybody's counts."""
         totals = self._rows_of(user)[:, 2 : 2 + len(NAMES)].sum(axis=0)
         return CacheCounts(*totals.tolist())
 
     def note_check(self, user: tuple[int, int]) -> None:
-        """Note, for all processes of a user, that an item of its was found to be no random one."""
+        """Note, for all processes of a user, that the check for random items has passed."""
         with self._lock:
             self._own_row(user)[_CHECKED] = 1
 
     def is_checked(self, user: tuple[int, int]) -> bool:
-        """Tell whether any of a user's processes has noted that."""
+        """True if the check has passed in any of a user's processes."""
         return bool(self._rows_of(user)[:, _CHECKED].any())
 
     def close(self) -> None:
-        """Free this process's rows; what they count stays. Nobody may use it any more.
+        """Free this process's rows; their counts stay. The object cannot be used afterwards.
 
-        Takes no lock: in a child, a thread may hold it that is not there.
+        Takes no lock: in a forked child, a thread of the parent may hold it for ever.
         """
         self._own.clear()
         del self.head, self._rows
@@ -109,7 +109,7 @@ class Counters:
         return self._own[user]
 
     def _take_row(self, user: tuple[int, int]) -> NDArray[np.int64]:
-        """Take a row: one of the user's whose process is gone, or else an empty one."""
+        """Take a row: one of this user whose process has ended, or else an empty one."""
         own = (self._rows[:, 0] == user[0]) & (self._rows[:, 1] == user[1])
         empty = self._rows[:, 0] == 0
         for number in [*np.flatnonzero(own), *np.flatnonzero(empty)]:
@@ -134,14 +134,14 @@ class Counters:
 def read_counts(content: bytes) -> tuple[list[int], CacheCounts]:
     """Return the head of a file of counts, and the counts of everybody. Raises ValueError."""
     if len(content) != Counters.SIZE_BYTES:
-        raise ValueError(f"{len(content):,} bytes are no counts")
+        raise ValueError(f"a file of {len(content):,} bytes holds no counts")
     table = np.frombuffer(content, np.int64)
     rows = table[_HEAD:].reshape(ROWS, _WIDTH)[:, 2 : 2 + len(NAMES)]
     return table[:_HEAD].tolist(), CacheCounts(*rows.sum(axis=0).tolist())
 
 
 def allocate(descriptor: int, size_bytes: int) -> None:
-    """Reserve a file's blocks: on a full disk, writing into the map of a sparse file is fatal."""
+    """Reserve a file's blocks: on a full disk, a write to a sparse file's map kills the process."""
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(descriptor, 0, size_bytes)
     else:

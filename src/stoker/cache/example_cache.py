@@ -1,4 +1,4 @@
-"""A cache as its users hold it: opened where it is used, shared by all who name the same store."""
+"""The cache of a pipeline or dataset: opened on use, shared by all users of the same store."""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ _ON_DAMAGE = ("rebuild", "refuse")
 
 @thread_safe
 class ExampleCache:
-    """A cache of one chain's items; pickles, and is opened in each process that uses it.
+    """A cache of one chain's items; picklable, and opened in each process that uses it.
 
     Args:
-        limit: of the store, if it has to be made.
-        path: its folder, or None for one in memory.
-        keep: whether it stays when nobody uses it.
-        identity: what tells the chain's items from others'; None: nothing but this job does.
-        describes: what is in it, for people.
-        examples: how many there are.
+        limit: the size of a new store.
+        path: the store's folder, or None for a store in memory.
+        keep: whether the store stays after its last user.
+        identity: identifies the chain's items in other runs; None: they belong to this job only.
+        describes: the contents, for people.
+        examples: the number of examples.
         admit: ``"first"`` or ``"worth"``.
         on_damage: ``"rebuild"`` or ``"refuse"``.
     """
 
     is_shared_by_nodes = False
-    """Whether other nodes have parts of it."""
+    """Whether the cache is spread over several nodes."""
 
     def __init__(
         self,
@@ -67,15 +67,15 @@ class ExampleCache:
     ) -> None:
         self.limit = location.parse_limit(limit)
         if admit not in _ADMIT:
-            raise ValueError(f"admit= is 'first' or 'worth', not {admit!r}")
+            raise ValueError(f"admit= must be 'first' or 'worth', not {admit!r}")
         if on_damage not in _ON_DAMAGE:
-            raise ValueError(f"on_damage= is 'rebuild' or 'refuse', not {on_damage!r}")
+            raise ValueError(f"on_damage= must be 'rebuild' or 'refuse', not {on_damage!r}")
         self.temporary = not (path is not None if keep is None else keep)
         if not self.temporary and identity is None:
             raise ValueError(
-                "a cache that is kept has to know its items in the next run, but nothing tells "
-                f"whether {describes} is the same then: give version= (and change it whenever "
-                "data or functions change), or keep=False"
+                "a kept cache must recognise its items in the next run, but stoker cannot tell "
+                f"whether {describes} is still the same then: give version= (and change it "
+                "whenever data or functions change), or keep=False"
             )
         chain = identity or private_identity(describes)
         self._chain = digest(chain)
@@ -114,31 +114,33 @@ class ExampleCache:
         self._begin()
 
     def open(self) -> bool:
-        """Take hold of the store, which is made if it is not there. Call it where workers begin.
+        """Open the store; make it if there is none. Call it where workers begin.
 
-        Returns whether this is the first time. Raises CacheError where the store is damaged and
-        that is refused, or where there can be none.
+        Returns True the first time. Raises CacheError where the store is damaged and ``on_damage``
+        is ``"refuse"``, or where no store can be made.
         """
         self.find(())
         is_first, self._was_opened = not self._was_opened, True
         return is_first
 
     def key(self, fingerprint: Fingerprint, place: int | str) -> bytes:
-        """Return an item's key; ``place``: its index in the source, or its name there."""
+        """Return an item's key; ``place``: its index or name in the source."""
         return item_key(self._chain, fingerprint)
 
     def keys_of(self, indices: NDArray[np.int64]) -> list[bytes]:
-        """Return the keys of examples that are told by their numbers alone."""
+        """Return the keys of examples that are identified by their numbers alone."""
         if self._numbered is None:
             self._numbered = NumberedKeys(self._examples)
         return self._numbered.of(indices, self.key)
 
     def find(self, keys: Sequence[bytes], sizes: Sequence[int] | None = None) -> list[Any]:
-        """Return what is there, each the caller's own, and ``MISSING`` for what is not.
+        """Return the items, each owned by the caller, and ``MISSING`` for each that the store
+        lacks.
 
-        ``sizes`` are the bytes of their files, -1 where there are none; None: there are none.
+        ``sizes`` are the bytes of their files, -1 for an item without a file; None: no item has
+        one.
 
-        Raises CacheError where damage is found and refused.
+        Raises CacheError where an item is damaged and ``on_damage`` is ``"refuse"``.
         """
         values, saved_bytes = self._look_up(keys, sizes)
         misses = sum(value is MISSING for value in values)
@@ -146,7 +148,7 @@ class ExampleCache:
         return values
 
     def _look_up(self, keys: Sequence[bytes], sizes: Sequence[int] | None) -> tuple[list[Any], int]:
-        """Return what is in the store, as ``find`` does, and the bytes that were not read."""
+        """Return items as ``find`` does, and the bytes that need not be read from storage."""
         handle = self._opened()
         if handle is None:
             return [MISSING] * len(keys), 0
@@ -174,11 +176,11 @@ class ExampleCache:
         return values, sum(size if size >= 0 else length for size, length in each)
 
     def gather(self) -> Any:
-        """Return what asks other nodes ahead of use, for one run; None: there are none."""
+        """Return a run's lookups at other nodes, made ahead of use; None without other nodes."""
         return None
 
     def count(self, **counts: int) -> None:
-        """Count what happened, where there is a store: fields of ``CacheCounts``."""
+        """Add to the counts, if there is a store: fields of ``CacheCounts``."""
         handle = self._opened()
         if handle is not None and any(counts.values()):
             handle.store.counters.add(self._user, **counts)
@@ -189,14 +191,15 @@ class ExampleCache:
 
     @property
     def takes(self) -> bool:
-        """Whether there is a store that something can still enter, and stay in."""
+        """Whether there is a store with room for more items."""
         handle = self._opened()
         if handle is None:
             return False
         return not handle.store.is_full and not handle.store.counters.head[DAMAGED]
 
     def claim_warning(self, admitted: int) -> bool:
-        """Tell whether to warn: once for a store, and only if nobody else has filled it."""
+        """True if this process should warn: once a store, and only if no other user has filled
+        it."""
         handle = self._opened()
         if handle is None:
             return False
@@ -208,15 +211,15 @@ class ExampleCache:
 
     @property
     def weighs(self) -> bool:
-        """Whether it matters what an item costs."""
+        """Whether admission depends on an item's cost."""
         return self._worth is not None
 
     def check_repeats(self, what: str, value: Any, again: Callable[[], Any]) -> None:
-        """Refuse items that are others each time, before the first of them enters the store.
+        """Refuse random items before the first one enters the store.
 
-        One is tried, for all processes that have this cache from here.
+        One item is tried, for all processes that got this cache from this one.
 
-        Raises ValueError when it is another one then, TypeError for values that cannot be stored.
+        Raises ValueError when its value changes, TypeError for values that cannot be stored.
         """
         if self._random_check.has_passed:
             return
@@ -231,10 +234,10 @@ class ExampleCache:
             counters.note_check(self._user)
 
     def offer(self, key: bytes, value: Any, cost_ns: int, file: str | None = None) -> None:
-        """Let an item in, if there is room for it; written later, by another thread.
+        """Offer an item; if there is room, another thread writes it later.
 
         Args:
-            cost_ns: what it took to make the value.
+            cost_ns: nanoseconds that making the value took.
             file: a local file that the page cache may forget, once the item is written.
 
         Raises TypeError for values that cannot be stored.
@@ -255,24 +258,24 @@ class ExampleCache:
             self.count(refused=1, refused_bytes=size)
 
     def _enter(self, item: StoredItem) -> bool:
-        """Take an item to be stored; False when there is no room for it now."""
+        """Queue an item to be stored; False when there is no room for it now."""
         handle = self._opened()
         return handle is not None and handle.writer.offer(item)
 
     def flush(self, timeout_s: float = _FLUSH_S) -> bool:
-        """Wait until what was offered in this process is written; False if that takes longer."""
+        """Wait until this process's offered items are written; False after the timeout."""
         handle = self._handle
         return handle is None or not handle.is_alive or handle.writer.flush(timeout_s)
 
     def counts(self) -> CacheCounts:
-        """Return what happened so far, in all processes that have this cache from here."""
+        """Return the counts so far, of all processes that got this cache from this one."""
         handle = self._handle
         if handle is None or not handle.is_alive:
             return CacheCounts()
         return handle.store.counters.of(self._user)
 
     def stats(self, since: CacheCounts | None = None) -> CacheStats:
-        """Return what happened, after ``since``, and what is in the store."""
+        """Return the counts after ``since``, and the store's contents."""
         counts = self.counts() - (since or CacheCounts())
         handle = self._handle
         if handle is None or not handle.is_alive:
@@ -305,16 +308,16 @@ class ExampleCache:
             return self._handle
 
     def _warn_of_other_size(self, made_bytes: int) -> None:
-        """Warn, once, if there was a store already, and of another size."""
+        """Warn, once, if an existing store has another size."""
         asked, has_compared = self.limit, self._has_compared_size
         self._has_compared_size = True
         if has_compared or not isinstance(asked, int):
             return
         if abs(asked - made_bytes) >= location.LEAST_BYTES:
             warn(
-                f"the cache in {self.folder} was made with {format_bytes(made_bytes)}, and stays "
-                f"so: {format_bytes(asked)} would need a new one (stoker cache remove "
-                f"{self.folder})",
+                f"the cache in {self.folder} was made with limit {format_bytes(made_bytes)} and "
+                f"keeps it: to get {format_bytes(asked)}, remove the cache first (stoker cache "
+                f"remove {self.folder})",
                 CacheWarning,
             )
 
@@ -323,7 +326,7 @@ class ExampleCache:
         return self.limit
 
     def _join_or_make(self) -> store_dir.StoreDir | None:
-        """Take hold of the folder; None where there is no room for a store."""
+        """Join or make the store's folder; None where there is no room for a store."""
         folder = self.folder
         if self.in_memory:
             location.make_memory_folder()
@@ -344,7 +347,8 @@ class ExampleCache:
             )
             if not limit_bytes:
                 warn(
-                    f"there is no room for a cache in {os.path.dirname(folder)}: going on without",
+                    f"there is no room for a cache in {os.path.dirname(folder)}: this run "
+                    "continues without one. Free some room, or give path= on another disk",
                     CacheWarning,
                 )
                 return None

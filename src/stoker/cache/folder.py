@@ -1,6 +1,6 @@
 """A folder held open: files in it are opened without following links, and without blocking.
 
-Anybody who may write to the parent folder can replace a folder by another or by a link, at any
+A user with write access to the parent folder can replace a folder by another or by a link at any
 moment. So a folder is opened once, checked, and used by its descriptor from then on.
 """
 
@@ -24,7 +24,7 @@ _FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 class CacheFolder:
     """A folder, by its descriptor; the last part of its path is no link.
 
-    With a ``parent``, ``path`` is its name there. Raises OSError where there is no folder.
+    With a ``parent``, ``path`` is the name inside it. Raises OSError where there is no folder.
     """
 
     def __init__(self, path: str, parent: CacheFolder | None = None) -> None:
@@ -43,33 +43,36 @@ class CacheFolder:
 
     @property
     def inside(self) -> str:
-        """A path that leads into it for this process and those that inherit it, whatever happens.
+        """A path into it for this process and its children, valid even if the folder is moved.
 
-        Where there is no ``/proc``, its own one.
+        Without ``/proc``, its plain path.
         """
         own = f"/proc/self/fd/{self.descriptor}"
         return own if os.path.isdir(own) else self.path
 
     def is_own(self, *, alone: bool) -> bool:
-        """Tell whether it is this user's, and others may not write to it (``alone``: nor read)."""
+        """True if this user owns it and others may not write to it (``alone``: nor read it)."""
         found = os.fstat(self.descriptor)
         barred = 0o077 if alone else 0o022
         return found.st_uid == os.getuid() and not found.st_mode & barred
 
     def check_owner(self, *, alone: bool) -> None:
-        """Raise CacheError unless it is this user's own, as in ``is_own``."""
+        """Raise CacheError unless ``is_own``."""
         if self.is_own(alone=alone):
             return
         if os.fstat(self.descriptor).st_uid == os.getuid():
             does, bars = ("read or write to it", "go-rwx") if alone else ("write to it", "go-w")
             raise CacheError(
-                f"{self.path} is not a folder of this user's alone: others may {does}. If none "
-                f"has, take that from them: chmod {bars} {self.path}"
+                f"{self.path} is not a folder of this user's alone: others may {does}. If you "
+                f"trust its contents, bar the others: chmod {bars} {self.path}"
             )
-        raise CacheError(f"{self.path} is not a folder of this user's alone: somebody else made it")
+        raise CacheError(
+            f"{self.path} is not a folder of this user's alone: another user made it. Give another "
+            "path="
+        )
 
     def is_current(self) -> bool:
-        """Tell whether its path still leads to it."""
+        """True if its path still leads to it."""
         try:
             found = os.stat(self.path, follow_symlinks=False)
         except OSError:
@@ -80,13 +83,13 @@ class CacheFolder:
         return os.listdir(self.descriptor)
 
     def stat_file(self, name: str) -> os.stat_result:
-        """Return a file's status. Raises OSError for what is no regular file."""
+        """Return a file's status. Raises OSError unless it is a regular file."""
         found = os.stat(name, dir_fd=self.descriptor, follow_symlinks=False)
         _refuse_special(found, name)
         return found
 
     def open_file(self, name: str, flags: int) -> int:
-        """Open a file, and return the descriptor. Raises OSError for what is no regular file."""
+        """Open a file, and return the descriptor. Raises OSError unless it is a regular file."""
         opened = os.open(name, flags | _FILE, 0o600, dir_fd=self.descriptor)
         try:
             _refuse_special(os.fstat(opened), name)
@@ -96,7 +99,7 @@ class CacheFolder:
         return opened
 
     def read_file(self, name: str, most_bytes: int) -> bytes:
-        """Return a file's content, up to so much. Raises OSError."""
+        """Return a file's first bytes. Raises OSError."""
         with os.fdopen(self.open_file(name, os.O_RDONLY), "rb") as file:
             return file.read(most_bytes)
 
@@ -114,19 +117,19 @@ class CacheFolder:
             raise
 
     def has_open_file(self, name: str, opened: int) -> bool:
-        """Tell whether a name in it still leads to a file that is open."""
+        """True if a name in it still leads to the open file."""
         try:
             return os.path.samestat(self.stat_file(name), os.fstat(opened))
         except OSError:
             return False
 
     def rename(self, path: str) -> None:
-        """Move it to where nothing is yet."""
+        """Move it to a path where there is nothing yet."""
         os.rename(self.path, path)
         self.path = path
 
     def clear(self, last: str) -> None:
-        """Remove it with all that is in it, ``last`` last, as far as that can be done."""
+        """Remove it with its contents, ``last`` last, as far as possible."""
         for name in sorted(self.list_names(), key=last.__eq__):
             with contextlib.suppress(OSError):
                 if stat.S_ISDIR(os.lstat(name, dir_fd=self.descriptor).st_mode):
@@ -140,4 +143,4 @@ class CacheFolder:
 
 def _refuse_special(found: os.stat_result, name: str) -> None:
     if not stat.S_ISREG(found.st_mode):
-        raise OSError(errno.EINVAL, "no regular file", name)
+        raise OSError(errno.EINVAL, "not a regular file", name)

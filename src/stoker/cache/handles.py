@@ -1,4 +1,4 @@
-"""The stores that this process has open: one handle for all caches that name the same folder.
+"""Open stores of this process: one handle for all caches with the same folder.
 
 There is one handle, because a process that closes a file loses all its locks on it (``lockf``),
 also those that were taken through another descriptor: the rows of ``counters`` are locked so by
@@ -37,7 +37,7 @@ class Handle:
     """An open store, the thread that fills it, and the hold on its folder.
 
     Attributes:
-        is_alive: False once it is closed, or in a process that inherited it.
+        is_alive: False once it is closed, and in a process that inherited it.
     """
 
     def __init__(self, store_dir: StoreDir) -> None:
@@ -49,7 +49,7 @@ class Handle:
         self.writer = Writer(self.store, self._correct_counts, self._warn_failed)
 
     def note_damage(self, what: str, user: tuple[int, int], *, refuse: bool) -> None:
-        """Note what is not as it was written. Raises CacheError where that is refused."""
+        """Note a damaged item. Raises CacheError where ``refuse``."""
         head = self.store.counters.head
         is_known = bool(head[DAMAGED])
         head[DAMAGED] = 1  # the next user that is alone with it makes it anew
@@ -60,13 +60,13 @@ class Handle:
             raise CacheError(f"{text}. Remove it: stoker cache remove {folder}")
         if not is_known:
             warn(
-                f"{text}. It is read from the source instead, and the cache is made anew when "
-                "nobody uses it any more",
+                f"{text}. stoker reads that item from the source instead, and makes the cache "
+                "anew after its last user",
                 CacheWarning,
             )
 
     def close(self) -> None:
-        """Write what waits, and leave the folder."""
+        """Write the waiting items, and leave the folder."""
         self.is_alive = False
         self.writer.close(_CLOSE_S)
         self.store.close()
@@ -87,7 +87,7 @@ class Handle:
         self.store_dir.drop()
 
     def _correct_counts(self, added: Added) -> None:
-        """Correct the counts, which took everything for admitted, and show the progress."""
+        """Correct the counts, which took all queued items for admitted, and show the progress."""
         for user, count in Counter(item.user for item in added.refused).items():
             size = sum(item.size_bytes for item in added.refused if item.user == user)
             self.store.counters.add(
@@ -102,7 +102,7 @@ class Handle:
                 self._show_progress()
 
     def _show_progress(self) -> None:
-        """Write a line every few seconds, and one when the store is full; one process writes it."""
+        """Print a line every few seconds, and one when the store is full; one process prints."""
         head = self.store.counters.head
         now, is_full = int(time.time()), bool(head[FULL])
         shown_s = int(head[SHOWN_S])
@@ -118,14 +118,14 @@ class Handle:
 
     def _warn_failed(self, error: OSError) -> None:
         warn(
-            f"the cache in {self.store_dir.folder} admits nothing more: {error}. What is in it "
-            "stays in use",
+            f"the cache in {self.store_dir.folder} takes no more items: {error}. The items in it "
+            "stay in use",
             CacheWarning,
         )
 
 
 class Handles:
-    """The handles of this process, by folder. In a forked child there are none at first."""
+    """The handles of this process, by folder. A forked child begins with none."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -136,7 +136,7 @@ class Handles:
         self._forking = 0  # the thread that holds everything still
 
     def get(self, folder: str, join: Callable[[], StoreDir | None]) -> Handle | None:
-        """Return a handle, opened by ``join`` if there is none; None if that finds no room for it.
+        """Return a handle, opened by ``join`` if there is none; None if there is no room.
 
         Called under the lock. Each one must be released.
         """
@@ -158,7 +158,7 @@ class Handles:
         return handle
 
     def release(self, handle: Handle) -> None:
-        """Give a handle back; the last one closes it."""
+        """Give a handle back; its last user closes it."""
         with deferred(again_soon):
             if not handle.is_alive:
                 return
@@ -173,7 +173,7 @@ class Handles:
                 handle.close()
 
     def _close_with_process(self) -> None:
-        """Have all of it closed with a worker process, which runs no ``atexit``."""
+        """Close all handles at the end of a worker process, which runs no ``atexit``."""
         if self._pid != os.getpid():
             self._pid = os.getpid()
             # Behind what feeds the cache (20, the default), whose last items it still takes.
@@ -182,7 +182,7 @@ class Handles:
     def close_all(self) -> None:
         """Close all, for good: the process is about to end without running finalizers.
 
-        Threads that go on find no cache any more.
+        Threads that continue find no cache any more.
         """
         with self.lock:
             self._closed = True
@@ -191,7 +191,7 @@ class Handles:
             handle.close()
 
     def before_fork(self) -> None:
-        """Hold all still: LMDB allows no environment across a fork."""
+        """Close all environments: LMDB allows none across a fork."""
         self._interrupts.begin()
         self.lock.acquire()
         self._forking = threading.get_ident()
@@ -219,9 +219,9 @@ class Handles:
 
 
 def close_with_worker(close: Callable[[], None], *, priority: int = 20) -> None:
-    """Have something closed when this process ends, if it is a worker: those run no ``atexit``.
+    """Call ``close`` when this process ends, if it is a worker: workers run no ``atexit``.
 
-    What has the higher priority is closed first.
+    Higher priorities are closed first.
     """
     multiprocessing = sys.modules.get("multiprocessing")
     if multiprocessing is not None and multiprocessing.parent_process() is not None:

@@ -3,8 +3,8 @@
 A key is a digest of the chain's identity and the example's fingerprint. A chain has an identity if
 its source has one and the functions before the cache are stoker's own, or if the user gives a
 version. Otherwise the identity is random, is made with the stage, and reaches workers with it
-(under torchrun it is made of the launcher and a count). A file's fingerprint is looked up before it
-is read and after.
+(under torchrun it is made of the launcher and a count). A file's fingerprint is taken before and
+after the file is read.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _count = 0
 
 
 def chain_identity(source: Any, maps: Iterable[Any], version: str | None) -> str | None:
-    """Return what tells what a chain makes of its source from what others do.
+    """Return an identity of a chain's source and functions.
 
     A ``version`` of the user's stands for what functions call and for data; what they say of
     themselves belongs to it. Without it None where it cannot be
@@ -52,9 +52,9 @@ def chain_identity(source: Any, maps: Iterable[Any], version: str | None) -> str
 
 
 def private_identity(what: str) -> str:
-    """Return an identity that this job alone has: its ranks on a host under torchrun, or a process.
+    """Return an identity of this job only: of its ranks on a host under torchrun, or a process.
 
-    Ranks are told by who launched them, and by how many caches they have asked for so far.
+    For ranks it is made of the launcher's identity and a count of their caches so far.
     """
     global _count
     _count += 1
@@ -81,7 +81,7 @@ def digest(identity: str) -> bytes:
 
 
 class NumberedKeys:
-    """The keys of examples that are told by their numbers alone: each is made once. Any thread."""
+    """Keys of examples that are identified by numbers alone; each is made once. Thread-safe."""
 
     def __init__(self, examples: int) -> None:
         self._made = np.zeros(examples, f"V{KEY_BYTES}"), np.zeros(examples, bool)

@@ -1,4 +1,4 @@
-"""What stores of this user there are: found, swept, removed, and shown by ``stoker cache``."""
+"""Inventory of this user's stores: found, swept, removed, and shown by ``stoker cache``."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from stoker.cache.store_dir import About
 from stoker.errors import CacheError
 from stoker.stats import CacheCounts
 
-_STATES = {FULL: "full: nothing enters", ENDED: "ended: writing failed", DAMAGED: "damaged"}
+_STATES = {FULL: "full: takes no more items", ENDED: "ended: writing failed", DAMAGED: "damaged"}
 
 
 class StoreSummary(NamedTuple):
-    """What a store says about itself."""
+    """A store's description and counters."""
 
     about: About
     head: list[int]
@@ -44,7 +44,7 @@ class StoreSummary(NamedTuple):
 
 
 def find_stores() -> list[str]:
-    """Return the folders of all stores of this user that are known, those in memory first."""
+    """Return the folders of this user's known stores, stores in memory first."""
     found = []
     with _opened_memory() as memory:
         for name in sorted(memory.list_names()) if memory is not None else ():
@@ -60,7 +60,7 @@ def find_stores() -> list[str]:
 
 
 def is_store(path: str) -> bool:
-    """Tell whether a folder is a store of this user's."""
+    """True if a folder is a store of this user."""
     with store_dir.opened(path) as folder:
         return folder is not None
 
@@ -71,7 +71,7 @@ def is_in_use(path: str) -> bool:
 
 
 def read_summary(path: str) -> StoreSummary | None:
-    """Return what a store says; None where there is none, or it does not say so."""
+    """Return a store's summary; None where there is none, or it cannot be read."""
     with store_dir.opened(path) as folder:
         if folder is not None and (about := About.read(folder)) is not None:
             with contextlib.suppress(OSError, ValueError):
@@ -81,9 +81,9 @@ def read_summary(path: str) -> StoreSummary | None:
 
 
 def sweep(*paths: str) -> list[str]:
-    """Remove what killed processes left: temporary stores, and what was half made or half removed.
+    """Remove leftovers of killed processes: temporary stores, and half made or half removed ones.
 
-    Such may lie beside the stores at ``paths``, too. Returns the paths of the temporary stores.
+    Also looks beside the stores at ``paths``. Returns the paths of the temporary stores.
     """
     swept = []
     for path in find_stores():
@@ -101,16 +101,16 @@ def sweep(*paths: str) -> list[str]:
 
 
 def remove(path: str) -> None:
-    """Remove a store that nobody uses. Raises CacheError when somebody does, or it is none."""
+    """Remove an unused store. Raises CacheError when it is in use, or not a store."""
     with store_dir.opened(path) as folder:
         if folder is None:
-            raise CacheError(f"{path} is no cache")
+            raise CacheError(f"{path} is not a cache: see stoker cache list")
         if not store_dir.remove_unused(folder):
-            raise CacheError(f"the cache in {path} is in use")
+            raise CacheError(f"the cache in {path} is in use: end the jobs that use it first")
 
 
 def resolve_name(name: str) -> str:
-    """Return a store's folder, by its name in the list or a path. Raises CacheError for others."""
+    """Return a store's folder, by its name in the list or a path. Raises CacheError for neither."""
     for folder in find_stores():
         if name in (folder, _name(folder)):
             return folder
@@ -121,7 +121,7 @@ def resolve_name(name: str) -> str:
 
 
 def print_table() -> None:
-    """Print all stores; what killed processes left is removed first."""
+    """Print all stores, after removing leftovers of killed processes."""
     from rich.console import Console
     from rich.table import Table
 
@@ -130,10 +130,10 @@ def print_table() -> None:
     try:
         location.check_memory_folder()
     except CacheError as error:
-        print(f"no cache can be in memory: {error}", file=sys.stderr)
+        print(f"caches in memory are not possible: {error}", file=sys.stderr)
     folders = find_stores()
     if not folders:
-        print("no caches: neither in memory, nor at a path that this user gave")
+        print("no caches, neither in memory nor at a path= that this user gave")
         return
     shown = Table(box=None, pad_edge=False)
     for name in ("name", "holds", "items", "used", "of", "users", "stays"):
@@ -162,7 +162,9 @@ def print_info(name: str) -> None:
     folder = resolve_name(name)
     summary = read_summary(folder)
     if summary is None:
-        raise CacheError(f"{folder} does not say what it is")
+        raise CacheError(
+            f"{folder} has no readable description (about.json): remove it with stoker cache remove"
+        )
     about, head, counts = summary
     state = [text for position, text in _STATES.items() if head[position]] or ["admits"]
     lines = {
@@ -184,14 +186,17 @@ def print_info(name: str) -> None:
             f"({format_bytes(counts.peer_bytes)}), {counts.misses:,} from storage"
         )
         if counts.peer_timeouts:
-            lines["places"] += f" ({counts.peer_timeouts:,} after 5 s in vain)"
+            lines["places"] += (
+                f" ({counts.peer_timeouts:,} of these after other nodes did not answer within 5 s)"
+            )
     for label, text in lines.items():
         print(f"{label:<8}{text}")
 
 
 @contextlib.contextmanager
 def _opened_memory() -> Iterator[CacheFolder | None]:
-    """Open the folder of stores in memory; None where there is none that is this user's alone."""
+    """Open the folder of stores in memory; None if there is none, or it is not this user's
+    alone."""
     with contextlib.ExitStack() as opened:
         memory = None
         with contextlib.suppress(OSError):

@@ -1,9 +1,9 @@
-"""How items lie in a store's table of LMDB: written, found, and checked to be in order.
+"""Layout of a store's LMDB table: its keys and values, and their checks.
 
 One table, three kinds of keys. 16 bytes: an item, with its number, its checksum and its record, or
-where that is; ``p`` and a number: a pack, which small items share, since LMDB gives whole pages to
-what is more than half a page; ``c``: the totals. Nothing is ever deleted, and nothing but the
-totals is replaced. (Named tables would have to be opened in a transaction that waits for writers.)
+the record's place; ``p`` and a number: a pack, which small items share, since LMDB gives whole
+pages to values of more than half a page; ``c``: the totals. No entry is ever deleted, and only the
+totals are replaced. (Named tables would have to be opened in a transaction that waits for writers.)
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ class StoredItem(NamedTuple):
     """An item that may enter a store."""
 
     key: bytes
-    """16 bytes that tell it from all others."""
+    """16 bytes that identify it."""
     record: list[bytes]
-    """What is kept, in pieces."""
+    """The stored bytes, in pieces."""
     size_bytes: int
-    """Of all pieces."""
+    """The checksum of all pieces."""
     user: tuple[int, int]
-    """On whose account it is offered."""
+    """The user that offers it."""
     file: str | None = None
-    """A local file that need not be in the page cache as well, once this is in the store."""
+    """A local file that the page cache may forget once the item is stored."""
 
 
 def checksum_of(key: bytes, *record: bytes | memoryview) -> int:
-    """Return the checksum of an item: the key is in it, so it fits no other item."""
+    """Return the checksum of an item; it covers the key, so it matches no other item."""
     hashed = xxhash.xxh3_64(key)
     for piece in record:
         hashed.update(piece)
@@ -57,7 +57,7 @@ def checksum_of(key: bytes, *record: bytes | memoryview) -> int:
 
 
 def find_entry(txn: Any, key: bytes) -> tuple[int, int, memoryview | None] | None:
-    """Return an item's number, checksum and record; None where it is not there.
+    """Return an item's number, checksum and record; None if it is missing.
 
     The record is LMDB's own memory; None where the table is damaged.
     """
@@ -73,7 +73,7 @@ def find_entry(txn: Any, key: bytes) -> tuple[int, int, memoryview | None] | Non
 
 
 def put_items(txn: Any, items: Iterable[StoredItem]) -> tuple[int, int]:
-    """Write items whose keys are not there yet; return how many there are then, and their bytes."""
+    """Write items with new keys; return the table's number of items, and their bytes."""
     count, packs, payload_bytes = _read_totals(txn)
     for group in _group(items):
         if len(group) == 1 and group[0].size_bytes >= PACK_BYTES:
@@ -93,9 +93,9 @@ def list_keys(txn: Any) -> list[bytes]:
 
 
 def find_disorder(txn: Any, limit_bytes: int) -> str:
-    """Read through a table that may be damaged, and return what is wrong; "" for nothing.
+    """Read through a table that may be damaged, and return the damage found, or "".
 
-    Raises struct.error or LMDB's errors where it cannot be read. It may crash the process.
+    Raises struct.error or LMDB's errors where it cannot be read. May crash the process.
     """
     (items, _, _), entries = _read_totals(txn), txn.stat()["entries"]
     numbers = bytearray(min(items, entries))
@@ -114,7 +114,7 @@ def find_disorder(txn: Any, limit_bytes: int) -> str:
             continue
         number, _, pack = _ENTRY.unpack_from(entry)
         if number >= len(numbers) or numbers[number]:
-            return f"item {bytes(key).hex()} has a number that cannot be"
+            return f"item {bytes(key).hex()} has an impossible number"
         numbers[number] = 1
         if pack != _NO_PACK:
             start, length = _SPAN.unpack_from(entry, _ENTRY.size)
@@ -130,7 +130,7 @@ def _read_totals(txn: Any) -> tuple[int, int, int]:
 
 
 def _group(items: Iterable[StoredItem]) -> list[list[StoredItem]]:
-    """Put small items together into packs that fill their pages; large ones are alone."""
+    """Put small items together into packs that fill their pages; large ones stay alone."""
     packs: list[list[StoredItem]] = []
     small: list[StoredItem] = []
     room = PACK_BYTES - PAGE_HEADER_BYTES

@@ -1,4 +1,4 @@
-"""Where stores lie, in memory or on a local disk, and how many bytes they may take there."""
+"""Locations of stores, in memory or on a local disk, and their limits in bytes."""
 
 from __future__ import annotations
 
@@ -29,29 +29,30 @@ _AUTO_MEMORY, _AUTO_DISK = 0.5, 0.8
 _KEPT_FREE = 0.05
 _NETWORK = re.compile(r"nfs|cifs|smb|9p|lustre|gpfs|ceph|gluster|fuse\.(?!fuseblk|ext)")
 
-_ELSEWHERE = "put the cache on a local disk: path= (of a keeper: --folder)"
+_ELSEWHERE = "put the cache on a local disk: path= (for a keeper: --folder)"
 _SHM = (
     "Give the container more (docker run --shm-size=64g, or --ipc=host; in Kubernetes an emptyDir "
     f"with medium: Memory at /dev/shm), or {_ELSEWHERE}"
 )
-_DISK = "Give path= on a local disk that has room, and that this user may write to"
+_DISK = "Give path= on a local disk with room, in a folder that this user may write to"
 
 Limit = int | float | str
 
 
 def memory_folder() -> str:
-    """Return where stores in memory lie: a folder of this user's alone, on tmpfs."""
+    """Return the folder of stores in memory: this user's alone, on tmpfs."""
     root = "/dev/shm" if os.path.isdir("/dev/shm") else tempfile.gettempdir()
     return os.path.join(root, f"stoker-{os.getuid()}")
 
 
 def is_in_memory(path: str) -> bool:
-    """Tell whether a store lies there."""
+    """True if a store is in memory."""
     return os.path.dirname(path) == memory_folder()
 
 
 def make_memory_folder() -> str:
-    """Make that folder. Raises CacheError where it cannot be made, or another user made it."""
+    """Make the folder of stores in memory. Raises CacheError where that fails, or another user made
+    it."""
     with contextlib.suppress(FileExistsError):
         try:
             os.mkdir(memory_folder(), 0o700)
@@ -64,17 +65,17 @@ def make_memory_folder() -> str:
 
 
 def cannot_make(path: str, error: OSError, *, in_memory: bool) -> CacheError:
-    """Return what to raise where a store, or its folder, cannot be made: why, and what to do."""
+    """Return the error for a store or folder that cannot be made: the cause and the remedy."""
     why = error.strerror or str(error).rpartition(": ")[2]  # LMDB puts paths in front
     parent = os.path.dirname(path)
     what = _SHM if in_memory else _DISK
     if in_memory and error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
         what = f"Mount /dev/shm so that this user may write to it, or {_ELSEWHERE}"
-    return CacheError(f"no cache can be made in {parent}: {why}. {what}")
+    return CacheError(f"stoker cannot make a cache in {parent}: {why}. {what}")
 
 
 def check_memory_folder() -> None:
-    """Raise CacheError where another user made that folder, or something else in its place."""
+    """Raise CacheError where another user made the folder of stores in memory."""
     try:
         with CacheFolder(memory_folder()) as memory:
             memory.check_owner(alone=True)
@@ -82,7 +83,8 @@ def check_memory_folder() -> None:
         pass
     except OSError:
         raise CacheError(
-            f"{memory_folder()} is not a folder of this user's alone: somebody else made it"
+            f"{memory_folder()} is not a folder of this user's alone: another user made it. "
+            "Remove it, or give path="
         ) from None
 
 
@@ -91,7 +93,8 @@ def check_local(folder: str) -> None:
     kind = _file_system(folder)
     if _NETWORK.match(kind):
         raise ValueError(
-            f"path={folder!r} is on a network file system ({kind}): a cache needs a local disk"
+            f"path={folder!r} is on a network file system ({kind}), where the cache's locks do "
+            "not hold: give path= on a local disk"
         )
 
 
@@ -127,21 +130,21 @@ def parse_limit(limit: object) -> Limit:
         size = int(limit) if is_whole_number(limit) else float(limit)
     else:
         raise TypeError(
-            f"a cache's limit is a size such as '64GiB', a share of memory such as 0.5, or 'auto'; "
+            "limit= must be a size such as '64GiB', a share of memory such as 0.5, or 'auto'; "
             f"not {limit!r}"
         )
     if isinstance(size, float) and not 0 < size <= 1:
-        raise ValueError(f"limit={limit!r}: a share of memory lies between 0.0 and 1.0")
+        raise ValueError(f"limit={limit!r}: a share of memory must be between 0.0 and 1.0")
     if isinstance(size, int) and size < LEAST_BYTES:
-        raise ValueError(f"limit={limit!r}: a cache takes at least {format_bytes(LEAST_BYTES)}")
+        raise ValueError(f"limit={limit!r}: a cache needs at least {format_bytes(LEAST_BYTES)}")
     return size
 
 
 def resolve_limit(limit: Limit, folder: str, *, in_memory: bool) -> int:
-    """Return the bytes that a store in ``folder`` may take, whole pages.
+    """Return the limit in bytes of a store in ``folder``, in whole pages.
 
-    Less than was asked for, with a warning that says what to do, where there is not so much.
-    0 where there is no room at all.
+    If there is less room than requested, it is lower, with a warning that names the remedy. 0 where
+    there is no room at all.
     """
     disk = folder
     while not os.path.exists(disk):
@@ -164,8 +167,8 @@ def resolve_limit(limit: Limit, folder: str, *, in_memory: bool) -> int:
             else:
                 what = "memory" if in_memory else f"room on {disk}"
                 warn(
-                    f"the cache takes {got} instead of {asked}: there is no more {what}. "
-                    "(limit='auto' asks for less)",
+                    f"the cache gets {got} instead of {asked}: there is no more {what}. Set a "
+                    "lower limit=, or limit='auto'",
                     CacheWarning,
                 )
             size = room
@@ -174,8 +177,8 @@ def resolve_limit(limit: Limit, folder: str, *, in_memory: bool) -> int:
 
 def _warn_small(size: str, total: int, disk: str) -> None:
     warn(
-        f"the cache can be {size}: {disk} holds {format_bytes(total)} only (containers have 64 MiB "
-        f"unless told otherwise). {_SHM}",
+        f"the cache gets only {size}: {disk} holds {format_bytes(total)} (a container's default "
+        f"is 64 MiB). {_SHM}",
         CacheWarning,
     )
 

@@ -1,9 +1,9 @@
-"""The store: items in LMDB, which all processes of a host share and none of them can spoil.
+"""The store: items in LMDB, shared by all processes of a host, safe if any of them is killed.
 
-What LMDB asks for, by trial: no ``writemap`` (a full tmpfs kills the process), no ``sync`` (what a
-crash of the machine leaves is thrown away as a whole), the file as long as the map from the
-beginning (or a file that was cut kills its readers), and no environment across a fork. The file is
-sparse. The size of the map is the budget: LMDB itself refuses what goes beyond it.
+LMDB's requirements, found by trial: no ``writemap`` (a full tmpfs kills the process), no ``sync``
+(after a crash of the machine the store is discarded as a whole), the file as long as the map from
+the beginning (or a shortened file kills its readers), and no environment across a fork. The file is
+sparse. The size of the map is the budget: LMDB itself refuses items beyond it.
 
 Reading goes through ``ForkGate``, which a fork shuts. Environments are closed before the fork and
 opened again where they are needed; in the child everything inherited is dropped. One thread of each
@@ -61,14 +61,14 @@ _READER_BYTES = 64
 
 
 class Missing:
-    """What stands for an item that is not in the store."""
+    """Stands for an item that is not in the store."""
 
 
 MISSING = Missing()
 
 
 class Added(NamedTuple):
-    """How many items entered, their bytes, and those that did not fit or were there already."""
+    """The items that entered, their bytes, and the items that did not fit or were there already."""
 
     items: int
     size_bytes: int
@@ -80,11 +80,11 @@ class Busy(Exception):
 
 
 class ForkGate:
-    """Lets any number of threads in, or shuts all of them out while the process forks.
+    """Admits any number of threads, or excludes all of them while the process forks.
 
-    Every thread has a door of its own, a plain lock, since a count of those inside would go wrong:
-    Ctrl-C may come between any two steps of Python code, while locks are taken and given back in
-    one.
+    Every thread has its own door, a plain lock. A count of the threads inside would go wrong:
+    Ctrl-C may come between any two steps of Python code, but a lock is taken or given back in one
+    step.
     """
 
     def __init__(self) -> None:
@@ -92,7 +92,7 @@ class ForkGate:
         self._doors: dict[int, threading.Lock] = {}
 
     def door(self) -> threading.Lock:
-        """Return this thread's door; it is inside as long as it holds it."""
+        """Return this thread's door; the thread is inside while it holds this lock."""
         me = threading.get_ident()
         door = self._doors.get(me)
         if door is None:
@@ -101,7 +101,7 @@ class ForkGate:
         return door
 
     def shut(self) -> None:
-        """Keep all threads out, and wait until those inside have left."""
+        """Exclude all threads; first wait until the threads inside have left."""
         self._lock.acquire()
         for door in self._doors.values():
             door.acquire()
@@ -113,15 +113,15 @@ class ForkGate:
 
 
 class Store:
-    """An open store. One object in a process: LMDB allows no two.
+    """An open store. One object a process: LMDB allows no two.
 
     Any thread may use it. While the process forks, readers and writers wait.
 
     Args:
-        folder: where it is, made by ``create``.
-        limit_bytes: its budget, as it was made with.
-        in_memory: whether it is; threads then read in turns, which is faster than to compete for
-            the interpreter. From a disk they read together.
+        folder: the store's folder, made by ``create``.
+        limit_bytes: the budget with which it was made.
+        in_memory: whether it is in memory; threads then read in turns, which is faster than
+            competing for the interpreter. From a disk they read together.
 
     Raises ImportError without LMDB.
     """
@@ -141,9 +141,9 @@ class Store:
 
     @staticmethod
     def create(folder: str, limit_bytes: int) -> None:
-        """Make the files of a store that may take so many bytes.
+        """Make the files of a store with this limit in bytes.
 
-        Raises OSError where there is no room even for an empty one, ImportError without LMDB.
+        Raises OSError where there is no room even for an empty store, ImportError without LMDB.
         """
         lmdb = import_lmdb()
         # LMDB would make a file with holes.
@@ -160,7 +160,7 @@ class Store:
 
     @property
     def is_full(self) -> bool:
-        """Whether nothing enters any more."""
+        """Whether the store takes no more items."""
         head = self.counters.head
         return bool(head[FULL] or head[ENDED])
 
@@ -170,10 +170,10 @@ class Store:
         read: Callable[[memoryview], T],
         on_damage: Callable[[str], None],
     ) -> list[T | Missing]:
-        """Return what ``read`` makes of each item, or ``MISSING``.
+        """Return ``read(item)`` for each item, or ``MISSING``.
 
-        ``read`` is handed the store's own memory, which it may not keep; ``on_damage`` is told what
-        is not as it was written, and missing for that.
+        ``read`` gets the store's own memory, which it must not keep; ``on_damage`` is called for
+        each damaged item, which counts as missing.
         """
         found: list[T | Missing] = []
         with self._gate.door(), self._turn:
@@ -202,17 +202,17 @@ class Store:
                 what = self._describe(error)
                 if what in _NO_DESCRIPTORS:  # it is whole
                     raise CacheError(
-                        f"the cache cannot be opened: {resources.no_descriptors()}"
+                        f"stoker cannot open the cache: {resources.no_descriptors()}"
                     ) from error
                 on_damage(what)
         return found + [MISSING] * (len(keys) - len(found))
 
     def records(self, keys: Sequence[bytes]) -> list[tuple[int, bytes | memoryview] | None]:
-        """Return checksums and records as they are in the store, for whoever verifies them.
+        """Return checksums and stored records, unverified: the caller verifies them.
 
-        Large records are the store's own memory, which stays what it is as long as the store is
-        open: nothing is deleted, and what has pages of its own is never moved. Small ones are
-        copies, since they share pages that are written anew. None for what is not there.
+        Large records are the store's own memory, which does not change while the store is open: no
+        item is deleted, and items with their own pages are never moved. Small ones are copies,
+        since they share pages that are rewritten. None for each missing item.
         """
         found: list[tuple[int, bytes | memoryview] | None] = []
         with self._gate.door(), self._turn:
@@ -251,7 +251,7 @@ class Store:
             return list_keys(txn)
 
     def _verifies(self, number: int, checksum: int, key: bytes, record: memoryview) -> bool:
-        """Check an item, which this process reads for the first time."""
+        """Verify an item that this process reads for the first time."""
         if checksum_of(key, record) != checksum:
             return False
         verified = self._verified
@@ -264,11 +264,11 @@ class Store:
         return True
 
     def add(self, items: Sequence[StoredItem]) -> Added:
-        """Let items in, as many as the budget allows. Those that are there already stay.
+        """Add items, as many as the budget allows. Existing items stay.
 
         Raises:
-            Busy: another process is writing just now.
-            OSError: nothing can be written any more; what is there stays.
+            Busy: another process is writing now.
+            OSError: no item can be written any more; the existing ones stay.
         """
         with self._gate.door():
             try:
@@ -297,7 +297,7 @@ class Store:
         return Added(len(entered), size, refused)
 
     def _add_batch(self, env: Any, items: list[StoredItem]) -> dict[bytes, StoredItem]:
-        """Let items in, in one transaction if they all fit; return those that entered, by key."""
+        """Add items, in one transaction if they all fit; return the added ones, by key."""
         head = self.counters.head
         if head[FULL]:
             return {}
@@ -315,7 +315,7 @@ class Store:
         return {}
 
     def _commit(self, env: Any, items: list[StoredItem]) -> dict[bytes, StoredItem]:
-        """Write what is new of some items, in one transaction; return it."""
+        """Write the new ones of some items in one transaction; return them."""
         with env.begin(write=True) as txn:
             new = {item.key: item for item in items if txn.get(item.key) is None}
             if not new:
@@ -326,12 +326,12 @@ class Store:
         return new
 
     def close(self) -> None:
-        """Close all files; nobody may use it any more."""
+        """Close all files; the object cannot be used afterwards."""
         self.before_fork()
         self.drop()
 
     def _environment(self) -> Any:
-        """Return the environment, opened by the first who needs it. Called within the gate."""
+        """Return the environment, opened on first use. Called within the gate."""
         if self._env is None:
             with self._lock:
                 if self._env is None:
@@ -339,11 +339,11 @@ class Store:
         return self._env
 
     def _describe(self, error: Exception) -> str:
-        """Return what LMDB says, without the path that it says it of."""
+        """Return LMDB's message without its path."""
         return str(error).removeprefix(f"{self.folder}: ")
 
     def before_fork(self) -> None:
-        """Close the environment, and let nobody open it."""
+        """Close the environment, and keep it closed."""
         self._gate.shut()
         if self._env is not None:
             self._env.close()
@@ -359,7 +359,7 @@ class Store:
 
 
 def import_lmdb() -> Any:
-    """Return LMDB's module, which is imported when a store is opened, not before.
+    """Return the ``lmdb`` module, imported when a store is first opened.
 
     Raises ImportError with what to install.
     """
@@ -371,7 +371,7 @@ def import_lmdb() -> Any:
 
 
 def changed_ns(folder: str) -> int:
-    """Return when the items were written to last, by anybody: no tool sets this time back."""
+    """Return the time of the last write to the items by any process: no tool can reset it."""
     return os.stat(os.path.join(folder, DATA)).st_ctime_ns
 
 
@@ -392,8 +392,7 @@ def _open_environment(folder: str, limit_bytes: int) -> Any:
 def _split(items: Sequence[StoredItem]) -> Iterator[list[StoredItem]]:
     """Split items into transactions.
 
-    In large ones LMDB touches memory for the first time; in small ones a thread gives the
-    interpreter to others too often.
+    In large ones LMDB touches new memory; in small ones a thread yields the interpreter too often.
     """
     batch: list[StoredItem] = []
     size = 0

@@ -1,11 +1,11 @@
 """A store's folder: made as a whole, shared by its users, checked when it is opened, removed with
 the last of them.
 
-The first user of a store trusts nothing in it before it is checked: format, boot, length of the
-file, damage that readers noted, and a digest (``left``) of LMDB's first pages and of the counters,
-as the last user left them. Where others than its users have written to its items (the file was
-changed after the last item entered), the whole table is read, in a process of its own (this module,
-run as a program): damage may crash the reader.
+The first user of a store checks it before trusting it: format, boot, length of the file, damage
+that readers noted, and a digest (``left``) of LMDB's first pages and of the counters, written by
+the last user. If other programs have written to its items (the file was changed after the last item
+entered), a separate process (this module, run as a program) reads the whole table: damage may crash
+the reader.
 
 The folder is opened once, checked (who owns it, who may write to it), and used by its descriptor
 from then on. No link is followed; only regular files are opened, and none can block
@@ -14,11 +14,11 @@ from then on. No link is followed; only regular files are opened, and none can b
 Every user holds a shared lock (``flock``) on the folder's file ``users``, which the kernel frees
 with its process. A user that gets the lock exclusively is alone, and may check or remove the store.
 A folder is renamed to its path only when it is complete and locked, and away from it before it is
-removed, ``users`` last. What killed processes leave of either is removed by the next process that
-gets its lock, if there is nothing in it but a store's files.
+removed, ``users`` last. The next process that gets the lock of a killed process's leftover folder
+removes it, if it contains only a store's files.
 
-A store is opened where an epoch begins. So what LMDB says then is refused or warned of there, and
-is not the failure of an example.
+A store is opened where an epoch begins. So LMDB's errors are raised or warned of there, and not as
+an example's failure.
 """
 
 from __future__ import annotations
@@ -68,24 +68,24 @@ _BEGINS = "the check begins"  # printed first: what comes after it is about the 
 
 
 class About(msgspec.Struct):
-    """What a store's folder says about it, in ``about.json``."""
+    """A store's description, in ``about.json``."""
 
     format: int
     describes: str
-    """What is in it, for people."""
+    """Its contents, for people."""
     limit_bytes: int
     temporary: bool
-    """Whether it goes with its last user."""
+    """Whether it is removed with its last user."""
     made_s: float
-    """When it was made, in seconds since 1970."""
+    """The time at which it was made, in seconds since 1970."""
     boot: str
-    """The boot of the machine in which it was used last."""
+    """The machine's boot id at its last use."""
     clean: bool = False
     """Whether its last user closed it."""
 
     @classmethod
     def read(cls, folder: CacheFolder) -> About | None:
-        """Read it; None where there is none that can be understood."""
+        """Read it; None if it is missing or cannot be understood."""
         try:
             return msgspec.json.decode(folder.read_file(ABOUT, _ABOUT_BYTES), type=cls)
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -97,7 +97,7 @@ class About(msgspec.Struct):
 
 
 def boot_id() -> str:
-    """Return what tells this boot of the machine from others."""
+    """Return an id of this boot of the machine."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -107,14 +107,14 @@ def boot_id() -> str:
 
 
 def record_end(folder: CacheFolder, about: About) -> None:
-    """Write down, as its last user, how the files are left. Raises OSError."""
+    """As the last user, write the digest of the files. Raises OSError."""
     folder.replace_file(LEFT, _digest(folder))
     about.clean = True
     about.write(folder)
 
 
 def record_use(folder: CacheFolder, about: About) -> None:
-    """Write down that a store in which nothing is wrong is used again."""
+    """Note that a store without damage is used again."""
     about.clean, about.boot = False, boot_id()
     with suppress(OSError):  # a full disk is no reason not to read what is there
         about.write(folder)
@@ -125,14 +125,14 @@ def record_use(folder: CacheFolder, about: About) -> None:
 
 
 def find_damage(folder: CacheFolder, about: About | None) -> str:
-    """Return what is wrong with a store that nobody else uses; "" for nothing.
+    """Return the damage in a store that no other process uses, or "".
 
-    Raises CacheError where that cannot be found out.
+    Raises CacheError where it cannot be checked.
     """
     if about is None:
-        return f"{ABOUT} cannot be read"
+        return f"its file {ABOUT} cannot be read"
     if about.format != FORMAT:
-        return f"it has format {about.format}, this version writes {FORMAT}"
+        return f"it has format {about.format}, and this version of stoker writes {FORMAT}"
     if not about.clean and about.boot != boot_id():
         return REBOOTED
     names = folder.list_names()
@@ -141,16 +141,16 @@ def find_damage(folder: CacheFolder, about: About | None) -> str:
             folder.stat_file(name)  # nothing but files
         size = folder.stat_file(DATA).st_size
         if size != about.limit_bytes:
-            return f"{DATA} has {size:,} bytes instead of {about.limit_bytes:,}"
+            return f"its file {DATA} has {size:,} bytes instead of {about.limit_bytes:,}"
         is_left = LEFT not in names or folder.read_file(LEFT, _DIGEST_BYTES) == _digest(folder)
     except OSError as error:
         return str(error)
-    changed = "" if is_left else "its files are not as its last user left them"
+    changed = "" if is_left else "its files were changed after its last user"
     return _find_damage_of_data(folder, about.limit_bytes) or changed
 
 
 def _digest(folder: CacheFolder) -> bytes:
-    """Return a digest of the files that are trusted without being read through."""
+    """Return a digest of the files that are not read through."""
     hashed = xxhash.xxh3_128(folder.read_file(DATA, _META_BYTES))
     hashed.update(folder.read_file(COUNTERS, Counters.SIZE_BYTES + 1))
     return hashed.hexdigest().encode()
@@ -159,16 +159,16 @@ def _digest(folder: CacheFolder) -> bytes:
 def _find_damage_of_data(folder: CacheFolder, limit_bytes: int) -> str:
     with closing(Counters(os.path.join(folder.inside, COUNTERS))) as counters:
         if counters.head[DAMAGED]:
-            return "items in it were not as they had been written"
+            return "readers found damaged items in it"
         if changed_ns(folder.inside) == counters.head[DATA_NS]:
             return ""  # nobody has written since the last item entered
     return _read_through_elsewhere(folder, limit_bytes)
 
 
 def _read_through_elsewhere(folder: CacheFolder, limit_bytes: int) -> str:
-    """Read the table through in another process.
+    """Read the whole table in another process.
 
-    Raises CacheError where that process cannot be run, or was ended by others.
+    Raises CacheError where that process cannot run, or was killed.
     """
     paths = [entry for entry in sys.path if isinstance(entry, str) and entry]
     try:
@@ -181,11 +181,17 @@ def _read_through_elsewhere(folder: CacheFolder, limit_bytes: int) -> str:
             check=False,
         )
     except OSError as error:
-        raise CacheError(f"the cache in {folder.path} cannot be checked: {error}") from error
+        raise CacheError(
+            f"stoker cannot check the cache in {folder.path}: {error}. Try again, or remove it "
+            f"(stoker cache remove {folder.path})"
+        ) from error
     lines = done.stderr.strip().splitlines()
     if _BEGINS not in done.stdout.splitlines() or -done.returncode in _FROM_OTHERS:
         why = lines[-1] if lines else f"its reader ended with code {done.returncode}"
-        raise CacheError(f"the cache in {folder.path} cannot be checked: {why}")
+        raise CacheError(
+            f"stoker cannot check the cache in {folder.path}: {why}. Try again, or remove it "
+            f"(stoker cache remove {folder.path})"
+        )
     if done.returncode == 0:
         return ""
     if done.returncode < 0:
@@ -194,14 +200,14 @@ def _read_through_elsewhere(folder: CacheFolder, limit_bytes: int) -> str:
 
 
 def _read_through(folder: str, limit_bytes: int) -> str:
-    """Return what is wrong with a store's table; "" for nothing."""
+    """Return the damage in a store's table, or ""."""
     lmdb = import_lmdb()
     print(_BEGINS, flush=True)
     with open(os.path.join(folder, DATA), "rb") as file:
         for page in range(2):
             file.seek(page * PAGE_BYTES + PAGE_HEADER_BYTES)
             if _META.unpack(file.read(_META.size))[0] != _MAGIC:
-                return "it does not begin as a store does"
+                return "it does not begin with a store's header"
     try:
         env = lmdb.open(folder, map_size=limit_bytes, readonly=True, lock=False, readahead=False)
         with env.begin(buffers=True) as txn:
@@ -227,12 +233,12 @@ _PATIENCE_S = 30.0
 
 
 class StoreDir:
-    """A user's hold on a store's folder; while it lasts, the folder stays.
+    """A user's shared lock on a store's folder, which keeps the folder.
 
     Attributes:
         folder: its path.
-        inside: a path that leads into it, whatever becomes of that one.
-        about: what it says.
+        inside: a path into it that stays valid if the folder is moved.
+        about: its description.
     """
 
     def __init__(self, folder: CacheFolder, users: int, about: About) -> None:
@@ -243,7 +249,7 @@ class StoreDir:
         self._users = users
 
     def leave(self) -> None:
-        """End the hold; the last user removes a temporary store and closes a kept one."""
+        """Release the lock; the last user removes a temporary store and closes a kept one."""
         try:
             if _try_lock(self._users, fcntl.LOCK_EX) and self._folder.is_current():
                 if self.about.temporary:
@@ -255,7 +261,7 @@ class StoreDir:
             self.drop()
 
     def drop(self) -> None:
-        """Close what was inherited over a fork: the parent still holds it."""
+        """Close the inherited lock in a forked child: the parent still holds it."""
         os.close(self._users)
         self._folder.close()
 
@@ -269,16 +275,16 @@ class StoreDir:
 def join(
     path: str, *, limit_bytes: int | None, describes: str, temporary: bool, on_damage: str
 ) -> StoreDir | None:
-    """Take hold of a store, which is made if it is not there.
+    """Join a store; make it if there is none.
 
     Args:
-        path: of its folder.
-        limit_bytes, describes, temporary: what it is made with. Without a limit none is made, and
-            None returned if there is none, or none that can stay.
-        on_damage: ``"rebuild"`` to begin anew, with a warning, or ``"refuse"``.
+        path: the store's folder.
+        limit_bytes, describes, temporary: properties of a new store. Without a limit no store is
+            made, and None is returned if there is none, or it must be removed.
+        on_damage: ``"rebuild"`` to make a damaged store anew, with a warning, or ``"refuse"``.
 
-    Raises CacheError where it is damaged and is refused, is no store, or is another user's; OSError
-    where it cannot be made.
+    Raises CacheError where the store is damaged and refused, the folder is not a store, or it is
+    another user's; OSError where the store cannot be made.
     """
     while True:
         folder = _open_own(path)
@@ -298,7 +304,9 @@ def join(
             except FileNotFoundError:  # it has just been removed
                 continue
             except OSError as error:
-                raise CacheError(f"the cache in {path} cannot be locked: {error}") from error
+                raise CacheError(
+                    f"stoker cannot lock the cache in {path}: {error}. Give path= on a local disk"
+                ) from error
             undo.callback(os.close, users)
             about = _enter(folder, users, on_damage)
             if about is not None:
@@ -308,7 +316,7 @@ def join(
 
 @contextlib.contextmanager
 def opened(path: str, parent: CacheFolder | None = None) -> Iterator[CacheFolder | None]:
-    """Open a store's folder to look at it; None where there is none that is this user's."""
+    """Open a store's folder for inspection; None if there is none of this user."""
     try:
         folder = _open_own(path, parent)
     except CacheError:
@@ -327,9 +335,9 @@ def is_in_use(folder: CacheFolder) -> bool:
 
 
 def remove_unused(folder: CacheFolder) -> bool:
-    """Remove a store, unless somebody uses it; tell whether it was removed.
+    """Remove a store unless it is in use; True if it was removed.
 
-    Raises CacheError where there is more in it.
+    Raises CacheError where it contains other files.
     """
     with _locked(folder) as alone:
         if alone:
@@ -338,7 +346,7 @@ def remove_unused(folder: CacheFolder) -> bool:
 
 
 def sweep(parent: CacheFolder) -> None:
-    """Remove what is half made or half removed in a folder, if no process holds it."""
+    """Remove half made or half removed stores in a folder that no process holds."""
     for name in filter(_LEFT_OVER.fullmatch, parent.list_names()):
         with contextlib.suppress(CacheError, OSError), CacheFolder(name, parent) as folder:
             folder.check_owner(alone=True)
@@ -349,7 +357,7 @@ def sweep(parent: CacheFolder) -> None:
 
 
 def _enter(folder: CacheFolder, users: int, on_damage: str) -> About | None:
-    """Take hold of a store that is there; None if that has to be tried again."""
+    """Join an existing store; None if the caller must try again."""
     path = folder.path
     alone = _try_lock(users, fcntl.LOCK_EX)
     if not alone:
@@ -366,17 +374,21 @@ def _enter(folder: CacheFolder, users: int, on_damage: str) -> About | None:
             if on_damage == "refuse":
                 raise CacheError(
                     f"the cache in {path} is damaged: {found}. Remove it (stoker cache remove "
-                    f"{path}), or have it made anew: on_damage='rebuild'"
+                    f"{path}), or give on_damage='rebuild' to make it anew"
                 )
             if found != REBOOTED:
-                warn(f"the cache in {path} is damaged ({found}) and is made anew", CacheWarning)
+                warn(
+                    f"the cache in {path} is damaged ({found}): stoker makes it anew", CacheWarning
+                )
             _remove(folder)
             return None
         assert about is not None
         record_use(folder, about)
         fcntl.flock(users, fcntl.LOCK_SH)
     if about is None:
-        raise CacheError(f"the cache in {path} does not say what it is: remove it")
+        raise CacheError(
+            f"the cache in {path} has no readable {ABOUT}: remove it (stoker cache remove {path})"
+        )
     return about
 
 
@@ -387,7 +399,7 @@ def _make(path: str, limit_bytes: int, describes: str, temporary: bool) -> Store
     with contextlib.suppress(FileNotFoundError, NotADirectoryError), CacheFolder(path) as found:
         if found.list_names() and not _is_store(found):
             raise CacheError(
-                f"{path} holds other things than a cache: give path= a folder of its own"
+                f"{path} contains files that are not a cache's: give path= an empty or new folder"
             )
     making = os.path.join(parent, _MAKING + secrets.token_hex(8))
     os.mkdir(making, 0o700)  # its owner's alone
@@ -398,9 +410,9 @@ def _make(path: str, limit_bytes: int, describes: str, temporary: bool) -> Store
             undo.callback(folder.clear, _USERS)
             if not folder.is_own(alone=False):
                 raise CacheError(
-                    f"no cache can be made in {parent}: its file system does not keep who may "
-                    "write to a folder, so that others may change the cache. Give path= on another "
-                    "one (ext4, xfs, btrfs, tmpfs)"
+                    f"stoker cannot make a cache in {parent}: its file system does not keep "
+                    "folder permissions, so other users could change the cache. Give path= on "
+                    "another file system (ext4, xfs, btrfs, tmpfs)"
                 )
             users = folder.open_file(_USERS, os.O_RDWR | os.O_CREAT)
         except FileNotFoundError:  # another process swept it
@@ -422,12 +434,14 @@ def _make(path: str, limit_bytes: int, describes: str, temporary: bool) -> Store
 
 
 def _remove(folder: CacheFolder) -> None:
-    """Remove a store whose users are locked out. Raises CacheError where there is more in it."""
+    """Remove a store whose users are locked out. Raises CacheError where it contains other
+    files."""
     path = folder.path
     foreign = _list_foreign(folder)
     if foreign:
         raise CacheError(
-            f"{path} holds other things than a cache, and is not removed: {min(foreign)!r}"
+            f"{path} contains files that are not a cache's ({min(foreign)!r}), so stoker does not "
+            "remove it: move them away first"
         )
     folder.rename(os.path.join(os.path.dirname(path), _GONE + secrets.token_hex(8)))
     folder.clear(_USERS)
@@ -435,13 +449,13 @@ def _remove(folder: CacheFolder) -> None:
 
 
 def _open_own(path: str, parent: CacheFolder | None = None) -> CacheFolder | None:
-    """Open a store's folder; None where there is none. Raises CacheError where it is another's."""
+    """Open a store's folder; None where there is none. Raises CacheError for another user's."""
     try:
         folder = CacheFolder(path, parent)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise CacheError(f"{path} cannot be opened: {error}") from error
+        raise CacheError(f"stoker cannot open {path}: {error}") from error
     with contextlib.ExitStack() as undo:
         undo.callback(folder.close)
         if not _is_store(folder):
@@ -452,13 +466,13 @@ def _open_own(path: str, parent: CacheFolder | None = None) -> CacheFolder | Non
 
 
 def _is_store(folder: CacheFolder) -> bool:
-    """Tell whether a folder is a store by what is in it, not another with such a name in it."""
+    """True if a folder's files are those of a store."""
     names, foreign = folder.list_names(), _list_foreign(folder)
     return _USERS in names and _USERS not in foreign and (ABOUT in names or not foreign)
 
 
 def _list_foreign(folder: CacheFolder) -> list[str]:
-    """Return the names in a folder that are no store's: its ``users`` has nothing in it."""
+    """Return the names in a folder that are not a store's; a store's ``users`` is empty."""
     names = folder.list_names()
     foreign = [n for n in names if n not in _NAMES and not n.startswith(_TEMPORARY_NAMES)]
     with contextlib.suppress(OSError):
@@ -469,7 +483,7 @@ def _list_foreign(folder: CacheFolder) -> list[str]:
 
 @contextlib.contextmanager
 def _locked(folder: CacheFolder, flags: int = os.O_RDWR) -> Iterator[bool]:
-    """Try to lock a folder exclusively; tell whether that worked, and it is still there."""
+    """Try to lock a folder exclusively; True if that worked and the folder is still there."""
     users = folder.open_file(_USERS, flags)
     try:
         yield _try_lock(users, fcntl.LOCK_EX) and folder.is_current()
@@ -478,7 +492,7 @@ def _locked(folder: CacheFolder, flags: int = os.O_RDWR) -> Iterator[bool]:
 
 
 def _try_lock(users: int, kind: int) -> bool:
-    """Lock exclusively or shared; if others hold it, a lock that was held before may be lost."""
+    """Try to lock; if others hold the lock, an earlier lock of this process may be lost."""
     try:
         fcntl.flock(users, kind | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -487,13 +501,13 @@ def _try_lock(users: int, kind: int) -> bool:
 
 
 def _wait_for_lock(users: int, folder: str) -> None:
-    """Lock together with others, as soon as no process is alone."""
+    """Take the shared lock, as soon as no process holds the exclusive one."""
     deadline = time.monotonic() + _PATIENCE_S
     while not _try_lock(users, fcntl.LOCK_SH):
         if time.monotonic() > deadline:
             raise CacheError(
-                f"the cache in {folder} has been locked for {_PATIENCE_S:.0f} s by a process "
-                "that checks or removes it"
+                f"a process that checks or removes the cache in {folder} has locked it for "
+                f"{_PATIENCE_S:.0f} s: try again when that process has ended"
             )
         # Locks have no wait with a limit; a hundredth of a second is no delay to opening a cache.
         time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""Admission off the fetch path: a thread of each process writes what its workers offer."""
+"""The writer thread: each process has one, which writes the items that workers offer."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _BUSY_S = 0.002
 class Writer:
     """Writes items into a store, several in a commit. ``offer`` never waits.
 
-    Its thread calls ``on_written`` with what became of items, and ``on_failure`` with why nothing
-    can be written any more.
+    Its thread calls ``on_written`` with the result of each commit, and ``on_failure`` with the
+    reason when no more can be written.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Writer:
         self._closed = False
 
     def offer(self, item: StoredItem) -> bool:
-        """Take an item to be written; False when there is no room for it now."""
+        """Queue an item; False when there is no room for it now."""
         with self._lock:
             if self._closed or self._bytes + item.size_bytes > max(QUEUE_BYTES, item.size_bytes):
                 return False
@@ -67,7 +67,7 @@ class Writer:
         return True
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until what was offered is written; False if that takes longer."""
+        """Wait until the offered items are written; False after the timeout."""
         with self._lock:
             self._is_flushing = True
             self._changed.notify_all()
@@ -77,11 +77,11 @@ class Writer:
 
     @property
     def is_here(self) -> bool:
-        """Whether this is the writer's own thread."""
+        """Whether the caller is the writer's own thread."""
         return self._thread is threading.current_thread()
 
     def close(self, timeout_s: float) -> None:
-        """Write what there is, if that takes no longer, and end."""
+        """Write the waiting items, up to a time limit, and end."""
         self.flush(timeout_s)
         with self._lock:
             self._closed = True
@@ -91,7 +91,7 @@ class Writer:
             self._thread.join()
 
     def before_fork(self) -> None:
-        """Hold still: the child gets a copy of what waits, which is not its own."""
+        """Pause: a forked child would otherwise write copies of the waiting items."""
         self._lock.acquire()
 
     def after_fork(self) -> None:
@@ -133,7 +133,7 @@ class Writer:
                 return self._free_pages(batch)
 
     def _free_pages(self, batch: list[StoredItem]) -> None:
-        """Drop from the page cache the files of what is in the store by now, whoever wrote it."""
+        """Drop from the page cache the files of items that are in the store by now."""
         of_files = [item for item in batch if item.file is not None]
         if not of_files or not hasattr(os, "posix_fadvise"):
             return

@@ -1,1 +1,1 @@
-"""One cache over the memories of several nodes."""
+"""A cache spread over the memories of several nodes, and Ray actors as workers."""

@@ -1,4 +1,4 @@
-"""When somebody who did not answer is tried again: later each time."""
+"""Backoff: a member that did not answer is tried again, later each time."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ LAST_S = 5.0
 
 
 class Backoff:
-    """Whether somebody answers, and when to try again if not.
+    """Whether a member answers, and when to try again if it does not.
 
     Args:
-        clock: tells the time, in seconds.
+        clock: returns the time, in seconds.
 
     Attributes:
         is_alive: whether the last try succeeded.
-        due_s: when to try again, if not: by the clock.
+        due_s: the clock's time of the next try, if it failed.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -34,12 +34,12 @@ class Backoff:
         return not self.is_alive and self._clock() >= self.due_s
 
     def succeeded(self) -> None:
-        """Note that there was an answer."""
+        """Note an answer."""
         self.is_alive = True
         self._delay_s = FIRST_S
 
     def failed(self) -> None:
-        """Note that there was none: the next try waits, twice as long each time up to 5 s."""
+        """Note a failed try: the wait before the next try doubles each time, up to 5 s."""
         self.is_alive = False
         self.due_s = self._clock() + self._delay_s
         self._delay_s = min(LAST_S, 2 * self._delay_s)

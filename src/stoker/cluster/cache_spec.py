@@ -1,8 +1,8 @@
-"""What a cache holds, told in a way that is the same on every host that has the same data.
+"""Cache specification: a cache's contents, described alike on all hosts with the same data.
 
-Stores of one host know files by absolute paths, times and inodes, which are others elsewhere. Nodes
-of a cluster agree on this instead, when they meet: whoever has another definition is refused, and
-told what differs.
+The stores of one host identify files by absolute paths, times and inodes, which differ between
+hosts. Nodes of a cluster compare this specification instead, when they connect: a node with another
+specification is refused, and told the difference.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import xxhash
 
 LABELS = {
     "kind": "the kind of source",
-    "operations": "what is done in front of the cache",
+    "operations": "the stages in front of the cache",
     "version": "version=",
     "examples": "the number of examples",
     "names": "the examples' names",
@@ -21,27 +21,27 @@ LABELS = {
 
 
 class CacheSpec(msgspec.Struct, frozen=True):
-    """The definition of a partitioned cache. No field says where anything lies."""
+    """The contents of a partitioned cache. No field depends on a host's paths."""
 
     kind: str
-    """Of the source."""
+    """The kind of source."""
     operations: list[str]
-    """What is done to its examples before they are kept, with the functions' names."""
+    """The stages before the cache, with the functions' names."""
     version: str
-    """What the user says it is; "" for nothing."""
+    """The user's ``version=``; "" for none."""
     examples: int
-    """How many there are."""
+    """The number of examples."""
     names: str
-    """A digest of what they are called, in order."""
+    """A digest of the examples' names, in order."""
     sizes: str
     """A digest of the sizes of some of their files."""
 
     def digest(self) -> bytes:
-        """Return 8 bytes that tell it from others."""
+        """Return 8 bytes that identify this specification."""
         return xxhash.xxh3_64_digest(msgspec.msgpack.encode(self))
 
     def differences(self, other: CacheSpec) -> str:
-        """Say in what it differs from another one, for people; "" if it does not."""
+        """Return the differences from another one, for people; "" for none."""
         found = []
         for name, label in LABELS.items():
             here, there = getattr(self, name), getattr(other, name)

@@ -1,9 +1,9 @@
-"""The other members as a process knows them now: the map, who answers, who takes anything.
+"""One process's view of the other members: the map, which ones answer, which have room.
 
-An item belongs to the first member in its rank (``owners``) that is alive. Who misses one asks that
-member and the next, and no others; what neither has is read from storage, and brought to the first
-of them that has room. So a lost member costs what it had, once, and one that comes back, or is new,
-is brought what others still find behind it.
+An item belongs to the first live member in its ranking (``owners``). A process that misses an item
+asks that member and the next, and no others; an item that neither has is read from storage, and put
+into the first of them that has room. So a lost member costs one more read of each of its items, and
+a new or returning member gets items that other processes still find at the member behind it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from stoker.schedule.owners import OwnerMap
 _IN_TURN = 2
 
 HOME = "home"
-"""In place of a member: this host's own store."""
+"""Stands for a member: this host's own store."""
 
 
 class ClusterView:
@@ -33,16 +33,15 @@ class ClusterView:
     Args:
         token: the cluster's secret.
         definition: what this process caches.
-        home_has_room: whether this host's store takes anything.
-        on_change: is told how many members there are, how many of them answer, and the version of
-            the map.
+        home_has_room: whether this host's store has room.
+        on_change: called with the number of members, the number that answer, and the map's version.
 
     Attributes:
-        lock: on all that is known of them, and on what waits for them. Nothing under it waits for
+        lock: guards all knowledge of members and all queues for them. No code under it waits for
             another node.
-        changed: a condition over it: something is to be done.
-        is_closed: whether nothing is to be done any more.
-        view: the map, and how its members are reached.
+        changed: a condition over it: there is work.
+        is_closed: whether all work has ended.
+        view: the map, and the connections to its members.
     """
 
     def __init__(
@@ -63,18 +62,18 @@ class ClusterView:
 
     @property
     def all(self) -> list[RemoteNode]:
-        """Those that are not on this host."""
+        """The members on other hosts."""
         return [peer for peer in self.view.peers if peer is not None]
 
     @property
     def have_room(self) -> bool:
-        """Whether any of them, or this host's store, takes anything."""
+        """Whether any of them, or this host's store, has room."""
         return self._home_has_room() or any(peer.is_alive and not peer.is_full for peer in self.all)
 
     def place(self, key: bytes, before: str | None = None) -> str | None:
-        """Return who an item is to be brought to: a member's name, ``HOME``, or None for nobody.
+        """Return the member that should store an item: its name, ``HOME``, or None for none.
 
-        With ``before``, only to one that ranks before that member.
+        With ``before``, only members that rank before that one.
         """
         with self.lock:
             view, alive = self.view, 0
@@ -94,7 +93,7 @@ class ClusterView:
         return None
 
     def whom_to_ask(self, keys: list[bytes], answered: frozenset[str]) -> list[RemoteNode | None]:
-        """Return the next member who may have each item; None for nobody. With ``lock`` held.
+        """Return the next member that may have each item; None for none. With ``lock`` held.
 
         Args:
             answered: the members that do not have them.
@@ -124,7 +123,7 @@ class ClusterView:
         self.tell()
 
     def tell(self) -> None:
-        """Tell how many there are, and answer."""
+        """Report the numbers of members and of members that answer."""
         view = self.view
         alive = sum(peer is None or peer.is_alive for peer in view.peers)
         self._on_change(len(view.peers), alive, view.owners.version)

@@ -1,4 +1,4 @@
-"""Asking the other members for what is missing here: all that waits for one goes in one request."""
+"""Lookups at other members: all keys that wait for one member go in one request."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from stoker.transport.link import LinkError
 
 
 class FetchQueue:
-    """Hands questions to members, and what nobody has to who asked; any thread may call it.
+    """Batches lookups per member; reports keys that no member has. Any thread may call it.
 
-    Threads that ``run`` do the asking. Each has one member at a time, and no two have the same.
+    Threads in ``run`` send the requests. Each serves one member at a time, no two the same.
     """
 
     def __init__(self, neighbours: ClusterView) -> None:
@@ -30,7 +30,7 @@ class FetchQueue:
         return asked
 
     def run(self) -> None:
-        """Ask until all is closed."""
+        """Send requests until the view is closed."""
         neighbours = self._neighbours
         while True:
             with neighbours.lock:
@@ -48,14 +48,14 @@ class FetchQueue:
                     peer.is_served = False
 
     def take_from(self, peer: RemoteNode) -> None:
-        """Ask others for what waits for a member that has left."""
+        """Ask other members for the keys that wait for a member that has left."""
         with self._neighbours.lock:
             errands, peer.errands = peer.errands, []
         for errand in errands:
             self._route(errand.asked, errand.keys, errand.answered)
 
     def _route(self, asked: PendingGet, keys: list[bytes], answered: frozenset[str]) -> None:
-        """Hand each question to the next who may know; what nobody may is missing."""
+        """Queue each key at the next member that may have it; report the rest as missing."""
         missing: list[bytes] = []
         neighbours = self._neighbours
         with neighbours.lock:
@@ -75,7 +75,7 @@ class FetchQueue:
         asked.miss(missing)
 
     def _serve(self, peer: RemoteNode, errands: list[QueuedGet]) -> None:
-        """Ask a member for all that waits for it, in one request."""
+        """Ask a member for all keys that wait for it, in one request."""
         keys = [key for errand in errands for key in errand.keys]
         name, line = peer.member.name, peer.asking
         try:

@@ -1,4 +1,4 @@
-"""The other members as a process reaches them: asked for what is missing here, brought what is new.
+"""One process's client of the other members: it looks items up there and sends new ones.
 
 Three kinds of threads, all of this process: a few ask (``fetch_queue``), one brings
 (``replicate_queue``), one, here, looks after those that do not answer and after the membership.
@@ -40,15 +40,15 @@ class NodeClient:
     """The other members of a cluster, for one process.
 
     Args:
-        membership: who they are.
-        definition: what this process caches.
-        home_has_room: whether this host's store takes anything.
+        membership: lists them.
+        definition: the specification of this process's cache.
+        home_has_room: whether this host's store has room.
         keep: stores an item on this host.
-        on_refused: is told what was taken to be brought to others, and did not enter anywhere.
-        on_change: is told how many members there are, how many of the others answer, and the
-            version of the map.
+        on_refused: called with the items that were taken for other members, and that none stored.
+        on_change: called with the number of members, the number of others that answer, and the
+            map's version.
 
-    Raises DefinitionRefused where a member keeps something else.
+    Raises DefinitionRefused where a member keeps another cache.
     """
 
     def __init__(
@@ -79,17 +79,17 @@ class NodeClient:
 
     @property
     def is_current(self) -> bool:
-        """Whether it can be used: it is open, and this process's own."""
+        """Whether it can be used: it is open, and was made by this process."""
         return self._owner.is_current and not self._neighbours.is_closed
 
     @property
     def owner_map(self) -> OwnerMap:
-        """Who owns what, by what is known of the members now."""
+        """The owner of each item, by the members known now."""
         return self._neighbours.view.owners
 
     @property
     def have_room(self) -> bool:
-        """Whether any of them, or this host's store, takes anything."""
+        """Whether any of them, or this host's store, has room."""
         return self._neighbours.have_room
 
     def ask(
@@ -99,22 +99,22 @@ class NodeClient:
         return self._asking.ask(keys, on_missing)
 
     def place(self, key: bytes, before: str | None = None) -> str | None:
-        """Return who an item is to be brought to: a member's name, ``HOME``, or None for nobody.
+        """Return the member that should store an item: its name, ``HOME``, or None for none.
 
-        With ``before``, only to one that ranks before that member.
+        With ``before``, only members that rank before that one.
         """
         return self._neighbours.place(key, before)
 
     def bring(self, record: Record) -> bool:
-        """Take an item that is to be brought to who it belongs to; False where too much waits."""
+        """Queue an item for the member that it belongs to; False if the queue is full."""
         return self._bringing.offer(record)
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until all that was taken is stored, or refused; False if that takes longer."""
+        """Wait until all queued items are stored, or refused; False after the timeout."""
         return self._bringing.flush(timeout_s)
 
     def close(self) -> None:
-        """Bring what waits, if that takes no longer than 5 s, and end connections and threads.
+        """Send queued items for at most 5 s, then end connections and threads.
 
         Does nothing in a forked child.
         """
@@ -209,4 +209,4 @@ class NodeClient:
     def _warn(self, text: str) -> None:
         if not self._has_warned:
             self._has_warned = True
-            warn(f"{text}. It is left out", CacheWarning)
+            warn(f"{text}. Its cache is not used", CacheWarning)

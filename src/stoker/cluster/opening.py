@@ -1,4 +1,4 @@
-"""How a cache comes to a cluster: what it says it holds, and how its members are found."""
+"""Opening a cache over several nodes: its specification, and its members."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SIZES = 256
 
 
 class Indexed(Protocol):
-    """What is asked of a source."""
+    """A source's part of a specification."""
 
     @property
     def name(self) -> str: ...
@@ -43,10 +43,10 @@ def of_chain(
     version: str | None,
     **settings: Any,
 ) -> PartitionedCache:
-    """Make a cache over several nodes of what comes out of a source and operations.
+    """Make a cache over several nodes for a source and its operations.
 
-    Raises TypeError or ValueError for what is no cluster, and ValueError where only a version could
-    tell other nodes what is kept.
+    Raises TypeError or ValueError for an invalid ``cluster``, and ValueError where only a version
+    could identify the cache's contents on other nodes.
     """
     join = joining(cluster, insecure=insecure)
     definition = definition_of(source, operations, version)
@@ -71,9 +71,9 @@ def of_dataset(
 
 
 def joining(cluster: object, *, insecure: bool = False) -> Join:
-    """Return how to join a cluster as a user names it.
+    """Return a function that joins the cluster that ``cluster=`` names.
 
-    Raises TypeError or ValueError for what is none, ImportError for Ray's where Ray is not there.
+    Raises TypeError or ValueError for an invalid name, ImportError for Ray's without Ray.
     """
     if cluster == "torchrun":
         from stoker.cluster.members.torchrun import join
@@ -86,7 +86,8 @@ def joining(cluster: object, *, insecure: bool = False) -> Join:
         return partial(ray_hosts.join, insecure=insecure)
     if insecure:
         raise ValueError(
-            "insecure=True is said to the keepers: stoker cache serve --insecure on each host"
+            "with a list of keepers, insecure=True belongs to the keepers: run stoker cache "
+            "serve --insecure on each host, and leave insecure= out"
         )
     return partial(_join_hosts, check_hosts(cluster))
 
@@ -98,16 +99,16 @@ def _join_hosts(
 
 
 def definition_of(source: Indexed, operations: Iterable[Any], version: str | None) -> CacheSpec:
-    """Return the definition of what comes out of a source and operations.
+    """Return the specification of a source and its operations.
 
-    Raises ValueError where only a version could tell other nodes what that is.
+    Raises ValueError where only a version could identify that on other nodes.
     """
     operations = list(operations)
     if chain_identity(source, operations, version) is None:
         raise ValueError(
-            "a cache over several nodes has to know its items on all of them, but nothing tells "
-            "whether another node has the same data and functions: give version= (and change it "
-            "whenever data or functions change)"
+            "a cache over several nodes must recognise its items on every node, but this data "
+            "and these functions have no identity that other nodes can compare: give version= "
+            "(and change it whenever data or functions change)"
         )
     count = len(source)
     names = xxhash.xxh3_128()

@@ -1,4 +1,4 @@
-"""A cache whose items lie with the members of a cluster, each with one of them."""
+"""A cache partitioned over a cluster: each item is stored by one member."""
 
 from __future__ import annotations
 
@@ -34,15 +34,14 @@ from stoker.stats import CacheCounts, CacheStats
 from stoker.transport import codec
 
 Join = Callable[[CacheSpec, Limit, str | None], Membership]
-"""Joins a cluster that keeps what a definition says; a limit and a folder are for a store that is
-made on this host."""
+"""Joins the cluster of a specification; limit and folder apply to a store made on this host."""
 
 
 class PendingLookups:
-    """What a run has asked the other members for, ahead of its use; any thread may call it.
+    """Lookups that a run has sent to other members ahead of use; any thread may call it.
 
     Args:
-        cache: that of the run.
+        cache: the run's cache.
     """
 
     def __init__(self, cache: PartitionedCache) -> None:
@@ -54,9 +53,9 @@ class PendingLookups:
     def expect(
         self, keys: Sequence[bytes], on_missing: Callable[[list[bytes]], None] | None = None
     ) -> None:
-        """Begin to ask for items that are not here; each is for one ``find``. Returns at once.
+        """Start to look up items that this host lacks; each is for one ``find``. Returns at once.
 
-        ``on_missing`` is told, by another thread, what nobody has.
+        Another thread calls ``on_missing`` with the items that no member has.
         """
         asked = self._cache.ask(keys, on_missing)
         if asked is None:
@@ -67,7 +66,7 @@ class PendingLookups:
                     self._asked.setdefault(key, []).append(asked)
 
     def find(self, keys: Sequence[bytes], sizes: Sequence[int] | None = None) -> list[Any]:
-        """Return what is there as ``ExampleCache.find`` does; waits for what was expected."""
+        """Return items as ``ExampleCache.find`` does; waits for the expected ones."""
         waiting: dict[bytes, PendingGet] = {}
         with self._lock:
             for key in keys:
@@ -82,7 +81,7 @@ class PendingLookups:
         return self._cache.find_gathered(keys, sizes, gathered, late)
 
     def close(self) -> None:
-        """Let go of everything that was asked for and not taken."""
+        """Drop all lookups whose items were not taken."""
         with self._lock:
             self._closed = True
             self._asked.clear()
@@ -90,18 +89,18 @@ class PendingLookups:
 
 @thread_safe
 class PartitionedCache(ExampleCache):
-    """A cache over several nodes; pickles, and reaches the others from each process that uses it.
+    """A cache over several nodes; picklable, and connects to the others in each process.
 
     The store on this host is looked up first, without anybody in the way. What it does not have is
     asked for at the other members (``node_client``). On a host without a member nothing is kept: a
     store of least size holds the counts.
 
     Args:
-        limit: of the store on this host, where the cluster is such that it is made from here.
-        join: how to join the cluster.
-        definition: what is kept, the same on all nodes.
+        limit: the size of this host's store, where the job starts the keepers itself.
+        join: joins the cluster.
+        definition: the cache's specification, the same on all nodes.
         path: the folder of the store on this host, or None.
-        describes: what is in it, for people.
+        describes: the contents, for people.
     """
 
     is_shared_by_nodes = True
@@ -119,7 +118,10 @@ class PartitionedCache(ExampleCache):
         on_damage: str,
     ) -> None:
         if admit != "first":
-            raise ValueError("a cache over several nodes admits what comes first: leave out admit=")
+            raise ValueError(
+                "a cache over several nodes admits items in the order in which they come: leave "
+                "out admit="
+            )
         super().__init__(
             limit,
             path=path,
@@ -154,9 +156,9 @@ class PartitionedCache(ExampleCache):
             self._settle(self._membership)  # another node's store may be the near one now
 
     def open(self) -> bool:
-        """Join the cluster, once, and take hold of the store on this host.
+        """Join the cluster, once, and open the store on this host.
 
-        Raises CacheError where there is no cluster to join, or it keeps something else.
+        Raises CacheError where there is no cluster to join, or it keeps another cache.
         """
         if self._membership is None:
             self._settle(self._join(self._definition, self.limit, self._path))
@@ -165,7 +167,7 @@ class PartitionedCache(ExampleCache):
         return is_first
 
     def _settle(self, membership: Membership) -> None:
-        """Take the store that is on this host, or one for the counts."""
+        """Use this host's store, or a small one for the counts."""
         if membership.folder is not None:
             self.folder = membership.folder
         else:
@@ -177,7 +179,7 @@ class PartitionedCache(ExampleCache):
         self._membership = membership
 
     def key(self, fingerprint: Fingerprint, place: int | str) -> bytes:
-        """Return an item's key, which is the same on all nodes: of a file its size counts."""
+        """Return an item's key, the same on all nodes; it depends on a file's size."""
         version = 0 if fingerprint.changed_ns else fingerprint.version
         told = (self._digest, fingerprint.size_bytes, version, fingerprint.label)
         if isinstance(place, str):
@@ -201,9 +203,9 @@ class PartitionedCache(ExampleCache):
         gathered: Mapping[bytes, Found | None],
         late: int = 0,
     ) -> list[Any]:
-        """Return what is there as ``find`` does; what was ``gathered`` is not asked for again.
+        """Return items as ``find`` does; the ``gathered`` ones are not looked up again.
 
-        ``late``: of how many of these nothing was known in time.
+        ``late``: for how many of these no answer came in time.
         """
         here = [at for at, key in enumerate(keys) if key not in gathered]
         values: list[Any] = [MISSING] * len(keys)
@@ -238,7 +240,7 @@ class PartitionedCache(ExampleCache):
         return values
 
     def _read(self, found: Found) -> tuple[Any] | None:
-        """Return a member's item, which is taken where it belongs; None if it is damaged."""
+        """Return a member's item, and store it where it belongs; None if it is damaged."""
         record = found.record
         try:
             if checksum_of(record.key, record.data) != record.checksum:
@@ -257,7 +259,7 @@ class PartitionedCache(ExampleCache):
 
     @property
     def takes(self) -> bool:
-        """Whether something can still enter, here or elsewhere."""
+        """Whether any store, here or at other members, has room."""
         peers = self._reached()
         return peers is not None and peers.have_room
 
@@ -272,7 +274,7 @@ class PartitionedCache(ExampleCache):
         return self._bring(to, Record(item.key, data, checksum_of(item.key, data)))
 
     def _bring(self, to: str, record: Record) -> bool:
-        """Take an item to who it belongs to; False where that cannot be done in time."""
+        """Store an item at the member that it belongs to; False if that is too slow."""
         handle, peers = self._opened(), self._reached()
         if handle is None or peers is None:
             return False
@@ -312,12 +314,12 @@ class PartitionedCache(ExampleCache):
         return "" if membership is None else membership.home or ""
 
     def owner_map(self) -> OwnerMap:
-        """Return the map as this process knows it now."""
+        """Return this process's current map."""
         peers = self._reached()
         return OwnerMap.of((), 0) if peers is None else peers.owner_map
 
     def _reached(self) -> NodeClient | None:
-        """Return the other members as this process reaches them; None where there is no store."""
+        """Return this process's client of the other members; None where there is no store."""
         peers = self._peers
         if peers is not None and peers.is_current:
             return peers
@@ -342,7 +344,7 @@ def _stored(record: Record, user: tuple[int, int]) -> StoredItem:
 def _reach(
     membership: Membership, definition: CacheSpec, handle: Handle, user: tuple[int, int]
 ) -> NodeClient:
-    """Reach the other members. What they call does not hold on to the cache."""
+    """Connect to the other members. Their callbacks hold no reference to the cache."""
     store = handle.store
     has_home = membership.home is not None
 

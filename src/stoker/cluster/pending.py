@@ -1,4 +1,4 @@
-"""What a process has asked the other members for, until all of it is known."""
+"""Pending lookups at other members, until all answers are in."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ worth of ``DEADLINE_S``."""
 
 
 class Found(NamedTuple):
-    """An item that a member had."""
+    """An item that a member sent."""
 
     record: Record
     member: str
@@ -24,20 +24,21 @@ class Found(NamedTuple):
 
 
 class Known(NamedTuple):
-    """What became of what was asked for."""
+    """The results of a lookup."""
 
     found: dict[bytes, Found]
     """By key."""
     late: frozenset[bytes]
-    """Keys of which nothing was known in time."""
+    """Keys whose answers did not come in time."""
 
 
 class PendingGet:
-    """Items that were asked for together.
+    """Items that were looked up together.
 
     Args:
-        keys: of them.
-        on_missing: is told, by another thread, which ones nobody has, before that is known here.
+        keys: their keys.
+        on_missing: called by another thread with the keys that no member has, before ``wait``
+            returns them.
     """
 
     def __init__(
@@ -52,20 +53,20 @@ class PendingGet:
             self._done.give()
 
     def wait(self) -> Known:
-        """Return what was found when all is known, or after ``PATIENCE_S``."""
+        """Return the results when all answers are in, or after ``PATIENCE_S``."""
         with contextlib.suppress(TimeoutError):
             self._done.wait(PATIENCE_S)
         with self._lock:
             return Known(dict(self._found), frozenset(self._unknown))
 
     def give(self, found: Sequence[Found]) -> None:
-        """Take what was found."""
+        """Note found items."""
         with self._lock:
             self._found.update((each.record.key, each) for each in found)
         self._know(each.record.key for each in found)
 
     def miss(self, keys: list[bytes]) -> None:
-        """Take note of what was not."""
+        """Note missing keys."""
         if keys and self._on_missing is not None:
             self._on_missing(keys)
         self._know(keys)

@@ -1,4 +1,4 @@
-"""Another member as a process reaches it, and the map that says who keeps what."""
+"""Another member's connections and queue, and the map from items to members."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ _KEPT = 1 << 16
 
 
 def key_of(place: int, rest: bytes) -> bytes:
-    """Return the key of the item at a place in its source; ``rest``: 8 bytes that say which."""
+    """Return the key of the item at a place in its source; ``rest``: 8 bytes that identify it."""
     return (place & 0xFFFFFFFFFFFFFFFF).to_bytes(8, "big") + rest
 
 
 def place_of(key: bytes) -> int:
-    """Return the place that a key tells."""
+    """Return the place encoded in a key."""
     return int.from_bytes(key[:8], "big")
 
 
 class QueuedGet(NamedTuple):
-    """Keys that a member is to be asked for."""
+    """Keys that wait to be looked up at a member."""
 
     asked: PendingGet
     keys: list[bytes]
     answered: frozenset[str]
-    """The members that do not have them."""
+    """The members known to lack them."""
 
 
 class RemoteNode:
     """Another member.
 
     Attributes:
-        member: which one.
+        member: its name and address.
         backoff: whether it answers, and when to try again.
-        is_full: whether it has said that nothing enters its store any more.
-        errands: what waits to be asked.
-        is_served: whether a thread asks it just now, or is about to.
-        asking, bringing: connections to it, while it is alive.
+        is_full: whether it has reported that its store is full.
+        errands: the lookups that wait for it.
+        is_served: whether a thread sends its lookups now, or is about to.
+        asking, bringing: connections for lookups and for storing items, while it is alive.
     """
 
     def __init__(self, member: Member) -> None:
@@ -74,7 +74,7 @@ class RemoteNode:
 
 
 class MemberMap:
-    """A map, and how its members are reached: None for this host's own."""
+    """A map, and its members' connections: None for this host's own store."""
 
     def __init__(self, owners: OwnerMap, peers: list[RemoteNode | None]) -> None:
         self.owners = owners
@@ -86,7 +86,7 @@ class MemberMap:
         return self.owners.members[self.owners.owner(place_of(key))].name
 
     def ranked(self, key: bytes) -> Sequence[int]:
-        """Return the numbers of all members, for an item: who it belongs to comes first."""
+        """Return the numbers of all members in an item's ranking, its owner first."""
         place = place_of(key)
         found = self._ranks.get(place)
         if found is None:

@@ -1,4 +1,4 @@
-"""Bringing the other members what is theirs, in the background and many items at a time."""
+"""Sending items to the members that they belong to, in the background, many at a time."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _GATHER_S = 0.05
 
 
 class ReplicateQueue:
-    """A queue of items, and who brings them. One thread is to ``run``.
+    """A queue of items for other members. One thread calls ``run``.
 
     Args:
-        neighbours: who they are brought to.
+        neighbours: the members that store them.
         keep: stores an item on this host.
-        on_refused: is told what was taken to be brought, and did not enter anywhere.
+        on_refused: called with the items that were queued, and that no member stored.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class ReplicateQueue:
         self._is_flushing = False
 
     def offer(self, record: Record) -> bool:
-        """Take an item; False where too much waits."""
+        """Queue an item; False if the queue is full."""
         size = len(record.data)
         with self._neighbours.lock:
             is_closed = self._neighbours.is_closed
@@ -55,7 +55,7 @@ class ReplicateQueue:
         return True
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until all that was taken is stored, or refused; False if that takes longer."""
+        """Wait until all queued items are stored, or refused; False after the timeout."""
         neighbours = self._neighbours
         with neighbours.lock:
             self._is_flushing = True
@@ -67,7 +67,7 @@ class ReplicateQueue:
         return done
 
     def run(self) -> None:
-        """Bring until all is closed."""
+        """Send items until the view is closed."""
         neighbours = self._neighbours
         while True:
             with neighbours.lock:
@@ -92,7 +92,7 @@ class ReplicateQueue:
         return is_closed or self._is_flushing or self._queued_bytes >= _PUT_BYTES
 
     def _bring_all(self, records: list[Record]) -> None:
-        """Bring each item to the first who takes it."""
+        """Send each item to the first member that takes it."""
         while records:
             by_name: dict[str | None, list[Record]] = {}
             for record in records:
@@ -108,7 +108,7 @@ class ReplicateQueue:
                     records += self._bring_to(name, some)
 
     def _bring_to(self, name: str, records: list[Record]) -> list[Record]:
-        """Bring items to a member; return what it cannot take, for others."""
+        """Send items to a member; return the ones that it refuses, for others."""
         neighbours = self._neighbours
         peer = next((peer for peer in neighbours.all if peer.member.name == name), None)
         if peer is None:

@@ -1,1 +1,1 @@
-"""Ranks: which part is this process's, and what the others say."""
+"""Ranks: this process's shard, and the exchange between ranks."""

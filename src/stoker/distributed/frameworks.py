@@ -3,8 +3,8 @@ gives each rank its part.
 
 Frameworks do not say who they are. Nothing here imports one.
 
-Where a framework gives each rank its part of the data, it cannot do so here, and its users count on
-it: that is an error.
+A framework that shards the data cannot shard a stoker pipeline, and its users rely on sharding:
+that is an error.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ def _frames() -> Iterator[tuple[str, FrameType]]:
 
 
 def reads_ahead() -> str | None:
-    """Name the framework whose fetcher is calling, if one is.
+    """Return the name of the framework whose fetcher is calling, or None.
 
-    Lightning's reads a batch ahead of the trainer where there is no ``len()``.
+    Lightning's fetcher reads a batch ahead of the trainer where there is no ``len()``.
     """
     for module, _ in _frames():
         if module.startswith(_LIGHTNING) and module.endswith(".loops.fetchers"):
@@ -61,7 +61,7 @@ def _fit_loop() -> Any:
 
 
 def ends_epoch() -> bool:
-    """Return whether Lightning is calling, and is through with its epoch, however much it left."""
+    """True if Lightning is calling, and has ended its epoch, whether or not batches are left."""
     loop = _fit_loop()
     if loop is None or not loop.epoch_loop.batch_progress.is_last_batch:
         return False
@@ -69,7 +69,7 @@ def ends_epoch() -> bool:
 
 
 def untrained() -> int:
-    """Return how many batches Lightning was handed that it is training on: it may never end."""
+    """Return how many batches Lightning has received and not finished training on."""
     loop = _fit_loop()
     return 0 if loop is None else _untrained(loop)
 
@@ -104,7 +104,7 @@ def left_aside(is_for: Callable[[Any], bool]) -> Any:
 
 
 def distributing() -> str | None:
-    """Name the framework that gives each rank its part of the data, if one is at work."""
+    """Return the name of the framework that shards the data, or None."""
     for module, _ in _frames():
         if module.startswith(_LIGHTNING):
             return "Lightning"
@@ -117,7 +117,7 @@ def distributing() -> str | None:
 
 
 def keeps_one_state() -> str | None:
-    """Name the framework that is asking for one rank's state, to give it to all of them later."""
+    """Return the name of a framework that saves one rank's state for all ranks, or None."""
     for module, _ in _frames():
         if module.startswith(_LIGHTNING):
             return "Lightning"
@@ -127,7 +127,7 @@ def keeps_one_state() -> str | None:
 
 
 def is_calling(module_prefix: str) -> bool:
-    """Return whether code of such a module is calling."""
+    """True if code of such a module is calling."""
     return any(module.startswith(module_prefix) for module, _ in _frames())
 
 
@@ -152,7 +152,10 @@ def warn_unsharded() -> None:
 
     Raises ValueError where a framework distributes; so do the functions below.
     """
-    shard = ".shard() gives each its part (.shard(rank=0, world=1) says that all are meant)"
+    shard = (
+        "add .shard(), which gives each rank its own part (.shard(rank=0, world=1) if every rank "
+        "needs all examples)"
+    )
     where = {
         "Lightning": "in train_dataloader(), where ranks are known",
         "Accelerate": "behind Accelerator()",
@@ -164,40 +167,53 @@ def warn_unsharded() -> None:
 
 
 def warn_unsharded_loader(loader: Any) -> None:
-    """Warn where each of several ranks iterates over a loader that nothing seems to divide.
+    """Warn where each of several ranks iterates over a loader that seems not to be sharded.
 
-    What a dataset does by itself cannot be told. Ray's own and Keras's generators are divided
-    elsewhere, so there only what has a sampler is refused.
+    A dataset may shard itself unnoticed. Ray's own and Keras's generators are sharded elsewhere, so
+    under these only loaders with a sampler are refused.
     """
     if _ranks() < 2 or _divides(loader, _DEPTH):  # nothing of it is touched if there is one rank
         return
-    sampler = "DataLoader(dataset, sampler=DistributedSampler(dataset)) gives each its part"
-    says = "A dataset or a sampler that divides by itself says so by attributes num_replicas, rank"
+    sampler = (
+        "use DataLoader(dataset, sampler=DistributedSampler(dataset)), which gives each rank its "
+        "own part"
+    )
+    says = (
+        "A dataset or a sampler that shards by itself needs the attributes num_replicas and rank, "
+        "so that this check sees it"
+    )
     within = {
         "Lightning": f"{sampler}, made in train_dataloader(), where the ranks are known. {says}",
-        "Accelerate": f"stoker.echo(accelerator.prepare(loader)) gives each its part. {says}",
+        "Accelerate": "use stoker.echo(accelerator.prepare(loader)), which gives each rank its own "
+        f"part. {says}",
     }
     if hasattr(loader, "sampler"):
-        prepared = "stoker.echo(ray.train.torch.prepare_data_loader(loader)) gives each its part"
+        prepared = (
+            "use stoker.echo(ray.train.torch.prepare_data_loader(loader)), which gives each rank "
+            "its own part"
+        )
         within["Ray Train"] = f"{prepared}. {says}"
         within["Keras"] = f"{sampler}, with num_replicas= and rank=. {says}"
     _tell(
         f"batches of the {type(loader).__name__}",
-        f"no DistributedSampler was found in it. {sampler}. (Where the dataset divides itself, or "
-        "all are meant: warnings.filterwarnings('ignore', 'each of '))",
+        f"the loader has no DistributedSampler; {sampler}. (If the dataset shards itself, or "
+        "every rank needs all examples: warnings.filterwarnings('ignore', 'each of '))",
         within,
     )
 
 
 def warn_unsharded_feed() -> None:
-    """Warn where each of several ranks is handed all batches of a feed."""
-    advice = "have the feed serve examples (no .batch() there), and .shard() and .batch() them here"
+    """Warn where each of several ranks receives all batches of a feed."""
+    advice = (
+        "have the feed serve examples (leave .batch() out of its pipeline), and call .shard() and "
+        ".batch() here"
+    )
     framework = distributing()
     _tell("batches of the feed", advice, {} if framework is None else {framework: advice})
 
 
 def _ranks() -> int:
-    """Count the ranks that there are; where there is no group, the processes of a launcher."""
+    """Return the number of ranks; without a process group, of the launcher's processes."""
     group, there = own_rank(), launched()
     if group is None:
         return 1 if there is None else there.world
@@ -205,7 +221,7 @@ def _ranks() -> int:
 
 
 def _tell(what: str, advice: str, within: dict[str, str]) -> None:
-    """Warn once, or raise ValueError where what a framework's users are to do is given."""
+    """Warn once, or raise ValueError if ``within`` has advice for the calling framework."""
     if _ranks() < 2:
         return
     told = f"each of {_ranks()} ranks iterates over all {what}: "
@@ -219,7 +235,7 @@ def _tell(what: str, advice: str, within: dict[str, str]) -> None:
 
 
 def _divides(part: Any, depth: int) -> bool:
-    """Whether something in a loader knows its rank among several."""
+    """Whether some object in a loader knows its rank among several."""
     if part is None or not depth:
         return False
     with contextlib.suppress(Exception):  # properties of foreign objects may raise anything

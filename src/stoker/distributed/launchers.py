@@ -1,7 +1,7 @@
-"""Ranks that a launcher tells of in the environment: torchrun, srun, mpirun.
+"""Ranks from a launcher's environment variables: torchrun, srun, mpirun.
 
-Nothing is divided by them unless somebody asks for it (``.shard(env=True)``): a launcher starts
-processes that have nothing to do with each other just as well.
+They shard data only on request (``.shard(env=True)``): a launcher may also start processes that
+have nothing to do with each other.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _SIZES = {
 
 
 class Launched(NamedTuple):
-    """What a launcher says.
+    """A launcher's environment.
 
     Attributes:
-        variable: the name of the variable that says how many processes there are.
-        world: how many, above 1.
-        rank: which of them this is; None where no number is said.
+        variable: the name of the variable that holds the number of processes.
+        world: the number of processes, above 1.
+        rank: this process's number; None where the launcher sets none.
     """
 
     variable: str
@@ -34,7 +34,7 @@ class Launched(NamedTuple):
 
 
 def launched() -> Launched | None:
-    """Return what a launcher says of several processes; None where there is one, or no launcher."""
+    """Return the launcher's environment; None for a single process, or without a launcher."""
     for size, number in _SIZES.items():
         said, rank = os.environ.get(size, "").strip(), os.environ.get(number, "").strip()
         if said.isdigit():

@@ -1,7 +1,8 @@
-"""Which part of the data is this process's in a torch ``DeviceMesh``: told by its dimensions.
+"""This process's shard in a torch ``DeviceMesh``, from the names of its dimensions.
 
-Some dimensions split the data, along the others ranks work on the same batch. That is told by their
-names, as Accelerate, torchtitan and Lightning give them. Nothing here imports torch or Accelerate.
+Some dimensions split the data; along the others ranks work on the same batch. The names that
+Accelerate, torchtitan and Lightning give dimensions decide which is which. Nothing here imports
+torch or Accelerate.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ _MODEL = "tp|pp|cp|sp|tensor.*|pipe.*|context.*|seq.*|model.*"
 
 
 class MeshPart(NamedTuple):
-    """A process's part, and whom it works with.
+    """A process's shard, and the ranks that it works with.
 
     Attributes:
-        rank, world: which part of how many; ranks that work on one batch have one part.
+        rank, world: the shard's number and the number of shards; ranks that work on one batch have
+            the same shard.
         among: the numbers in the process group of all ranks of the mesh.
     """
 
@@ -37,25 +39,28 @@ def is_mesh(given: Any) -> bool:
 
 
 def part_in(mesh: Any, dims: str | Sequence[str] | None) -> MeshPart:
-    """Return this process's part.
+    """Return this process's shard.
 
     Args:
         mesh: a ``DeviceMesh``.
-        dims: the names of the dimensions that split the data; told by all names without.
+        dims: the names of the dimensions that split the data; None: decided by all names.
 
-    Raises ValueError where they do not tell, where others in the whole mesh split the data too, and
-    where this process is not in it.
+    Raises ValueError where the names do not decide, where further dimensions of the whole mesh
+    split the data, and where this process is not in the mesh.
     """
     names = tuple(mesh.mesh_dim_names or ())
     if not names:
         raise ValueError(
-            ".shard(mesh): the dimensions of this mesh have no names: give it some, such as "
+            ".shard(mesh): the dimensions of this mesh have no names: name them, as in "
             "init_device_mesh(..., mesh_dim_names=('dp', 'tp')), or give rank= and world="
         )
     chosen = _chosen(names, dims)
     at = mesh.get_coordinate()
     if at is None:
-        raise ValueError(".shard(mesh): this process is not in the mesh")
+        raise ValueError(
+            ".shard(mesh): this process is not in the mesh: give a mesh that contains it, or rank= "
+            "and world="
+        )
     shape = tuple(mesh.mesh.shape)
     rank, world = 0, 1
     for name, size, coordinate in zip(names, shape, at, strict=True):
@@ -70,8 +75,8 @@ def part_in(mesh: Any, dims: str | Sequence[str] | None) -> MeshPart:
         )
         if parts != world:
             raise ValueError(
-                f".shard(mesh): of {whole} the data is split by {of_data}, and this is the part "
-                f"{names} of it: give the whole mesh"
+                f".shard(mesh): the dimensions {of_data} of {whole} split the data, and this "
+                f"submesh has only {names}: give the whole mesh"
             )
     return MeshPart(rank, world, tuple(int(number) for number in root.mesh.flatten().tolist()))
 
@@ -83,9 +88,10 @@ def mesh_of_accelerate() -> Any:
 
 
 def undivided() -> str | None:
-    """Name a dimension of a mesh in this process along which data may not be split; or None.
+    """Return a mesh dimension of this process along which data must not be split, or None.
 
-    Torch keeps no list of meshes, so the collector's is gone through: 0.1 s for a million.
+    Torch keeps no list of meshes, so this searches the garbage collector's objects: 0.1 s for a
+    million.
     """
     module: Any = sys.modules.get("torch.distributed.device_mesh")
     if module is None:
@@ -106,19 +112,22 @@ def _chosen(names: tuple[str, ...], dims: str | Sequence[str] | None) -> tuple[s
         chosen = (dims,) if isinstance(dims, str) else tuple(dims)
         unknown = [name for name in chosen if name not in names]
         if unknown:
-            raise ValueError(f".shard(mesh, mesh_dims=): {unknown[0]!r} is none of {names}")
+            raise ValueError(
+                f".shard(mesh, mesh_dims=): {unknown[0]!r} is not a dimension of this mesh, which "
+                f"has {names}"
+            )
         return chosen
     kinds = {name: _words(name) for name in names}
     if any(of_data == of_model for of_data, of_model in kinds.values()):
         raise ValueError(
-            f".shard(mesh): which of {names} split the data? Say so: mesh_dims=({names[0]!r},), "
-            "or rank= and world="
+            f".shard(mesh): the names {names} do not tell which dimensions split the data: name "
+            f"those in mesh_dims=, such as mesh_dims=({names[0]!r},), or give rank= and world="
         )
     return tuple(name for name, (of_data, _) in kinds.items() if of_data)
 
 
 def _words(name: str) -> tuple[bool, bool]:
-    """Tell whether a dimension's name has words of data, and words of models."""
+    """Return whether a dimension's name contains words for data, and words for models."""
     words = [word.rstrip("0123456789") for word in re.split(r"[^a-z0-9]+", name.lower())]
     of_data = any(re.fullmatch(_DATA, word) for word in words)
     return of_data, any(re.fullmatch(_MODEL, word) for word in words)

@@ -1,10 +1,9 @@
-"""Where ranks tell each other something before an epoch: the key-value store of their job.
+"""Exchange between ranks before an epoch, over their job's key-value store.
 
-Each rank puts what it claims there. The first one reads the claims of all, and puts an answer,
-which all read. So a rank that does not come can be named, on every other one, and neither a group
-of connections nor an accelerator is needed. A number in each key says how often its rank has asked;
-it is counted in the store, so it starts anew with the store, and goes on where a process group is
-made anew over the same one.
+Each rank puts its claim there. The first rank reads all claims, and puts an answer, which all read.
+So every other rank can name a rank that does not come, and no collective operation or accelerator
+is needed. A number in each key counts its rank's exchanges; the store holds the count, so it starts
+again with a new store, and continues if a new process group uses the same store.
 """
 
 from __future__ import annotations
@@ -97,11 +96,11 @@ class JaxStore:
 
 
 class RankExchange:
-    """Ranks that can tell each other something.
+    """Ranks that exchange values.
 
     Args:
-        store: where they do.
-        rank: this one.
+        store: their key-value store.
+        rank: this process's rank.
         among: all of them, the first of which decides.
     """
 
@@ -113,9 +112,9 @@ class RankExchange:
     def answer(
         self, claim: Any, decide: Callable[[dict[int, Any]], Any], what: str, wait_s: float
     ) -> Any:
-        """Return what the first rank decides of the claims of all; both are for JSON.
+        """Return the first rank's decision from all claims; both are JSON values.
 
-        Raises StokerError, on all that came, when one does not come within ``wait_s`` seconds.
+        Raises StokerError, on every rank that came, if one does not come within ``wait_s`` seconds.
         """
         try:
             return self._answer(claim, decide, what, wait_s)
@@ -152,14 +151,14 @@ class RankExchange:
             ranks = ", ".join(map(str, said["missing"]))
             raise StokerError(
                 f"rank{'s' * (len(said['missing']) > 1)} {ranks} did not come to iter() of {what} "
-                f"within {wait_s:g} s: all ranks iterate over sharded pipelines, in the same "
-                "order. What one rank alone reads takes .shard(rank=0, world=1); where ranks may "
-                "come late, give init_process_group a timeout="
+                f"within {wait_s:g} s: all ranks must iterate over sharded pipelines, in the same "
+                "order. Give a pipeline that only one rank reads .shard(rank=0, world=1); if "
+                "ranks may come late, give init_process_group a longer timeout="
             )
         return said["decided"]
 
     def _gathered(self, keys: dict[int, str], wait_s: float) -> dict[int, Any]:
-        """Return what stands under keys, as far as it came within the time."""
+        """Return the values of keys that came within the time."""
         found: dict[int, Any] = {}
         began = time.monotonic()
         while True:
@@ -173,7 +172,7 @@ class RankExchange:
 
 
 def meeting(among: Sequence[int]) -> RankExchange | None:
-    """Return where these ranks meet; None where they have no store, and in a forked child."""
+    """Return these ranks' exchange; None where they have no store, and in a forked child."""
     if not _process.is_current:
         return None
     group = process_group()
@@ -201,10 +200,10 @@ def _jax_store() -> RankStore | None:
 
 
 def patience_s(*, long: bool) -> float:
-    """Return how long ranks wait for each other.
+    """Return how many seconds ranks wait for each other.
 
-    As long as the process group was told to, if it was. Otherwise ``WAIT_S``; or, where ``long``,
-    as long as its other collective operations wait.
+    The process group's timeout if the user set one. Otherwise ``WAIT_S``; or, with ``long``, the
+    timeout of its other collective operations.
     """
     told = _told_s()
     if told is not None and (long or told < WAIT_S or told not in _TORCH_DEFAULTS_S):

@@ -1,8 +1,9 @@
-"""Who starts a feed's feeder, and what runs in that process.
+"""Starting a feeder: the election among jobs, and the feeder process's entry point.
 
-Whoever binds the feed's socket is elected: only one can. A job that is elected hands the listening
-socket to the feeder that it starts; others connect meanwhile, and wait until the feeder answers.
-Should either die, their connections end, and one of them is elected anew.
+The job that binds the feed's socket is elected; only one can bind it. The elected job starts the
+feeder and hands it the listening socket. Other jobs connect meanwhile, and wait until the feeder
+answers. If the elected job or the feeder dies, the connections end, and the remaining jobs elect
+one again.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ main(int(sys.argv[1]), sys.argv[2])
 def connect_or_start(settings: FeedSettings, token: bytes | None = None) -> socket.socket:
     """Connect to a feed; where there is none, start its feeder.
 
-    ``token`` is that of a cluster, by default a feeder on the network takes the user's own.
+    ``token`` is a cluster's token; by default a feeder on the network uses the user's own token.
     """
     while True:
         connection = connect(settings.name)
@@ -58,19 +59,19 @@ def connect_or_start(settings: FeedSettings, token: bytes | None = None) -> sock
 
 
 def check_not_in_feeder() -> None:
-    """Refuse to share from within a feeder that loads the script it was started by.
+    """Refuse ``share`` in a feeder that is importing the script of the job that started it.
 
     Raises FeedError.
     """
     if os.environ.get(_IN_FEEDER) == str(os.getpid()):
         raise FeedError(
-            "the script shares a pipeline while it is imported: put what it does below "
+            "the script calls stoker.share() while it is imported: put the training code below "
             'if __name__ == "__main__":'
         )
 
 
 def _start(listener: socket.socket, settings: FeedSettings, token: bytes | None) -> None:
-    """Start a feeder, in a session of its own: it outlives this process, and is not its child."""
+    """Start a feeder in its own session: it outlives this process, and is not its child."""
     number = listener.fileno()
     environment = {k: v for k, v in os.environ.items() if k not in _RANK_VARIABLES}
     if token is not None:
@@ -114,6 +115,6 @@ def main(descriptor: int, text: str) -> NoReturn:
 
 
 def _close_caches() -> None:
-    """Close what the pipeline has cached: finalizers, which would do it, do not run."""
+    """Close the pipeline's caches: their finalizers do not run in this process."""
     if (caching := sys.modules.get("stoker.cache.handles")) is not None:
         caching.HANDLES.close_all()

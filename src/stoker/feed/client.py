@@ -1,8 +1,8 @@
-"""A job's end of a feed: the epochs that it is handed, and where it is in them.
+"""The client of a feed in a job: the epochs that it receives, and its position in them.
 
-When a feeder dies, jobs connect again, or start another. They say which seed and outline they had,
-where they are, and who was served with them. The new feeder waits for those that are still alive
-before it chooses its positions.
+When a feeder dies, jobs connect again, or start another. They send the seed and outline that they
+had, their positions, and the process ids of the jobs that were served beside them. The new feeder
+waits for the jobs that are still alive before it chooses its positions.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ class FeedClient:
 
     Attributes:
         name: of the feed.
-        about: what the feeder says of itself.
-        at: the position of what comes next; None for the beginning of any epoch.
+        about: the feeder's welcome message.
+        at: the position of the next output; None for the beginning of any epoch.
         lag_outputs: how many outputs the feed had ready beyond the last hand-over.
 
-    Raises FeedError when there is no feed, or it refuses.
+    Raises FeedError when there is no feed, or the feed refuses this job.
     """
 
     def __init__(self, address: FeedAddress) -> None:
@@ -69,7 +69,7 @@ class FeedClient:
         self.about: Welcome = self._connection.welcome
 
     def __iter__(self) -> FeedEpoch:
-        """Begin the next epoch, or go on at a state that was loaded."""
+        """Begin the next epoch, or continue at a loaded state."""
         self._leave_epoch()
         if not self.is_own:  # the connection and the leases are the parent's
             self.at = None
@@ -83,13 +83,13 @@ class FeedClient:
             before.close()
 
     def __len__(self) -> int:
-        """Return the outputs of an epoch; TypeError where only its end tells."""
+        """Return the number of outputs in an epoch; TypeError where it is known only at the end."""
         if self.about.length is None:
             raise TypeError(f"the feed {self.name!r} does not know the length of its epochs")
         return self.about.length
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where this job is: the feed's epoch, and what comes next in it."""
+        """Return this job's position: the feed's epoch, and the number of the next output in it."""
         epoch, number = (None, 0) if self.at is None else self.at
         if epoch is not None and number and number == self.about.length:
             epoch, number = epoch + 1, 0  # that was the last
@@ -102,15 +102,21 @@ class FeedClient:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where a job was. What it missed is made again for it.
+        """Continue at a saved position. The feeder prepares again the outputs that this job missed.
 
-        Raises StateError when the feed serves something else, or cannot make it again.
+        Raises StateError when the feed serves another pipeline, or cannot prepare its outputs
+        again.
         """
         if not isinstance(state, dict) or not {"seed", "outline", "epoch", "number"} <= set(state):
-            raise StateError("this is no state of a job that a feed served")
+            raise StateError(
+                "this state was not saved by a job that reads from a feed: load the state of such "
+                "a job"
+            )
         epoch, number = state["epoch"], state["number"]
         if state["outline"] != self.about.outline:
-            raise StateError(f"the feed {self.name!r} serves another pipeline than the state's")
+            raise StateError(
+                f"the feed {self.name!r} serves another pipeline than the state was saved from"
+            )
         most = messages.LARGEST if self.about.length is None else self.about.length
         if not _is_whole(number, most) or not (epoch is None or _is_whole(epoch, messages.LARGEST)):
             raise StateError(f"the feed {self.name!r} has no output {number!r} of epoch {epoch!r}")
@@ -120,13 +126,13 @@ class FeedClient:
             return
         if state["seed"] != self.about.seed:
             raise StateError(
-                f"the feed {self.name!r} has seed {self.about.seed}, the state has "
-                f"{state['seed']}: give the source a seed= to resume"
+                f"the feed {self.name!r} has seed {self.about.seed}, the state was saved under "
+                f"seed {state['seed']}: give the feed's source that seed= to resume"
             )
         if not self.about.again and number:
             raise StateError(
-                f"the feed {self.name!r} cannot make again what a loader or a stream gave: save "
-                "between epochs"
+                f"the feed {self.name!r} reads from a loader or a stream, whose outputs cannot be "
+                "prepared again: save between epochs"
             )
         self.at = epoch, number
 
@@ -142,13 +148,13 @@ class FeedClient:
 
     @property
     def is_own(self) -> bool:
-        """Whether this process is the one that is served, and no forked child of it."""
+        """Whether this process owns the connection, rather than a forked child of the owner."""
         return self._owner.is_current
 
     # -- what epochs do
 
     def ask(self, interrupt: int) -> int:
-        """Ask for what comes next, and wait until it begins; return its epoch."""
+        """Request the next epoch or position, wait until it begins, and return its epoch."""
         self._is_in_epoch = False
         message: Any = None
         try:
@@ -159,23 +165,25 @@ class FeedClient:
                 elif isinstance(message, Failed):
                     raise FeedError(message.reason)
                 else:
-                    raise self.damaged(f"{type(message).__name__} where an epoch was to begin")
+                    raise self.damaged(
+                        f"it sent {type(message).__name__} where an epoch should begin"
+                    )
                 message = self.next_message(interrupt)
         except BaseException:  # the feeder must not wait for a job that has given up
             self._connection.send(Leave())
             raise
         begun = message.epoch, message.number
         if self.about.again and self.at not in (None, begun):
-            raise self.damaged(f"it begins at {begun}, not at {self.at}")
+            raise self.damaged(f"the epoch begins at {begun}, not at {self.at} as requested")
         self.at = begun
         self._is_in_epoch = True
         return int(message.epoch)
 
     def next_message(self, interrupt: int) -> Any:
-        """Return what the feeder says next; None from another feeder, which must be asked anew.
+        """Return the next message; None if another feeder took over and must be asked again.
 
-        Raises FeedError when the feeder is gone and nobody starts another one, or says what makes
-        no sense.
+        Raises FeedError when the feeder is gone and nobody starts another one, or sends an invalid
+        message.
         """
         while True:
             try:
@@ -187,7 +195,9 @@ class FeedClient:
                 return None
             self._descriptors += descriptors
             if isinstance(message, (Welcome, Refused)) or message.turn > self._turn:
-                raise self.damaged(f"{type(message).__name__} that nothing asked for")
+                raise self.damaged(
+                    f"it sent a {type(message).__name__} that this job did not ask for"
+                )
             if message.turn == self._turn:
                 return message
             if isinstance(message, ItemMessage):  # of an epoch that was left
@@ -195,10 +205,10 @@ class FeedClient:
                 self._leases.give_back(message.lease)
 
     def take(self, item: ItemMessage) -> Any:
-        """Return the value of the item that came last.
+        """Return the value of the last item received.
 
-        Raises Stale if it came too late; FeedError when it is damaged, or needs a class that is not
-        there.
+        Raises Stale if it came too late; FeedError when it is damaged, or needs a class that this
+        process lacks.
         """
         mappings = []
         try:
@@ -206,13 +216,14 @@ class FeedClient:
                 mappings.append(map_block(self._descriptors.pop(0), generation))
             value = unpack(item.header, item.places, mappings, _Unpickler)
             if not self.about.batched and (type(value) is not list or len(value) != item.count):
-                raise ValueError(f"not the {item.count} examples that were announced")
+                raise ValueError(f"it did not hold the announced {item.count} examples")
         except BaseException as error:
             self._leases.give_back(item.lease)
             if isinstance(error, UnknownType):
                 raise FeedError(
-                    f"what the feed hands out needs {error}, which this job has not imported: "
-                    "import it, or hand out tuples or dicts"
+                    f"the feed's examples contain {error}, a class that this job has not "
+                    "imported: import its module in this job, or have the feed's pipeline yield "
+                    "tuples or dicts"
                 ) from None
             if isinstance(error, (FeedError, Stale)) or not isinstance(error, Exception):
                 raise
@@ -231,17 +242,17 @@ class FeedClient:
         self._leases.settle(self.about.lent)
 
     def end_epoch(self, epoch: int) -> None:
-        """Take note that an epoch is over: what comes next is the one after it."""
+        """Note that an epoch has ended: the position moves to the next epoch."""
         self.at, self._is_in_epoch = (epoch + 1, 0), False
 
     def leave(self) -> None:
-        """Leave an epoch early: what comes next is the one after it."""
+        """Leave an epoch early: the position moves to the next epoch."""
         if self._is_in_epoch and self.at is not None:
             self.end_epoch(self.at[0])
             self._connection.send(Leave())
 
     def damaged(self, how: str) -> FeedError:
-        """Have no more to do with this feeder; return what to raise."""
+        """Disconnect from this feeder for good; return the error to raise."""
         self._close_descriptors()
         self._connection.close()
         return damaged(self.name, how)
@@ -260,27 +271,27 @@ class FeedClient:
         self._connection.close()
         self._leases.forget()
         if not self._address.is_restarted:
-            where = "" if self.at is None else f" (epoch {self.at[0]}, {self.at[1]} handed out)"
+            where = "" if self.at is None else f" (epoch {self.at[0]}, after {self.at[1]} outputs)"
             raise FeedError(
-                f"the feeder of {self.name!r} has ended{where}. Start it again, and go on from "
-                "the last state_dict()"
+                f"the feeder of {self.name!r} has ended{where}. Start it again, and resume this "
+                "job from its last state_dict()"
             )
         self._ends_here = self._ends_here + 1 if self.at == self._ended_at else 1
         self._ended_at = self.at
         if self._ends_here > _MOST_ENDS:
             where = "it begins" if self.at is None else f"output {self.at[1]} of epoch {self.at[0]}"
             raise FeedError(
-                f"the feeder of {self.name!r} has ended {self._ends_here} times, each time where "
-                f"{where}: stoker feed {self._address.target} --name {self.name} shows why"
+                f"the feeder of {self.name!r} has ended {self._ends_here} times, each time at "
+                f"{where}: run stoker feed {self._address.target} --name {self.name} to see why"
             )
         self._connect(self._connection)
 
 
 class FeedEpoch(Iterator[Any]):
-    """An epoch of a feed, or what is left of it. ``close()`` leaves it early.
+    """An epoch of a feed, or the rest of one. ``close()`` leaves it early.
 
     Attributes:
-        epoch: of the feed, once it has begun.
+        epoch: the feed's epoch number, once the epoch has begun.
     """
 
     epoch: int | None = None
@@ -300,7 +311,7 @@ class FeedEpoch(Iterator[Any]):
         return self._ready.popleft()
 
     def begin(self) -> tuple[int, int]:
-        """Wait until the epoch begins; return at which output. Raises StopIteration as next()."""
+        """Wait until the epoch begins; return its first output's number. Raises StopIteration."""
         client = self._client
         if not self._has_begun:
             try:
@@ -312,7 +323,7 @@ class FeedEpoch(Iterator[Any]):
         return client.at
 
     def take(self) -> list[Any]:
-        """Return what comes next, as many outputs as are handed over at once; as next()."""
+        """Return the outputs of the next hand-over. Raises StopIteration at the epoch's end."""
         self._fill()
         outputs = list(self._ready)
         self._ready.clear()
@@ -320,15 +331,16 @@ class FeedEpoch(Iterator[Any]):
         return outputs
 
     def interrupt(self) -> None:
-        """Have who waits in ``next()``, in another thread, wait no more."""
+        """Wake a thread that waits in ``next()``."""
         self._waker.wake()
 
     def close(self) -> None:
-        """Leave the epoch. What was handed out stays valid as long as it is referred to."""
+        """Leave the epoch. Outputs already handed out stay valid as long as they are referred
+        to."""
         self._finish()
 
     def _fill(self) -> None:
-        """Wait until outputs are there. Raises StopIteration where there will be none."""
+        """Wait for outputs. Raises StopIteration if no more will come."""
         self.begin()
         try:
             while not self._ready:
@@ -342,7 +354,7 @@ class FeedEpoch(Iterator[Any]):
         self._client.at = epoch, number + outputs
 
     def _take_next(self) -> None:
-        """Wait for what comes next. Raises StopIteration at the end of the epoch."""
+        """Wait for the next message. Raises StopIteration at the end of the epoch."""
         client = self._client
         client.settle()
         message = client.next_message(self._waker.read)
@@ -351,7 +363,7 @@ class FeedEpoch(Iterator[Any]):
         elif isinstance(message, ItemMessage):
             self._take(message)
         elif isinstance(message, Begin):
-            raise client.damaged("an epoch begins in the middle of another")
+            raise client.damaged("it began an epoch in the middle of another")
         else:
             self._end(message)
 
@@ -363,8 +375,8 @@ class FeedEpoch(Iterator[Any]):
         is_one = not client.about.batched or item.count == 1
         if item.epoch != epoch or not 0 <= skipped < item.count or not is_one:
             raise client.damaged(
-                f"{item.count} from {item.number} of epoch {item.epoch} on, where {number} of "
-                f"epoch {epoch} was due"
+                f"it sent {item.count} outputs from output {item.number} of epoch {item.epoch} "
+                f"on, where output {number} of epoch {epoch} was due"
             )
         try:
             value = client.take(item)
@@ -378,8 +390,8 @@ class FeedEpoch(Iterator[Any]):
         epoch, number = client.at
         if isinstance(message, End) and (message.epoch != epoch or message.total > number):
             raise client.damaged(
-                f"epoch {message.epoch} ends at {message.total}, where {number} of epoch {epoch} "
-                "was due"
+                f"it ended epoch {message.epoch} after {message.total} outputs, where output "
+                f"{number} of epoch {epoch} was due"
             )
         client.end_epoch(epoch)
         self.close()
@@ -404,9 +416,9 @@ class _Unpickler(pickle.Unpickler):
             return super().find_class(module, name)
         except (ImportError, AttributeError) as error:
             raise FeedError(
-                f"what the feed hands out needs {module}.{name}, which this job cannot import "
-                f"({error}): put the class into a module that both can import, or hand out tuples "
-                "or dicts"
+                f"the feed's examples contain {module}.{name}, a class that this job cannot "
+                f"import ({error}): put it into a module that the feeder and this job can import, "
+                "or have the feed's pipeline yield tuples or dicts"
             ) from error
 
 
@@ -415,9 +427,10 @@ def _is_whole(number: Any, most: int) -> bool:
 
 
 class _Waker:
-    """A pipe: who polls ``read`` is woken by ``wake``. The two may close and wake at once.
+    """A pipe: ``wake`` wakes a thread that polls ``read``. Closing and waking at once is safe.
 
-    Its numbers are another's as soon as it is closed: what was written then would go there.
+    Once it is closed the system may reuse its descriptor numbers: a late write would go to another
+    file.
     """
 
     def __init__(self) -> None:
@@ -425,7 +438,7 @@ class _Waker:
         self.read, self._write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
 
     def wake(self) -> None:
-        """Wake who polls; nothing once it is closed."""
+        """Wake the polling thread; do nothing once closed."""
         with self._lock, contextlib.suppress(OSError):
             if self._write >= 0:
                 os.write(self._write, b"x")

@@ -1,13 +1,13 @@
-"""What a job and one feeder exchange: the greeting, messages, and leases of the feeder's memory.
+"""A job's connection to one feeder: greeting, messages, and leases of the feeder's memory.
 
 A job maps the feeder's memory privately, and anew for each hand-over, so that a page that it wrote
 to is not taken for the next output. A finalizer of the mapping ends the lease: the job is done with
-an output when nothing refers to its arrays any more. What it still refers to when it asks for the
-output after the next becomes its own memory, by a write to each page, so that the feeder need not
-wait.
+an output when nothing refers to its arrays any more. An output that the job still refers to when it
+asks for the output after the next is copied into the job's own memory, by a write to each page, so
+that the feeder need not wait.
 
-``Ask`` has a number that all answers to it repeat; what answers an older one is dropped. What makes
-no sense is one ``FeedError``, not another attempt.
+``Ask`` has a number that all answers to it repeat; the job drops answers to older ones. An invalid
+message is one ``FeedError``; it is not retried.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ _SAY_MS = 2000
 
 @dataclass(frozen=True)
 class FeedAddress:
-    """Which feed a job takes, and how.
+    """The feed that a job reads, and how to connect to it.
 
     Attributes:
         name: of the feed.
         connect: connects to it; None where it is not there.
-        target: what it must serve, empty for anything.
+        target: the pipeline function that it must serve; empty for any.
         is_restarted: whether ``connect`` starts a feeder where there is none, so that a lost one is
             replaced.
-        label: who takes it, if that is not the process that connects; then the process says nothing
-            on its own stderr.
-        note: is told what a feeder has said of itself.
+        label: names the reader if that is not the connecting process; the process then prints
+            nothing on its own stderr.
+        note: called with the feeder's welcome message.
         goes_on_for: seed and outline of the feed that was taken before, for the first connection.
     """
 
@@ -74,17 +74,17 @@ class FeedAddress:
 
 
 class Interrupted(Exception):
-    """Who waited for the feeder shall wait no more."""
+    """A wait for the feeder was interrupted."""
 
 
 class FeederConnection:
     """A connection to a feed's feeder, which has greeted this job; ``before`` was the last one.
 
     Attributes:
-        welcome: what the feeder has said of itself.
-        wait_ns: for how long the job has waited for feeders.
+        welcome: the feeder's welcome message.
+        wait_ns: nanoseconds that the job has waited for feeders.
 
-    Raises FeedError when there is no feed, or it refuses.
+    Raises FeedError when there is no feed, or the feed refuses this job.
     """
 
     def __init__(self, address: FeedAddress, before: FeederConnection | None = None) -> None:
@@ -103,13 +103,13 @@ class FeederConnection:
         self._awaited_jobs = 0 if address.label else self.welcome.awaited_jobs
 
     def send(self, message: Message) -> None:
-        """Send a message; that the feeder is gone is found out by who waits for an answer."""
+        """Send a message. If the feeder is gone, ``receive`` reports it, not this."""
         with contextlib.suppress(OSError):
             while not self.try_to_send(message):
                 select.select([], [self._socket], [])
 
     def try_to_send(self, message: Message) -> bool:
-        """Send a message unless that would block; tell whether it was sent, or nobody is there."""
+        """Send a message unless that would block; True if it was sent or the feeder is gone."""
         try:
             messages.send(self._socket, message)
         except BlockingIOError:
@@ -119,9 +119,9 @@ class FeederConnection:
         return True
 
     def receive(self, interrupt: int) -> tuple[Any, list[int]]:
-        """Return what the feeder says next, and the descriptors with it; None when it is gone.
+        """Return the feeder's next message and its descriptors; None when the feeder is gone.
 
-        Raises Malformed when it makes no sense, Interrupted when the descriptor ``interrupt``
+        Raises Malformed for an invalid message, Interrupted when the descriptor ``interrupt``
         becomes readable.
         """
         began = time.perf_counter_ns()
@@ -157,21 +157,21 @@ class FeederConnection:
                 return messages.receive_as_job(self._socket)
 
     def _say_who_is_awaited(self) -> None:
-        """Say once, on stderr, why nothing comes: the feed waits for other jobs."""
+        """Print once, on stderr, that the feed waits for other jobs."""
         if len(self._peers) < self._awaited_jobs:
             print(
                 f"stoker: the feed {self._name!r} waits for {self._awaited_jobs} jobs before its "
-                "first epoch: start the others, or ask for fewer (jobs=, --jobs). It begins "
-                "without them once its patience is over",
+                "first epoch: start the missing jobs, or set a lower jobs= (--jobs). When "
+                "patience_s= (--patience) is over, it begins without them",
                 file=sys.stderr,
             )
         self._awaited_jobs = 0
 
 
 class Leases:
-    """The hand-overs of one connection that the job is not done with.
+    """The hand-overs of one connection that the job still uses.
 
-    Finalisers call it, in any thread, and at any time.
+    Finalizers call it, in any thread, at any time.
     """
 
     def __init__(self, connection: FeederConnection) -> None:
@@ -189,9 +189,9 @@ class Leases:
             self.give_back(number)
 
     def settle(self, most: int) -> None:
-        """Hold fewer than ``most``: make one's own what would keep the feeder waiting.
+        """Hold fewer than ``most`` leases: copy outputs that would keep the feeder waiting.
 
-        Raises FeedError when something was overwritten that could be seen here.
+        Raises FeedError when the feeder overwrote an output that this job still used.
         """
         while len(self._held) >= most:
             with self._lock:
@@ -201,7 +201,7 @@ class Leases:
         self.give_back()
 
     def give_back(self, *numbers: int) -> None:
-        """Tell the feeder what this job is done with."""
+        """Tell the feeder which leases this job has finished with."""
         self._finished.extend(numbers)
         while self._finished and self._lock.acquire(blocking=False):
             try:
@@ -225,7 +225,7 @@ class Leases:
             self.give_back(number)
 
     def forget(self) -> None:
-        """Give nothing back any more: what is held stays valid as long as it is referred to."""
+        """Return no more leases: held outputs stay valid as long as they are referred to."""
         for lease in self._held.values():
             lease.forget()
         self._held.clear()
@@ -247,9 +247,9 @@ class _Lease:
         ]
 
     def keep(self) -> None:
-        """Make what is still referred to this process's own, and give the lease back.
+        """Copy outputs that are still referred to into this process's memory, and return the lease.
 
-        Raises FeedError when it was overwritten meanwhile, which the feeder must not do.
+        Raises FeedError when the feeder overwrote it meanwhile, which it must not do.
         """
         try:
             for reference, generation in self._mappings:
@@ -258,12 +258,12 @@ class _Lease:
                     detach(mapping)
                     check_generation(mapping, generation)
         except Stale:
-            raise FeedError("a batch was overwritten while this job held it") from None
+            raise FeedError("the feeder overwrote a batch that this job still held") from None
         self.forget()
         self._drop()
 
     def forget(self) -> None:
-        """Let what is held go without notice."""
+        """Release the mappings without telling the feeder."""
         self._mappings = []
 
     def _one_less(self, _: object) -> None:
@@ -296,7 +296,7 @@ def _greet(
         if connection is None:
             raise FeedError(
                 f"there is no feed {address.name!r} on this host: start it with stoker feed "
-                f"FILE.py:FUNCTION --name {address.name}, or take stoker.share()"
+                f"FILE.py:FUNCTION --name {address.name}, or call stoker.share()"
             )
         with contextlib.ExitStack() as undo:
             undo.callback(connection.close)
@@ -308,8 +308,8 @@ def _greet(
         if isinstance(answer, Refused):
             raise FeedError(answer.reason)
     raise FeedError(
-        f"the feeder of {address.name!r} ends before it serves anybody: stoker feed "
-        f"{address.target or 'FILE.py:FUNCTION'} --name {address.name} shows why"
+        f"the feeder of {address.name!r} ended before it served any job: run stoker feed "
+        f"{address.target or 'FILE.py:FUNCTION'} --name {address.name} to see why"
     )
 
 
@@ -324,5 +324,7 @@ def _answer(connection: socket.socket, hello: Hello, name: str) -> FromFeeder | 
 
 
 def damaged(name: str, how: str) -> FeedError:
-    """Return what to raise when a feeder says what makes no sense."""
-    return FeedError(f"what the feeder of {name!r} sent is damaged: {how}")
+    """Return the error for an invalid message from a feeder."""
+    return FeedError(
+        f"the feeder of {name!r} sent a damaged message: {how}. Restart the feeder and this job"
+    )

@@ -1,4 +1,4 @@
-"""Feeds as the sources of a job's pipeline."""
+"""Sources that read from a feed: batches or examples."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class FeedBatches(LoaderSource):
         return f"from_feed({self.loader.name!r})"
 
     def warn_unsharded(self, *, is_sharded: bool) -> None:
-        """Warn where several ranks are there: each is handed all batches."""
+        """Warn if there are several ranks: the feed gives each rank all batches."""
         warn_unsharded_feed()
 
     def lag_outputs(self) -> int:
@@ -71,11 +71,11 @@ class FeedExamples(IterableSource):
         return _between(self._client, left)
 
     def set_epoch(self, epoch: int) -> None:
-        """Do nothing: the feed tells the epoch."""
+        """Do nothing: the feed decides the epoch."""
 
 
 def _between(client: FeedClient, left: bool) -> dict[str, Any]:
-    """Return a job's state between epochs; behind one that was left, that of the next."""
+    """Return a job's state between epochs; after an epoch that was left early, the next one's."""
     saved: dict[str, Any] = client.state_dict()
     if saved["number"] and (left or client.about.length is None):  # only the end tells
         return {**saved, "epoch": saved["epoch"] + 1, "number": 0}

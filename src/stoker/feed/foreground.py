@@ -1,4 +1,4 @@
-"""A feeder in the foreground, ``stoker feed``: its jobs, how far they are, who sets the pace."""
+"""``stoker feed``: a feeder in the foreground, with a table of its jobs and their progress."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def serve(
     listen_at: str,
     insecure: bool,
 ) -> None:
-    """Serve a pipeline until this process is interrupted, and show who takes it.
+    """Serve a pipeline until this process is interrupted, and show its jobs.
 
     Raises FeedError when the name or the address ``listen_at`` is taken or the target cannot be
     served, TokenError, ValueError for a wrong name, address or target or too little memory, and
@@ -49,7 +49,9 @@ def serve(
     )
     listener = listen(name)
     if listener is None:
-        raise FeedError(f"a feed {name!r} is there already: stop it, or take another name")
+        raise FeedError(
+            f"a feed named {name!r} already runs on this host: stop it, or use another name"
+        )
     signal.signal(signal.SIGTERM, _interrupt)
     sys.setswitchinterval(SWITCH_S)
     _show(open_server(listener, settings))
@@ -101,7 +103,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def headline(feeder: FeedServer) -> str:
-    """Say what is served, and what it takes."""
+    """Return the first lines: the feed, its memory, and how to read it."""
     about = feeder.about
     what = "batches" if about.batched else "examples"
     length = "" if about.length is None else f", {about.length:,} an epoch"
@@ -128,7 +130,7 @@ class View:
         self._moved = True
 
     def refresh(self) -> bool:
-        """Take note of how fast everything went since the last time; tell whether anything did."""
+        """Measure the rates since the last call; True if any job made progress."""
         now_s = time.monotonic()
         rows: dict[ClientSession | None, int] = {None: self._feeder.rows_made}
         rows |= {session: session.rows for session in self._feeder.sessions}
@@ -139,14 +141,14 @@ class View:
         return moved or self._moved  # once more behind the last move: the rates are 0 then
 
     def line(self) -> str:
-        """Return what matters most, in one line."""
+        """Return the main figures in one line."""
         feeder = self._feeder
         jobs = [session for session in feeder.sessions if session.is_welcome]
         text = f"{len(jobs)} jobs, {self._rates[None]:,.0f} examples/s prepared once"
         slowest = max(jobs, key=lambda session: session.held_up_s, default=None)
         if slowest is not None and slowest.held_up_s > 0:
             text += (
-                f"; process {slowest.pid} sets the pace: others waited for it "
+                f"; process {slowest.pid} is the slowest: the others waited for it "
                 f"{min(1.0, slowest.held_up_s / _alive_s(slowest)):.0%} of its time"
             )
         return text
@@ -164,7 +166,7 @@ class View:
             f"{format_bytes(feeder.blocks.held_bytes())} of shared memory"
         )
         if beside > 0:
-            title += f"; {beside} beside, for jobs that catch up"
+            title += f"; {beside} more branches for jobs that catch up"
         # Without lines, which would take the room that a label needs in 80 columns.
         table = Table(title=title, title_justify="left", box=None, pad_edge=False)
         table.add_column("pid", no_wrap=True)

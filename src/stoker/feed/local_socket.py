@@ -1,4 +1,4 @@
-"""Where a feed is on its host: a socket, found by the feed's name.
+"""A feed's socket on its host, found by the feed's name.
 
 It is an abstract socket name, which the kernel frees with the process that listens there.
 """
@@ -25,11 +25,11 @@ _NAME_CHARACTERS = 64
 
 
 def check_name(name: str) -> None:
-    """Raise ValueError unless a text can be the name of a feed."""
+    """Raise ValueError unless ``name`` is a valid feed name."""
     if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", name):
         raise ValueError(
-            f"{name!r} cannot be the name of a feed: up to 64 letters, digits, dots, dashes and "
-            "underscores can"
+            f"{name!r} is not a valid feed name: use 1 to 64 letters, digits, dots, dashes and "
+            "underscores"
         )
 
 
@@ -41,7 +41,7 @@ def address_of(name: str) -> bytes:
 
 
 def listen(name: str) -> socket.socket | None:
-    """Return a socket that listens under a feed's name; None where somebody else has it."""
+    """Return a socket that listens under a feed's name; None if the name is taken."""
     listener = _socket()
     try:
         listener.bind(address_of(name))
@@ -53,7 +53,7 @@ def listen(name: str) -> socket.socket | None:
 
 
 def connect(name: str) -> socket.socket | None:
-    """Connect to a feed; None where nobody listens.
+    """Connect to a feed; None if no process listens.
 
     Raises FeedError when the name belongs to another user's process.
     """
@@ -65,7 +65,9 @@ def connect(name: str) -> socket.socket | None:
         except OSError:
             return None
         if user != os.getuid():
-            raise FeedError(f"the feed {name!r} belongs to another user")
+            raise FeedError(
+                f"the feed {name!r} belongs to another user's process: use another name"
+            )
         undo.pop_all()
     return connection
 

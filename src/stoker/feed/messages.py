@@ -1,8 +1,8 @@
-"""What a feeder and its jobs say to each other: one message, one packet, one schema.
+"""Messages between a feeder and its jobs: one schema, one packet a message.
 
 Packets go over a Unix socket that keeps their borders (SOCK_SEQPACKET), between processes of one
-user. What is too long, or does not fit the schema, ends the connection that it came over. So the
-schema bounds every number and every text: what was decoded can be answered, and computed with.
+user. A packet that is too long or does not fit the schema ends its connection. So the schema bounds
+every number and every text: a decoded message can be answered and computed with.
 """
 
 from __future__ import annotations
@@ -60,10 +60,9 @@ class Hello(Message):
     Attributes:
         version: of this schema.
         label: the job's command line, for people.
-        target: what the job wants to be served, ``FILE.py:FUNCTION``; empty if it takes what is
-            there.
-        seed, outline: of the feed that it was served by before, if there was one.
-        peers: process ids of those who were served with it; the feeder waits for them.
+        target: the pipeline that the job wants, ``FILE.py:FUNCTION``; empty for any.
+        seed, outline: of its previous feeder, if there was one.
+        peers: process ids of the jobs that were served beside it; the feeder waits for them.
     """
 
     version: int
@@ -77,7 +76,7 @@ class Hello(Message):
 class Ask(Message):
     """Begin to hand out an epoch: the next one that begins, or from a position on.
 
-    What answers it has the same ``turn``; what has another answers an earlier one.
+    Answers repeat its ``turn``; another ``turn`` belongs to an earlier request.
     """
 
     turn: Number
@@ -86,11 +85,11 @@ class Ask(Message):
 
 
 class Done(Message):
-    """Hand-overs are not needed any more.
+    """The job has finished with hand-overs.
 
     Attributes:
-        leases: which.
-        wait_ns: how long the job has waited for the feed so far.
+        leases: the numbers of the hand-overs.
+        wait_ns: nanoseconds that the job has waited for the feed so far.
     """
 
     leases: Annotated[list[Number], msgspec.Meta(max_length=MOST_LEASES)]
@@ -109,16 +108,16 @@ class Welcome(Message):
 
     Attributes:
         name: of the feed.
-        target: what it serves.
+        target: the pipeline that it serves.
         batched: whether it hands out batches, rather than examples.
         length: outputs of an epoch, if known.
-        seed, outline: of its pipeline; the outline is what must be alike for outputs to be alike.
-        again: whether any output can be made again, by epoch and number.
+        seed, outline: of its pipeline; equal outlines and seeds give equal outputs.
+        again: whether any output can be prepared again, by epoch and number.
         autostarted: whether it ends with its last job (``stoker.share``).
         pid: of the feeder.
-        lent: how many items a job is handed before it is done with one.
+        lent: how many items a job may hold at a time.
         awaited_jobs: how many jobs must ask before the first epoch begins; 0 once it has begun.
-        address: where other hosts find it, ``host:port``; empty where they do not.
+        address: ``host:port`` for other hosts; empty if it serves this host only.
     """
 
     name: str
@@ -142,7 +141,7 @@ class Refused(Message):
 
 
 class Peers(Message):
-    """Who is served at present, by process id."""
+    """The process ids of the jobs that are served at present."""
 
     pids: list[Pid]
 
@@ -160,10 +159,10 @@ class ItemMessage(Message):
 
     Attributes:
         epoch, number: of its first output; ``count`` of them (examples come several at a time).
-        lease: the number of the hand-over, to be named when it is done with.
-        generations: of what is in each of the blocks.
+        lease: the number of the hand-over; ``Done`` repeats it.
+        generations: the generation of each block's contents.
         header, places: see ``stoker.transport.payload.Payload``.
-        behind: outputs that are ready behind these.
+        behind: how many further outputs are ready.
     """
 
     turn: Number
@@ -213,7 +212,7 @@ class Malformed(Exception):
 def send(connection: socket.socket, message: Message, descriptors: Sequence[int] = ()) -> None:
     """Send a message, with copies of descriptors.
 
-    Raises ValueError when it is too long, and what sockets raise.
+    Raises ValueError when it is too long, and the socket's errors.
     """
     packet = _encode(message)
     if len(packet) > MOST_BYTES:
@@ -226,7 +225,7 @@ def send(connection: socket.socket, message: Message, descriptors: Sequence[int]
 
 
 def receive_as_feeder(connection: socket.socket) -> FromJob | None:
-    """Return what a job says; None when it is gone. Descriptors that it sends are not taken.
+    """Return a job's message; None when it is gone. Descriptors that it sends are ignored.
 
     Raises Malformed, and what sockets raise.
     """
@@ -238,7 +237,7 @@ def receive_as_feeder(connection: socket.socket) -> FromJob | None:
 
 
 def receive_as_job(connection: socket.socket) -> tuple[FromFeeder | None, list[int]]:
-    """Return what a feeder says, and the descriptors that came with it; None when it is gone.
+    """Return a feeder's message and its descriptors; None when the feeder is gone.
 
     Raises Malformed, and what sockets raise.
     """
@@ -269,12 +268,12 @@ def _read(packet: bytes, lost: int, decode: Callable[[bytes], Any]) -> Any:
 
 
 def plain(text: str, most: int = TEXT_CHARACTERS) -> str:
-    """Return a text as it can be sent: names of files may hold bytes that are no UTF-8."""
+    """Return a text as valid UTF-8: file names may hold other bytes."""
     return text.encode("utf-8", "backslashreplace").decode()[:most]
 
 
 def peer_of(connection: socket.socket) -> tuple[int, int]:
-    """Return the process and the user at the other end, as the kernel tells."""
+    """Return the process id and user id of the other end, from the kernel."""
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, _ = _CREDENTIALS.unpack(raw)
     return pid, uid

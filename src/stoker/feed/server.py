@@ -1,16 +1,16 @@
-"""The feeder: makes the outputs of one pipeline once, and hands them to all jobs that ask.
+"""The feeder: it prepares each output of one pipeline once and sends it to all its jobs.
 
-One thread, here, talks to the jobs and decides; each branch has a thread that makes its outputs.
-All of them block where there is nothing to do.
+One thread, here, talks to the jobs and decides; each branch has a thread that prepares its outputs.
+All threads block while there is nothing to do.
 
-What a job is handed is a lease. It ends with ``Done``, with the connection, or with the process
+Each hand-over to a job is a lease. It ends with ``Done``, with the connection, or with the process
 (pidfd). Leases outlive membership: a job that left or was evicted keeps its memory.
 
-Patience: if a branch has no room, a reader waits, and the slowest readers have said nothing for too
-long, they are told ``Evicted``. They ask again, from where they are.
+Patience: if a branch has no room, a reader waits, and the slowest readers have sent nothing for too
+long, they receive ``Evicted``. They ask again, from their positions.
 
-Nothing that a job sends can do more than end its own connection: messages are bounded by their
-schema (``messages``), so whatever is decoded can be answered.
+A job can end only its own connection by a wrong message: the schema bounds messages (``messages``),
+so every decoded message can be answered.
 """
 
 from __future__ import annotations
@@ -63,13 +63,13 @@ _TURNING_AWAY_S = 0.5
 
 
 class FeedServer:
-    """Serves what is prepared to any number of jobs, which connect at ``listener``.
+    """Serves one preparation to any number of jobs, which connect at ``listener``.
 
     Attributes:
         sessions: the jobs that are connected.
-        about: what they are told of the pipeline.
+        about: the description of the pipeline that jobs receive.
         blocks: all shared memory.
-        branches: what is made.
+        branches: the outputs that are being prepared.
 
     Raises FeedError or ValueError where it cannot listen, or for too little memory.
     """
@@ -115,7 +115,7 @@ class FeedServer:
 
     @property
     def address(self) -> str:
-        """Where other hosts find it, ``host:port``; empty if they do not."""
+        """``host:port`` for other hosts; empty if it serves this host only."""
         return self._gateway.address if self._gateway is not None else ""
 
     @property
@@ -145,13 +145,13 @@ class FeedServer:
                 next_tick_s = time.monotonic() + every_s
 
     def stop(self) -> None:
-        """Have ``serve`` return; from any thread."""
+        """Make ``serve`` return; may be called from any thread."""
         self._is_stopped = True
         with contextlib.suppress(OSError):  # it is closed already
             os.eventfd_write(self._wake, 1)
 
     def close(self) -> None:
-        """End: jobs are told by the end of their connections."""
+        """End: jobs notice by the end of their connections."""
         if self._gateway is not None:
             self._gateway.close()
         self._prepared.close()
@@ -181,7 +181,7 @@ class FeedServer:
             self._distributor.settle(self.sessions)
 
     def _patience_left_s(self) -> float | None:
-        """Return when somebody will have been waited for too long; None while nobody waits."""
+        """Return the seconds until the patience with a job ends; None while no job waits."""
         ends_s = [*self._distributor.patience_ends_s(), *self._barrier.ends_s()]
         if self._settings.autostarted and not self.sessions:
             ends_s.append(self._began_s + _NOBODY_CAME_S)
@@ -212,7 +212,7 @@ class FeedServer:
                 )
 
     def _turn_away(self) -> None:
-        """Tell a job that nobody else can be served: it would wait, and be looked at for ever."""
+        """Refuse a job when the feeder can serve no more: it would wait for ever."""
         os.close(self._spare)
         try:
             _refuse_one(self._listener, resources.no_descriptors(), _TURNING_AWAY_S)
@@ -220,7 +220,7 @@ class FeedServer:
             self._spare = _spare()
 
     def _drop(self, session: ClientSession) -> None:
-        """Forget a job, and all that it is owed and holds."""
+        """Forget a job, its reader and its leases."""
         if session not in self.sessions:
             return
         session.is_lost = True
@@ -233,14 +233,14 @@ class FeedServer:
         self._tell_peers()
 
     def _drop_lost(self) -> bool:
-        """Drop the jobs that were found to be gone; tell whether there were any."""
+        """Drop the jobs that are gone; True if there were any."""
         lost = [session for session in self.sessions if session.is_lost]
         for session in lost:
             self._drop(session)
         return bool(lost)
 
     def _hear(self, session: ClientSession) -> None:
-        """Take what a job says; what is no message, or makes no sense, ends its connection."""
+        """Handle a job's message; an invalid one ends its connection."""
         for _ in range(_HEARD_AT_ONCE):
             message = None if session.is_lost else session.receive()
             if message is None:
@@ -297,9 +297,12 @@ class FeedServer:
         )
 
     def _mismatch(self, hello: Hello) -> str | None:
-        """Return why a job cannot be served; take over the seed of the feed it had before."""
+        """Return why a job cannot be served, or None; take over the seed of its previous feeder."""
         if hello.version != messages.VERSION:
-            return "the job runs another version of stoker than the feeder"
+            return (
+                "the job runs another version of stoker than the feeder: install the same version "
+                "for both, and restart the feeder"
+            )
         if hello.target and hello.target != self.target:
             return f"the feed {self.name!r} serves {self.target}, not {hello.target}"
         if hello.outline and hello.outline != self.about.outline:
@@ -321,7 +324,7 @@ class FeedServer:
                     session.send(Peers(pids))
 
     def _ask(self, session: ClientSession, ask: Ask) -> None:
-        """Begin an epoch where the job asks for it, or have it wait for that."""
+        """Begin the epoch that a job asks for, or let the job wait."""
         reader = session.reader
         at = None if ask.epoch is None else (ask.epoch, ask.number)
         if self.about.length is not None and ask.number > self.about.length:
@@ -334,7 +337,7 @@ class FeedServer:
         self._distributor.leave(session)
         if not self.about.again and at is not None:
             if ask.number:
-                reason = f"{self._prepared}: its batches cannot be made again"
+                reason = f"{self._prepared}: its batches cannot be prepared again"
                 session.send(Failed(session.turn, reason))
                 return
             at = None
@@ -347,7 +350,7 @@ class FeedServer:
 def open_server(listener: socket.socket, settings: FeedSettings) -> FeedServer:
     """Make the pipeline of a feed's target, or find the feed of another host; open its server.
 
-    Where that fails, the listener is closed, and who has connected is told why.
+    If that fails, it closes the listener and tells connected jobs why.
 
     Raises FeedError, other StokerErrors, ValueError or TypeError when it cannot be served.
     """
@@ -366,7 +369,7 @@ def open_server(listener: socket.socket, settings: FeedSettings) -> FeedServer:
 
 
 def _refuse(listener: socket.socket, reason: str) -> None:
-    """Tell everybody who has connected, and those who do in a moment, why there is no feed."""
+    """Tell all connected jobs, and those that connect shortly, why there is no feed."""
     until_s = time.monotonic() + _REFUSING_S
     with contextlib.closing(listener):
         while (left_s := until_s - time.monotonic()) > 0:
@@ -384,5 +387,5 @@ def _refuse_one(listener: socket.socket, reason: str, patience_s: float) -> None
 
 
 def _spare() -> int:
-    """Open a descriptor to do without, for a job that comes when no other is left."""
+    """Open a spare descriptor; it is given up for a job that connects when none is left."""
     return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)

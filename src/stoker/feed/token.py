@@ -1,6 +1,6 @@
-"""The token of feeds across hosts: the user's own, or in a cluster that has one, the cluster's.
+"""The token of feeds across hosts: the cluster's token if it has one, else the user's own.
 
-The latter is handed to feeders and relays in their environment, which only their user can read.
+Feeders and relays get a cluster's token in their environment, which only their user can read.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Images: decoding, cropping and changing them at random (extras ``[images]`` and ``[fast]``).
+"""Images: decoding, cropping and random changes (extras ``[images]`` and ``[fast]``).
 
 With ``stoker-native``, crops of JPEGs decode only what they need. Without, Pillow does everything,
 with the same pixels within one level.

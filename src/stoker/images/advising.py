@@ -1,8 +1,8 @@
-"""Whether to decode whole images before an echo, or only the crops behind it, by measuring.
+"""``advise``: measures whether to decode images before an echo, or only crops after it.
 
-There are two orders. Cropping files decodes what each crop needs, at each use. Decoding first does
-it once, in full, and each use crops pixels. Which is cheaper depends on the files, on the crop and
-on how often an image is used.
+There are two orders. Cropping files decodes the part that each crop needs, at each use. Decoding
+first decodes the whole image once, and each use crops pixels. The cheaper order depends on the
+files, on the crop and on how often an image is used.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _ROUNDS = 3
 
 _measured: weakref.WeakKeyDictionary[Any, tuple[weakref.ref[Any], CropAdvice]]
 _measured = weakref.WeakKeyDictionary()
-"""What was last found for a crop, and of which source's images."""
+"""The last advice for each crop, with the source whose images were measured."""
 
 
 class SourceAndStages(Protocol):
-    """What is looked at of a chain."""
+    """The part of a chain that ``advise`` reads."""
 
     @property
     def source(self) -> Any: ...
@@ -45,7 +45,7 @@ class SourceAndStages(Protocol):
 
 
 class HasChain(Protocol):
-    """What is looked at of a pipeline."""
+    """The part of a pipeline that ``advise`` reads."""
 
     @property
     def chain(self) -> Any: ...
@@ -53,13 +53,13 @@ class HasChain(Protocol):
 
 @dataclass(frozen=True)
 class CropAdvice:
-    """What decoding and cropping cost on a sample of images, in the thread that measured it.
+    """The cost of decoding and cropping a sample of images, in the measuring thread.
 
     Attributes:
         images: how many were tried.
-        decode_ms: processor time of decoding one in full.
-        crop_of_pixels_ms: of cropping one that is decoded.
-        crop_of_file_ms: of cropping one that is not.
+        decode_ms: processor time of decoding one image in full, in ms.
+        crop_of_pixels_ms: processor time of cropping a decoded image, in ms.
+        crop_of_file_ms: processor time of cropping an encoded image, in ms.
     """
 
     images: int
@@ -69,13 +69,13 @@ class CropAdvice:
 
     @property
     def least_factor(self) -> float:
-        """From which echoing factor on a use is cheaper if images are decoded first; inf: none."""
+        """The echoing factor from which decoding first is cheaper; inf: never."""
         saved_ms = self.crop_of_file_ms - self.crop_of_pixels_ms
         return max(1.0, self.decode_ms / saved_ms) if saved_ms > 0 else math.inf
 
     @property
     def keeps_up_to(self) -> float:
-        """The R up to which cropping files keeps up with training, without an echo.
+        """The largest R at which cropping files keeps up with training, without an echo.
 
         R is how long an example takes to prepare over how long it takes to train on, measured with
         full decodes.
@@ -88,15 +88,15 @@ class CropAdvice:
             f"pixels {self.crop_of_pixels_ms:.2f}, crop the file {self.crop_of_file_ms:.2f}"
         ]
         if self.least_factor == math.inf:
-            lines.append("crop files: cropping pixels is no cheaper, however often they are used")
+            lines.append("crop files: cropping pixels is not cheaper at any factor")
         elif self.least_factor <= 1:
             lines.append("decode first: cropping a file costs as much as decoding all of it")
         else:
             lines += [
-                f"crop files while that keeps up: to R = {self.keeps_up_to:.1f}, as measured with "
-                "full decodes",
-                "beyond, decode before the echo and crop pixels behind it: cheaper from a factor "
-                f"of {self.least_factor:.1f} on",
+                f"crop files up to R = {self.keeps_up_to:.1f} (R as measured with full decodes): "
+                "up to there it keeps up with training",
+                "above that, decode before the echo and crop pixels after it: cheaper from a "
+                f"factor of {self.least_factor:.1f} on",
             ]
         return "\n".join(lines)
 
@@ -104,24 +104,25 @@ class CropAdvice:
 def advise(pipeline: HasChain) -> CropAdvice:
     """Measure which is cheaper on a pipeline's own images: crops of files, or decoding first.
 
-    Reads up to 48 examples as the pipeline does, from the beginning of an epoch, and does both to
-    each of them, three times, in the calling thread. The pipeline itself does not move.
+    Reads up to 48 examples as the pipeline does, from the beginning of an epoch, and measures both
+    orders on each of them, three times, in the calling thread. The pipeline's own position does not
+    change.
 
     Args:
         pipeline: has a crop of ``stoker.images`` in it, ``center_crop`` or ``random_resized_crop``
-            for example: of files, or behind a ``.map(stoker.images.decode)``.
+            for example: of files, or after a ``.map(stoker.images.decode)``.
 
     Returns:
-        What was found, after printing it. ``print(pipeline)`` repeats it from then on.
+        The measurements, after printing them. ``print(pipeline)`` repeats them from then on.
 
     Raises:
-        ValueError: there is no such crop, or other functions stand between it and the decoding, or
-            there are no examples.
-        TypeError: what is to be decoded or cropped is no file, ``bytes``.
-        OSError: none of the images can be decoded. Those that cannot are left out.
+        ValueError: the pipeline has no such crop, other functions stand between the crop and the
+        decoding, or there are no examples.
+        TypeError: the examples' images are not encoded files (``bytes``).
+        OSError: none of the images can be decoded. Single ones that cannot are left out.
     """
     if not hasattr(pipeline, "chain"):
-        raise TypeError(f"advise takes a pipeline, not {type(pipeline).__name__}")
+        raise TypeError(f"advise() takes a pipeline, not {type(pipeline).__name__}")
     stages = pipeline.chain.stages
     first, crop_at = _places(stages)
     crop, on = stages[crop_at].fn, stages[first].on
@@ -131,7 +132,7 @@ def advise(pipeline: HasChain) -> CropAdvice:
     with closing(iter(anew(chain))) as examples:
         files = [_file(example, on) for example in islice(examples, _IMAGES)]
     if not files:
-        raise ValueError("there are no examples to try this with")
+        raise ValueError("advise() needs examples, and the pipeline has none")
     whole = stages[first].fn if first < crop_at else decode
     files = _sound(files, whole, crop)
     costs_s = np.min([_costs_s(files, whole, crop) for _ in range(_ROUNDS)], axis=0).mean(axis=0)
@@ -142,10 +143,10 @@ def advise(pipeline: HasChain) -> CropAdvice:
 
 
 def hint(chain: SourceAndStages, at: int) -> str:
-    """Return what ``print(pipeline)`` says behind a stage that is the first to be given files.
+    """Return the note of ``print(pipeline)`` after the first stage that gets files.
 
-    That is which order is cheaper, once ``advise`` has measured it; and before, that it can, where
-    files are decoded in full and cropped later.
+    The note names the cheaper order once ``advise`` has measured it; before that it points to
+    ``advise``, if files are decoded in full and cropped later.
     """
     stages: Sequence[Any] = chain.stages
     if not (_decodes(stages[at].fn) or _crops(stages[at].fn)):
@@ -174,7 +175,7 @@ def hint(chain: SourceAndStages, at: int) -> str:
 
 
 def _places(stages: Sequence[Any]) -> tuple[int, int]:
-    """Return which stage is the first to be given files, and which one crops. Raises ValueError."""
+    """Return the first stage that gets files, and the stage that crops. Raises ValueError."""
     called = [at for at, stage in enumerate(stages) if hasattr(stage, "fn")]
     crop_at = next((at for at in called if _crops(stages[at].fn)), None)
     if crop_at is None:
@@ -189,7 +190,9 @@ def _places(stages: Sequence[Any]) -> tuple[int, int]:
         if first < at < crop_at and not _decodes(stages[at].fn)  # each part of a mixture may
     ]
     if between:
-        raise ValueError(f"cropping files is no choice: {between[0]} is given whole images before")
+        raise ValueError(
+            f"files cannot be cropped here: {between[0]} needs whole images before the crop"
+        )
     if stages[first].on != stages[crop_at].on:
         raise ValueError(f"{stages[crop_at].name} does not crop what {stages[first].name} decodes")
     return first, crop_at
@@ -206,7 +209,7 @@ def _crops(fn: Any) -> bool:
 
 
 def _is_passed_over(stage: Any) -> bool:
-    """Whether a stage is left out of a trial: an echo, a cache, a rank's part, batches."""
+    """Whether a trial leaves out a stage: an echo, a cache, sharding, batches."""
     traits = stage.traits
     return bool(traits.repeats or traits.caches or traits.shards or traits.batches)
 
@@ -214,12 +217,15 @@ def _is_passed_over(stage: Any) -> bool:
 def _file(example: Any, on: str | int | None) -> bytes:
     data = example if on is None else Field(on).get(example)
     if not is_file(data):
-        raise TypeError(f"the images are {type(data).__name__}, and not files: nothing to decode")
+        raise TypeError(
+            f"the images are {type(data).__name__}, not encoded files (bytes), so there is nothing "
+            "to decode"
+        )
     return file_bytes(data)
 
 
 def _sound(files: list[bytes], whole: Callable[[bytes], Any], crop: Any) -> list[bytes]:
-    """Return the files that can be decoded and cropped; raises as they do where none can."""
+    """Return the files that can be decoded and cropped; raises the error if none can."""
     sound: list[bytes] = []
     for at, data in enumerate(files):
         try:

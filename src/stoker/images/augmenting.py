@@ -2,14 +2,14 @@
 
 Each is a function ``fn(batch, rng)``, as ``stoker.echo(loader, transform=...)`` and
 ``.random_map()`` call it; ``functools.partial`` sets what else it takes. It works on NumPy arrays
-and on torch tensors, where they are, and draws from the generator that it is given alone. Each
-returns a new batch, and leaves the one that it was given as it is.
+and on torch tensors, on their own device, and draws only from the given generator. Each returns a
+new batch, and leaves the given one unchanged.
 
 The images of a batch are its only array of four axes, or of three if none has four: ``[n, height,
 width]``, ``[n, height, width, channels]`` or ``[n, channels, height, width]``. Channels are an axis
-of length 1, 3 or 4. If both could be, a tensor has its channels first and an array last. Three axes
-of which the last is one of channels are one image, ``[height, width, channels]``. One image with
-its channels first would be taken for a batch of grey ones.
+of length 1, 3 or 4. If both readings are possible, a tensor has its channels first and an array
+last. Three axes with channels last are one image, ``[height, width, channels]``. One image with its
+channels first would be taken for a batch of grey images.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def flip(images: Any) -> Any:
 def random_flip(batch: Any, rng: Any, *, p: float = 0.5) -> Any:
     """Flip each image left to right with a probability.
 
-    Safe where left and right mean nothing: photographs of things, cells. Not for text or digits,
-    nor where labels say where something is (boxes, masks): those stay as they are.
+    Safe where left and right have no meaning: photographs of things, cells. Not for text or digits,
+    nor where labels give positions (boxes, masks): labels are not flipped.
 
     Args:
         batch: images, or a structure with images in it: a batch, or one image with channels last.
@@ -55,10 +55,10 @@ def random_flip(batch: Any, rng: Any, *, p: float = 0.5) -> Any:
         p: the probability.
 
     Returns:
-        A new batch; all but its images is shared with the one given.
+        A new batch; it shares everything but the images with the given one.
 
     Raises:
-        ValueError: no images were found in the batch, or several.
+        ValueError: the batch has no images, or several arrays that could be images.
     """
 
     def change(images: Any) -> Any:
@@ -80,8 +80,8 @@ def random_erase(
     Args:
         batch, rng: as in ``random_flip``.
         p: the probability.
-        area_fraction: how much of an image is covered, at least and at most. Sides are at most
-            3.3 times as long as each other, and end at the image's border.
+        area_fraction: the least and the most of an image's area that is covered. The rectangle's
+            sides differ by at most a factor of 3.3, and are cut at the image's border.
 
     Returns, raises: as ``random_flip``.
     """
@@ -115,7 +115,7 @@ def random_noise(batch: Any, rng: Any, *, std_fraction: float = 0.05) -> Any:
         std_fraction: the noise's standard deviation, as a fraction of that of all pixels of the
             batch.
 
-    Returns: as ``random_flip``. Whole numbers are rounded, and stay within what their dtype holds.
+    Returns: as ``random_flip``. Whole numbers are rounded, and limited to their dtype's range.
 
     Raises: as ``random_flip``.
     """
@@ -129,7 +129,7 @@ def random_noise(batch: Any, rng: Any, *, std_fraction: float = 0.05) -> Any:
 
 @reads_only
 def mixup(batch: Any, rng: Any, *, classes: int | None = None, alpha: float = 0.2) -> Any:
-    """Blend each image with another one of the batch, and their labels likewise.
+    """Blend each image with another one of the batch, and their labels in the same proportion.
 
     Safe where the loss takes class probabilities (``torch.nn.CrossEntropyLoss`` does). Not for
     regression of positions, nor with a loss for class numbers. After Zhang et al., arXiv
@@ -139,15 +139,14 @@ def mixup(batch: Any, rng: Any, *, classes: int | None = None, alpha: float = 0.
         batch: a structure with images and one other array: labels, whole numbers ``[n]`` or class
             probabilities ``[n, classes]``.
         rng: as in ``random_flip``.
-        classes: how many there are, if labels are numbers.
+        classes: the number of classes, if labels are numbers.
         alpha: the share of an image comes from the distribution Beta(alpha, alpha).
 
     Returns:
         A new batch; its labels are ``float32 [n, classes]``.
 
     Raises:
-        ValueError: no images or labels were found in the batch, or several; or ``classes`` is
-            missing.
+        ValueError: the batch has no images or labels, or several; or ``classes`` is missing.
     """
     images = _images(batch, "mixup")
     labels = _labels(batch, images, classes)
@@ -196,18 +195,18 @@ def _images(batch: Any, name: str) -> Any:
             break
     shapes = ", ".join(str(list(leaf.shape)) for leaf in arrays) or "no arrays"
     if any(isinstance(leaf, bytes) for leaf in pytree.leaves(batch)):
-        shapes += " (files are no images yet: decode or crop them first)"
+        shapes += " (encoded files are not images yet: decode or crop them first)"
     if any(pytree.is_jax_array(leaf) for leaf in pytree.leaves(batch)):
-        shapes += " (those of JAX are changed before .to())"
+        shapes += " (put this before .to() for arrays of JAX)"
     problem = "more than one that could be images" if found else "no images"
     raise ValueError(
-        f"stoker.images.{name} found {problem} in a batch of {shapes}: images have four axes "
-        "(or three, without channels); on= says which field they are"
+        f"stoker.images.{name} found {problem} in a batch of {shapes}: images have four axes (or "
+        "three, without channels); name their field with on="
     )
 
 
 def _labels(batch: Any, images: Any, classes: int | None) -> tuple[Any, Any]:
-    """Return the leaf of a batch that holds its labels, and those as probabilities."""
+    """Return the leaf of a batch that holds its labels, and the labels as probabilities."""
     others = [x for x in pytree.leaves(batch) if _is_array(x) and x is not images]
     if len(others) != 1 or others[0].ndim not in (1, 2) or len(others[0]) != len(images):
         shapes = ", ".join(str(list(leaf.shape)) for leaf in others) or "nothing"
@@ -220,8 +219,8 @@ def _labels(batch: Any, images: Any, classes: int | None) -> tuple[Any, Any]:
         return labels, _floating(labels)
     if classes is None:
         raise ValueError(
-            "stoker.images.mixup blends class probabilities, and labels are numbers here: say how "
-            "many classes there are, functools.partial(stoker.images.mixup, classes=10)"
+            "stoker.images.mixup blends class probabilities, and these labels are numbers: give "
+            "the number of classes, functools.partial(stoker.images.mixup, classes=10)"
         )
     if _is_torch(labels):
         torch = sys.modules["torch"]

@@ -1,4 +1,4 @@
-"""Crops and sizes, as torchvision's transforms of the same names make them.
+"""Crops and sizes, equal to torchvision's transforms of the same names.
 
 Each function here returns a transform for ``.map()`` or ``.random_map()``. It takes an image,
 encoded (``bytes``) or decoded (``uint8 [height, width, channels]``), and returns a new one,
@@ -41,31 +41,31 @@ def random_resized_crop(
     strict: bool = False,
     max_pixels: int = MAX_PIXELS,
 ) -> RandomImageMap:
-    """Crop at random, and resize: what classifiers of photographs are trained with.
+    """Crop at random, and resize: the usual training transform for photographs.
 
-    Boxes are drawn as torchvision's ``RandomResizedCrop`` does: area and aspect ratio, up to ten
-    times until the box fits, or else the largest one in the middle. Of a JPEG, with
-    ``stoker-native``, only the box is decoded.
+    Boxes are drawn as in torchvision's ``RandomResizedCrop``: area and aspect ratio, up to ten
+    times until the box fits, or else the largest box in the middle. With ``stoker-native`` only the
+    box of a JPEG is decoded.
 
     Args:
         size: of the result: one number, or height and width.
         scale: the box's share of the image's area, at least and at most.
         ratio: the box's width over its height, at least and at most; its logarithm is uniform.
-        flip_p: the probability that left and right change places. It costs nothing here.
-        antialias: whether all pixels count where a box is made smaller, as in Pillow's ``resize``,
-            or the nearest two of each row and column alone.
+        flip_p: the probability of flipping left and right. A flip costs no time here.
+        antialias: whether shrinking a box uses all pixels, as in Pillow's ``resize``, or only the
+            nearest two of each row and column.
         dct_scaling: whether a JPEG of at least twice the size may be decoded at 1/2, 1/4 or 1/8.
-            Faster for large photographs, and not the same pixels. Only ``stoker-native`` does it.
-        strict: whether a file is decoded in full where it is first seen. Otherwise damage in a part
-            of a JPEG that the box does not need is not noticed.
-        max_pixels: images of more are refused, as in ``decode``.
+            Faster for large photographs, but the pixels differ. Only ``stoker-native`` does it.
+        strict: whether a file is decoded in full at its first use. Otherwise damage in a part of a
+            JPEG outside the box goes unnoticed.
+        max_pixels: larger images are refused, as in ``decode``.
 
     Returns:
         A function for ``.random_map(fn, on="image")``.
 
     Raises:
-        TypeError, ValueError: wrong arguments. The function raises those for what is no image, and
-            whatever ``decode`` raises.
+        TypeError, ValueError: wrong arguments. The function raises these for values that are not
+        images, and the errors of ``decode``.
     """
     height, width = _size(size)
     _check_range("scale", scale)
@@ -91,7 +91,7 @@ def random_crop(
 
     Args:
         size: of the result: one number, or height and width.
-        padding: how many pixels of 0 are thought around the image.
+        padding: the width in pixels of a border of 0 around the image.
         strict, max_pixels: as in ``random_resized_crop``.
 
     Returns:
@@ -100,7 +100,7 @@ def random_crop(
     """
     height, width = _size(size)
     if not is_whole_number(padding) or padding < 0:
-        raise ValueError(f"padding= takes a number of pixels, not {padding!r}")
+        raise ValueError(f"padding= must be a number of pixels, not {padding!r}")
     fn = partial(
         _random_crop, size=(height, width), padding=padding, reading=Reading(strict, max_pixels)
     )
@@ -112,8 +112,8 @@ def resize(size: Size, *, antialias: bool = True, max_pixels: int = MAX_PIXELS) 
 
     Args:
         size: of the shorter side, the other in proportion; or height and width.
-        antialias, max_pixels: as in ``random_resized_crop``. An image so long that it would become
-            larger than that is refused, too.
+        antialias, max_pixels: as in ``random_resized_crop``. An image whose result would have more
+            pixels is refused, too.
 
     Returns:
         A function for ``.map(fn, on="image")``.
@@ -147,13 +147,13 @@ def resized_center_crop(
     strict: bool = False,
     max_pixels: int = MAX_PIXELS,
 ) -> ImageMap:
-    """Resize the shorter side, and crop the middle, in one: what classifiers are evaluated with.
+    """Resize the shorter side, and crop the middle, in one: the usual evaluation transform.
 
     The pixels are those of ``resize(resized)`` and ``center_crop(size)``, within one level.
 
     Args:
         size: of the result: one number, or height and width, at most ``resized``.
-        resized: what the shorter side becomes.
+        resized: the shorter side's new length.
         antialias, dct_scaling, strict, max_pixels: as in ``random_resized_crop``.
 
     Returns:
@@ -161,7 +161,10 @@ def resized_center_crop(
     """
     height, width = _size(size)
     if not is_whole_number(resized) or resized < max(height, width):
-        raise ValueError(f"{height} x {width} cannot be cropped of a shorter side of {resized!r}")
+        raise ValueError(
+            f"a crop of {height} x {width} does not fit into a shorter side of {resized!r}: set a "
+            "larger resized="
+        )
     fn = partial(
         _resized_center_crop,
         size=(height, width),
@@ -208,7 +211,7 @@ def _random_crop(
         height, width = size_of(opened)
         raise ValueError(
             f"an image of {height} x {width}, with a padding of {padding}, is smaller than a crop "
-            f"of {size[0]} x {size[1]}"
+            f"of {size[0]} x {size[1]}: set a larger padding=, or resize it first"
         )
     top, left = (int(rng.random() * (each + 1)) - padding for each in spare)
     return reading.cut(opened, top, left, *size)
@@ -287,7 +290,7 @@ def random_box(
 
 
 def _middle(have: int, want: int) -> int:
-    """Return where a crop in the middle begins; below 0 where there is less than that."""
+    """Return the start of a crop in the middle; below 0 if the image is smaller."""
     return round((have - want) / 2) if have >= want else -((want - have) // 2)
 
 
@@ -308,7 +311,7 @@ def _size(size: Any) -> tuple[int, int]:
         or len(sides) != 2
         or not all(is_whole_number(side) and side > 0 for side in sides)
     ):
-        raise ValueError(f"a size is a number of pixels, or height and width, not {size!r}")
+        raise ValueError(f"size must be a number of pixels, or height and width, not {size!r}")
     return int(sides[0]), int(sides[1])
 
 
@@ -319,9 +322,9 @@ def _words(size: Size) -> str:
 def _check_range(name: str, given: Any) -> None:
     pair = given if isinstance(given, (tuple, list)) and len(given) == 2 else (0, 0)
     if not all(map(is_number, pair)) or not 0 < pair[0] <= pair[1] < math.inf:
-        raise ValueError(f"{name}= takes the least and the most, both above 0, not {given!r}")
+        raise ValueError(f"{name}= must be a least and a most, both above 0, not {given!r}")
 
 
 def _check_probability(name: str, given: Any) -> None:
     if not is_number(given) or not 0 <= given <= 1:
-        raise ValueError(f"{name}= takes a probability, not {given!r}")
+        raise ValueError(f"{name}= must be a probability from 0 to 1, not {given!r}")

@@ -24,8 +24,8 @@ MAX_PIXELS = 89_478_485
 three channels)."""
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
-"""What is decoded unasked, by Pillow's names. For others Pillow may start programs: Ghostscript for
-an EPS, whatever its file is called."""
+"""The formats decoded by default, by Pillow's names. For others Pillow may start programs:
+Ghostscript for an EPS, whatever the file's name."""
 
 _SCANS = 10
 """How often a file may go over as many pixels: those of photographs do so about ten times; a
@@ -38,7 +38,7 @@ _MOST = 1 << 40
 _ORIENTATION = 0x0112
 
 _DAMAGE = (SyntaxError, ValueError, RuntimeError)
-"""What Pillow raises for some damage, beside OSError."""
+"""Errors that Pillow raises for some damage, beside OSError."""
 
 
 @without_gil
@@ -55,11 +55,11 @@ def decode(
     Args:
         data: a whole image file: JPEG, PNG, WebP, GIF (its first frame), BMP, TIFF, or AVIF where
             Pillow has a decoder for it.
-        orient: whether to turn the image as its EXIF data says. Damaged ones turn nothing.
-        max_pixels: what is larger is refused before it is decoded. A progressive JPEG is refused
-            as soon as its scans go over ten times as many pixels.
-        formats: Pillow's names of the formats that are decoded, such as ``["PPM", "JPEG2000"]``;
-            a file of another one is refused unread.
+        orient: whether to turn the image by its EXIF orientation. Damaged EXIF data is ignored.
+        max_pixels: larger images are refused before decoding. A progressive JPEG is refused as soon
+            as its scans cover more than ten times as many pixels.
+        formats: Pillow's names of the allowed formats, such as ``["PPM", "JPEG2000"]``; a file of
+            another format is refused unread.
 
     Returns:
         RGB ``uint8 [height, width, 3]``, an own writable array. Grey, palette, CMYK and
@@ -68,11 +68,11 @@ def decode(
 
     Raises:
         ImportError: Pillow is missing.
-        TypeError: the data is no bytes.
-        PIL.UnidentifiedImageError, OSError: the data is no image of these formats, or is damaged or
-            cut short.
-        ValueError: the image is too large, ``max_pixels`` is no number of pixels, or Pillow has no
-            such format.
+        TypeError: the data is not ``bytes``.
+        PIL.UnidentifiedImageError, OSError: the data is not an image of these formats, or is
+        damaged or cut short.
+        ValueError: the image is too large, ``max_pixels`` is not a number of pixels, or Pillow has
+        no such format.
     """
     data, limits = file_bytes(data), limits_of(max_pixels)
     library = native.library()
@@ -92,12 +92,12 @@ def size(data: bytes, *, orient: bool = False, formats: Sequence[str] = FORMATS)
 
     Args:
         data: as for ``decode``; the beginning of the file is enough, as far as the header goes.
-        orient: whether as they are once the image is turned as its EXIF data says.
+        orient: whether to return the sizes after turning the image by its EXIF orientation.
         formats: as for ``decode``.
 
     Raises:
         ImportError, TypeError, PIL.UnidentifiedImageError, OSError: as ``decode``.
-        ValueError: the image is no JPEG, and larger than Pillow opens at all.
+        ValueError: the image is not a JPEG, and larger than Pillow's limit.
     """
     data = file_bytes(data)
     library = native.library()
@@ -112,51 +112,51 @@ def size(data: bytes, *, orient: bool = False, formats: Sequence[str] = FORMATS)
 
 
 def is_file(image: Any) -> bool:
-    """Return whether an image is a file's bytes, and not pixels."""
+    """True if an image is an encoded file's bytes rather than pixels."""
     if isinstance(image, np.ndarray):
         return image.ndim == 1 and image.dtype == np.uint8
     return isinstance(image, (bytes, bytearray, memoryview))
 
 
 def file_bytes(data: Any) -> bytes:
-    """Return a file's bytes as ``bytes``. Raises TypeError where that is not what is given."""
+    """Return a file's bytes as ``bytes``. Raises TypeError for another value."""
     if is_file(data):
         return bytes(data)
     if isinstance(data, (str, os.PathLike)):
         raise TypeError(
-            f"an image file is its bytes, not its name, {str(data)!r}: Path(name).read_bytes() "
-            "reads it, and stoker.from_folder() reads all of a folder"
+            f"decode takes an image file's bytes, not its name, {str(data)!r}: read it with "
+            "Path(name).read_bytes(), or a whole folder with stoker.from_folder()"
         )
     what = f"array of {list(data.shape)}" if isinstance(data, np.ndarray) else type(data).__name__
     instead = "on= says which field of an example it is"
     if is_tensor(data):
-        instead = "a .map(numpy.array, on=...) before this makes an array of it"
+        instead = "convert it with .map(numpy.array, on=...) before this stage"
     if type(data) is list:
-        instead = "files are decoded one by one, before .batch()"
-    raise TypeError(f"an image file is bytes, not {what}: {instead}")
+        instead = "decode files one by one, before .batch()"
+    raise TypeError(f"an image file must be bytes, not {what}: {instead}")
 
 
 def check_is_no_image(given: Any, what: str, made: str) -> None:
-    """Raise TypeError where what makes a map is given an image, as the map itself is."""
+    """Raise TypeError if a function that makes a map is used as the map itself."""
     if is_file(given) or getattr(given, "ndim", 0) > 1:
         raise TypeError(
-            f"this is given an image instead of {what}: a map takes what is made with {what}, as "
-            f"{made}"
+            f"this function takes {what}, not an image: call it first, and use the "
+            f"result as the map, such as {made}"
         )
 
 
 def is_jpeg(data: bytes) -> bool:
-    """Return whether this is how a JPEG begins."""
+    """True if data begins like a JPEG."""
     return data.startswith(b"\xff\xd8\xff")
 
 
 def limits_of(max_pixels: int) -> dict[str, int]:
-    """Return what the library is told: at most so many pixels, and pixels times scans.
+    """Return the library's limits: pixels, and pixels times scans.
 
-    Raises ValueError where that is no number of pixels.
+    Raises ValueError unless ``max_pixels`` is a number of pixels.
     """
     if not is_whole_number(max_pixels) or max_pixels < 1:
-        raise ValueError(f"max_pixels= takes a number of pixels, not {max_pixels!r}")
+        raise ValueError(f"max_pixels= must be a number of pixels, not {max_pixels!r}")
     most = min(int(max_pixels), _MOST)
     return {"max_pixels": most, "max_scan_pixels": _SCANS * most}
 
@@ -209,9 +209,9 @@ def _known_formats(formats: Sequence[str]) -> list[str]:
 
 @functools.cache
 def _find_formats(formats: str | tuple[str, ...]) -> list[str]:
-    """Return those of the formats that Pillow can read here.
+    """Return the formats among these that this Pillow can read.
 
-    Raises ValueError for a name that is none of Pillow's, unless it is one of ``FORMATS``, which an
+    Raises ValueError for a name that is not Pillow's, unless it is one of ``FORMATS``, which an
     older Pillow may lack.
     """
     Image = pillow()
@@ -233,14 +233,14 @@ def _why_unidentified(data: bytes, formats: Sequence[str]) -> str:
     name = _other_format(data, formats)
     if name is not None:
         text += (
-            f": this looks like {name}, which is not decoded unasked. If you trust these files, "
-            f"say functools.partial(stoker.images.decode, formats=[{name!r}])"
+            f": it seems to be {name}, which decode does not read by default. If you trust these "
+            f"files, use functools.partial(stoker.images.decode, formats=[{name!r}])"
         )
     return text
 
 
 def _other_format(data: bytes, formats: Sequence[str]) -> str | None:
-    """Name the format that a file has by its first bytes, of those that were not asked for."""
+    """Return the name of a format that is not allowed and that a file's first bytes match."""
     for name, (_, accept) in pillow().OPEN.items():
         if accept is not None and name not in _known_formats(formats):
             try:
@@ -264,8 +264,8 @@ def _check_size(data: bytes, image: Any, max_pixels: int) -> None:
     scans = data.count(b"\xff\xda") if is_jpeg(data) else 1
     if scans > 1 and width * height * scans > _SCANS * max_pixels:
         raise ValueError(
-            f"{width} x {height} pixels in {scans} scans: more than {_SCANS * max_pixels} "
-            "times pixel"
+            f"{width} x {height} pixels in {scans} scans: more than {_SCANS * max_pixels} times "
+            "pixel"
         )
 
 
@@ -277,7 +277,7 @@ def _from_deep(grey: NDArray[Any]) -> NDArray[np.uint8]:
 
 
 def _orientation(data: bytes, formats: Sequence[str] = FORMATS) -> int:
-    """Return how an image is to be turned: 1 for not at all, as TIFFs, which Pillow has turned."""
+    """Return an image's EXIF orientation; 1 (none) for TIFFs, which Pillow has turned."""
     with _opened(data, formats) as image:
         if image.format == "TIFF":
             return 1

@@ -1,4 +1,4 @@
-"""Functions of one image as maps of images and of batches, random ones too."""
+"""Maps made from functions of one image: for images and batches, random or not."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from stoker.images import native
 
 
 def without_gil(fn: AnyCallable) -> AnyCallable:
-    """Mark a function, or a class of them, whose work ``stoker-native`` does without the GIL."""
+    """Mark a function or class whose work ``stoker-native`` does without the GIL."""
     fn._releases_gil = True  # type: ignore[attr-defined]
     return fn
 
 
 def releases_gil(fn: Any) -> bool:
-    """Return whether a function is marked so, and the library there: Pillow often has the GIL."""
+    """True if a function is marked and the library is installed: Pillow often holds the GIL."""
     while isinstance(fn, partial):
         fn = fn.func
     is_marked = getattr(fn, "_releases_gil", None) is True and not hasattr(fn, "__wrapped__")
@@ -49,7 +49,7 @@ class ImageMap:
 @reads_only
 @dataclass(frozen=True)
 class RandomImageMap:
-    """The same with a generator, which is drawn from for each image of a batch."""
+    """A random function of one image; draws from the generator for each image of a batch."""
 
     called: str
     fn: Callable[..., NDArray[np.uint8]]
@@ -61,8 +61,8 @@ class RandomImageMap:
     def __call__(self, images: Any, rng: np.random.Generator) -> NDArray[np.uint8]:
         if not isinstance(rng, np.random.Generator):
             raise TypeError(
-                f"{self.called} draws from a generator of NumPy, not {type(rng).__name__}: put it "
-                "before .to()"
+                f"{self.called} needs a NumPy generator, not {type(rng).__name__}: put it before "
+                ".to()"
             )
         return _each(images, partial(self.fn, rng=rng))
 
@@ -70,7 +70,7 @@ class RandomImageMap:
 def _each(images: Any, fn: Callable[[Any], NDArray[np.uint8]]) -> NDArray[np.uint8]:
     """Apply a function to an image, or to each of a batch: a list, four axes, or an object array.
 
-    An exception gets a note of which image of a batch it is about.
+    An exception gets a note with the image's number in the batch.
     """
     is_array = isinstance(images, np.ndarray)
     if not isinstance(images, (list, tuple)) and not (
@@ -86,10 +86,10 @@ def _each(images: Any, fn: Callable[[Any], NDArray[np.uint8]]) -> NDArray[np.uin
             raise
         if made[at].shape != made[0].shape:
             raise ValueError(
-                f"image {at} of the batch has become {list(made[at].shape)}, and the first "
-                f"{list(made[0].shape)}: one array holds images of one size, as resize((height, "
-                "width)) and crops make them; or put this before .batch()"
+                f"image {at} of the batch became {list(made[at].shape)}, and the first one "
+                f"{list(made[0].shape)}: a batch needs images of one size, such as "
+                "resize((height, width)) or a crop makes; or put this stage before .batch()"
             )
     if not made:
-        raise ValueError("a batch of no images")
+        raise ValueError("the batch has no images")
     return np.stack(made)

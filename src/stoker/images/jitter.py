@@ -1,4 +1,4 @@
-"""Random changes of colour, as torchvision's ``ColorJitter`` makes them."""
+"""Random changes of colour, equal to torchvision's ``ColorJitter``."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ def color_jitter(
     """Change brightness, contrast, saturation and hue by random factors, in random order.
 
     Args:
-        brightness, contrast, saturation: how far a factor is from 1 at most, as 0.4; or the least
-            and the most that it is.
-        hue: what part of the colour circle hues are turned by at most, up to 0.5; or the least and
-            the most, from -0.5 to 0.5.
+        brightness, contrast, saturation: the largest distance of the factor from 1, such as 0.4; or
+            its least and largest value.
+        hue: the largest turn of the hue, as a part of the colour circle up to 0.5; or the least and
+            largest turn, from -0.5 to 0.5.
 
     Returns:
         A function for ``.random_map(fn, on="image")``. It takes ``uint8 [height, width, 3]``, such
         an image still encoded, or a batch of either, and returns ``uint8``.
 
     Raises:
-        TypeError: it is given an image.
+        TypeError: an argument is an image.
         ValueError: a factor could be below 0, or a hue beyond half the circle.
     """
     check_is_no_image(
@@ -60,7 +60,9 @@ def _jittered(
 ) -> Pixels:
     opened = Reading().pixels(image)
     if opened.shape[2] != 3:
-        raise ValueError(f"colours are changed of RGB, not of {opened.shape[2]} channels")
+        raise ValueError(
+            f"color_jitter changes RGB images, not images of {opened.shape[2]} channels"
+        )
     colours = opened.astype(np.float32)
     names = list(factors)
     drawn = {name: low + (high - low) * rng.random() for name, (low, high) in factors.items()}
@@ -123,18 +125,22 @@ def _factors(name: str, given: Strength) -> Range:
     else:
         low, high = _ends(given)
     if not 0 <= low <= high < math.inf:
-        raise ValueError(f"{name}= takes a number from 0 on, or a least and a most, not {given!r}")
+        raise ValueError(
+            f"{name}= must be a number of at least 0, or a least and a most, not {given!r}"
+        )
     return None if low == high == 1 else (low, high)
 
 
 def _turns(given: Strength) -> Range:
     low, high = (-given, given) if is_number(given) else _ends(given)
     if not -0.5 <= low <= high <= 0.5:
-        raise ValueError(f"hue= takes up to 0.5, or two numbers from -0.5 to 0.5, not {given!r}")
+        raise ValueError(
+            f"hue= must be a number from 0 to 0.5, or two numbers from -0.5 to 0.5, not {given!r}"
+        )
     return None if low == high == 0 else (low, high)
 
 
 def _ends(given: Any) -> tuple[float, float]:
-    """Return two numbers as they are, and for anything else two that are refused."""
+    """Return two given numbers; for another value, two numbers that are refused later."""
     is_pair = isinstance(given, (tuple, list)) and len(given) == 2
     return (given[0], given[1]) if is_pair and all(map(is_number, given)) else (1, -1)

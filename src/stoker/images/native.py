@@ -1,4 +1,4 @@
-"""Whether the library in C is there: ``stoker-native``, which decodes crops and reads windows."""
+"""``stoker-native``, the optional library in C that decodes crops and reads windows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import ModuleType
 
 @functools.cache
 def library() -> ModuleType | None:
-    """Return ``stoker_native``, or None where it is not installed: it can be done without.
+    """Return ``stoker_native``, or None where this optional library is not installed.
 
     Raises ImportError where it is installed and cannot be loaded.
     """

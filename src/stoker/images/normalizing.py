@@ -1,4 +1,4 @@
-"""From pixels to what a network takes: floating point, normalized, channels first."""
+"""Pixels to network inputs: floating point, normalized, channels first."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ def normalize(mean: Channels = IMAGENET_MEAN, std: Channels = IMAGENET_STD) -> C
     """Subtract a mean from each channel, and divide by a standard deviation.
 
     Args:
-        mean, std: for each channel, where pixels go from 0 to 1. By default those of ImageNet.
+        mean, std: one number for each channel, for pixels from 0 to 1. By default ImageNet's.
 
     Returns:
         A function for ``.map(fn, on="image")``. It takes one image or a batch, arrays or torch
         tensors, whose channels come last or before height and width, and returns a new one of the
-        same layout, ``float32``. ``uint8`` is divided by 255 first; floating point is taken as it
-        is. It raises TypeError where it is given neither, and ValueError where no axis of an image
-        is as long as ``mean``.
+        same layout, ``float32``. ``uint8`` is divided by 255 first; floating point is not scaled.
+        It raises TypeError for other dtypes, and ValueError where no axis of an image is as long as
+        ``mean``.
 
     Raises:
-        TypeError: ``mean`` or ``std`` are no numbers.
-        ValueError: they are of different lengths, or a deviation is not above 0.
+        TypeError: ``mean`` or ``std`` are not numbers.
+        ValueError: they have different lengths, or a deviation is not above 0.
     """
     check_is_no_image(mean, "means", ".map(stoker.images.normalize(), on='image')")
     try:
@@ -51,14 +51,14 @@ def normalize(mean: Channels = IMAGENET_MEAN, std: Channels = IMAGENET_STD) -> C
         ) from error
     if len(means) != len(stds) or not means or not all(0 < each < math.inf for each in stds):
         raise ValueError(
-            f"normalize takes as many means as deviations above 0, not {means}, {stds}"
+            f"normalize takes a mean and a deviation above 0 for each channel, not {means}, {stds}"
         )
     return _Normalized(tuple(means), tuple(stds))
 
 
 @reads_only
 def to_chw(images: Any) -> Any:
-    """Move channels, the last axis, before height and width: as PyTorch takes images.
+    """Move channels, the last axis, before height and width, for PyTorch.
 
     Args:
         images: one image ``[height, width, channels]`` or a batch ``[n, height, width, channels]``,
@@ -73,7 +73,7 @@ def to_chw(images: Any) -> Any:
     """
     _check_pixels(images)
     if images.ndim not in (3, 4):
-        raise ValueError(f"images have three axes, a batch of them four, not {list(images.shape)}")
+        raise ValueError(f"an image needs three axes, a batch four, not {list(images.shape)}")
     if pytree.is_tensor(images):
         return images.movedim(-1, -3).contiguous()
     if pytree.is_jax_array(images):
@@ -122,6 +122,6 @@ class _Normalized:
 def _check_pixels(images: Any) -> None:
     if not hasattr(images, "ndim"):
         raise TypeError(
-            f"pixels are an array or a tensor, not {type(images).__name__}: a crop, or decode, "
-            "makes them of files, and on= says which field of an example they are"
+            f"normalize and to_chw take an array or a tensor, not {type(images).__name__}: decode "
+            "or crop files first, and name the field with on="
         )

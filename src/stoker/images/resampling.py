@@ -1,7 +1,7 @@
 """Resized crops of one image, by the library in C or by Pillow: the same pixels within one level.
 
-An image is what a file holds, ``bytes``, or pixels, ``uint8 [height, width, channels]`` of 1, 3 or
-4 channels. With the library in C, only the part of a JPEG that a crop needs is decoded. Everything
+An image is an encoded file's ``bytes``, or pixels, ``uint8 [height, width, channels]`` of 1, 3 or 4
+channels. With the library in C, only the part of a JPEG that a crop needs is decoded. Everything
 else is decoded in full first.
 """
 
@@ -30,8 +30,8 @@ from stoker.images.sound_files import SoundFiles
 
 Pixels = NDArray[np.uint8]
 Opened = Any
-"""An image that was opened: a JPEG, of which the library decodes what it needs; Pillow's own RGB
-image, where there is no library; or pixels."""
+"""An opened image: a JPEG, of which the library decodes the needed part; Pillow's RGB image,
+without the library; or pixels."""
 
 # Pillow's, by the number of channels; not RGBA, of whose alpha Pillow would take notice.
 _MODES = {1: "L", 3: "RGB", 4: "CMYK"}
@@ -49,12 +49,12 @@ class Box:
 
 @dataclass(frozen=True)
 class Reading:
-    """How images are read.
+    """Settings for reading images.
 
     Attributes:
-        strict: whether a file is decoded in full where it is first seen, so that damage anywhere in
-            it is an error.
-        max_pixels: images of more are refused, as ``decode`` does.
+        strict: whether a file is decoded in full at its first use, so that damage anywhere in it is
+            an error.
+        max_pixels: larger images are refused, as in ``decode``.
         sound: files that were decoded in full.
     """
 
@@ -66,9 +66,9 @@ class Reading:
         limits_of(self.max_pixels)  # refuses what is none, where the pipeline is written
 
     def opened(self, image: Any, *, scaled: bool = False) -> Opened:
-        """Open what holds an image; ``scaled`` where the codec is to make it smaller.
+        """Open an image; with ``scaled`` the codec shrinks it.
 
-        Raises TypeError, ValueError: it is no image; and what ``decode`` raises.
+        Raises TypeError or ValueError if it is not an image, and the errors of ``decode``.
         """
         if not is_file(image):
             return _checked(image)
@@ -84,11 +84,11 @@ class Reading:
         return data if scaled else pixels  # crops of these are the same, but for that
 
     def pixels(self, image: Any) -> Pixels:
-        """Return all pixels of what holds an image; raises as ``opened``."""
+        """Return all pixels of an image; raises as ``opened``."""
         return decode(image, max_pixels=self.max_pixels) if is_file(image) else _checked(image)
 
     def cut(self, image: Opened, top: int, left: int, height: int, width: int) -> Pixels:
-        """Return a part of an opened image as it is, a new array; what lies outside is 0."""
+        """Return a part of an opened image as a new array; pixels outside the image are 0."""
         rows, columns = size_of(image)
         first, last = max(top, 0), min(top + height, rows)
         begin, end = max(left, 0), min(left + width, columns)
@@ -125,10 +125,10 @@ class Reading:
             image: what ``opened`` returned.
             box: within the image; of whole pixels, unless pixels beyond it count.
             size: height and width of the result.
-            flip: whether left and right change places.
-            antialias: whether all pixels count where it is made smaller; else the nearest two.
-            beyond: whether pixels around the box have a part in its edge.
-            dct_scaling: whether the JPEG codec may make it smaller first.
+            flip: whether to flip left and right.
+            antialias: whether shrinking uses all pixels, or only the nearest two.
+            beyond: whether pixels outside the box contribute to its edge.
+            dct_scaling: whether the JPEG codec may shrink it first.
         """
         library = native.library()
         if library is None:
@@ -164,14 +164,17 @@ def _checked(image: Any) -> Pixels:
         what = type(image)
         instead = "on= says which field of an example it is"
         if what.__module__.startswith("PIL.") or is_tensor(image):
-            instead = "a .map(numpy.array, on=...) before this makes an array of it"
-        raise TypeError(f"an image is bytes or an array, not {what.__name__}: {instead}")
+            instead = "convert it with .map(numpy.array, on=...) before this stage"
+        raise TypeError(f"an image must be bytes or an array, not {what.__name__}: {instead}")
     if image.dtype != np.uint8:
-        raise TypeError(f"images are cropped and resized as uint8, before they are {image.dtype}")
+        raise TypeError(
+            f"crops and resizes need uint8 images, not {image.dtype}: put them before the stage "
+            "that changes the dtype"
+        )
     if image.ndim != 3 or image.shape[2] not in _MODES or not image.size:
-        grey = ": a grey one is image[..., None]" if image.ndim == 2 else ""
+        grey = ": for a grey image pass image[..., None]" if image.ndim == 2 else ""
         raise ValueError(
-            "an image is [height, width, channels] of 1, 3 or 4 channels, not "
+            "an image must be [height, width, channels] with 1, 3 or 4 channels, not "
             f"{list(image.shape)}{grey}"
         )
     return image

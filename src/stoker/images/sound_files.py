@@ -1,13 +1,13 @@
-"""Which files were decoded in full without an error, so that this need not be done again."""
+"""Files that were decoded in full without an error, and need no second check."""
 
 from __future__ import annotations
 
 _MOST = 1 << 18
-"""Files that are remembered at once, in some 25 MB; then all are forgotten."""
+"""The most files remembered, in some 25 MB; then all are forgotten."""
 
 
 class SoundFiles:
-    """The contents that were found whole, in this process. Safe to use from any thread."""
+    """The files found undamaged in this process. Safe to use from any thread."""
 
     def __init__(self) -> None:
         self._seen: set[int] = set()
@@ -16,7 +16,7 @@ class SoundFiles:
         return _digest(data) in self._seen
 
     def add(self, data: bytes) -> None:
-        """Remember a file; where too many were, all others are forgotten."""
+        """Remember a file; at the limit, forget all others first."""
         if len(self._seen) >= _MOST:
             self._seen = set()
         self._seen.add(_digest(data))

@@ -1,1 +1,1 @@
-"""Many files into shards."""
+"""Packing many small files into shards."""

@@ -1,4 +1,4 @@
-"""Single shards, written and read back: tar archives, and Parquet files."""
+"""Shard formats: tar archives and Parquet files, written and read back."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ _GROUP_BYTES = 8 << 20
 
 
 class ShardFormat(Protocol):
-    """Writes a shard; the file is not there for others before it is renamed.
+    """Writes a shard; other processes see the file only after it is renamed.
 
     Attributes:
-        fields: what all of its examples have, by the names that are read.
+        fields: the fields that all of its examples have, by their names for readers.
     """
 
     fields: list[str]
 
     @property
     def nbytes(self) -> int:
-        """How large it is by now, about."""
+        """Its size so far in bytes, about."""
         ...
 
     def add(self, key: str, example: Mapping[str, Any]) -> None:
-        """Write an example. Raises ValueError or TypeError for what cannot be written."""
+        """Write an example. Raises ValueError or TypeError if it cannot be written."""
         ...
 
     def finish(self) -> None:
@@ -44,12 +44,12 @@ class ShardFormat(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of the file, complete or not."""
+        """Close the file, complete or not."""
         ...
 
 
 class TarShard:
-    """A tar archive: of each example a file for each field."""
+    """A tar archive: one member for each field of each example."""
 
     suffix = ".tar"
 
@@ -68,7 +68,9 @@ class TarShard:
         files = [_as_file(field, value) for field, value in example.items()]
         names = [name for name, _ in files]
         if len({*names}) < len(names):
-            raise ValueError(f"two of its fields have one name among {names}")
+            raise ValueError(
+                f"two of its fields get the same name in a tar shard, {names}: rename one"
+            )
         for name, data in files:
             info = tarfile.TarInfo(f"{key}.{name}")
             info.size = len(data)
@@ -100,9 +102,9 @@ class TarShard:
 
 
 class ParquetShard:
-    """A Parquet file: of each example a row.
+    """A Parquet file: one row for each example.
 
-    Its columns are those of its first row group, or of the file that it is to be like.
+    Its columns are those of its first row group, or of a given earlier shard.
     """
 
     suffix = ".parquet"
@@ -126,7 +128,10 @@ class ParquetShard:
         names = list(example)
         self.fields = self.fields or names
         if not names or {*names} != {*self.fields} or not all(isinstance(n, str) for n in names):
-            raise ValueError(f"its fields are {names}, and Parquet has columns {self.fields}")
+            raise ValueError(
+                f"its fields are {names}, but the shard's columns are {self.fields}: give all "
+                "examples the same fields"
+            )
         self._rows.append({field: _as_cell(value) for field, value in example.items()})
         self._rows_bytes += _size(example)
         if self._rows_bytes >= _GROUP_BYTES:
@@ -157,7 +162,7 @@ class ParquetShard:
                 self._writer = self._parquet.ParquetWriter(self._path, table.schema)
         except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
             raise ValueError(
-                f"one of {len(self._rows)} examples does not go into Parquet: {error}"
+                f"one of {len(self._rows)} examples cannot be written to Parquet: {error}"
             ) from error
         self._schema = self._writer.schema
         self._writer.write_table(table, row_group_size=len(table))
@@ -166,31 +171,35 @@ class ParquetShard:
         self._rows, self._rows_bytes = [], 0
 
     def _as_before(self, table: Any) -> Any:
-        """Return a table with the types of the one before; ValueError where its values change."""
+        """Return a table cast to the types of the previous one; ValueError where values change."""
         names = self._schema.names
         kinds = [(n, table.field(n).type, self._schema.field(n).type) for n in names]
         for name, given, before in kinds:
             if before == self._pa.null() != given:
                 raise ValueError(
-                    f"{name!r} is {given}, and was None in all examples before, which had its type "
-                    "told: pack an example that has it first, or give all of them a value"
+                    f"field {name!r} is {given}, but was None in all earlier examples, which "
+                    "fixed its type: pack an example with a value first, or give all examples a "
+                    "value"
                 )
         made = self._pa.Table.from_pylist(self._rows, self._schema)  # 0.5 becomes a whole 0
         for name, given, before in kinds:
             if given != before and not _same(made[name].to_pylist(), table[name].to_pylist()):
-                raise ValueError(f"{name!r} is {given}, and was {before} before")
+                raise ValueError(
+                    f"field {name!r} is {given}, but was {before} in earlier examples: give all "
+                    "examples the same type"
+                )
         return made
 
 
 def _are_equal(left: Any, right: Any) -> bool:
-    """Tell whether tables are equal, where NaN equals NaN."""
+    """True if tables are equal, with NaN equal to NaN."""
     return bool(left.equals(right)) or (
         bool(left.schema.equals(right.schema)) and _same(left.to_pylist(), right.to_pylist())
     )
 
 
 def _same(left: Any, right: Any) -> bool:
-    """Tell whether Python's values are equal: also NaN, and None where a struct lacks a field."""
+    """True if Python values are equal; NaN equals NaN, and None a missing field of a struct."""
     if isinstance(left, dict) and isinstance(right, dict):
         return all(_same(left.get(name), right.get(name)) for name in {*left, *right})
     if isinstance(left, list) and isinstance(right, list):
@@ -200,7 +209,9 @@ def _same(left: Any, right: Any) -> bool:
 
 def _as_file(field: Any, value: Any) -> tuple[str, bytes]:
     if not isinstance(field, str) or "/" in field or field != field.lower():
-        raise ValueError(f"{field!r} is no field of a tar shard: lower-case text without '/'")
+        raise ValueError(
+            f"field {field!r} cannot be in a tar shard: use a lower-case name without '/'"
+        )
     if isinstance(value, (bytes, bytearray, memoryview)):
         return field, bytes(value)
     if isinstance(value, str):
@@ -212,12 +223,13 @@ def _as_file(field: Any, value: Any) -> tuple[str, bytes]:
         np.save(file, value, allow_pickle=False)
         return f"{field}.npy", file.getvalue()
     raise TypeError(
-        f"{field!r} is a {type(value).__name__}: bytes, text, numbers and arrays go into tar shards"
+        f"field {field!r} is a {type(value).__name__}, which cannot be in a tar shard: make it "
+        "bytes, text, a number or an array"
     )
 
 
 def _as_cell(value: Any) -> Any:
-    """Return what pyarrow takes for a value, which keeps its dtype."""
+    """Return a value for pyarrow that keeps its dtype."""
     if isinstance(value, np.ndarray) and value.ndim > 1:
         return [_as_cell(row) for row in value]
     if isinstance(value, np.ndarray) and value.ndim:

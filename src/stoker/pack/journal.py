@@ -1,6 +1,6 @@
-"""Which shards of a packing are done: a journal in their folder, which one run at a time holds.
+"""The journal of a packing: its finished shards, in their folder, locked by one run at a time.
 
-Nothing is removed from a folder but where a journal says that it is ours.
+Files are removed from a folder only if a journal lists them as ours.
 """
 
 from __future__ import annotations
@@ -14,30 +14,33 @@ from typing import Any
 
 MANIFEST = "shards.json"
 PART = ".part-"
-"""What the name of a shard begins with while it is written."""
+"""The prefix of a shard's name while it is written."""
 _JOURNAL = ".packing.json"
 _NEW = ".packing.json.new"
 
 
 @contextlib.contextmanager
 def alone_in(folder: str) -> Iterator[None]:
-    """Be the only run that packs into a folder; the kernel ends that with the process.
+    """Lock a folder for this run; the kernel ends the lock with the process.
 
-    Raises ValueError where another one does.
+    Raises ValueError where another run holds it.
     """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ValueError(f"{folder}: another run is packing into it") from None
+            raise ValueError(
+                f"{folder}: another run is packing into this folder: wait for it, or give another "
+                "folder"
+            ) from None
         yield
     finally:
         os.close(descriptor)
 
 
 def read_journal(folder: str, about: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the shards that are done, and remove what a killed run had begun.
+    """Return the finished shards, and remove a killed run's unfinished one.
 
     Raises ValueError where the folder holds other things, another packing, or changed shards.
     """
@@ -46,7 +49,7 @@ def read_journal(folder: str, about: Mapping[str, Any]) -> list[dict[str, Any]]:
     there = set(os.listdir(folder)) - {_NEW}
     if not os.path.exists(path):
         if there:
-            raise ValueError(f"{folder} holds other things ({min(there)!r}): take an empty folder")
+            raise ValueError(f"{folder} holds other files ({min(there)!r}): give an empty folder")
         write_journal(folder, about, [])
         return []
     try:
@@ -54,12 +57,15 @@ def read_journal(folder: str, about: Mapping[str, Any]) -> list[dict[str, Any]]:
             found = json.load(file)
         shards: list[dict[str, Any]] = found.pop("shards")
     except (ValueError, LookupError, AttributeError) as error:
-        raise ValueError(f"{path} is damaged: remove {folder}, and pack anew: {error}") from error
+        raise ValueError(f"{path} is damaged ({error}): remove {folder}, and pack again") from error
     if found != about and path == journal and not shards:
         write_journal(folder, about, [])
     elif found != about:
         differ = ", ".join(sorted(key for key in about if found.get(key) != about[key]))
-        raise ValueError(f"{folder} holds another packing ({differ}): remove it, or take another")
+        raise ValueError(
+            f"{folder} holds shards of another packing ({differ}): remove it, or give another "
+            "folder"
+        )
     if path == journal:
         next_one = f"shard-{len(shards):06}"  # it was renamed, and not yet entered
         for name in there:
@@ -68,24 +74,24 @@ def read_journal(folder: str, about: Mapping[str, Any]) -> list[dict[str, Any]]:
     for shard in shards:
         at = os.path.join(folder, shard["name"])
         if not os.path.isfile(at) or os.stat(at).st_size != shard["bytes"]:
-            raise ValueError(f"{at} is gone or was changed: remove {folder}, and pack anew")
+            raise ValueError(f"{at} is missing or was changed: remove {folder}, and pack again")
     return shards
 
 
 def write_journal(folder: str, about: Mapping[str, Any], shards: list[dict[str, Any]]) -> None:
-    """Say which shards are done."""
+    """Write the finished shards into the journal."""
     _write(folder, _JOURNAL, {**about, "shards": shards})
 
 
 def write_manifest(folder: str, about: Mapping[str, Any], shards: list[dict[str, Any]]) -> None:
-    """Say what the folder holds, in place of the journal."""
+    """Write the list of shards, in place of the journal."""
     _write(folder, MANIFEST, {**about, "shards": shards})
     with contextlib.suppress(FileNotFoundError):
         os.unlink(os.path.join(folder, _JOURNAL))
 
 
 def sync_folder(folder: str) -> None:
-    """Have the disk know the names in a folder."""
+    """Flush a folder's names to the disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

@@ -1,8 +1,8 @@
-"""Packing a source into shards: in order, one shard at a time, going on where it was stopped.
+"""Packing a source into shards: in order, one shard at a time; a stopped run continues.
 
-A shard is written beside its name, read back, and renamed; then the journal says so. A killed run
-leaves its journal, its finished shards and at most one half-written file, which the next run
-removes. The journal becomes ``shards.json`` behind the last shard.
+A shard is written under a temporary name, read back, and renamed; then the journal lists it. A
+killed run leaves its journal, its finished shards and at most one half-written file, which the next
+run removes. The journal becomes ``shards.json`` after the last shard.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ _SAID_EVERY = 500
 
 
 class Shards(NamedTuple):
-    """What a folder of shards holds.
+    """The contents of a folder of shards.
 
     Attributes:
         shards: their names and numbers of examples, in order.
-        nbytes: of all of them.
-        fields: what all of their examples have.
+        nbytes: their total size.
+        fields: the fields that all of their examples have.
     """
 
     shards: list[tuple[str, int]]
@@ -59,12 +59,12 @@ class Shards(NamedTuple):
 def pack_command(
     given: str, folder: str, shard_size: str, form: str, say: Callable[[str], None] | None
 ) -> str:
-    """Do what ``stoker pack`` does, and return what it tells.
+    """Run ``stoker pack``, and return its report.
 
-    Raises what ``pack_source`` does; ValueError or TypeError for wrong arguments.
+    Raises as ``pack_source``; ValueError or TypeError for wrong arguments.
     """
     if form not in FORMATS:
-        raise ValueError(f"--format is {' or '.join(FORMATS)}, not {form}")
+        raise ValueError(f"--format must be {' or '.join(FORMATS)}, not {form}")
     shard_bytes = parse_bytes(shard_size)
     is_function = not os.path.isdir(given) and "://" not in given and ":" in given
     pipeline = make_pipeline(given) if is_function else from_folder(given)
@@ -72,11 +72,11 @@ def pack_command(
     behind = chain.stages or chain.steps is not None or chain.flows
     if behind or not isinstance(source, IndexedSource):
         raise ValueError(
-            f"{given}: the examples of a source with an index are packed as they are; leave out "
-            "what stands behind it"
+            f"{given}: stoker pack takes the examples of an indexed source as they are: return a "
+            "pipeline without further stages"
         )
     if source.has_own_order:
-        raise ValueError(f"{given} is a mixture: pack its parts, and mix what is read of them")
+        raise ValueError(f"{given} is a mixture: pack each of its sources, and mix the packed ones")
     packed = pack_source(
         source, folder, shard_bytes=shard_bytes, form=form, say=say or (lambda text: None)
     )
@@ -101,18 +101,19 @@ def pack_source(
     """Write the examples of a source into shards of about one size, in a folder of their own.
 
     Args:
-        source: its examples are named tuples or dicts of bytes, text, numbers and arrays.
-        folder: made if it is not there; it holds nothing else, or what a run of the same source
-            left.
+        source: a source whose examples are named tuples or dicts of bytes, text, numbers and
+            arrays.
+        folder: the destination, made if missing; otherwise empty, or left by a run of the same
+            source.
         shard_bytes: a shard ends with the example that reaches it.
         form: a key of ``FORMATS``.
-        say: is told how far it is.
+        say: called with the progress as text.
 
-    Raises ValueError where the folder holds other things or another packing, where another run is
-    at it, or what was written cannot be read back; StageError where an example cannot be read.
+    Raises ValueError where the folder holds other files or another packing, where another run is
+    packing into it, or a shard cannot be read back; StageError where an example cannot be read.
     """
     if not len(source):
-        raise ValueError(f"{source.name} has no examples")
+        raise ValueError(f"{source.name} has no examples to pack")
     about = {**_about(source), "format": form, "shard_bytes": shard_bytes}
     os.makedirs(folder, exist_ok=True)
     with alone_in(folder):
@@ -129,7 +130,7 @@ def pack_source(
 
 
 def _about(source: IndexedSource) -> dict[str, Any]:
-    """Return what tells a source from others, whatever it is called today."""
+    """Return a source's identity, independent of its name."""
     digest = xxhash.xxh3_64()
     for index in range(len(source)):
         digest.update(source.name_of(index).encode("utf-8", "surrogateescape") + b"\0")
@@ -148,7 +149,7 @@ def _about(source: IndexedSource) -> dict[str, Any]:
 
 
 def _digest(value: Any) -> str:
-    """Return what tells an example from others."""
+    """Return an example's digest."""
     digest = xxhash.xxh3_64()
     for leaf in pytree.leaves(value):
         if isinstance(leaf, np.ndarray) and not leaf.dtype.hasobject:
@@ -168,7 +169,7 @@ def _write(
     about: Mapping[str, Any],
     say: Callable[[str], None],
 ) -> Iterator[dict[str, Any]]:
-    """Write shards from an example on, and yield what is in each."""
+    """Write shards from an example on, and yield each one's entry."""
     kind, of = FORMATS[about["format"]], len(source)
     fields_of = _naming(source, about["format"])
     width = len(str(of - 1))
@@ -215,15 +216,15 @@ def _write(
 
 
 def _naming(source: IndexedSource, form: str) -> Callable[[Any], Mapping[str, Any]]:
-    """Return what makes a mapping by field of an example."""
+    """Return a function that turns an example into a mapping of fields."""
 
     def plain(example: Any) -> Mapping[str, Any]:
         if hasattr(example, "_asdict"):
             example = example._asdict()
         if not isinstance(example, Mapping):
             raise ValueError(
-                f"examples with named fields are packed, not {type(example).__name__}: give a "
-                "source of dicts or named tuples"
+                f"stoker pack needs examples with named fields, not {type(example).__name__}: "
+                "give a source of dicts or named tuples"
             )
         return {name: value for name, value in example.items() if name != "__key__"}
 

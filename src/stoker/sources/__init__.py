@@ -1,1 +1,1 @@
-"""Where examples come from: one source a file."""
+"""Sources of examples: one source a module."""

@@ -1,4 +1,4 @@
-"""Arrays of one length: in memory, mapped from files, in HDF5, or whatever else is sliced."""
+"""Arrays of one length: in memory, mapped from files, in HDF5, or any sliceable array."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _INHERITED: list[Any] = []
 class ArraySource(IndexedSource, Rows):
     """Arrays of one length; an example is a row of each.
 
-    Rows are copied out of the arrays: what is done to an example does not reach them. What is in
-    memory, or in a part of a map, says nothing about itself: it has no identity.
+    Rows are copied out of the arrays: changes to an example do not reach the arrays. An array in
+    memory, or a part of a memory map, has no identity.
     """
 
     is_numbered = True
@@ -62,7 +62,7 @@ class ArraySource(IndexedSource, Rows):
 
     @property
     def rows(self) -> Rows | None:
-        """This, unless batches are others than copies of rows: of strings or objects, say."""
+        """This source, unless batches are not plain copies of rows (strings or objects)."""
         return self if self._stacks else None
 
     def __len__(self) -> int:
@@ -125,7 +125,7 @@ class Column(ABC):
     Attributes:
         shape: of all rows together.
         dtype: NumPy's.
-        chunk_rows: how many rows are read together, whatever is wanted of them; 1: each alone.
+        chunk_rows: how many rows each read brings, even if only one is wanted; 1: each row alone.
     """
 
     shape: tuple[int, ...]
@@ -152,15 +152,15 @@ class Column(ABC):
 
 
 def column_of(array: Any) -> Column:
-    """Return the column of what a user gave.
+    """Return the column for a user's array.
 
-    Raises TypeError for what has no rows by number, or hides some of its values.
+    Raises TypeError for an object without numbered rows, and for a masked array.
     """
     kind = type(array).__name__
     if isinstance(array, np.ma.MaskedArray):
         raise TypeError(
-            "from_arrays: what a MaskedArray masks would come as any other value; give "
-            ".filled(...), and perhaps np.ma.getmaskarray(...) beside it"
+            "from_arrays: masked values of a MaskedArray would come like any other value; give "
+            ".filled(...), and np.ma.getmaskarray(...) as a further array if you need the mask"
         )
     if isinstance(array, np.ndarray):
         if array.ndim:
@@ -174,7 +174,7 @@ def column_of(array: Any) -> Column:
         if is_sliced and array.shape and not hasattr(array, "iloc"):
             return SlicedColumn(array)
     raise TypeError(
-        "from_arrays takes NumPy arrays, or what has shape and dtype and is sliced, of at least "
+        "from_arrays takes NumPy arrays, or sliceable objects with shape and dtype, of at least "
         f"one dimension, not {kind}; use np.asarray(...), or from_dataset"
     )
 
@@ -220,12 +220,13 @@ class MemoryColumn(Column):
 
 
 class SlicedColumn(Column):
-    """Whatever has ``shape`` and ``dtype`` and is sliced: HDF5, Zarr, TensorStore.
+    """A sliceable object with ``shape`` and ``dtype``: HDF5, Zarr, TensorStore.
 
-    Rows are asked for in ascending order, each once: a slice where they follow one another, else a
-    list of indices, or slices where lists are not understood.
+    Rows are requested in ascending order, each once: by a slice if they are consecutive, else by a
+    list of indices, or by slices if the object does not take lists.
 
-    Raises TypeError for what gives other arrays than it says, ValueError for what gives none.
+    Raises TypeError if slices have another shape or dtype than declared, ValueError if they are not
+    arrays.
     """
 
     def __init__(self, array: Any) -> None:
@@ -235,7 +236,8 @@ class SlicedColumn(Column):
             first = np.asarray(array[0:1])
         except (TypeError, RuntimeError) as error:  # PyTorch's of types that NumPy lacks, for one
             raise ValueError(
-                f"from_arrays: the first row of this {type(array).__name__} is no array: {error}"
+                f"from_arrays: the first row of this {type(array).__name__} is not an array: "
+                f"{error}"
             ) from error
         if first.shape != (min(1, self.shape[0]), *self.shape[1:]):
             raise TypeError(
@@ -272,8 +274,8 @@ class SlicedColumn(Column):
             found = each[0] if len(each) == 1 else np.concatenate(each)
         if found.shape != (len(wanted), *self.shape[1:]):
             raise ValueError(
-                f"{type(self._array).__name__}: {len(wanted):,} rows were asked for, and an array "
-                f"of shape {list(found.shape)} came"
+                f"{type(self._array).__name__}: {len(wanted):,} rows were requested, and it "
+                f"returned an array of shape {list(found.shape)}"
             )
         return found, back
 
@@ -322,22 +324,25 @@ class HdfArray:
 
     It is opened when it is first read in a process, and stays open as long as this object.
 
-    Raises ValueError for a dataset of a file that is closed, that is open for writing, or that has
-    no path of its own.
+    Raises ValueError for a dataset whose file is closed, is open for writing, or has no path of its
+    own.
     """
 
     def __init__(self, dataset: Any) -> None:
         if not dataset:
-            raise ValueError("from_arrays: the HDF5 file of this dataset is closed")
+            raise ValueError(
+                "from_arrays: the HDF5 file of this dataset is closed: keep it open until the "
+                "pipeline is built"
+            )
         path = os.path.abspath(os.fsdecode(dataset.file.filename))
         if not os.path.isfile(path):
             raise ValueError(
-                f"from_arrays: the HDF5 dataset {dataset.name!r} lies in no file of its own; "
+                f"from_arrays: the HDF5 dataset {dataset.name!r} has no file of its own, so "
                 "workers could not open it: use np.asarray(...)"
             )
         if dataset.file.mode != "r":
             raise ValueError(
-                f"from_arrays: {path} is open for writing, and workers could not open it: open it "
+                f"from_arrays: {path} is open for writing, so workers could not open it: open it "
                 "with h5py.File(path, 'r')"
             )
         self._path, self._name = path, dataset.name
@@ -368,7 +373,7 @@ class HdfArray:
 
         if _version(self._path) != self._version:
             raise ValueError(
-                f"{self._path} has changed since the pipeline was built: build it anew"
+                f"{self._path} has changed since the pipeline was built: build the pipeline again"
             )
         return h5py.File(self._path, "r")[self._name]
 

@@ -16,10 +16,10 @@ from stoker.sources.source import IndexedSource, Indices, UserObject
 
 
 class DatasetSource(IndexedSource):
-    """Any object with ``__len__`` and ``__getitem__``; ``__getitems__`` is used when there.
+    """Any object with ``__len__`` and ``__getitem__``; uses ``__getitems__`` if it has that.
 
-    Nothing is read ahead: it may not give the same when it is asked twice. It may be longer or
-    shorter in the next epoch, which has a source of its own then (``measured``).
+    Nothing is read ahead: a second read of an index may give another value. The object may be
+    longer or shorter in the next epoch; ``measured`` then returns a new source for it.
     """
 
     runs_user_code = True
@@ -42,22 +42,23 @@ class DatasetSource(IndexedSource):
                 name = type(dataset).__name__
                 way = ""
                 if hasattr(dataset, "dataset") and hasattr(dataset, "__iter__"):
-                    way = ": from_loader takes it as it is, and its dataset goes in here"
+                    way = ": pass the loader itself to from_loader, or its dataset to from_dataset"
                 elif hasattr(dataset, "__iter__"):
-                    way = ": a stream goes into from_iterable"
+                    way = ": pass a stream to from_iterable"
                 raise TypeError(
                     "from_dataset needs an object with __len__ and __getitem__; "
                     f"{name} has no {method}{way}"
                 )
         if is_table(dataset) and not hasattr(dataset, "__getitems__"):
             raise TypeError(
-                f"from_dataset asks for items by number, and those of a {type(dataset).__name__} "
+                f"from_dataset reads items by number, and the items of a {type(dataset).__name__} "
                 "are columns: use from_table"
             )
         if isinstance(dataset, Mapping) and len(dataset) and 0 not in dataset:
             raise TypeError(
-                f"from_dataset asks for items by number, and this {type(dataset).__name__} has the "
-                f"keys {', '.join(map(repr, itertools.islice(dataset, 5)))}: give one of its values"
+                f"from_dataset reads items by number, and this {type(dataset).__name__} has the "
+                f"keys {', '.join(map(repr, itertools.islice(dataset, 5)))}: pass one of its "
+                "values"
             )
         self.dataset = dataset
         self._length = len(dataset)
@@ -91,7 +92,9 @@ class DatasetSource(IndexedSource):
             plain = _plain(indices)
             examples = list(self.dataset.__getitems__(plain))
             if len(examples) != len(plain):
-                raise ValueError(f"__getitems__ gave {len(examples)} examples for {len(plain)}")
+                raise ValueError(
+                    f"__getitems__ returned {len(examples)} examples for {len(plain)} indices"
+                )
             return examples
         examples, error = self.fetch_up_to_error(indices)
         if error is not None:
@@ -99,10 +102,10 @@ class DatasetSource(IndexedSource):
         return examples
 
     def fetch_up_to_error(self, indices: Indices) -> tuple[list[Any], Exception | None]:
-        """Ask for one after another; return those before the first that raised, and what it raised.
+        """Read one by one; return the examples before the first error, and the error.
 
-        So the dataset is asked for each of them once: after an error it may be half changed, and
-        give something else for the same number.
+        So each index is read once: after an error the dataset may be half changed, and return
+        another value for the same index.
         """
         examples: list[Any] = []
         try:
@@ -113,7 +116,7 @@ class DatasetSource(IndexedSource):
         return examples, None
 
     def path(self, index: int) -> str | None:
-        """Return None: a dataset does not tell."""
+        """Return None: a dataset has no file names."""
         return None
 
     def contents(self) -> str:

@@ -1,4 +1,4 @@
-"""Local files: which of them are examples, and how they are read, whole or by offset.
+"""Local files: finding examples, and reading files whole or by offset.
 
 Files that are read by offset stay open, and any thread may read them. Reads go through the page
 cache as a memory map's would. But a map of a file that was cut short kills the process (SIGBUS),
@@ -41,10 +41,10 @@ MOST_OPEN = 256
 
 
 def read_file(path: str) -> bytes:
-    """Read a regular file, or what a link to one leads to; return all of its bytes.
+    """Read a regular file, or a link to one; return all of its bytes.
 
-    Raises OSError for what is none (by now: it may have been one when it was listed) without
-    waiting for its other end, and when there is not the memory for it.
+    Raises OSError if it is not a regular file (any more), without waiting for a pipe's other end,
+    and if it does not fit into memory.
     """
     # Opening a pipe would wait for its writer. To regular files O_NONBLOCK means nothing.
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
@@ -53,7 +53,7 @@ def read_file(path: str) -> bytes:
         if not stat.S_ISREG(found.st_mode):
             kind = _KINDS.get(stat.S_IFMT(found.st_mode), "something else")
             number = errno.EISDIR if stat.S_ISDIR(found.st_mode) else errno.EINVAL
-            raise OSError(number, f"no regular file but {kind}", path)
+            raise OSError(number, f"not a regular file but {kind}", path)
         refuse_too_large(found.st_size, path)
         with open(handle, "rb", buffering=0, closefd=False) as file:
             return file.read()
@@ -62,16 +62,16 @@ def read_file(path: str) -> bytes:
 
 
 def refuse_too_large(nbytes: int, path: str) -> None:
-    """Raise OSError if there is not the memory for a file of this size: it may be a sparse one."""
+    """Raise OSError if a file of this size does not fit into memory: it may be sparse."""
     if nbytes > _LARGE_BYTES and nbytes > resources.usable_memory_bytes():
         size = resources.format_bytes(nbytes)
         raise OSError(errno.EFBIG, f"{size} do not fit into memory", path)
 
 
 def files_below(folder: str, suffixes: tuple[str, ...], left_out: list[str]) -> Iterator[str]:
-    """Yield files with such suffixes, hidden ones left out, each folder once however it is linked.
+    """Yield files with these suffixes, without hidden ones, each folder once however linked.
 
-    What has such a suffix and is no regular file, and folders that cannot be listed, are
+    Paths with such a suffix that are not regular files, and folders that cannot be listed, are
     added to ``left_out``.
     """
     seen = set()
@@ -106,40 +106,41 @@ def files_below(folder: str, suffixes: tuple[str, ...], left_out: list[str]) -> 
 
 
 def is_special(path: str) -> bool:
-    """Tell whether a path leads to something that is neither a file nor a folder."""
+    """True if a path leads to neither a file nor a folder."""
     return os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)
 
 
 def warn_left_out(source: str, left_out: Sequence[str]) -> None:
-    """Say what was found and is no example."""
+    """Warn of paths that were found and are not examples."""
     if left_out:
         more = f" and {len(left_out) - 1:,} more" if len(left_out) > 1 else ""
         warn(
-            f"{source}: left out is what is no regular file, or cannot be listed: "
+            f"{source} leaves out paths that are not regular files or cannot be listed: "
             f"{min(left_out)!r}{more}"
         )
 
 
 class FileVersion(NamedTuple):
-    """What tells a file from what it was before."""
+    """The version of a file: it changes with the content."""
 
     size_bytes: int
     modified_ns: int
-    """When it was modified, which ``rsync -t`` and ``cp -p`` set back; of a remote one a digest."""
+    """The time of modification, which ``rsync -t`` and ``cp -p`` reset; for a remote file a
+    digest."""
     changed_ns: int = 0
-    """When a local file was changed in any way, which no tool can set back."""
+    """The time of a local file's last change of any kind, which no tool can reset."""
     inode: int = 0
     """Of a local file, where its file system goes on numbering it so."""
 
 
 def version_of(found: os.stat_result) -> FileVersion:
-    """Return the version of a local file as it was found."""
+    """Return the version of a local file from its status."""
     told = of_file("", found)
     return FileVersion(told.size_bytes, told.version, told.changed_ns, told.inode)
 
 
 class OpenFiles:
-    """Opens files when they are first read, in each process anew. Pickles as an empty one.
+    """Opens files on first read, in each process again. Pickles as an empty one.
 
     There is no lock, which a forked child could inherit held: a file that two threads open at the
     same time is closed again with the last reference to it.
@@ -156,7 +157,7 @@ class OpenFiles:
     def read(self, path: str, version: FileVersion, start: int, nbytes: int) -> bytes:
         """Return bytes of a file that is still of this version.
 
-        Raises ValueError if it has changed, or has not so many bytes; OSError.
+        Raises ValueError if it has changed, or is shorter; OSError.
         """
         return self.opened(path, version).read(start, nbytes)
 
@@ -172,7 +173,7 @@ class OpenFiles:
         )
 
     def opened(self, path: str, version: FileVersion) -> OpenFile:
-        """Return a file that is still of this version. Raises ValueError if it has changed."""
+        """Return an open file of this version. Raises ValueError if it has changed."""
         file = self._open.get(path)
         if file is None:
             file = OpenFile(path)
@@ -181,7 +182,9 @@ class OpenFiles:
             self._open[path] = file
         if not self._is_still(file, version):
             self._open.pop(path, None)
-            raise ValueError(f"{path} has changed since the pipeline was built: build it anew")
+            raise ValueError(
+                f"{path} has changed since the pipeline was built: build the pipeline again"
+            )
         return file
 
     def _is_still(self, file: OpenFile, version: FileVersion) -> bool:
@@ -194,10 +197,10 @@ class OpenFiles:
 
 
 class OpenFile:
-    """A regular file, closed with the last reference to it. Raises OSError for what is none.
+    """A regular file, closed with the last reference to it. Raises OSError for other kinds.
 
     Attributes:
-        descriptor: which belongs to it.
+        descriptor: its own descriptor.
     """
 
     def __init__(self, path: str) -> None:
@@ -205,25 +208,25 @@ class OpenFile:
         # Opening a pipe would wait for its writer.
         self.descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
         if not stat.S_ISREG(os.fstat(self.descriptor).st_mode):
-            raise OSError(errno.EINVAL, "no regular file", path)
+            raise OSError(errno.EINVAL, "not a regular file", path)
 
     def __del__(self) -> None:
         if hasattr(self, "descriptor"):
             os.close(self.descriptor)
 
     def version(self) -> FileVersion:
-        """Look up the version of what is open now."""
+        """Look up the version of the open file."""
         return version_of(os.fstat(self.descriptor))
 
     def read(self, start: int, nbytes: int) -> bytes:
-        """Return bytes. Raises ValueError where the file ends before."""
+        """Return bytes. Raises ValueError if the file is too short."""
         data = os.pread(self.descriptor, nbytes, start)
         while len(data) < nbytes:  # a signal, or more than the kernel reads at once
             more = os.pread(self.descriptor, nbytes - len(data), start + len(data))
             if not more:
                 raise ValueError(
-                    f"{self.path} is truncated: {nbytes:,} bytes from byte {start:,} on reach "
-                    f"beyond its end at byte {start + len(data):,}"
+                    f"{self.path} is truncated: {nbytes:,} bytes from byte {start:,} on were "
+                    f"requested, and it ends at byte {start + len(data):,}"
                 )
             data += more
         return data
@@ -238,7 +241,7 @@ class OpenFile:
 
 
 class SeekableFile(io.RawIOBase):
-    """Keeps the place in a file of known size; who inherits has ``readinto``.
+    """Keeps the position in a file of known size; subclasses have ``readinto``.
 
     Args:
         size: in bytes.

@@ -1,4 +1,4 @@
-"""Files in one sub-folder a class: which are examples, and how classes are numbered."""
+"""Class folders: files in one sub-folder a class, and the classes' numbers."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class LabeledFile(NamedTuple):
 
 
 class ClassFolders(NamedTuple):
-    """What ``from_folder`` was asked for.
+    """The arguments of ``from_folder``.
 
     Attributes:
-        suffixes: of the files that are examples, in lower case, each with its dot.
+        suffixes: the suffixes of examples, in lower case, each with its dot.
         given: the classes in the order of their numbers; None: the sorted folders.
-        kind: what examples are.
+        kind: the type of examples.
     """
 
     suffixes: tuple[str, ...]
@@ -48,13 +48,13 @@ class ClassFolders(NamedTuple):
         names = names_in("extensions", extensions, "['.wav', '.flac']")
         suffixes = tuple(f".{name.lower().removeprefix('.')}" for name in names)
         if "." in suffixes:
-            raise ValueError("extensions has one without a letter")
+            raise ValueError("extensions= has an entry without a letter")
         return ClassFolders(suffixes, given, LabeledFile)
 
     def number(self, folders: Sequence[str], where: str) -> tuple[list[str], list[int]]:
         """Return the names of all classes, and the numbers of these (sorted) folders.
 
-        Raises ValueError for a folder that is none of the classes that were given.
+        Raises ValueError for a folder that is not in the given classes.
         """
         if self.given is None:
             return list(folders), list(range(len(folders)))
@@ -62,14 +62,14 @@ class ClassFolders(NamedTuple):
         if unknown:
             more = f" and {len(unknown) - 1:,} more" if len(unknown) > 1 else ""
             raise ValueError(
-                f"{where} has a folder {unknown[0]!r}{more}, which is none of the "
+                f"{where} has a folder {unknown[0]!r}{more} that is not in the "
                 f"{len(self.given):,} classes: add it to classes=, or move it away"
             )
         numbers = {name: number for number, name in enumerate(self.given)}
         return list(self.given), [numbers[name] for name in folders]
 
     def refuse_empty(self, files: int, folders: int, where: str) -> None:
-        """Raise ValueError where there are no files."""
+        """Raise ValueError if there are no files."""
         if not files:
             what = "images" if self.kind is LabeledImage else "such files"
             shown = ", ".join(self.suffixes[:5]) + (", ..." if len(self.suffixes) > 5 else "")
@@ -78,20 +78,21 @@ class ClassFolders(NamedTuple):
             )
 
     def identity_of(self, where: str) -> str:
-        """Return what tells the examples below a folder from others."""
+        """Return the identity of the examples below a folder."""
         return f"folder {where}" if self.kind is LabeledImage else f"folder of files {where}"
 
 
 class FolderSource(IndexedSource):
     """Files in one sub-folder a class, listed once, in sorted order.
 
-    Hidden files, and files with other suffixes, are left out. So is, with a warning, what has such
-    a suffix and is no regular file (nor a link to one), and what cannot be listed. A link that
-    leads nowhere is an example that fails.
+    Hidden files, and files with other suffixes, are left out. Paths with such a suffix that are not
+    regular files (nor links to them), and folders that cannot be listed, are left out with a
+    warning. A broken link is an example that fails.
 
     Raises:
         FileNotFoundError, NotADirectoryError: there is no such folder.
-        ValueError: it has no sub-folders, no such files in them, or one that is no class.
+        ValueError: it has no sub-folders, no such files in them, or a sub-folder that is not a
+        class.
     """
 
     fits_page_cache = True
@@ -141,7 +142,7 @@ class FolderSource(IndexedSource):
         return self._files[index][0]
 
     def fingerprint(self, index: int) -> Fingerprint:
-        """Return the file's fingerprint as it is now, and its label."""
+        """Return the file's current fingerprint, and its label."""
         file, label = self._files[index]
         return of_file(file, os.stat(os.path.join(self.folder, file)), label)
 

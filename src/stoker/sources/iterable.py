@@ -1,17 +1,17 @@
-"""A stream of examples: what can be iterated, but not asked for by index.
+"""Streams of examples: iterables without access by index.
 
 Some streams have a state of their own: Hugging Face's, torchdata's, or any with the protocol. The
-protocol is ``state_dict()`` and ``load_state_dict(state)`` of what is iterated, as torchdata has
-it. A stream is read ahead of the consumer, so what it says of itself is kept until nobody can ask
-for it any more. It is not asked behind each example, as that may cost as much as reading one; what
-lies between is read again.
+protocol is ``state_dict()`` and ``load_state_dict(state)`` of the iterable, as in torchdata. A
+stream is read ahead of the consumer, so its states are kept until no consumer can need them any
+more. A state is not taken after each example, as that may cost as much as reading one; examples in
+between are read again.
 
-A pass that is left in its middle was read ahead of its consumer too. Some streams begin the next
-pass where they stand, others at their beginning, and nothing tells which. So before the next pass
-it is put back: a state from before what the consumer took is loaded, what is left up to there is
+A pass that is left in its middle was also read ahead of its consumer. Some streams begin the next
+pass at their position, others at their beginning, and nothing tells which. So before the next pass
+the stream is put back: an earlier state is loaded, the examples up to the consumer's position are
 read, and that pass is dropped. Then the stream is as if nothing had been read ahead, and its next
-pass begins where it likes. One that begins every later pass at what was loaded is found out by a
-trial, once.
+pass begins where the stream decides. One trial finds out whether a stream begins every later pass
+at the loaded state.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _EVERY = 16
 
 
 class Passes:
-    """A re-iterable object, or a factory of iterators: one pass is one epoch.
+    """A re-iterable object, or a function that returns iterators: one pass is one epoch.
 
-    ``name`` is the function it was given to, ``what`` comes out of it.
+    ``name`` is the constructor's name, ``what`` the kind of its items.
 
     Raises TypeError for an iterator, which would be used up after one epoch.
     """
@@ -46,9 +46,9 @@ class Passes:
     def __init__(self, given: Any, name: str, what: str) -> None:
         if isinstance(given, Iterator) and not hasattr(given, "reset"):  # DALI's start over
             raise TypeError(
-                f"{name} needs what can be iterated once every epoch; this {type(given).__name__} "
-                "is used up after one: pass the object it came from, or a function that returns a "
-                "new iterator"
+                f"{name} needs an object that can be iterated once every epoch; this "
+                f"{type(given).__name__} is used up after one: pass the object that it came from, "
+                "or a function that returns a new iterator"
             )
         if not hasattr(given, "__iter__") and not callable(given):
             raise TypeError(
@@ -62,14 +62,17 @@ class Passes:
     def open(self) -> Iterator[Any]:
         """Begin a pass.
 
-        Raises TypeError when a factory returns nothing that can be iterated, or the same iterator
+        Raises TypeError when the function's result cannot be iterated, or is the same iterator
         again.
         """
         if hasattr(self.given, "__iter__") and not isinstance(self.given, type):
             return iter(self.given)
         made = self.given()
         if not hasattr(made, "__iter__"):
-            raise TypeError(f"{self.name}: the function returned a {type(made).__name__}")
+            raise TypeError(
+                f"{self.name}: the function returned a {type(made).__name__}, which cannot be "
+                "iterated: return a new iterator"
+            )
         if isinstance(made, Generator):
             if self._last is not None and self._last() is made:
                 raise TypeError(
@@ -81,7 +84,7 @@ class Passes:
 
 
 class IterableSource(Source):
-    """A stream of examples, in its own order. One that has a state of its own is asked for it."""
+    """A stream of examples, in its own order. Saves the stream's own state if it has one."""
 
     is_counted = True
 
@@ -102,15 +105,15 @@ class IterableSource(Source):
         return self._has_state
 
     def count(self) -> int:
-        raise TypeError("a stream has no length before it ends; .steps(n) gives it one")
+        raise TypeError("a stream has no length before it ends: give it one with .steps(n)")
 
     def open(self, epoch: int, saved: Any = None, number: int = 0) -> Iterator[Any]:
-        """Begin a pass: at its beginning, or behind ``number`` examples in a saved state.
+        """Begin a pass: at its beginning, or after ``number`` examples in a saved state.
 
-        A stream with ``set_epoch`` is told the epoch. With ``saved`` and no ``number``, a pass was
-        left there by another process's consumer, and the next one begins.
+        Calls the stream's ``set_epoch`` if it has one. With ``saved`` and no ``number``, another
+        process's consumer left a pass there, and the next one begins.
 
-        Raises StateError for what cannot be a state.
+        Raises StateError for an invalid state.
         """
         saved = None if saved is None else checked(saved, number)
         self.set_epoch(epoch)
@@ -134,7 +137,7 @@ class IterableSource(Source):
         return StatefulPass(self._given, self._passes.open(), self._log)
 
     def leave(self, number: int | None) -> None:
-        """Take note that the consumer left the pass behind so many examples; None: at its end."""
+        """Note that the consumer left the pass after so many examples; None: at its end."""
         log = self._log
         if log is None:
             return
@@ -148,16 +151,16 @@ class IterableSource(Source):
         return self._standing.place
 
     def state(self, number: int) -> Any:
-        """Return the state in which ``number`` examples of the present pass have been read."""
+        """Return the state after ``number`` examples of the present pass."""
         return None if self._log is None else self._log.state(number)
 
     def forget_before(self, number: int) -> None:
-        """Drop the states in which fewer examples of the present pass have been read."""
+        """Drop the states after fewer examples of the present pass."""
         if self._log is not None:
             self._log.forget_before(number)
 
     def check_state(self, chain: ChainOfSource) -> None:
-        """Refuse a state in the middle of an epoch that tells too little of what was left."""
+        """Refuse to save in the middle of an epoch if left-out examples could not be restored."""
         if not self.takes_state:
             raise StateError(
                 "an epoch over a stream has no state in its middle, because its examples cannot "
@@ -172,10 +175,10 @@ class IterableSource(Source):
                 if t.filters or t.skips or t.joins or t.repeats or t.shuffles or t.shards
             ]
             raise StateError(
-                f"in the middle of an epoch of {self.name}, what "
+                f"in the middle of an epoch of {self.name}, the examples that "
                 f"{', '.join(in_the_way) or 'on_error='} holds or has left out cannot be made "
-                "again: save between epochs, let the stream itself do this, or, of an echo, take "
-                '.echo("auto"), whose pool may begin empty'
+                "again: save between epochs, let the stream itself do this step, or, for an "
+                'echo, use .echo("auto"), whose pool may begin empty'
             )
 
     def extent(self, *, is_followed: bool) -> str:
@@ -192,7 +195,7 @@ class IterableSource(Source):
 
 
 def has_state(given: Any) -> bool:
-    """Whether something has a state of its own that needs nobody else to count for it."""
+    """Whether an object has its own state that includes its position."""
     methods = (getattr(given, name, None) for name in ("state_dict", "load_state_dict"))
     ask, load = methods
     if isinstance(given, type) or not callable(ask) or not callable(load):
@@ -206,9 +209,9 @@ def has_state(given: Any) -> bool:
 
 
 def _begins_anew(given: Any) -> bool:
-    """Whether something is known to begin each pass at its beginning, wherever it stood.
+    """Whether an object is known to begin each pass at its beginning.
 
-    A ``StatefulDataLoader`` does but for a stream that it iterates in this process.
+    A ``StatefulDataLoader`` does, except over a stream that it iterates in this process.
     """
     package = type(given).__module__.partition(".")[0]
     if package == "torchdata" and hasattr(given, "dataset"):
@@ -217,10 +220,10 @@ def _begins_anew(given: Any) -> bool:
 
 
 class Standing:
-    """Where something with a state of its own stands between passes.
+    """The position, between passes, of an object with its own state.
 
     Args:
-        given: what is iterated.
+        given: the iterable.
         open_pass: begins a pass over it.
     """
 
@@ -232,11 +235,12 @@ class Standing:
         self._was_asked = False
         self._is_ahead = False  # whether more was read than the consumer took
         self.place: dict[str, Any] | None = None
-        """Where the consumer left the last pass; None where that ended, or begins anew anyway."""
+        """The place where the consumer left the last pass; None if it ended, or passes restart
+        anyway."""
         self._is_tried = False
 
     def before(self) -> Any:
-        """Return its state before a pass, None where it cannot be told."""
+        """Return its state before a pass, None where it is unknown."""
         if self._is_anew or hasattr(self._given, "set_epoch"):
             return None
         try:
@@ -251,8 +255,8 @@ class Standing:
         """Take note that a pass was left.
 
         Args:
-            place: where the consumer was: a state, and how many examples to skip behind it; None
-                at the pass's beginning.
+            place: the consumer's position: a state, and how many examples to skip after it; None at
+                the pass's beginning.
             is_ahead: whether more was read than the consumer took.
         """
         if self._is_anew:
@@ -268,11 +272,11 @@ class Standing:
         self.place = None
 
     def restore(self, place: dict[str, Any]) -> None:
-        """Stand where another process's consumer left a pass."""
+        """Go to the place where another process's consumer left a pass."""
         self.place, self._is_ahead = place, True
 
     def put_back(self) -> None:
-        """Have it stand where the consumer left the last pass, if it was read on from there."""
+        """Go back to the place where the consumer left the last pass, if it was read further."""
         place = self.place
         if place is None or self._is_anew or not self._is_ahead:
             return
@@ -289,7 +293,7 @@ class Standing:
                 self._given.load_state_dict(self._first)
 
     def _read_up_to(self, place: dict[str, Any]) -> Any:
-        """Go on at a state, and read what is to be skipped; return the state behind the first."""
+        """Load a state, and read the examples to skip; return the state after the first."""
         self._given.load_state_dict(place["own"])
         behind = None
         if place["skip"]:
@@ -309,10 +313,10 @@ def _are_alike(state: Any, other: Any) -> bool:
 
 
 class StateLog:
-    """What a stream said of itself in one pass. Noted by one thread, asked by another alone.
+    """The states of a stream in one pass. One thread writes, one other thread reads.
 
     Args:
-        saved: what ``state`` returned where the pass goes on; None at the beginning.
+        saved: the result of ``state`` at which the pass continues; None at the beginning.
         number: how many examples of the pass come before.
         before: the state before the pass, if it is known.
     """
@@ -326,15 +330,15 @@ class StateLog:
             self._states.append((number - self.skip, saved["own"]))
 
     def note(self, number: int, given: Any) -> None:
-        """Ask the stream, behind so many examples, if that is due."""
+        """Take the stream's state after so many examples, if that is due."""
         self.read = number
         if number == self.number + 1 or number % _EVERY == 0:
             self._states.append((number, given.state_dict()))
 
     def state(self, number: int) -> dict[str, Any] | None:
-        """Return the state behind so many examples of the pass; None at its beginning.
+        """Return the state after so many examples of the pass; None at its beginning.
 
-        What was forgotten cannot be asked for.
+        States that were dropped cannot be requested.
         """
         found = None
         for at in range(len(self._states)):  # only the caller takes any away
@@ -344,9 +348,9 @@ class StateLog:
         return None if found is None else {"own": found[1], "skip": number - found[0]}
 
     def place(self, number: int) -> dict[str, Any] | None:
-        """Return how to come to so many examples by reading one at least; None: not known.
+        """Return a state and a skip of at least one that lead to so many examples; None: unknown.
 
-        A state that was loaded counts for some streams until an example is read.
+        Some streams return the loaded state until an example is read.
         """
         found = None if self._before is None else (0, self._before)
         for at in range(len(self._states)):
@@ -358,13 +362,13 @@ class StateLog:
         return {"own": found[1], "skip": number - found[0]}
 
     def forget_before(self, number: int) -> None:
-        """Drop what only states behind fewer examples need."""
+        """Drop entries that only states after fewer examples need."""
         while len(self._states) > 1 and self._states[1][0] < number:
             self._states.popleft()
 
 
 class StatefulPass(Iterator[Any]):
-    """One pass over a stream that was told where to begin; notes its states."""
+    """One pass over a stream from a given start; notes its states."""
 
     def __init__(self, given: Any, examples: Iterator[Any], log: StateLog) -> None:
         self._given = given
@@ -382,19 +386,19 @@ class StatefulPass(Iterator[Any]):
         return example
 
     def interrupt(self) -> None:
-        """Interrupt another thread that waits in ``next()``, if that can be done."""
+        """Interrupt another thread that waits in ``next()``, if possible."""
         tell = getattr(self._examples, "interrupt", None)
         if tell is not None:
             tell()
 
 
 def checked(saved: Any, number: int) -> dict[str, Any]:
-    """Return a saved state if it may be one behind so many examples, else raise StateError.
+    """Return a saved state if it can be valid after so many examples, else raise StateError.
 
-    Behind none it is the place where a pass was left.
+    After 0 examples it is the place where a pass was left.
     """
     if isinstance(saved, dict) and saved.keys() == {"own", "skip"}:
         skip = saved["skip"]
         if is_whole_number(skip) and 0 <= skip < (min(_EVERY, number) if number else _EVERY + 1):
             return saved
-    raise StateError("the state is damaged: what it says of the stream's own state cannot be")
+    raise StateError("the state is damaged: its part for the stream's own state is impossible")

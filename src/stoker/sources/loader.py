@@ -1,4 +1,4 @@
-"""A loader that somebody keeps: ready batches, in its own order."""
+"""The source over a user's loader: ready batches, in the loader's own order."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from stoker.sources.source import ChainOfSource, Source, SourcePlan
 
 
 class LoaderSource(Source):
-    """Any re-iterable of ready batches, iterated as its owner set it up, one epoch a time.
+    """Any re-iterable of ready batches, with the user's settings, one epoch at a time.
 
     Attributes:
-        loader: what the user gave.
-        before: its own state before the pass at hand, None where it cannot be told.
+        loader: the user's loader.
+        before: its own state before the present pass, None where it is unknown.
     """
 
     yields_batches = True
@@ -35,12 +35,12 @@ class LoaderSource(Source):
 
     @property
     def takes_state(self) -> bool:
-        """Whether it has a state of its own, as far as is known before it is asked."""
+        """Whether it seems to have its own state; only taking one shows it for certain."""
         return self._has_state
 
     @property
     def is_counted(self) -> bool:
-        """Whether its length can be relied on: an ``IterableDataset`` may tell another one.
+        """Whether its length is reliable: an ``IterableDataset`` may report a wrong one.
 
         (And torch warns of that later, if it was asked for the length.)
         """
@@ -50,11 +50,11 @@ class LoaderSource(Source):
         return counted and not isinstance(getattr(self.loader, "dataset", None), streams)
 
     def count(self) -> int:
-        """Return the number of batches, as far as the loader knows; it may raise anything."""
+        """Return the loader's number of batches; the loader may raise any error."""
         return len(self.loader)
 
     def open(self) -> Iterator[Any]:
-        """Begin a pass. An iterator that can be reset is, unless it does so itself."""
+        """Begin a pass. Resets an iterator that has ``reset`` and does not reset itself."""
         if self._has_state:
             self._standing.put_back()
             self.before = self._standing.before()
@@ -78,7 +78,7 @@ class LoaderSource(Source):
         return None if left else self.state()
 
     def leave(self, place: dict[str, Any] | None, *, is_ahead: bool) -> None:
-        """Take note that the consumer left a pass, which may have been read further."""
+        """Note that the consumer left a pass, which may have been read further."""
         self._standing.leave(place, is_ahead=is_ahead)
 
     def end(self) -> None:
@@ -98,15 +98,15 @@ class LoaderSource(Source):
             )
         if not self._has_state:
             raise StateError(
-                "an epoch over a loader has no state in its middle, because its batches cannot be "
-                "made again: save between epochs, use torchdata's StatefulDataLoader, or build on "
-                "from_dataset(loader.dataset)"
+                "an epoch over a loader has no state in its middle, because its batches cannot "
+                "be made again: save between epochs, use torchdata's StatefulDataLoader, or "
+                "build on from_dataset(loader.dataset)"
             )
         if chain.has_fixed_echo:
             raise StateError(
-                "in the middle of a pass over a loader a pool of a fixed factor cannot be made "
-                f"again: {'leave .repeat() out and ' if chain.flows else ''}save between epochs, "
-                'or take .echo("auto"), whose pool may begin empty'
+                "in the middle of a pass over a loader the pool of an echo with a fixed factor "
+                f"cannot be made again: {'leave .repeat() out and ' if chain.flows else ''}save "
+                'between epochs, or use .echo("auto"), whose pool may begin empty'
             )
 
     def attribute(self, name: str) -> Any:
@@ -114,13 +114,13 @@ class LoaderSource(Source):
 
     def extent(self, *, is_followed: bool) -> str:
         where = "a thread of its own" if is_followed else "the consumer's thread"
-        return f"read in {where}, as its owner set it up"
+        return f"read in {where}, with its own settings"
 
     def lower(self, to: SourcePlan) -> None:
         to.take_batches(self)
 
     def warn_unsharded(self, *, is_sharded: bool) -> None:
-        """Warn where several ranks are there and nothing in the loader knows of them."""
+        """Warn where there are several ranks and the loader is not sharded."""
         warn_unsharded_loader(self.loader)
 
     def set_epoch(self, epoch: int) -> None:

@@ -1,7 +1,7 @@
 """A mixture: examples of several indexed sources, in exact proportions.
 
-Its indices are those of its parts, one part behind the other. What is done to the examples of one
-part before they are mixed stands in the chain behind it, for that part alone (``OfPart``).
+Its indices are the indices of its parts, one part after another. Stages of one part before mixing
+follow it in the chain, and apply to that part only (``OfPart``).
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class MixedPart:
     """One part of a mixture.
 
     Attributes:
-        source: where its examples are from.
-        selection: which of them its epochs have, and in what order.
+        source: its source.
+        selection: the examples of its epochs, and their order.
         described: the source with its stages, for people.
-        outline: the lines that a state must agree with.
+        outline: the lines that must equal a saved state's.
     """
 
     source: IndexedSource
@@ -49,15 +49,15 @@ class MixtureSource(IndexedSource):
 
     Args:
         parts: the parts.
-        weights: of each part; whole numbers.
-        until_all: whether an epoch goes on until every part was gone through once, rather than
-            ending with the first of them.
+        weights: each part's weight, a whole number.
+        until_all: whether an epoch ends when every part has been used once, rather than when the
+            first one has.
 
     Attributes:
         parts: the parts.
-        proportions: which of them each example of an epoch is of.
+        proportions: the part of each example of an epoch.
 
-    Raises ValueError for a part without examples, or of whose examples an epoch would have none.
+    Raises ValueError for a part without examples, or with too little weight to occur in an epoch.
     """
 
     has_own_order = True
@@ -79,9 +79,9 @@ class MixtureSource(IndexedSource):
         for number, drawn in enumerate(self.proportions.counts(count), 1):
             if not drawn:
                 raise ValueError(
-                    f"mix(): part {number}, {parts[number - 1].described}, would never come: an "
-                    f"epoch of {count:,} examples has none of it. Give it more weight, or "
-                    "stop='all'"
+                    f"mix(): part {number}, {parts[number - 1].described}, would never occur: an "
+                    f"epoch of {count:,} examples has none of its examples. Give it more weight, "
+                    "or use stop='all'"
                 )
 
     @property
@@ -106,13 +106,13 @@ class MixtureSource(IndexedSource):
             if part.source.measured() is not part.source:
                 raise ValueError(
                     f"mix(): part {number}, {part.described}, had {len(part.source):,} examples "
-                    "when it was mixed, and has another number now, from which it does not follow "
-                    "where the mixture's epochs begin: mix anew"
+                    "when it was mixed, and has another number now, so the mixture's epochs "
+                    "would begin elsewhere: call mix() again"
                 )
         return self
 
     def examples(self, selection: Selection) -> int:
-        """Return the examples of an epoch on this rank: of each part it has a rank's part.
+        """Return the examples of an epoch on this rank, which has a shard of each part.
 
         Raises ValueError where a part has fewer examples than there are ranks.
         """
@@ -143,7 +143,7 @@ class MixtureSource(IndexedSource):
         dealer: Dealer | None = None,
         group: int = 1,
     ) -> MixedOrder:
-        """Return the order of an epoch; ranks go through the parts in step, each in its own."""
+        """Return the order of an epoch; all ranks take their shards of a part at the same steps."""
         return MixedOrder(
             self.proportions,
             self._shared(selection),
@@ -193,7 +193,7 @@ class MixtureSource(IndexedSource):
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], list[int]]:
         """Sort indices by their parts, each part's as they were.
 
-        Returns where each stood, what it is in its part, and where each part ends among them.
+        Returns each one's former place, its index in its part, and the end of each part.
         """
         numbers = self._numbering.parts(indices).astype(np.uint16)
         places = numbers.argsort(kind="stable")  # of numbers so small, in linear time
@@ -203,13 +203,14 @@ class MixtureSource(IndexedSource):
         return places, own, ends
 
     def divided(self, indices: Indices) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-        """Return of each part where its examples stand among ``indices``, and their own indices."""
+        """Return, for each part, the places of its examples in ``indices``, and their own
+        indices."""
         places, own, ends = self.by_part(np.asarray(indices, np.int64))
         spans = list(map(slice, [0, *ends], ends))
         return [(places[span], own[span]) for span in spans]
 
     def locate(self, index: int) -> tuple[int, int]:
-        """Return the number of the part that an example is of, and its index there."""
+        """Return the number of an example's part, and its index there."""
         return self._numbering.find(index)
 
     def reader(self, selection: Selection | None = None) -> Reader | None:
@@ -219,7 +220,7 @@ class MixtureSource(IndexedSource):
 
     @property
     def rows(self) -> Rows | None:
-        """What gathers batches of all parts, where their rows are alike."""
+        """The rows of all parts, if they have the same form."""
         each = [part.source.rows for part in self.parts]
         known = [rows for rows in each if rows is not None]
         forms = {_form(rows) for rows in known}
@@ -276,14 +277,16 @@ class MixtureSource(IndexedSource):
         return "\n    ".join(lines)
 
     def attribute(self, name: str) -> Any:
-        """Return what the parts pass on, if it is the same in all."""
+        """Return an attribute of the parts, if it is the same in all."""
         each = [part.source.attribute(name) for part in self.parts]
         if any(one != each[0] for one in each):
-            raise AttributeError(f"the parts of the mixture differ in their {name}")
+            raise AttributeError(
+                f"the parts of the mixture have different {name}: read it from the single pipelines"
+            )
         return each[0]
 
     def _shared(self, selection: Selection) -> list[Selection]:
-        """Return what each part has on this rank."""
+        """Return each part's share on this rank."""
         each, share = [part.selection for part in self.parts], selection.share
         if share is None:
             return each
@@ -291,7 +294,7 @@ class MixtureSource(IndexedSource):
 
 
 class _MixedReader:
-    """The readers of parts; what has none is read when it is fetched."""
+    """The readers of parts; a part without one is read when it is fetched."""
 
     def __init__(self, mixture: MixtureSource, readers: Sequence[Reader | None]) -> None:
         self._mixture = mixture
@@ -299,7 +302,7 @@ class _MixedReader:
         self.requests = sum(reader.requests for reader in readers if reader is not None)
 
     def of(self, mixture: MixtureSource) -> _MixedReader:
-        """Return it for a mixture with other objects of the user's."""
+        """Return a reader for a mixture with other copies of the user's objects."""
         readers = [
             reader and part.source.with_own(reader)
             for part, reader in zip(mixture.parts, self._readers, strict=True)
@@ -376,9 +379,9 @@ def _fetched(
 
 
 def _form(rows: Rows) -> str | None:
-    """Return what tells batches of one form from others: structure, dtypes, shapes of rows.
+    """Return a batch's form: structure, dtypes, shapes of rows.
 
-    None where not all of a batch is arrays.
+    None if any leaf of a batch is not an array.
     """
     batch = rows.allocate(1, Recycler())
     if not all(isinstance(leaf, np.ndarray) for leaf in pytree.leaves(batch)):

@@ -1,4 +1,4 @@
-"""Which files are meant: paths, patterns, braces; and very many names, kept compactly."""
+"""Paths, patterns and braces to files; and a compact list of very many names."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _RANGE = re.compile(r"(\d+)\.\.(\d+)")
 
 
 def find_files(given: Paths, asked: str, suffix: str = "") -> list[str]:
-    """Return the files that are meant: a list in its order, what fits a pattern sorted.
+    """Return the matching files: a list's in its order, a pattern's sorted.
 
     Args:
         given: paths, or patterns: braces are expanded first, then ``*``, ``?``, ``[...]``, ``**``.
-            What is there as it is written is no pattern.
-        asked: the function that was given them, for messages.
-        suffix: of a folder, the files below it that end so (``is_aside`` left out).
+            An existing path is not taken as a pattern.
+        asked: the calling function's name, for messages.
+        suffix: for a folder, find files below it with this suffix (without ``is_aside``).
 
-    Raises FileNotFoundError where a pattern or a path fits nothing; IsADirectoryError for a folder
-    without ``suffix``; ValueError for URLs, for no paths at all, and for pipes and devices;
+    Raises FileNotFoundError where a pattern or a path matches no file; IsADirectoryError for a
+    folder without ``suffix``; ValueError for URLs, for no paths at all, and for pipes and devices;
     TypeError for something else.
     """
     found: list[str] = []
@@ -45,12 +45,12 @@ def find_files(given: Paths, asked: str, suffix: str = "") -> list[str]:
         raise ValueError(f"{asked} needs at least one file")
     for path in found:
         if is_special(path):  # to open a pipe would wait for its writer
-            raise ValueError(f"{path} is no regular file: {asked} takes files, or a pattern")
+            raise ValueError(f"{path} is not a regular file: {asked} takes files, or a pattern")
     return found
 
 
 def expand_braces(text: str) -> Iterator[str]:
-    """Yield what a text with braces stands for: ``a{01..03}`` and ``{x,y}``, as a shell does."""
+    """Yield the expansions of braces: ``a{01..03}`` and ``{x,y}``, as a shell does."""
     braces = _BRACES.search(text)
     if braces is None:
         yield text
@@ -60,28 +60,28 @@ def expand_braces(text: str) -> Iterator[str]:
 
 
 def has_urls(given: Paths, asked: str) -> bool:
-    """Whether URLs are among what was given to a function.
+    """Whether a function's paths include URLs.
 
-    Raises TypeError for what is neither a path nor a list.
+    Raises TypeError for an object that is neither a path nor a list.
     """
     return any("://" in str(each) for each in path_list(given, asked))
 
 
 def shown(given: Paths) -> str:
-    """Return what was given in a few letters."""
+    """Return a short text of the user's paths."""
     if isinstance(given, (str, os.PathLike)):
         return repr(os.fspath(given))
     return repr(os.fspath(next(iter(given)))) if len(given) == 1 else f"{len(given):,} paths"
 
 
 def path_list(given: Any, asked: str) -> Sequence[str | os.PathLike[str]]:
-    """Return what was given as a list; raise TypeError for what has no order of its own."""
+    """Return the user's paths as a list; raise TypeError for an unordered collection."""
     if isinstance(given, (str, os.PathLike)):
         return [given]
     is_list = all(hasattr(given, name) for name in ("__len__", "__getitem__"))
     if is_list and not isinstance(given, (bytes, Mapping)):
         return list(given)
-    hint = ": give sorted(...) of it" if isinstance(given, (Iterator, Set)) else ""
+    hint = ": pass sorted(...) of it" if isinstance(given, (Iterator, Set)) else ""
     raise TypeError(
         f"{asked} takes a path, a pattern, or a list of them, not {type(given).__name__}{hint}"
     )
@@ -98,7 +98,7 @@ def _parts(inside: str) -> list[str]:
 
 
 def _find(path: str, suffix: str) -> list[str]:
-    """Return the files that one path or pattern means, each once."""
+    """Return the files of one path or pattern, each once."""
     is_pattern = glob.has_magic(path) and not os.path.lexists(path)
     hits = glob.iglob(path, recursive=True) if is_pattern else [path]
     found: set[str] = set()
@@ -108,10 +108,10 @@ def _find(path: str, suffix: str) -> list[str]:
         elif suffix:
             found.update(_below(hit, suffix))
         elif not is_pattern:
-            raise IsADirectoryError(f"{path} is a folder: give the files in it, as {path}/*")
+            raise IsADirectoryError(f"{path} is a folder: give the files in it, such as {path}/*")
     if not found:
         below = f", nor *{suffix} below it" if os.path.isdir(path) else ""
-        raise FileNotFoundError(f"no file fits {path}{below}")
+        raise FileNotFoundError(f"no file matches {path}{below}")
     return sorted(found)
 
 
@@ -123,15 +123,15 @@ def _below(folder: str, suffix: str) -> Iterator[str]:
 
 
 def is_aside(path: str) -> bool:
-    """Whether a path below a folder is what writers of tables put aside: hidden, or half written.
+    """Whether a path below a folder is not data: hidden, or half written by a table writer.
 
-    Such as ``_temporary/`` and ``_delta_log/``: Spark and Arrow leave it out, too.
+    Such as ``_temporary/`` and ``_delta_log/``: Spark and Arrow leave these out, too.
     """
     return any(part.startswith(("_", ".")) for part in path.split("/"))
 
 
 class Names(Sequence[str]):
-    """Strings in one piece of memory, since a million objects take long to pickle and to scan."""
+    """Strings in one buffer, since a million objects take long to pickle and to scan."""
 
     def __init__(self, names: Sequence[str]) -> None:
         encoded = [name.encode("utf-8", "surrogateescape") for name in names]

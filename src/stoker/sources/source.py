@@ -1,4 +1,4 @@
-"""What a source is: where the examples, or the ready batches, of a chain come from.
+"""``Source``: the origin of a chain's examples, or of its ready batches.
 
 Three kinds: an ``IndexedSource`` gives any example by its number, so that order, sharing and
 resuming are integers alone; a stream (``sources.iterable``) can only be read from its beginning; a
@@ -29,15 +29,15 @@ _TOGETHER_BYTES = 1 << 20
 
 
 class UserObject(NamedTuple):
-    """An object of the user's that a source or a stage calls."""
+    """A user's object that a source or a stage calls."""
 
     name: str
-    """What calls it, for people."""
+    """The name of its caller, for people."""
     value: Any
 
 
 class ChainOfSource(Protocol):
-    """What a source sees of the chain that begins with it."""
+    """A source's view of the chain that begins with it."""
 
     @property
     def selection(self) -> Selection: ...
@@ -45,7 +45,7 @@ class ChainOfSource(Protocol):
     def stages(self) -> tuple[Any, ...]: ...
     @property
     def flows(self) -> bool:
-        """Whether epochs have a set number of outputs, and the data flows on beneath them."""
+        """Whether epochs have a set number of outputs, independent of passes over the data."""
         ...
 
     @property
@@ -55,7 +55,7 @@ class ChainOfSource(Protocol):
 
 
 class SourcePlan(Protocol):
-    """What a source tells the engine; it calls one of these."""
+    """How the engine reads a source; the source calls one of these methods."""
 
     def read(self, source: Any) -> None:
         """Examples are read by number, from an ``IndexedSource``."""
@@ -71,13 +71,13 @@ class SourcePlan(Protocol):
 
 
 class Source(ABC):
-    """Where a chain begins.
+    """The beginning of a chain.
 
     Attributes:
-        yields_batches: whether what comes out are batches, ready made by a foreign loader.
-        is_indexed: whether any example can be had by its number.
-        has_own_order: whether it decides itself in what order an epoch's examples come.
-        may_grow: whether ``measured`` may find it longer, or shorter, than it was.
+        yields_batches: whether it yields ready batches of a user's loader.
+        is_indexed: whether any example can be read by its number.
+        has_own_order: whether it decides the order of an epoch's examples itself.
+        may_grow: whether ``measured`` may find another length.
     """
 
     yields_batches: bool = False
@@ -88,11 +88,11 @@ class Source(ABC):
     @property
     @abstractmethod
     def name(self) -> str:
-        """Name the source for people."""
+        """The source's name, for people."""
 
     @property
     def fields(self) -> Sequence[str | int] | None:
-        """The fields that every example is known to have; None: nothing is known of them."""
+        """The fields that every example has; None: unknown."""
         return None
 
     @abstractmethod
@@ -103,9 +103,9 @@ class Source(ABC):
         """
 
     def measured(self) -> Source:
-        """Return this source as long as it is now: itself, where that has not changed.
+        """Return this source with its current length: itself, if unchanged.
 
-        Raises ValueError where it may not change.
+        Raises ValueError if its length must not change.
         """
         return self
 
@@ -119,17 +119,17 @@ class Source(ABC):
     @property
     @abstractmethod
     def is_counted(self) -> bool:
-        """Whether an epoch is sure to end where ``count`` says."""
+        """Whether an epoch is sure to end after ``count`` examples."""
 
     @property
     def takes_state(self) -> bool:
-        """Whether it has a state of its own to go on from."""
+        """Whether it has its own state to resume from."""
         return False
 
     def state_between(self, *, left: bool) -> Any:
         """Return its own state between epochs, None if it has none.
 
-        A pass that was ``left`` in its middle is over: the next epoch begins another.
+        A pass that was ``left`` in its middle has ended: the next epoch begins another.
         """
         return None
 
@@ -138,15 +138,15 @@ class Source(ABC):
         """Raise StateError where a chain over it cannot be saved in the middle of an epoch."""
 
     def outline(self) -> str:
-        """Return its line of what a state must agree with: its kind, if nothing else is known."""
+        """Return its line of the outline, which must equal a saved state's: by default its kind."""
         return type(self).__name__
 
     @abstractmethod
     def extent(self, *, is_followed: bool) -> str:
-        """Say how much there is, and what reads it.
+        """Return its size and its readers, as text for ``print``.
 
         Args:
-            is_followed: whether an adaptive echo follows how fast it is.
+            is_followed: whether an adaptive echo follows its speed.
         """
 
     @abstractmethod
@@ -154,41 +154,42 @@ class Source(ABC):
         """Tell the engine how to read it."""
 
     def warn_unsharded(self, *, is_sharded: bool) -> None:
-        """Warn where each of several ranks would be given everything."""
+        """Warn where each of several ranks would get all examples."""
         if not is_sharded:
             warn_unsharded()
 
     def set_epoch(self, epoch: int) -> None:  # noqa: B027 (most sources need not know)
-        """Tell it which epoch comes next, where it does not follow from the epoch's order."""
+        """Set the next epoch, for a source whose data does not follow from the epoch's order."""
 
     def lag_outputs(self) -> int | None:
-        """Return how many outputs wait for this job where others take them too; None elsewhere."""
+        """Return how many outputs of a shared feed wait for this job; None without a feed."""
         return None
 
     def attribute(self, name: str) -> Any:
-        """Return what a pipeline passes on of its source: ``class_names``, a loader's ``dataset``.
+        """Return an attribute that the pipeline passes on: ``class_names``, a loader's ``dataset``.
 
-        Raises AttributeError where there is no such thing.
+        Raises AttributeError if it has no such attribute.
         """
         kind = "a folder have" if name == "class_names" else "a loader have a"
         raise AttributeError(f"only pipelines from {kind} {name}")
 
 
 class Rows(ABC):
-    """Examples that lie in arrays, so that batches are gathered without making single ones.
+    """Rows in arrays: batches are gathered from them without making single examples.
 
     Attributes:
-        releases_gil: whether gathering does, so that threads gather side by side.
-        parts: how many gathers it takes; in between, the GIL is wanted.
+        releases_gil: whether gathering releases the GIL, so that threads gather in parallel.
+        parts: how many separate gathers a batch takes; the GIL is needed between them.
     """
 
     releases_gil: bool = True
     parts: int = 1
 
     def together(self, rows: int) -> int:
-        """Return how many batches of so many rows are gathered at once, if that is quickly done.
+        """Return how many batches of so many rows are gathered at once, if that is quick.
 
-        It shares what a gather costs. They stay in the CPU's caches, but for a few large ones.
+        This shares the fixed cost of a gather. The batches stay in the CPU's caches, except for a
+        few large ones.
         """
         nbytes = rows * pytree.nbytes(self.allocate(1, Recycler()))
         return max(4, min(64, _TOGETHER_BYTES // max(1, nbytes)))
@@ -199,7 +200,7 @@ class Rows(ABC):
 
     @abstractmethod
     def split(self, batch: Any, rows: int) -> list[Any]:
-        """Return what was allocated as batches of ``rows``: views, the last one of the rest."""
+        """Return allocated arrays as batches of ``rows``: views, the last one of the rest."""
 
     @abstractmethod
     def gather(self, indices: NDArray[np.int64], batch: Any, start: int) -> None:
@@ -213,7 +214,7 @@ class Rows(ABC):
 
 
 class Reader(Protocol):
-    """Reads the examples of one epoch, many of them at a time.
+    """Reads the examples of one epoch, many at a time.
 
     Attributes:
         requests: how many reads may be under way.
@@ -222,7 +223,7 @@ class Reader(Protocol):
     requests: int
 
     def expect(self, indices: Indices) -> None:
-        """Begin to read what will be fetched; returns at once."""
+        """Start to read examples that will be fetched; returns at once."""
         ...
 
     def fetch(self, indices: Indices) -> list[Any]:
@@ -230,24 +231,24 @@ class Reader(Protocol):
         ...
 
     def close(self) -> None:
-        """Give up what is under way."""
+        """Cancel the reads under way."""
         ...
 
 
 class IndexedSource(Source):
     """A source that gives any example by its number.
 
-    Safe to use from any thread, but for the objects of the user's in it: each thread has a source
-    with copies of its own.
+    Safe to use from any thread, except for the user's objects in it: each thread has a source with
+    its own copies.
 
     Attributes:
-        runs_user_code: whether reading runs Python code of the user's, which may draw from global
+        runs_user_code: whether reading runs the user's Python code, which may draw from global
             random generators.
         fits_page_cache: whether its files are read whole from a local disk, so that the page cache
             may keep them as well as a cache of stoker's.
-        prefers_blocks: whether examples are dear to read but beside those of their block, so that
-            they are shuffled by blocks unless the user says otherwise.
-        is_numbered: whether the fingerprint of an example is its number and nothing else.
+        prefers_blocks: whether single examples are expensive to read and whole blocks are not, so
+            that by default they are shuffled by blocks.
+        is_numbered: whether an example's fingerprint is its number alone.
     """
 
     is_indexed = True
@@ -269,42 +270,43 @@ class IndexedSource(Source):
         """Return the file or URL an example comes from, where there is one."""
 
     def local_path(self, index: int) -> str | None:
-        """Return the file of this host that an example is the whole of, where there is one."""
+        """Return the local file whose whole content is the example, if there is one."""
         return None
 
     def identity(self) -> str | None:
-        """Return what tells this source from others, in all processes; None where nothing does."""
+        """Return this source's identity, the same in all processes; None if unknown."""
         return None
 
     def contents(self) -> str:
-        """Return a digest of what it says of itself, where it has no identity."""
+        """Return a digest of its contents, for a source without identity."""
         return ""
 
     def name_of(self, index: int) -> str:
-        """Return what an example is called on every host that has the same data: no whole path."""
+        """Return an example's name, the same on every host with the same data: no whole path."""
         return str(index)
 
     @abstractmethod
     def fingerprint(self, index: int) -> Fingerprint:
-        """Return what tells an example's present content from others, looked up anew."""
+        """Return the fingerprint of an example's current content."""
 
     def reader(self, selection: Selection | None = None) -> Reader | None:
-        """Open what reads an epoch ahead of its use; None where ``fetch`` is as fast.
+        """Open a reader that reads an epoch ahead of use; None where ``fetch`` is as fast.
 
-        ``selection``: which examples will be asked for, about in their order; None: any, in any.
+        ``selection``: the examples that will be read, about in their order; None: any, in any
+        order.
         """
         return None
 
     def user_objects(self) -> list[UserObject]:
-        """Return the objects of the user's that it calls."""
+        """Return the user's objects that it calls."""
         return []
 
     def with_user_objects(self, objects: Sequence[Any]) -> Self:
-        """Return it with others in their place, in the same order."""
+        """Return this source with other user objects in their place, in the same order."""
         return self
 
     def with_own(self, reader: Reader) -> Reader:
-        """Return a reader of the source that this was made from, calling this one's objects."""
+        """Return the reader of the original source, with this source's user objects."""
         return reader
 
     def order(
@@ -315,7 +317,7 @@ class IndexedSource(Source):
         dealer: Dealer | None = None,
         group: int = 1,
     ) -> Order:
-        """Return in what order the examples of an epoch come on this rank."""
+        """Return the order of an epoch's examples on this rank."""
         return selection.order(len(self), seed, epoch, dealer, group)
 
     def part_stats(self, order: Order, examples: int) -> tuple[PartStats, ...]:
@@ -324,7 +326,7 @@ class IndexedSource(Source):
 
     @property
     def blocks(self) -> NDArray[np.int64] | None:
-        """Of each block that is cheap to read as a whole, the number behind its last example."""
+        """For each block that is cheap to read as a whole, the number after its last example."""
         return None
 
     @property
@@ -336,7 +338,7 @@ class IndexedSource(Source):
         return len(self)
 
     def check_state(self, chain: ChainOfSource) -> None:
-        """Accept every position: any example can be made again."""
+        """Accept every position: any example can be read again."""
 
     def outline(self) -> str:
         return f"{type(self).__name__} of {len(self)}"
@@ -349,9 +351,9 @@ class IndexedSource(Source):
 
 
 def check_fields(source: Source, on: str | int | None) -> None:
-    """Refuse a field that the source's examples are known not to have.
+    """Refuse a field that the source's examples do not have.
 
-    Raises LookupError with the fields that there are.
+    Raises LookupError, which names the existing fields.
     """
     fields = source.fields
     if on is None or fields is None:

@@ -1,7 +1,7 @@
 """Windows over files of tokens, for language models.
 
 ``stoker-native``, where it is installed, reads and widens many windows in one call without the GIL.
-Where it stops, NumPy goes on, and says what is wrong.
+If it stops at an error, NumPy continues, and raises the precise error.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ class DocumentWindow(NamedTuple):
     targets: NDArray[np.int64]
     """The inputs, one token later; ``IGNORED_TARGET`` where the next document begins."""
     documents: NDArray[np.int32]
-    """Which document of the window a token belongs to, from 0 on."""
+    """The number of each token's document in the window, from 0 on."""
 
 
 class TokenSource(IndexedSource, Rows):
     """Windows of ``length`` tokens, one every ``stride``, in each file on its own.
 
-    A window is ``length + 1`` tokens of a file; what is left at a file's end is no example. Where a
-    window is follows from its number alone.
+    A window is ``length + 1`` tokens of a file; a shorter rest at a file's end is not an example. A
+    window's place follows from its number alone.
 
     Args:
         files: paths or patterns of raw files, which need ``dtype``, and of one-dimensional
@@ -67,9 +67,9 @@ class TokenSource(IndexedSource, Rows):
         separator: the token that ends a document.
 
     Raises:
-        FileNotFoundError: a path or a pattern fits nothing.
-        ValueError: a file is no whole number of tokens, no file is as long as a window, or a number
-            is out of range.
+        FileNotFoundError: a path or a pattern matches no file.
+        ValueError: a file's size is not a whole number of tokens, no file is as long as a window,
+        or a number is out of range.
         TypeError: wrong kinds of arguments; no ``dtype`` for raw files.
     """
 
@@ -84,11 +84,11 @@ class TokenSource(IndexedSource, Rows):
         stride = length if stride is None else stride
         for name, number in (("length", length), ("stride", stride)):
             if not is_whole_number(number):
-                raise TypeError(f"{name} is a whole number of tokens, not {number!r}")
+                raise TypeError(f"{name}= must be a whole number of tokens, not {number!r}")
             if number < 1:
-                raise ValueError(f"{name} is at least 1 token, not {number}")
+                raise ValueError(f"{name}= must be at least 1 token, not {number}")
         if separator is not None and not is_whole_number(separator):
-            raise TypeError(f"separator is a token, a whole number, not {separator!r}")
+            raise TypeError(f"separator= must be a token, a whole number, not {separator!r}")
         self._length, self._stride, self._separator = int(length), int(stride), separator
         self._files = self._find(files, dtype)
         self._given = shown(files)
@@ -97,8 +97,8 @@ class TokenSource(IndexedSource, Rows):
         if not self._windows.total:
             most = max(file.tokens for file in self._files)
             raise ValueError(
-                f"from_tokens: a window takes {length + 1:,} tokens (length + 1), and the longest "
-                f"of {len(counts):,} files has {most:,}"
+                f"from_tokens: a window needs {length + 1:,} tokens (length + 1), but the longest "
+                f"of {len(counts):,} files has {most:,}: set a smaller length="
             )
         self._reader = WindowReader(self._files)
         self.releases_gil = self._reader.releases_gil
@@ -135,12 +135,12 @@ class TokenSource(IndexedSource, Rows):
         return f"{os.path.basename(file.path)} from token {token} on"
 
     def identity(self) -> str | None:
-        """Return what a window is; files are known by path, size and times."""
+        """Return the windows' settings; files are identified by path, size and times."""
         kinds = sorted({file.dtype.str for file in self._files})
         return f"tokens {kinds} {self._length} {self._separator}"
 
     def fingerprint(self, index: int) -> Fingerprint:
-        """Return that of the file as it is now, with the number of the window's first token."""
+        """Return the file's current fingerprint, with the number of the window's first token."""
         file, token = self._locate(index)
         path = os.path.abspath(file.path)
         return of_file(path, os.stat(path), token)
@@ -176,7 +176,7 @@ class TokenSource(IndexedSource, Rows):
         return self._kind(*(array[0] for array in batch))
 
     def _separate(self, batch: Any, rows: slice) -> None:
-        """Number the documents of windows, and leave out the targets behind their ends."""
+        """Number the documents of windows, and leave out the targets after their ends."""
         if self._separator is not None:
             ends = batch.inputs[rows] == self._separator
             batch.targets[rows][ends] = IGNORED_TARGET
@@ -197,13 +197,13 @@ class TokenSource(IndexedSource, Rows):
 
 
 class TokenFile(NamedTuple):
-    """A file of tokens, as it was found."""
+    """A file of tokens, with its version."""
 
     path: str
     version: FileVersion
     dtype: np.dtype[Any]
     start: int
-    """Where the tokens begin, in bytes."""
+    """The offset of the first token, in bytes."""
     tokens: int
 
 
@@ -216,31 +216,37 @@ def find_tokens(path: str, dtype: DTypeLike | None) -> TokenFile:
 def token_file(
     path: str, version: FileVersion, dtype: DTypeLike | None, file: BinaryIO
 ) -> TokenFile:
-    """Find out what the tokens of a file are, and how many, from its beginning."""
+    """Return a file's token dtype and count, from its first bytes."""
     start = 0
     if path.endswith(".npy"):
         shape, kind = _npy_header(path, file)
         if len(shape) != 1:
-            raise ValueError(f"{path} is no row of tokens: its shape is {list(shape)}")
+            raise ValueError(
+                f"{path} is not a one-dimensional array of tokens: its shape is {list(shape)}"
+            )
         start = file.tell()
         if dtype is not None and np.dtype(dtype) != kind:
-            raise ValueError(f"{path} holds {kind}, not {np.dtype(dtype)}: leave dtype out")
+            raise ValueError(f"{path} holds {kind}, not {np.dtype(dtype)}: leave out dtype=")
         if version.size_bytes < start + shape[0] * kind.itemsize:
             raise ValueError(
-                f"{path} is no array of tokens: it is truncated, with {version.size_bytes:,} "
-                f"bytes for {shape[0]:,} tokens"
+                f"{path} is truncated: it has {version.size_bytes:,} bytes for {shape[0]:,} tokens"
             )
     elif dtype is None:
-        raise TypeError(f"what are the tokens in {path}? Say so, such as dtype='uint16'")
+        raise TypeError(
+            f"from_tokens needs the dtype of the tokens in {path}: give dtype=, such as "
+            "dtype='uint16'"
+        )
     else:
         kind = np.dtype(dtype)
     if kind.kind not in "iu" or not np.can_cast(kind, np.int64):
-        raise TypeError(f"tokens are integers that fit into int64; those in {path} are {kind}")
+        raise TypeError(
+            f"tokens must be integers that fit into int64; the values in {path} are {kind}"
+        )
     nbytes = version.size_bytes - start
     if nbytes % kind.itemsize:
         raise ValueError(
-            f"{path} is truncated, or of another dtype: its {nbytes:,} bytes are no whole number "
-            f"of {kind} tokens"
+            f"{path} is truncated, or of another dtype: its {nbytes:,} bytes are not a whole "
+            f"number of {kind} tokens"
         )
     return TokenFile(path, version, kind, start, nbytes // kind.itemsize)
 
@@ -253,9 +259,9 @@ def _npy_header(path: str, file: BinaryIO) -> tuple[tuple[int, ...], np.dtype[An
         shape, _, kind = read(file)
     except Exception as error:  # NumPy parses the header as Python: anything may be wrong with it
         pass_on(error)
-        raise ValueError(f"{path} is no array of tokens: {error}") from error
+        raise ValueError(f"{path} is not an array of tokens: {error}") from error
     if any(length < 0 for length in shape):
-        raise ValueError(f"{path} is no array of tokens: its shape is {list(shape)}")
+        raise ValueError(f"{path} is not an array of tokens: its shape is {list(shape)}")
     return shape, kind
 
 
@@ -263,12 +269,12 @@ class WindowReader:
     """Reads windows as ``int64``. Safe to use from any thread.
 
     Args:
-        files: where they are.
+        files: the token files.
 
     Attributes:
-        releases_gil: whether almost all of it is done without the GIL: by the library. NumPy's many
-            short reads release it as well, but another thread makes each wait for it at its end.
-            So does opening files again and again, where there are very many.
+        releases_gil: whether almost all of the work runs without the GIL: in the library. NumPy's
+            many short reads release it as well, but each then waits for other threads to get it
+            back. So does opening very many files again and again.
     """
 
     def __init__(self, files: Sequence[TokenFile]) -> None:
@@ -312,7 +318,7 @@ class WindowReader:
         inputs: NDArray[np.int64],
         targets: NDArray[np.int64],
     ) -> int:
-        """Have the library read; returns how many windows are there."""
+        """Read with the library; return the number of windows read."""
         read_windows, dtype = _of_library(), self._dtype
         assert read_windows is not None
         assert dtype is not None
@@ -346,6 +352,6 @@ class WindowReader:
 
 
 def _of_library() -> Callable[..., int] | None:
-    """Return the library's function; None where there is no library, or one before 0.2."""
+    """Return the library's function; None without the library, or before version 0.2."""
     found: Callable[..., int] | None = getattr(native.library(), "read_windows", None)
     return found

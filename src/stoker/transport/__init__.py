@@ -1,1 +1,1 @@
-"""Values on their way: as bytes, in shared memory, between processes and between hosts."""
+"""Transport of values: as bytes, in shared memory, between processes and hosts."""

@@ -1,6 +1,6 @@
 """Values to and from another process: headers in a pipe, arrays in memory that both map.
 
-Where there is no memfd, arrays cross in the pipe too.
+Without memfd, arrays go through the pipe, too.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _PAGE_BYTES = 1 << 16
 _SMALL_BYTES = 1 << 12
 
 Span = tuple[int, int]
-"""Where a buffer starts in an arena, and its length."""
+"""A buffer's offset in an arena, and its length."""
 
 
 class Arena:
     """Memory for the arrays of one value at a time, written by one process and read by another.
 
-    It is a memfd: it grows with what is put there, and the kernel frees it with its last owner.
+    It is a memfd: it grows with its values, and the kernel frees it with its last owner.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -49,7 +49,7 @@ class Arena:
 
     @property
     def handle(self) -> str:
-        """What another process of the same user opens it by."""
+        """The path by which another process of the same user opens it."""
         return f"/proc/{os.getpid()}/fd/{self._descriptor}"
 
     @classmethod
@@ -58,9 +58,9 @@ class Arena:
         return cls(os.open(handle, os.O_RDWR | os.O_CLOEXEC))
 
     def array(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
-        """Return an uninitialised array, over what was there: ``put`` need not copy it.
+        """Return an uninitialised array in the arena, which ``put`` need not copy.
 
-        It may be used until the next value was put.
+        It may be used until the next ``put``.
         """
         dtype = np.dtype(dtype)
         size = math.prod(shape) * dtype.itemsize
@@ -74,9 +74,9 @@ class Arena:
         return array
 
     def put(self, buffers: Sequence[memoryview]) -> list[Span]:
-        """Have buffers in it, over what was there; return where each is.
+        """Put buffers into it, over the last ones; return each one's place.
 
-        Those of arrays that were made in it are there already; the others are copied.
+        Buffers of arrays that were made in it are there already; the others are copied.
         """
         there = {_address(array): start for array, start in self._made}
         end, spans, copied = self._end, [], []
@@ -95,12 +95,12 @@ class Arena:
         return spans
 
     def get(self, spans: Sequence[Span]) -> list[memoryview]:
-        """Return buffers that were put there, valid until others are."""
+        """Return buffers, valid until the next ``put``."""
         room = self._room(max((start + size for start, size in spans), default=0))
         return [room[start : start + size] for start, size in spans]
 
     def close(self) -> None:
-        """Close the descriptor; the memory goes when nothing maps it any more."""
+        """Close the descriptor; the memory is freed with its last mapping."""
         os.close(self._descriptor)
         self._map = None
 
@@ -118,10 +118,10 @@ class Arena:
 
 
 class Unloadable(Exception):
-    """A value came that cannot be loaded; its cause says why.
+    """A received value cannot be loaded; see its cause.
 
     Attributes:
-        slot: what it came through.
+        slot: the slot that it came through.
     """
 
     def __init__(self, slot: int) -> None:
@@ -130,7 +130,7 @@ class Unloadable(Exception):
 
 
 def send(connection: Connection, value: Any, slot: int, arena: Arena | None) -> None:
-    """Send a value, its arrays through the arena of a slot. Raises what pickling raises."""
+    """Send a value, its arrays through the arena of a slot. Raises pickle's errors."""
     flattener = Flattener() if arena is not None else _InHeader()
     header = flattener.flatten(value)
     spans = arena.put(flattener.buffers) if arena is not None else []
@@ -141,7 +141,7 @@ def send(connection: Connection, value: Any, slot: int, arena: Arena | None) -> 
 def receive(connection: Connection, arenas: Sequence[Arena | None]) -> tuple[int, Any]:
     """Return the slot that a value came through, and the value: its arrays lie in that arena.
 
-    Raises Unloadable where loading raises.
+    Raises Unloadable if loading fails.
     """
     slot, spans = pickle.loads(connection.recv_bytes())
     header = connection.recv_bytes()

@@ -7,10 +7,10 @@ tensors, in the order in which the outline comes to them, so there are no offset
 Records of one kind have the same outline, so that their reader is made once. A byte string that is
 not nested has an empty outline, and no numbers.
 
-A record may come from another host, and be anything. Reading one runs no code of anybody's and
-imports nothing. It makes arrays of plain dtypes alone (one of ``O`` would take bytes for pointers),
-instances of those named tuples and dataclasses alone that are imported already, and takes no more
-memory than the record has bytes.
+A record may come from another host, and be anything. Reading one runs no foreign code and imports
+nothing. It makes arrays of plain dtypes only (dtype ``O`` would take bytes for pointers), instances
+of already imported named tuples and dataclasses only, and takes no more memory than the record has
+bytes.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _MOST_DEPTH = 100
 # for any number.
 _MOST_EMPTY = 1 << 16
 _WORDS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64", 16: "complex128"}
-"""What a tensor's elements are taken for by their bytes: NumPy does not have all of its dtypes."""
+"""NumPy dtypes of the same size for a tensor's bytes: NumPy lacks some of torch's dtypes."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_numbers = msgspec.msgpack.Decoder(list[bool | int | float | str | list[int] | None]).decode
@@ -66,7 +66,7 @@ _written: weakref.WeakKeyDictionary[type, list[Any]] = weakref.WeakKeyDictionary
 
 
 class LeftOut:
-    """What is stored for an example that a filter left out."""
+    """Stored for an example that a filter left out."""
 
     def __reduce__(self) -> str:
         return "LEFT_OUT"  # one and the same in worker processes
@@ -80,13 +80,13 @@ class UnknownType(LookupError):
 
 
 class Damaged(ValueError):
-    """Bytes are no record."""
+    """The bytes are not a record."""
 
 
 def encode(value: Any) -> list[bytes]:
     """Return a value's record in pieces, to be joined. Arrays are copied, bytes are not.
 
-    Raises TypeError for what cannot be written, with where it is in the value.
+    Raises TypeError for a part that cannot be encoded, with its place in the value.
     """
     if type(value) is bytes:
         return [_BARE, value]
@@ -97,8 +97,8 @@ def encode(value: Any) -> list[bytes]:
 def decode(record: memoryview) -> Any:
     """Return the value of a record; it shares no memory with it, and its arrays may be written.
 
-    Raises UnknownType when a class is not there, or has other fields by now; Damaged for anything
-    that ``encode`` has not written.
+    Raises UnknownType when a class is not imported, or has other fields now; Damaged for bytes that
+    ``encode`` has not written.
     """
     try:
         outline_bytes, numbers_bytes = _LENGTHS.unpack_from(record)
@@ -124,10 +124,10 @@ def decode(record: memoryview) -> Any:
 
 
 def view(head: bytes, contents: Any) -> Any:
-    """Return the value of a record whose contents are lent: a buffer of bytes.
+    """Return the value of a record as views of its contents, a buffer of bytes.
 
     Its arrays are read-only views of the contents, its tensors are views. A named tuple that this
-    process has not imported is made up. Raises what ``decode`` does.
+    process has not imported gets a new class. Raises as ``decode``.
     """
     try:
         if head == _BARE:
@@ -146,9 +146,9 @@ def view(head: bytes, contents: Any) -> Any:
 def lend(value: Any) -> tuple[bytes, list[Any]]:
     """Return the head and the contents of a value's record. Contents refer to the value's memory.
 
-    Arrays whose memory is dense stay as it is laid out, such as with channels last.
+    Dense arrays keep their memory layout, such as channels last.
 
-    Raises what ``encode`` does.
+    Raises as ``encode``.
     """
     if type(value) is bytes:
         return _BARE, [value]
@@ -157,7 +157,7 @@ def lend(value: Any) -> tuple[bytes, list[Any]]:
 
 
 class RecordView:
-    """A record that becomes a view of its value where it is unpickled."""
+    """A record that unpickles as a view of its value."""
 
     def __init__(self, head: bytes, contents: NDArray[np.uint8]) -> None:
         self._head = head
@@ -218,7 +218,10 @@ class _Writer:
             words = value.view(getattr(torch, _WORDS[value.dtype.itemsize])).numpy()
             return ["tensor", str(value.dtype).removeprefix("torch."), *self._array(words)]
         if depth == _MOST_DEPTH:
-            raise TypeError(f"cannot store or send parts that are nested {depth} deep (at {at})")
+            raise TypeError(
+                f"cannot store or send a value nested {depth} levels deep (at {at}): make it "
+                "flatter"
+            )
         return self._nested(value, kind, at, depth + 1)
 
     def _nested(self, value: Any, kind: type, at: str, depth: int) -> list[Any]:
@@ -227,10 +230,11 @@ class _Writer:
         if parts is None or tag is None:
             where = f" (at {at})" if at else ""
             raise TypeError(
-                f"cannot store or send a {kind.__module__}.{kind.__qualname__}{where}: arrays, "
-                "tensors on the CPU, bytes, strings and numbers can be, in tuples, lists, dicts, "
-                "named tuples and dataclasses, whose class is at the top of a module and which "
-                "hold no more than its fields. Turn it into an array, or cache before what makes it"
+                f"cannot store or send a {kind.__module__}.{kind.__qualname__}{where}: use "
+                "arrays, tensors on the CPU, bytes, strings and numbers, in tuples, lists, "
+                "dicts, named tuples and dataclasses (with a class at the top of a module, and "
+                "no attributes beyond its fields). Turn it into an array, or cache before the "
+                "stage that makes it"
             )
         nodes = [self._node(part, f"{at}.{name}" if at else name, depth) for name, part in parts]
         if kind is dict:
@@ -269,7 +273,7 @@ class _Writer:
 
 
 def _find_tag(value: Any, kind: type, names: list[str]) -> list[Any] | None:
-    """Return how the outline of a nested value begins; None if it cannot be made again."""
+    """Return the tag of a nested value's outline; None if its type cannot be restored."""
     if kind is tuple or kind is list or kind is dict:
         return [kind.__name__]
     if getattr(value, "__dict__", {}).keys() - set(names):
@@ -284,7 +288,7 @@ def _find_tag(value: Any, kind: type, names: list[str]) -> list[Any] | None:
 
 
 def _without_padding(array: NDArray[Any]) -> NDArray[Any]:
-    """Return an array with zeros between its numbers, where there is whatever memory held."""
+    """Return an array with its padding bytes set to zero."""
     if not _has_padding(array.dtype):
         return array
     clean = np.zeros(array.shape, array.dtype)
@@ -302,7 +306,7 @@ def _has_padding(dtype: np.dtype[Any]) -> bool:
 
 
 def _copy_numbers(out: NDArray[Any], array: NDArray[Any]) -> None:
-    """Copy the numbers, and nothing of what lies between them."""
+    """Copy the numbers without the padding between them."""
     for name in array.dtype.names or ():
         _copy_numbers(out[name], array[name])
     if array.dtype.names is None:
@@ -325,7 +329,7 @@ def _is_plain_tensor(tensor: Any) -> bool:
 
 
 def _is_plain_dtype(dtype: np.dtype[Any]) -> bool:
-    """Tell whether a dtype comes back as it is."""
+    """True if a dtype can be restored exactly."""
     if dtype.names is None:  # other packages' dtypes call themselves V
         return is_plain(dtype.str) and (dtype.kind != "V" or dtype.type is np.void)
     try:
@@ -346,8 +350,8 @@ class _Contents:
     """The contents of a record, taken one after the other.
 
     Attributes:
-        memory: all of them.
-        at: where the next one begins.
+        memory: all contents.
+        at: the offset of the next one.
         is_lent: whether arrays are views of them.
     """
 
@@ -389,7 +393,7 @@ def _read(head: bytes, middle: int, contents: _Contents) -> Any:
 
 
 def _make_reader(node: Any, depth: int) -> _ReadPart:
-    """Return what reads the values of an outline."""
+    """Return a function that reads the values of an outline."""
     if isinstance(node, str):
         return _LEAVES[node]
     if depth > _MOST_DEPTH:
@@ -443,7 +447,7 @@ def _make_named_reader(
     kind: type | None = None
 
     def find(contents: _Contents) -> Any:
-        """Return the class of that name as it is by now."""
+        """Return the current class of that name."""
         nonlocal kind
         found = kind
         if found is None or getattr(sys.modules.get(module), "__dict__", {}).get(path) is not found:
@@ -469,7 +473,7 @@ def _make_named_reader(
 
 
 def _find_class(name: str, names: Sequence[str], *, is_tuple: bool) -> type | None:
-    """Return a class that is imported already and has these fields. Nothing is imported for it."""
+    """Return an already imported class with these fields. Imports nothing."""
     module, _, path = name.partition(":")
     main = sys.modules["__main__"]
     # Whoever wrote it may have imported as a module what runs here as the script.

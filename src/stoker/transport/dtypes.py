@@ -1,7 +1,7 @@
 """The dtypes that values of other processes and hosts may have: plain numbers, texts and bytes.
 
-Elements of other dtypes are pointers, or have no bytes: of what a stranger wrote they would be read
-from anywhere, or without end.
+Elements of other dtypes are pointers, or have no bytes: data from a stranger could make them read
+any memory, or never end.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ TENSOR_DTYPES = {
     "bfloat16", "float32", "float64", "complex32", "complex64", "complex128", "float8_e4m3fn",
     "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu",
 }  # fmt: skip
-"""The names of torch's."""
+"""The names of torch's dtypes."""
 
 
 def is_plain(text: str) -> bool:
-    """Tell whether a text is that of a plain dtype."""
+    """True if a text names a plain dtype."""
     return _PLAIN.fullmatch(text) is not None
 
 
 def plain_dtype(text: str) -> np.dtype[Any]:
-    """Return a dtype by its text. Raises ValueError, TypeError for what is none of these."""
+    """Return a dtype by its text. Raises ValueError or TypeError for other texts."""
     if not is_plain(text):
         raise ValueError(f"no dtype: {text!r}")
     return np.dtype(text)
 
 
 def check_letters(array: np.ndarray[Any, Any]) -> None:
-    """Refuse texts of letters that there are not, of which Python makes no sense.
+    """Refuse texts with invalid code points, which Python cannot decode.
 
     Raises ValueError.
     """
@@ -44,4 +44,4 @@ def check_letters(array: np.ndarray[Any, Any]) -> None:
     if array.dtype.kind == "U" and array.size and array.itemsize:
         codes = np.ascontiguousarray(array).reshape(-1).view(array.dtype.byteorder + "u4")
         if codes.max() > _LAST_LETTER:
-            raise ValueError("a text of letters that there are not")
+            raise ValueError("a text with invalid code points")

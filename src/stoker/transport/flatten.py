@@ -1,7 +1,7 @@
-"""Values flattened: a header, and the buffers of the arrays in it.
+"""Flattening values: a header, and the buffers of the value's arrays.
 
-The header is a pickle (protocol 5). The buffers are what it leaves out: the bytes of arrays and
-tensors, which the receiver finds in shared memory.
+The header is a pickle (protocol 5). The buffers hold the bytes of arrays and tensors, which the
+receiver finds in shared memory.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ ALIGNMENT = 64
 class Flattener:
     """Pickles a value into a header; the bytes of its arrays and tensors become buffers.
 
-    An array that occurs twice is one array in what comes out. Subclasses of arrays and tensors, and
-    tensors that are not dense or not on the CPU, are pickled as they say themselves.
+    An array that occurs twice is one array in the result. Subclasses of arrays and tensors, and
+    tensors that are not dense or not on the CPU, are pickled by their own methods.
 
     Attributes:
-        buffers: what is not in the header, in order, each contiguous.
+        buffers: the buffers, in order, each contiguous.
     """
 
     read_only = False
@@ -37,7 +37,7 @@ class Flattener:
         self.buffers: list[memoryview] = []
 
     def flatten(self, value: Any) -> bytes:
-        """Return the header of a value. Raises what pickling raises."""
+        """Return the header of a value. Raises pickle's errors."""
         header = BytesIO()
         # A pickler with callbacks of its own would be a cycle, kept until it is collected; and
         # Python 3.11 crashes when it collects a cycle that a memoryview is in.
@@ -47,7 +47,7 @@ class Flattener:
         return header.getvalue()
 
     def reduced(self, value: Any) -> Any:
-        """Say how to pickle arrays and tensors."""
+        """Return the reduction of arrays and tensors."""
         if type(value) is np.ndarray and not value.dtype.hasobject and value.dtype.itemsize:
             if value.flags.c_contiguous and not self.read_only:
                 return NotImplemented  # NumPy's own way does the same, faster
@@ -57,11 +57,11 @@ class Flattener:
         return NotImplemented
 
     def is_in_header(self, buffer: memoryview) -> bool:
-        """Tell whether a buffer is pickled with the rest."""
+        """True if a buffer is pickled in the header."""
         return False
 
     def has_place(self, array: NDArray[Any]) -> bool:
-        """Tell whether an array can be handed over where it lies, gaps included."""
+        """True if an array can be handed over in place, with its gaps."""
         return False
 
     def _keep(self, pickled: pickle.PickleBuffer) -> bool:
@@ -131,7 +131,7 @@ def _tensor(name: str | None, *parts: Any) -> Any:
 
 
 def starts_of(sizes: Sequence[int]) -> list[int]:
-    """Return where buffers of these sizes start, one after another, and where the last one ends."""
+    """Return the offsets of consecutive buffers of these sizes, and the end of the last."""
     starts = [0]
     for size in sizes:
         starts.append(starts[-1] + -(-size // ALIGNMENT) * ALIGNMENT)

@@ -1,15 +1,14 @@
 """An authenticated connection between hosts: encrypted frames in both directions. Where a process
 listens: ``host:port``.
 
-Who has the cluster's token may connect, and is shown that the other side has it, too: each answers
-the other's random challenge by HMAC, before anything else is read. Part of that answer is how the
-connection goes on, as the side that listens has it: encrypted, or within a host, or plain because
-whoever runs it trusts the network. So nobody on the way can have it encrypt less.
+A process with the cluster's token may connect. Both ends prove that they have the token: each
+answers the other's random challenge by HMAC, before any other byte is read. The answer includes the
+listener's mode of the connection: encrypted, within a host, or plain because its user trusts the
+network. So an attacker on the way cannot weaken the encryption.
 
 A frame is a header of a few bytes and a body of any length. The header carries a keyed digest of
-itself and of its place on this connection: a frame of another connection, or one that was left out,
-doubled or moved, ends it, plain or not. What is wrong in the body is the business of whoever knows
-what is in it.
+itself and of its place on this connection: a frame of another connection, or a frame that was left
+out, doubled or moved, ends it, plain or not. Checking the body is the caller's task.
 """
 
 from __future__ import annotations
@@ -49,14 +48,12 @@ def split_address(address: str) -> tuple[str, int]:
         host = host[1:-1]
     is_port = port.isascii() and port.isdigit() and int(port) < 1 << 16
     if not (separator and host and is_port) or (":" in host and not is_bracketed):
-        raise ValueError(
-            f"an address is host:port, or [host]:port with an address of IPv6, not {address!r}"
-        )
+        raise ValueError(f"an address must be host:port, or [host]:port for IPv6, not {address!r}")
     return host, int(port)
 
 
 def joined_address(host: str, port: int) -> str:
-    """Return what `split_address` splits."""
+    """Return ``host:port``, the inverse of `split_address`."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -104,15 +101,15 @@ Place = Callable[[bytes, int], memoryview]
 
 
 class LinkError(OSError):
-    """A connection cannot be made or has ended: what it was is not known to be done."""
+    """A connection cannot be made or has ended; the last request may or may not have been done."""
 
 
 class LinkRefused(LinkError):
-    """Somebody is there, but of another cluster or version: trying again does not help."""
+    """The other end belongs to another cluster or version: retrying does not help."""
 
 
 class Keys(NamedTuple):
-    """What the digests of frames are keyed by, each way."""
+    """The keys of frame digests, one for each direction."""
 
     sending: bytes
     receiving: bytes
@@ -125,10 +122,11 @@ class Link:
     connection: what follows could not be told from the rest of that frame.
 
     Args:
-        connected: a socket whose other side is known to have the token.
+        connected: a socket whose other end has proved that it has the token.
         peer: the other side's address.
         timeout_s: the longest silence within a frame, in seconds.
-        keys: of this connection alone; by default none, for sockets that nobody else can reach.
+        keys: this connection's own keys; by default none, for sockets that no other process can
+            reach.
     """
 
     def __init__(
@@ -151,12 +149,12 @@ class Link:
         Args:
             address: ``host:port``.
             token: the cluster's secret.
-            purpose: which service is meant; the listener must be of the same.
+            purpose: the name of the service; the listener must have the same.
             timeout_s: for the connection as a whole, then the longest silence within a frame.
-            tls: certificates of this host, which the listener then has to have, too; None: without,
-                the token encrypts.
+            tls: certificates of this host; the listener must then have certificates, too. None: the
+                token encrypts.
 
-        Raises LinkError, LinkRefused, ValueError for what is no address; TokenError.
+        Raises LinkError, LinkRefused, ValueError for an invalid address; TokenError.
         """
         host, port = split_address(address)
         contexts = _contexts(token, tls, host, server=False)
@@ -185,7 +183,7 @@ class Link:
         tls: Tls | None = None,
         insecure: bool = False,
     ) -> Link:
-        """Have somebody who connected prove to be of the cluster, as a `Listener` does.
+        """Authenticate a connected client, as a `Listener` does.
 
         Raises LinkError.
         """
@@ -230,11 +228,11 @@ class Link:
         """Return header and body of the next frame.
 
         Args:
-            place: where the body goes; by default to new memory, which is the caller's.
+            place: returns memory for the body; by default new memory, owned by the caller.
             wait_s: how long a frame may take to begin, in seconds; None: for ever.
 
-        Raises TimeoutError if none begins in that time, after which the connection goes on;
-        EOFError if the other side closed it behind a frame; LinkError.
+        Raises TimeoutError if none begins in that time (the connection stays usable); EOFError if
+        the other end closed it after a whole frame; LinkError.
         """
         if not self._begins(wait_s):
             raise TimeoutError(f"{self.peer} has sent nothing for {wait_s:g} s")
@@ -254,9 +252,9 @@ class Link:
             raise
 
     def close(self) -> None:
-        """End the connection, from any thread: who waits in `receive` is woken.
+        """End the connection, from any thread; a waiting `receive` raises.
 
-        The socket itself goes with this object: its number must not be another's while a thread
+        The socket itself is closed with this object: its number must not be reused while a thread
         may still wait for it.
         """
         with contextlib.suppress(OSError):
@@ -273,7 +271,10 @@ class Link:
             return True
         number = self._socket.fileno()
         if number < 0:
-            raise LinkError(f"the connection to {self.peer} is another process's")
+            raise LinkError(
+                f"the connection to {self.peer} belongs to another process: open one in this "
+                "process"
+            )
         waiting = select.poll()
         waiting.register(number, select.POLLIN)
         return bool(waiting.poll(None if wait_s is None else wait_s * 1e3))
@@ -287,12 +288,12 @@ class Link:
         front, found = bytes(head[: _FRONT.size]), bytes(head[_FRONT.size :])
         mark, header_bytes, body_bytes = _FRONT.unpack(front)
         if mark != _MARK or header_bytes > MAX_HEADER_BYTES or body_bytes > MAX_BODY_BYTES:
-            raise LinkError(f"{self.peer} sent what is no frame")
+            raise LinkError(f"{self.peer} sent invalid data instead of a frame")
         header = bytearray(header_bytes)
         _receive_all(self._socket, memoryview(header))
         digest = _digest(self._keys.receiving, self._received, front, header)
         if not hmac.compare_digest(found, digest):
-            raise LinkError(f"{self.peer} sent a damaged frame, or it belongs elsewhere")
+            raise LinkError(f"{self.peer} sent a damaged frame, or a frame of another connection")
         self._received += 1
         if place is None:
             body = _view(np.empty(body_bytes, np.uint8))
@@ -307,7 +308,7 @@ def _view(memory: Buffer) -> memoryview:
 
 
 def _digest(key: bytes, place: int, front: bytes, header: bytes | bytearray) -> bytes:
-    """Return what binds a header to its connection, its direction and its place there."""
+    """Return a digest that binds a header to its connection, direction and position."""
     hashed = hashlib.blake2b(place.to_bytes(8, "little"), key=key, digest_size=_DIGEST_BYTES)
     hashed.update(front)
     hashed.update(header)
@@ -315,7 +316,7 @@ def _digest(key: bytes, place: int, front: bytes, header: bytes | bytearray) -> 
 
 
 class _Contexts(NamedTuple):
-    """What may encrypt a connection."""
+    """The TLS contexts of a connection."""
 
     by_certificates: ssl.SSLContext | None
     by_token: Callable[[], ssl.SSLContext]
@@ -332,11 +333,11 @@ def _contexts(token: bytes, tls: Tls | None, host: str, *, server: bool) -> _Con
 
 
 class _Terms(NamedTuple):
-    """What two sides have agreed on."""
+    """The agreed terms of a connection."""
 
     manner: bytes
     context: ssl.SSLContext | None
-    """What encrypts their connection; None: nothing does."""
+    """The TLS context; None: no encryption."""
     keys: Keys
     is_listening: bool
 
@@ -344,7 +345,7 @@ class _Terms(NamedTuple):
 def _proven(
     made: socket.socket, who: str, timeout_s: float, until: float, prove: Callable[[], _Terms]
 ) -> Link:
-    """Have both sides prove who they are, and encrypt their connection, if it is to be."""
+    """Authenticate both ends, and encrypt the connection if agreed."""
     connected: Socket = made
     terms: _Terms | None = None
     process.close_in_children(made)
@@ -376,7 +377,8 @@ def _proven(
             reason = explained(error)
             if reason and terms.manner == _BY_TOKEN:
                 raise LinkError(
-                    f"somebody without the token is in the way to {who}: {reason}"
+                    f"the connection to {who} goes through a process without the token: {reason}. "
+                    "Connect to its own address"
                 ) from error
             if reason:
                 raise LinkRefused(f"{who} refused the connection: {reason}") from error
@@ -392,21 +394,24 @@ def _introduce(
     address: str,
     contexts: _Contexts,
 ) -> _Terms:
-    """Prove to have the token, and have whoever listens prove it."""
+    """Prove that this end has the token, and check the listener's proof."""
     challenge = secrets.token_bytes(_NONCE_BYTES)
     to.sendall(_GREETING + bytes([len(purpose)]) + purpose + challenge)
     try:
         answer = _received(to, len(_GREETING) + 1 + _NONCE_BYTES + _PROOF_BYTES, until)
     except EOFError as error:
         raise LinkError(
-            f"{address} refused the connection: it is no {purpose.decode()} of this version"
+            f"{address} refused the connection: it is not a {purpose.decode()} of this version"
         ) from error
     if not answer.startswith(_GREETING):
-        raise LinkRefused(f"{address} is no {purpose.decode()} of this version")
+        raise LinkRefused(f"{address} is not a {purpose.decode()} of this version")
     manner, theirs = answer[len(_GREETING) :][:1], answer[len(_GREETING) + 1 : -_PROOF_BYTES]
     session = manner + purpose + b"\x00" + challenge + theirs
     if not hmac.compare_digest(answer[-_PROOF_BYTES:], _keyed(token, b"listens", session)):
-        raise LinkRefused(f"{address} has another token: it belongs to another cluster")
+        raise LinkRefused(
+            f"{address} has another token: copy the token file of its host, if it belongs to this "
+            "cluster"
+        )
     context = _agreed(manner, contexts, to, address)
     to.sendall(_keyed(token, b"connects", session))
     ours, others = (_keyed(token, b"frames of who " + who, session) for who in _SIDES)
@@ -416,9 +421,9 @@ def _introduce(
 def _agreed(
     manner: bytes, contexts: _Contexts, to: socket.socket, address: str
 ) -> ssl.SSLContext | None:
-    """Return what encrypts a connection that goes on as whoever listens says.
+    """Return the TLS context for the listener's mode.
 
-    Raises LinkRefused where this host does not go on like that.
+    Raises LinkRefused if this host does not accept that mode.
     """
     if manner == _BY_CERTIFICATES:
         if contexts.by_certificates is None:
@@ -435,11 +440,13 @@ def _agreed(
     if manner == _BY_TOKEN:
         return contexts.by_token()
     if manner not in (_WITHIN_HOST, _INSECURE):
-        raise LinkRefused(f"{address} is of another version")
+        raise LinkRefused(
+            f"{address} runs another version of stoker: install the same version on both hosts"
+        )
     if manner == _WITHIN_HOST and not within_host(to):
         raise LinkRefused(
-            f"{address} takes this for a connection within its host, which is not encrypted: "
-            "something there passes it on. Connect to the address that it listens on"
+            f"{address} takes this for a connection within its own host, which it does not "
+            "encrypt: a proxy there forwards it. Connect to the listener's own address"
         )
     return None
 
@@ -452,7 +459,7 @@ def _examine(
     contexts: _Contexts,
     insecure: bool,
 ) -> _Terms:
-    """Have whoever connected prove to have the token, and prove it."""
+    """Check a client's proof that it has the token, and prove it in turn."""
     context = None
     if contexts.by_certificates is not None:
         manner, context = _BY_CERTIFICATES, contexts.by_certificates
@@ -466,29 +473,30 @@ def _examine(
     expected = _GREETING + bytes([len(purpose)]) + purpose
     try:
         if _received(whom, len(expected), until) != expected:
-            raise LinkError("somebody asked for another service, or for another version")
+            raise LinkError("the client asked for another service or version")
         theirs = _received(whom, _NONCE_BYTES, until)
         session = manner + purpose + b"\x00" + theirs + challenge
         whom.sendall(_GREETING + manner + challenge + _keyed(token, b"listens", session))
         proof = _received(whom, _PROOF_BYTES, until)
     except EOFError as error:
-        raise LinkError("somebody left before it was known who it is") from error
+        raise LinkError("the client left before it proved that it has the token") from error
     if not hmac.compare_digest(proof, _keyed(token, b"connects", session)):
-        raise LinkError("somebody does not have the token")
+        raise LinkError("the client does not have the token")
     others, ours = (_keyed(token, b"frames of who " + who, session) for who in _SIDES)
     return _Terms(manner, context, Keys(ours, others), is_listening=True)
 
 
 def _keyed(token: bytes, what: bytes, session: bytes) -> bytes:
-    """Return 32 bytes for one use, and for one connection: its manner, purpose and challenges."""
+    """Return 32 bytes for one use in one connection: its mode, purpose and challenges."""
     return hmac.digest(token, what + b"\x00" + session, "sha256")
 
 
 def within_host(connected: socket.socket) -> bool:
-    """Tell whether a connection stays within this host: on the loopback, or from it to itself.
+    """True if a connection stays within this host: over loopback, or from one of its addresses to
+    itself.
 
-    Systems send what is for an address of their own nowhere else, and take nothing that comes from
-    elsewhere in such an address's name.
+    Systems keep packets for their own addresses inside, and drop outside packets that claim to come
+    from such an address.
     """
     here, there = connected.getsockname()[0], connected.getpeername()[0]
     return here == there or (_is_loopback(here) and _is_loopback(there))
@@ -504,9 +512,10 @@ def _is_loopback(host: str) -> bool:
 
 
 def _received(whose: Socket, size: int, until: float) -> bytes:
-    """Receive so many bytes before a time, however slowly they come.
+    """Receive this many bytes before a deadline.
 
-    Raises OSError, TimeoutError among them, and EOFError with those that came before the end.
+    Raises OSError (TimeoutError at the deadline), and EOFError with the bytes received before the
+    end.
     """
     data = bytearray()
     while len(data) < size:

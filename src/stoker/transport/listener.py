@@ -26,21 +26,21 @@ _JOIN_S = 5.0
 
 
 class Listener:
-    """Accepts connections on one interface, and serves each in a thread of its own.
+    """Accepts connections on one interface, and serves each in a separate thread.
 
     Args:
-        host: the interface's address; that of all interfaces only if it is given so.
+        host: the interface's address; all interfaces only if that address is given.
         port: 0: any that is free.
         token: the cluster's secret.
-        purpose: which service this is.
-        serve: is called with each connection that is authenticated; it is closed when this returns,
-            or raises because it ended. Other exceptions are reported as those of a thread are.
-        timeout_s: of the connections.
-        tls: certificates of this host to encrypt them with; None: the token encrypts them, but for
-            those within this host.
-        insecure: whether the network is trusted: without ``tls`` nothing is encrypted.
+        purpose: the name of the service.
+        serve: called with each authenticated connection, which is closed when the call returns or
+            raises because the connection ended. Other exceptions are reported like any thread's.
+        timeout_s: the connections' longest silence within a frame, in seconds.
+        tls: certificates of this host that encrypt connections; None: the token encrypts them,
+            except within this host.
+        insecure: the network is trusted: without ``tls`` connections are not encrypted.
 
-    Raises OSError if the address cannot be had, TokenError where connections cannot be encrypted.
+    Raises OSError if the address is not free, TokenError if the TLS files cannot be used.
     """
 
     def __init__(
@@ -73,14 +73,14 @@ class Listener:
         self._socket = socket.create_server((host, port), family=family, backlog=128)
         process.close_in_children(self._socket)
         self.address = joined_address(host, self._socket.getsockname()[1])
-        """``host:port``, with the port that was found."""
+        """``host:port``, with the actual port."""
         self._thread = threading.Thread(
             target=self._accept, name=f"stoker-{purpose}-accept", daemon=True
         )
         self._thread.start()
 
     def close(self) -> None:
-        """Accept nothing more, end all connections, and wait for their threads, for up to 5 s."""
+        """Stop accepting, end all connections, and wait up to 5 s for their threads."""
         self._is_closed = True
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread

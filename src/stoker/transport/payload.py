@@ -1,4 +1,4 @@
-"""Payloads: values that are handed over where they lie, in blocks of shared memory."""
+"""Payloads: values handed over in place, in blocks of shared memory."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _MOST_PLACES = 1000
 
 @dataclass
 class Payload:
-    """A value, ready to be handed over in blocks, which it keeps.
+    """A value in blocks of shared memory, ready to be handed over; it keeps the blocks alive.
 
     Attributes:
-        owners: what keeps the blocks: the value, and scratch memory.
-        header: the header; empty where it is long, and lies in the last of the places.
-        places: of the buffers.
+        owners: the objects that keep the blocks alive: the value, and scratch memory.
+        header: the header; empty if it is long and stored in the last place.
+        places: the buffers' places.
         blocks: the blocks.
         nbytes: shared memory that it takes.
     """
@@ -55,7 +55,7 @@ class Payload:
             block.users += 1
 
     def retire(self) -> None:
-        """Say that nobody looks at it any more. Its memory may be written again."""
+        """Note that no job maps it any more. Its memory may be written again."""
         for block in self.blocks:
             block.users -= 1
             if not block.users:
@@ -65,18 +65,18 @@ class Payload:
 
 
 def pack(value: Any, blocks: Blocks) -> Payload:
-    """Get a value ready to be handed over.
+    """Prepare a value for handing over.
 
-    Arrays that lie in ``blocks`` are handed over where they are, and must not be written any more;
-    others are copied there. Arrays come out read-only, tensors do not.
+    Arrays in ``blocks`` are handed over in place, and must not be written any more; others are
+    copied there. Arrays come out read-only, tensors do not.
 
-    Raises TypeError for what cannot be pickled.
+    Raises TypeError for a value that cannot be pickled.
     """
     placer = _Placer(blocks)
     try:
         header = placer.flatten(value)
     except Exception as error:
-        raise TypeError(f"a feed cannot hand this over: {error}") from error
+        raise TypeError(f"a feed cannot serve this value: {error}") from error
     if len(header) > _INLINE_BYTES:
         placer.buffers.append(memoryview(header))
         placer.places.append(None)
@@ -103,7 +103,7 @@ class _Placer(Flattener):
 
     Attributes:
         used: the blocks.
-        places: of each buffer, None for one that lies in no block.
+        places: each buffer's place, None for a buffer outside all blocks.
     """
 
     read_only = True
@@ -116,7 +116,10 @@ class _Placer(Flattener):
 
     def reduced(self, value: Any) -> Any:
         if pytree.is_tensor(value) and value.device.type != "cpu":
-            raise TypeError(f"a tensor on {value.device}: each job moves its batches by itself")
+            raise TypeError(
+                f"it contains a tensor on {value.device}: leave .to() out of the feed, and call it "
+                "in each job"
+            )
         return super().reduced(value)
 
     def has_place(self, array: NDArray[Any]) -> bool:
@@ -143,7 +146,7 @@ def unpack(
 ) -> Any:
     """Return the value of a payload; its arrays and tensors are views of the mappings.
 
-    Raises what the unpickler raises, and anything when what came is damaged.
+    Raises the unpickler's errors, and any error for damaged data.
     """
     buffers = [contents(mappings[block], start, size) for block, start, size in places]
     return unpickler(BytesIO(header or buffers.pop()), buffers=buffers).load()

@@ -18,20 +18,21 @@ def check_installed(what: str) -> None:
 
 
 def joined_ray(what: str) -> Any:
-    """Return the module, for ``what`` is done in the cluster that this process has joined.
+    """Return the ``ray`` module of the cluster that this process has joined, for ``what``.
 
-    Raises ClusterError where it has joined none, or was forked from one that has.
+    Raises ClusterError where the process has joined no cluster, or was forked from one that has.
     """
     import ray
 
     if not _here.is_current:
         raise ClusterError(
-            f"{what}: the connection to Ray belongs to the process that this one was forked from. "
-            "Iterate there"
+            f"{what}: the connection to Ray belongs to this process's parent, which forked it: "
+            "iterate in the parent"
         )
     if not ray.is_initialized():
         raise ClusterError(
-            f'{what} uses the cluster that this process has joined: call ray.init(address="auto") '
-            'first, or ray.init(address="local") for one of this host'
+            f"{what} needs a Ray cluster, and this process has joined none: call "
+            'ray.init(address="auto") first, or ray.init(address="local") for a cluster of this '
+            "host only"
         )
     return ray

@@ -2,9 +2,9 @@
 
 A block is a memfd: it has no name, needs no room in ``/dev/shm``, and the kernel frees it when the
 last process that has it open or mapped is gone, however that ended. Its first page holds the
-*generation* of what is in it: the number of the hand-over that it belongs to, 0 while it belongs to
-none and may be written. Blocks are sealed: whoever receives one can neither write to it nor resize
-it. A receiver maps it privately: what it writes to its mapping is seen by nobody else.
+*generation* of its contents: the number of the hand-over that it belongs to, 0 while it belongs to
+none and may be written. Blocks are sealed: a receiver can neither write to one nor resize it. A
+receiver maps it privately: no other process sees its writes.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class Block:
 
     Attributes:
         descriptor: the memfd.
-        size: bytes behind the head.
-        generation: of what is in it, 0 for nothing.
-        users: how many values that were handed over lie in it.
+        size: bytes after the head.
+        generation: its contents' generation, 0 for none.
+        users: how many handed-over values it holds.
     """
 
     def __init__(self, size: int) -> None:
@@ -67,7 +67,7 @@ class Block:
             raise
 
     def mark(self, generation: int) -> None:
-        """Say what is in it from now on."""
+        """Set the generation."""
         self.generation = generation
         _GENERATION.pack_into(self._head, 0, generation)
 
@@ -77,7 +77,7 @@ class Block:
 
 
 class Blocks:
-    """All blocks of a process. Safe to use from any thread, and from finalisers."""
+    """All blocks of a process. Safe to use from any thread, and from finalizers."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # a finaliser may come in between
@@ -86,7 +86,7 @@ class Blocks:
         self._scratch = Recycler(allocate=self.allocate)
 
     def allocate(self, size: int) -> memoryview:
-        """Return new shared memory; it is freed once nobody refers to it."""
+        """Return new shared memory; it is freed with its last reference."""
         block = Block(size)
         contents, block.contents = block.contents, None
         assert contents is not None
@@ -108,7 +108,8 @@ class Blocks:
         return self._scratch.array((-(-size // step) * step,), np.uint8)
 
     def find(self, array: NDArray[Any]) -> tuple[Block, int] | None:
-        """Return the block that an array lies in, and where its first element is; None if none."""
+        """Return an array's block and the offset of its first element; None if it is in no
+        block."""
         low, high = np.lib.array_utils.byte_bounds(array)
         with self._lock:
             at = bisect_right(self._starts, low) - 1
@@ -119,7 +120,7 @@ class Blocks:
         return block, _address_of(array) - start
 
     def clear(self) -> None:
-        """Keep no free memory any more."""
+        """Release all free memory."""
         self._scratch.clear()
 
     def held_bytes(self) -> int:
@@ -135,7 +136,7 @@ class Blocks:
 
 
 class _Memory(np.ndarray[Any, Any]):
-    """Of a type of its own, so that NumPy does not take it for the base of views (see buffers)."""
+    """A separate type, so that NumPy does not take it for the base of views (see buffers)."""
 
 
 def _address_of(array: NDArray[Any]) -> int:
@@ -147,19 +148,21 @@ def _address_of(array: NDArray[Any]) -> int:
 
 
 class Stale(Exception):
-    """A block does not hold any more what was announced."""
+    """A block no longer holds the announced contents."""
 
 
 def map_block(descriptor: int, generation: int) -> mmap.mmap:
     """Map a block privately, and close its descriptor.
 
-    Raises Stale when it holds another generation by now; OSError or ValueError when it is no block.
+    Raises Stale when it holds another generation now; OSError or ValueError when it is not a block.
     """
     try:
         if not fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
-            raise ValueError("a block that may shrink would end who reads it")
+            raise ValueError(
+                "a block must be sealed against shrinking, which would kill its readers"
+            )
         if os.fstat(descriptor).st_size <= _HEAD_BYTES:
-            raise ValueError("a block has contents behind its head")
+            raise ValueError("a block must have contents after its head")
         mapping = mmap.mmap(descriptor, 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
     finally:
         os.close(descriptor)
@@ -174,11 +177,11 @@ def check_generation(mapping: mmap.mmap, generation: int) -> None:
 
 
 def contents(mapping: mmap.mmap, start: int, size: int) -> memoryview:
-    """Return a part of what a mapped block holds; less where it ends before."""
+    """Return a part of a mapped block's contents; less at its end."""
     return memoryview(mapping)[_HEAD_BYTES + start : _HEAD_BYTES + start + size]
 
 
 def detach(mapping: mmap.mmap) -> None:
-    """Make a mapping independent of its block: the pages become this process's own, by a copy."""
+    """Make a mapping independent of its block: copy its pages into this process's memory."""
     pages = np.frombuffer(mapping, np.uint8)[_HEAD_BYTES::_PAGE_BYTES]
     np.bitwise_or(pages, 0, out=pages)

@@ -1,13 +1,13 @@
 """Encryption of connections: by the token that both sides have, or by certificates of their hosts.
 
 One thread may receive while another sends. A socket of the standard library does not promise that
-(before Python 3.13 both would use OpenSSL's state at once). So that state works on memory here, in
-turns, and whoever waits for the network holds no lock.
+(before Python 3.13 both would use OpenSSL's state at once). So here that state works on memory, in
+turns, and no thread waits for the network under a lock.
 
-The token is enough, and nothing has to be set up. It may travel to hosts by ways that others can
-read, though (the key-value stores of torchrun and Ray). Certificates are files of the host, as the
-token of named hosts is: whoever connects, or listens, looks for them there, and uses them if they
-are. A host that has them talks to no host without.
+The token is enough, and needs no setup. But it may travel to hosts in ways that others can read
+(the key-value stores of torchrun and Ray). Certificates are files of the host, as is the token of
+named hosts: both ends of a connection look for them there, and use them if they exist. A host with
+certificates talks to no host without.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ _PIECE_BYTES = 1 << 18
 
 
 class EncryptedSocket:
-    """Wraps a connected socket, which is this object's from then on.
+    """Wraps a connected socket, and owns it from then on.
 
     Args:
         connected: the socket.
-        context: what to show, and whom to believe.
-        server_side: whether the other side began.
-        until_s: when the handshake has to be done, by the monotonic clock.
+        context: this end's certificate, and the trusted authority.
+        server_side: whether the other end connected.
+        until_s: the handshake's deadline, by the monotonic clock.
 
-    Raises OSError, ssl.SSLError among them, where there is no connection; TimeoutError.
+    Raises OSError (ssl.SSLError included) if the handshake fails; TimeoutError.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class EncryptedSocket:
         return bytes(into[: self.recv_into(into)])
 
     def sendmsg(self, parts: Sequence[bytes | memoryview]) -> int:
-        """Send a beginning of the parts, one behind the other; return how many bytes."""
+        """Send the first bytes of the parts, one after another; return how many."""
         sent = 0
         with self._lock:
             for part in parts:
@@ -92,13 +92,13 @@ class EncryptedSocket:
         return sent
 
     def sendall(self, data: bytes) -> None:
-        """Send all of it; for what is short."""
+        """Send all bytes; for short messages."""
         view = memoryview(data)
         while view.nbytes:
             view = view[self.sendmsg([view]) :]
 
     def pending(self) -> bool:
-        """Tell whether something has been received that nobody has asked for yet."""
+        """True if received bytes wait to be read."""
         with self._lock:
             return bool(self._state.pending() or self._incoming.pending)
 
@@ -131,7 +131,7 @@ class EncryptedSocket:
             self._take_in()
 
     def _take_in(self) -> None:
-        """Wait for something from the network."""
+        """Wait for bytes from the network."""
         data = self._socket.recv(_PIECE_BYTES)
         with self._lock:
             if data:
@@ -141,11 +141,11 @@ class EncryptedSocket:
 
 
 def explained(error: OSError) -> str | None:
-    """Say why there is no encrypted connection; None if it may be there the next time."""
+    """Return why encryption failed for good; None if a retry may work."""
     if not isinstance(error, ssl.SSLError) or isinstance(error, ssl.SSLEOFError):
         return None
     if isinstance(error, ssl.SSLCertVerificationError):
-        return f"its certificate is none of this host's authority ({error.verify_message})"
+        return f"its certificate is not signed by this host's authority ({error.verify_message})"
     return f"it does not accept this host's certificate ({error.reason})"
 
 
@@ -159,8 +159,8 @@ _KEPT = 16
 class Tls:
     """Files in PEM for TLS 1.3 in both directions: each side shows a certificate.
 
-    A certificate need not name its host: whoever has one of this authority, and the cluster's
-    token, belongs to the cluster. So the authority should sign for nothing else.
+    A certificate need not name its host: a process with one of this authority, and with the
+    cluster's token, belongs to the cluster. So the authority should sign no other certificates.
     """
 
     certificate: Path
@@ -169,22 +169,22 @@ class Tls:
     """The certificate that signed all certificates of the cluster."""
 
     def context(self, *, server: bool) -> ssl.SSLContext:
-        """Return what encrypts connections. Raises TokenError for files that are of no use."""
+        """Return the TLS context. Raises TokenError for unusable files."""
         context = _mutual(server)
         try:
             context.load_cert_chain(self.certificate, self.key)
             context.load_verify_locations(self.authority)
         except OSError as error:
             raise TokenError(
-                f"connections cannot be encrypted with {self.certificate}, {self.key} and "
-                f"{self.authority}: {error}"
+                f"stoker cannot encrypt connections with {self.certificate}, {self.key} and "
+                f"{self.authority}: {error}. Replace the wrong file"
             ) from error
         return context
 
 
 @functools.lru_cache(maxsize=_KEPT)
 def token_context(token: bytes, *, server: bool) -> ssl.SSLContext:
-    """Return what encrypts connections to those who have a token, and to nobody else."""
+    """Return a TLS context for connections between holders of a token only."""
     from stoker.transport.token_certificate import make_certificate
 
     made = make_certificate(token)
@@ -198,7 +198,7 @@ def token_context(token: bytes, *, server: bool) -> ssl.SSLContext:
 
 
 def _mutual(server: bool) -> ssl.SSLContext:
-    """Return a context of TLS 1.3 in which each side has to show a certificate."""
+    """Return a context of TLS 1.3 in which each end must show a certificate."""
     import ssl  # it takes time
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
@@ -223,12 +223,12 @@ def _nameless_file() -> IO[bytes]:
 
 
 def own_tls() -> Tls | None:
-    """Return the files of this host, or None where the token is all that there is.
+    """Return the certificate files of this host, or None where it has only the token.
 
-    They are in the folder ``$STOKER_TLS_FOLDER``, else ``~/.config/stoker/tls``; where there is
-    none, and Ray encrypts its own connections, they are Ray's.
+    They are in the folder ``$STOKER_TLS_FOLDER``, else ``~/.config/stoker/tls``; without that
+    folder, if Ray encrypts its own connections, they are Ray's.
 
-    Raises TokenError for a folder that is not there, and where others can read the key.
+    Raises TokenError for a missing folder, and if other users can read the key.
     """
     chosen = os.environ.get("STOKER_TLS_FOLDER")
     folder = Path(chosen) if chosen else Path.home() / ".config" / "stoker" / "tls"
@@ -236,10 +236,13 @@ def own_tls() -> Tls | None:
         found = Tls(*(folder / name for name in _FILES))
         with contextlib.suppress(OSError):  # said where it is read
             if stat.S_IMODE(found.key.stat().st_mode) & 0o077:
-                raise TokenError(f"{found.key} can be read by others: chmod 600 {found.key}")
+                raise TokenError(f"other users can read {found.key}: chmod 600 {found.key}")
         return found
     if chosen:
-        raise TokenError(f"STOKER_TLS_FOLDER names {chosen}, which is no folder")
+        raise TokenError(
+            f"STOKER_TLS_FOLDER names {chosen}, which is not a folder: set it to the folder of the "
+            "certificates"
+        )
     if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
         return Tls(*(Path(os.environ[name]) for name in _RAYS))
     return None

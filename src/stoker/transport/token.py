@@ -26,7 +26,7 @@ def token_path() -> Path:
 
 
 def read_token(path: Path) -> bytes:
-    """Read a token: 64 hexadecimal digits in a file that nobody else can read.
+    """Read a token: 64 hexadecimal digits in a file that no other user can read.
 
     Raises TokenError.
     """
@@ -36,24 +36,30 @@ def read_token(path: Path) -> bytes:
             text = file.read(4 * TOKEN_BYTES)
     except OSError as error:
         raise TokenError(
-            f"no token can be read from {path} ({error.strerror}): copy the file from a host of "
-            "the cluster, or set STOKER_TOKEN_FILE to where it is"
+            f"stoker cannot read a token from {path} ({error.strerror}): copy the file from a "
+            "host of the cluster, or set STOKER_TOKEN_FILE to its path"
         ) from error
     if stat.S_IMODE(status.st_mode) & 0o077:
-        raise TokenError(f"{path} can be read by others: chmod 600 {path}, and make a new token")
+        raise TokenError(f"other users can read {path}: chmod 600 {path}, and make a new token")
     if status.st_uid != os.geteuid():
-        raise TokenError(f"{path} belongs to user {status.st_uid}, not to this one")
+        raise TokenError(
+            f"{path} belongs to user {status.st_uid}, not to this user: copy it, or set "
+            "STOKER_TOKEN_FILE to your own file"
+        )
     try:
         token = bytes.fromhex(text.decode("ascii"))
     except ValueError:
         token = b""
     if len(token) != TOKEN_BYTES:
-        raise TokenError(f"{path} holds no token: it has {2 * TOKEN_BYTES} hexadecimal digits")
+        raise TokenError(
+            f"{path} does not hold a token, which has {2 * TOKEN_BYTES} hexadecimal digits: copy "
+            "the file from a host of the cluster"
+        )
     return token
 
 
 def make_token_file(path: Path) -> bytes:
-    """Return the token in a file, which is made with a new one, whole or not at all, if missing.
+    """Return the token in a file; if the file is missing, write a new token, atomically.
 
     Raises TokenError.
     """

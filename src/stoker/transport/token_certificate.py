@@ -1,11 +1,11 @@
-"""A certificate that whoever has the token makes alike, for connections that prove the token by it.
+"""A TLS certificate derived from the token, the same for all holders of the token.
 
-Its private key is derived from the token, so each side knows beforehand which certificate the other
-one has to show, and nobody else can show it. What crosses is encrypted with keys of the connection
-alone (TLS 1.3): not even the token opens what was recorded before.
+Its private key is derived from the token, so each end knows in advance which certificate the other
+must show, and no process without the token can show it. Traffic is encrypted with keys of the
+single connection (TLS 1.3): not even the token decrypts recorded traffic.
 
-Python's ssl module can use certificates and not make them. What is here makes one, by arithmetic on
-NIST's curve P-256 in some 20 ms; it is not for anything that has to resist being timed.
+Python's ssl module can use certificates but not make them. This module makes one, by arithmetic on
+NIST's curve P-256 in some 20 ms; it does not resist timing attacks.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class TokenCertificate(NamedTuple):
 
 
 def make_certificate(token: bytes) -> TokenCertificate:
-    """Return the certificate of those who have a token."""
+    """Return the certificate of a token's holders."""
     secret = _derived(token, b"key")
     x, y = _times(secret, _GENERATOR)
     point = _bits(b"\x04" + x.to_bytes(32, "big") + y.to_bytes(32, "big"))

@@ -1,1 +1,1 @@
-"""A keeper: one node's store, served to the processes of other nodes."""
+"""The keeper: it serves one node's store to the processes of other nodes."""

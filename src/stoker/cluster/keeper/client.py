@@ -1,4 +1,4 @@
-"""One connection to a keeper: a request, its answer, and nothing in between."""
+"""A client's connection to a keeper: one request at a time, then its answer."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ T = TypeVar("T")
 
 
 class DefinitionRefused(CacheError):
-    """A keeper keeps something else."""
+    """The keeper's cache holds other data than this process caches."""
 
 
 class Record(NamedTuple):
-    """An item as a store holds it."""
+    """An item in a store's format."""
 
     key: bytes
     data: bytes | memoryview
     checksum: int
-    """Of the key and of ``data``; verified by whoever reads it."""
+    """The checksum of the key and ``data``; each reader verifies it."""
 
 
 class KeeperClient:
     """A connection to a keeper; one thread uses it at a time.
 
     Args:
-        address: of the keeper.
+        address: the keeper's ``host:port``.
         token: the cluster's secret.
-        definition: what this process caches.
-        map_version: the newest map that it knows.
+        definition: the specification of this process's cache.
+        map_version: the newest map version that this process knows.
 
     Attributes:
-        welcome: what the keeper says of itself.
+        welcome: the keeper's first answer.
 
     Raises LinkError where there is no keeper or it does not answer in time, DefinitionRefused where
-    it keeps something else. After any error the connection is of no use.
+    its cache holds other data. After any error the connection cannot be used.
     """
 
     def __init__(self, address: str, token: bytes, definition: CacheSpec, map_version: int) -> None:
@@ -65,15 +65,15 @@ class KeeperClient:
         if isinstance(reply, protocol.Differs):
             self.close()
             raise DefinitionRefused(
-                f"the keeper at {address} keeps something else: it differs in "
-                f"{reply.differences}. All nodes need the same data and the same version=; a "
-                "keeper that is to keep something else has to be started anew"
+                f"the keeper at {address} keeps another cache: it differs in {reply.differences}. "
+                "Give all nodes the same data and the same version=; to keep another cache, "
+                "restart the keeper"
             )
         assert isinstance(reply, protocol.Met)
         self.welcome = reply
 
     def get(self, keys: Sequence[bytes]) -> list[Record | None]:
-        """Return items, None for those that are not there. Raises LinkError."""
+        """Return items, None for each that the keeper lacks. Raises LinkError."""
         found: list[Record | None] = []
         while len(found) < len(keys):
             some = keys[len(found) : len(found) + protocol.MAX_KEYS]
@@ -81,7 +81,7 @@ class KeeperClient:
             reply, body = self._ask(request, (), DEADLINE_S, (protocol.Got,))
             assert isinstance(reply, protocol.Got)
             if not 0 < len(reply.sizes) == len(reply.checksums) <= len(some):
-                raise self._broken(f"{len(reply.sizes)} answers to {len(some)} questions")
+                raise self._broken(f"it sent {len(reply.sizes)} answers to {len(some)} requests")
             try:
                 records = protocol.split_body(body, reply.sizes)
             except LinkError:
@@ -92,7 +92,7 @@ class KeeperClient:
         return found
 
     def put(self, records: Sequence[Record]) -> protocol.Stored:
-        """Bring items; they are stored when this returns. Raises LinkError."""
+        """Send items; they are stored when this returns. Raises LinkError."""
         request = protocol.Put(
             self._number(),
             b"".join(record.key for record in records),
@@ -103,11 +103,11 @@ class KeeperClient:
         reply, _ = self._ask(request, data, PUT_DEADLINE_S, (protocol.Stored,))
         assert isinstance(reply, protocol.Stored)
         if any(place >= len(records) for place in reply.refused):
-            raise self._broken("it refuses more than it was brought")
+            raise self._broken("it refuses more items than it was sent")
         return reply
 
     def look(self) -> protocol.Looked:
-        """Return what is there. Raises LinkError."""
+        """Return the state of the keeper's store. Raises LinkError."""
         reply, _ = self._ask(protocol.Look(self._number()), (), DEADLINE_S, (protocol.Looked,))
         assert isinstance(reply, protocol.Looked)
         return reply
@@ -134,10 +134,10 @@ class KeeperClient:
         except (EOFError, OSError) as error:
             raise self._broken(str(error)) from error
         if reply.id != request.id or not isinstance(reply, kinds):
-            raise self._broken("it answers another question")
+            raise self._broken("it answers another request")
         return reply, body
 
     def _broken(self, why: str) -> LinkError:
-        """End the connection, on which an answer may still come that nobody waits for."""
+        """End the connection; a late answer on it would have no reader."""
         self.close()
         return LinkError(f"the keeper at {self._address}: {why}")

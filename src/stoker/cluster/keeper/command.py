@@ -1,4 +1,4 @@
-"""A keeper in the foreground: ``stoker cache serve``."""
+"""``stoker cache serve``: a keeper in the foreground."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def serve_keeper(
 ) -> None:
     """Keep a part of a cache until this process is interrupted.
 
-    Raises CacheError where there can be no store, TokenError, OSError where the address cannot be
-    had, ValueError for wrong arguments, and KeyboardInterrupt at the end.
+    Raises CacheError where the store cannot be made, TokenError, OSError where the address is not
+    free, ValueError for wrong arguments, and KeyboardInterrupt at the end.
     """
     limit = parse_limit(size)
     path = token_file or token_path()
@@ -31,9 +31,10 @@ def serve_keeper(
     keeper = Keeper(address, token, limit=limit, folder=where, insecure=insecure)
     with closing(keeper):
         if is_new:
-            print(f"made a token in {path}: the other hosts need a copy", flush=True)
+            print(f"wrote a new token to {path}: copy it to the other hosts", flush=True)
         print(
-            f"keeps {format_bytes(keeper.limit_bytes)} at {keeper.address}, in {keeper.folder}",
+            f"serving a cache of up to {format_bytes(keeper.limit_bytes)} at {keeper.address}, "
+            f"stored in {keeper.folder}",
             flush=True,
         )
         while True:

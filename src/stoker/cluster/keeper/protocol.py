@@ -1,6 +1,6 @@
-"""What processes say to a keeper, and it to them: headers of frames, checked as they are decoded.
+"""The protocol between processes and a keeper: frame headers, checked as they are decoded.
 
-Items travel in bodies as stores hold them, one behind the other, and are never unpickled. Each
+Items travel in frame bodies in the stores' format, one after another, and are never unpickled. Each
 request is answered by one frame with its number.
 """
 
@@ -23,13 +23,13 @@ MAX_PUT_BYTES = 256 << 20
 connection."""
 
 Size = Annotated[int, msgspec.Meta(ge=-1, le=1 << 40)]
-"""Of an item, in bytes; -1: there is none."""
+"""The size of an item in bytes; -1: the keeper lacks it."""
 Checksum = Annotated[int, msgspec.Meta(ge=0)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 
 
 class Meet(msgspec.Struct, tag=True, frozen=True):
-    """Comes first: what the process caches, and the newest map that it knows."""
+    """The first request: the process's cache, and the newest map version that it knows."""
 
     id: Count
     definition: CacheSpec
@@ -37,11 +37,11 @@ class Meet(msgspec.Struct, tag=True, frozen=True):
 
 
 class Met(msgspec.Struct, tag=True, frozen=True):
-    """The keeper keeps just that."""
+    """The keeper keeps the same cache."""
 
     id: Count
     boot: str
-    """The boot of its machine."""
+    """The boot id of its machine."""
     folder: str
     """Of its store."""
     limit_bytes: Count
@@ -49,21 +49,21 @@ class Met(msgspec.Struct, tag=True, frozen=True):
 
 
 class Differs(msgspec.Struct, tag=True, frozen=True):
-    """The keeper keeps something else."""
+    """The keeper keeps another cache."""
 
     id: Count
     differences: str
 
 
 class Get(msgspec.Struct, tag=True, frozen=True):
-    """Asks for items, by their keys one behind the other."""
+    """Asks for items, by their keys one after another."""
 
     id: Count
     keys: bytes
 
 
 class Got(msgspec.Struct, tag=True, frozen=True):
-    """Items in the order of the request: the body. Those behind have to be asked for again."""
+    """The items in the order of the request, in the body. Later items must be requested again."""
 
     id: Count
     sizes: list[Size]
@@ -71,7 +71,7 @@ class Got(msgspec.Struct, tag=True, frozen=True):
 
 
 class Put(msgspec.Struct, tag=True, frozen=True):
-    """Brings items: the body."""
+    """Sends items to store, in the body."""
 
     id: Count
     keys: bytes
@@ -80,23 +80,23 @@ class Put(msgspec.Struct, tag=True, frozen=True):
 
 
 class Stored(msgspec.Struct, tag=True, frozen=True):
-    """What became of them."""
+    """The result of ``Put``."""
 
     id: Count
     refused: list[Count]
-    """The places of those that are not in the store."""
+    """The places of the items that were refused."""
     is_full: bool
-    """Whether nothing enters any more."""
+    """Whether the store is full."""
 
 
 class Look(msgspec.Struct, tag=True, frozen=True):
-    """Asks what is there."""
+    """Asks for the state of the store."""
 
     id: Count
 
 
 class Looked(msgspec.Struct, tag=True, frozen=True):
-    """What is there."""
+    """The state of the store."""
 
     id: Count
     items: Count
@@ -105,7 +105,7 @@ class Looked(msgspec.Struct, tag=True, frozen=True):
     limit_bytes: Count
     is_full: bool
     map_version: Count
-    """The newest that anybody who came here knew of."""
+    """The newest map version that any client knew."""
 
 
 Request = Meet | Get | Put | Look
@@ -119,35 +119,35 @@ T = TypeVar("T")
 
 
 def decode_request(header: bytes) -> Request:
-    """Read a request. Raises LinkError for what is none."""
+    """Decode a request. Raises LinkError for an invalid one."""
     try:
         return _requests.decode(header)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise LinkError(f"no request to a keeper: {error}") from error
+        raise LinkError(f"invalid request to a keeper: {error}") from error
 
 
 def decode_reply(header: bytes) -> Reply:
-    """Read a reply. Raises LinkError for what is none."""
+    """Decode a reply. Raises LinkError for an invalid one."""
     try:
         return _replies.decode(header)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise LinkError(f"no reply of a keeper: {error}") from error
+        raise LinkError(f"invalid reply of a keeper: {error}") from error
 
 
 def split_keys(keys: bytes) -> list[bytes]:
-    """Return the keys of a request. Raises LinkError where they are none."""
+    """Return the keys of a request. Raises LinkError for a wrong length."""
     if len(keys) % KEY_BYTES or len(keys) > KEY_BYTES * MAX_KEYS:
-        raise LinkError(f"{len(keys)} bytes are no keys")
+        raise LinkError(f"{len(keys)} bytes are not whole keys")
     return [keys[start : start + KEY_BYTES] for start in range(0, len(keys), KEY_BYTES)]
 
 
 def split_body(body: memoryview, sizes: Sequence[int]) -> list[memoryview | None]:
-    """Return the items in a body, None for those that are not there.
+    """Return the items in a body, None for each missing one.
 
     Raises LinkError where the body has another size.
     """
     if sum(size for size in sizes if size > 0) != len(body):
-        raise LinkError(f"{len(body)} bytes are not what the header says")
+        raise LinkError(f"the body has {len(body)} bytes, another size than its header says")
     items: list[memoryview | None] = []
     start = 0
     for size in sizes:

@@ -1,11 +1,11 @@
-"""A keeper: serves one node's store to the processes of the other nodes.
+"""The keeper's server: it serves one node's store to the processes of the other nodes.
 
 Each connection has a thread of its own. Requests are answered one after another: a process has one
-connection to ask on and one to bring items on, so that nobody who asks waits for what is written.
-Views of the store are collected first and sent when its transaction has ended.
+connection for lookups and one for storing items, so that no lookup waits for a write. Views of the
+store are collected first and sent when its transaction has ended.
 
-The first process that comes says what the store is for (``CacheSpec``), and whoever comes with
-something else is refused.
+The first process that connects sets the store's specification (``CacheSpec``); a process with
+another one is refused.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ _NOBODY = (1, 1)
 
 
 class Keeper:
-    """Serves a store, which it makes, or joins where it is there.
+    """Serves a store; makes it, or joins an existing one.
 
     Args:
         address: where to listen, ``host:port``; port 0: any that is free.
         token: the cluster's secret.
-        limit: of the store, if it has to be made; as in ``.cache()``.
-        folder: where it is, and stays, unless that is in memory; None: one in memory.
-        insecure: whether the network is trusted, so that nothing is encrypted there.
+        limit: the size of a new store; as in ``.cache()``.
+        folder: the store's folder on a local disk, which stays; None: a store in memory.
+        insecure: do not encrypt connections: the network is trusted.
 
     Attributes:
-        folder: where the store is.
+        folder: the store's folder.
         limit_bytes: its budget.
 
-    Raises CacheError where the store cannot be made, OSError where the address cannot be had,
-    TokenError where connections are to be encrypted, and cannot be.
+    Raises CacheError where the store cannot be made, OSError where the address is not free,
+    TokenError where the TLS key cannot be read.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Keeper:
         header, _ = link.receive(_no_body, wait_s=_GREET_S)
         hello = protocol.decode_request(header)
         if not isinstance(hello, protocol.Meet):
-            raise LinkError(f"{link.peer} does not say what it caches")
+            raise LinkError(f"{link.peer} does not introduce its cache first")
         differences = self._agree(hello)
         if differences:
             link.send(protocol.encode(protocol.Differs(hello.id, differences)))
@@ -118,10 +118,10 @@ class Keeper:
                 case protocol.Look():
                     self._look(link, request)
                 case _:
-                    raise LinkError(f"{link.peer} says hello twice")
+                    raise LinkError(f"{link.peer} introduces its cache twice")
 
     def _agree(self, hello: protocol.Meet) -> str:
-        """Take on what the first process says; return in what another one differs from it."""
+        """Adopt the first process's specification; return another one's differences from it."""
         with self._lock:
             if self._definition is None:
                 self._definition = hello.definition
@@ -151,7 +151,7 @@ class Keeper:
         keys = protocol.split_keys(request.keys)
         records = protocol.split_body(body, request.sizes)
         if not len(keys) == len(records) == len(request.checksums):
-            raise LinkError(f"{link.peer} brings items without keys")
+            raise LinkError(f"{link.peer} sends items without keys")
         items = [
             StoredItem(key, [bytes(record)], len(record), _NOBODY)
             for key, record, checksum in zip(keys, records, request.checksums, strict=True)
@@ -170,8 +170,8 @@ class Keeper:
                 time.sleep(_BUSY_S)
             except OSError as error:  # it is noted: nothing enters any more
                 warn(
-                    f"the cache in {self.folder} admits nothing more: {error}. What is in it "
-                    "stays in use",
+                    f"the cache in {self.folder} takes no more items: {error}. The items in it "
+                    "stay in use",
                     CacheWarning,
                 )
                 return
@@ -196,7 +196,7 @@ class Keeper:
 
 
 def _open(folder: str | None, limit: location.Limit, address: str) -> Handle:
-    """Open a keeper's store, which is made if it is not there."""
+    """Open a keeper's store; make it if there is none."""
     if folder is None:
         name = "keeper-" + "".join(c if c.isalnum() else "-" for c in address)
         if address.endswith(":0"):
@@ -228,23 +228,26 @@ def _open(folder: str | None, limit: location.Limit, address: str) -> Handle:
     except OSError as error:
         raise location.cannot_make(path, error, in_memory=in_memory) from error
     if found is None:
-        raise CacheError(f"there is no room for a cache in {os.path.dirname(path)}")
+        raise CacheError(
+            f"there is no room for a cache in {os.path.dirname(path)}: free some, or give a folder "
+            "on another disk (--folder)"
+        )
     return found
 
 
 def _no_body(header: bytes, body_bytes: int) -> memoryview:
     if body_bytes:
-        raise LinkError("a body where there is none")
+        raise LinkError("a body where none is allowed")
     return memoryview(bytearray())
 
 
 def _place(header: bytes, body_bytes: int) -> memoryview:
-    """Return memory for what comes with a request, if it says so itself."""
+    """Return memory for a request's body, if the request announces one."""
     if body_bytes:
         request = protocol.decode_request(header)
         told = isinstance(request, protocol.Put) and sum(request.sizes) == body_bytes
         if not told:
-            raise LinkError(f"{body_bytes} bytes that the header does not tell of")
+            raise LinkError(f"a body of {body_bytes} bytes that the header does not announce")
         if body_bytes > protocol.MAX_PUT_BYTES and len(request.sizes) > 1:  # type: ignore[union-attr]
             raise LinkError(f"{body_bytes} bytes are too many for a request")
     # Not yet of the machine's memory: who announces much and sends little takes little.

@@ -1,1 +1,1 @@
-"""Who belongs to a cluster: named by hand, under torchrun, or in Ray."""
+"""Cluster membership: keepers named by the user, under torchrun, or in Ray."""

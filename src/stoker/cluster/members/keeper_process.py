@@ -1,4 +1,4 @@
-"""A keeper in a process of its own, which ends with the one that started it."""
+"""A keeper in a separate process, which ends with the process that started it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stoker.transport.link import joined_address
 
 
 def main() -> None:
-    """Read what to keep from the standard input, and keep it until that is closed."""
+    """Read the settings from standard input, and serve until standard input is closed."""
     start = msgspec.json.decode(sys.stdin.buffer.readline(), type=Start)
     try:
         keeper = Keeper(

@@ -1,4 +1,4 @@
-"""Who belongs to a cluster: a small protocol, and the members that are named by hand.
+"""Cluster membership: the protocol, and keepers that the user names.
 
 Membership says who there is and what they may keep. Who answers is found out by those who ask
 (``node_client``). To add a way to find members, make a class with the attributes and the method of
@@ -22,7 +22,7 @@ from stoker.transport.link import LinkError, split_address
 
 
 class Members(NamedTuple):
-    """The members of a cluster at a time."""
+    """The members of a cluster at one time."""
 
     version: int
     """Grows whenever they change."""
@@ -30,13 +30,13 @@ class Members(NamedTuple):
 
 
 class Membership(Protocol):
-    """Says who belongs to a cluster. Pickles: workers have one, too, on other hosts as well.
+    """Lists a cluster's members. Picklable: workers, also on other hosts, get a copy.
 
     Attributes:
         token: the cluster's secret.
-        home: the name of the member whose store is on this host; None: there is none. It stays the
-            same for a process.
-        folder: where that store is.
+        home: the name of the member whose store is on this host; None if no member's is. It is
+            fixed for a process.
+        folder: that store's folder.
     """
 
     token: bytes
@@ -44,31 +44,31 @@ class Membership(Protocol):
     folder: str | None
 
     def members(self) -> Members:
-        """Return who there is. May take a second: a thread of its own asks from time to time.
+        """Return the members. May take a second: a separate thread calls it from time to time.
 
-        Raises CacheError where this process has no place in the cluster.
+        Raises CacheError where this process does not belong to the cluster.
         """
         ...
 
 
 def is_elsewhere(boot: str, folder: str | None) -> bool:
-    """Tell whether this host is another one than where a membership began, with that store."""
+    """True if this host is not the one on which the membership began with that store."""
     return boot != boot_id() or (folder is not None and not os.path.isdir(folder))
 
 
 class NamedHosts:
     """Keepers at addresses that the user gave: ``cluster=["host:port", ...]``.
 
-    They are members from the moment when they answer for the first time, and stay so. Their names
-    are the addresses as they were given, so all nodes have to be given the same ones.
+    A keeper becomes a member when it first answers, and stays one. Members' names are the addresses
+    as given, so all nodes must be given the same addresses.
 
     Args:
-        addresses: of the keepers.
+        addresses: the keepers' ``host:port``.
         token: the cluster's secret.
-        definition: what this process caches.
-        path: the folder of the store on this host, where several could be it.
+        definition: the specification of this process's cache.
+        path: the folder of this host's store, if several keepers run here.
 
-    Raises DefinitionRefused where a keeper keeps something else; CacheError where none answers.
+    Raises DefinitionRefused where a keeper keeps another cache; CacheError where none answers.
     """
 
     def __init__(
@@ -91,15 +91,20 @@ class NamedHosts:
         self._settle()
         if not found.members:
             raise CacheError(
-                f"no keeper answers at {', '.join(addresses)} ({self._why}): each of these "
-                "hosts needs one (stoker cache serve --listen HOST:PORT), with the same token"
+                f"no keeper answers at {', '.join(addresses)} ({self._why}): start one on each of "
+                "these hosts (stoker cache serve --listen HOST:PORT), with the same token"
             )
         if path is not None and self.home is None:
             here = [folder for boot, folder in self._stores.values() if boot == boot_id()]
             warn(
-                f"no keeper of this host keeps in {path}: nothing is kept here, and all that is "
-                "kept comes over the network. path= is the folder that a keeper printed; "
-                + (f"those here printed {', '.join(here)}" if here else "none runs on this host"),
+                f"no keeper on this host stores its cache in path={path}: this host keeps "
+                "nothing, and reads all cached items over the network. Set path= to the folder "
+                "that this host's keeper printed; "
+                + (
+                    f"the keepers here printed {', '.join(here)}"
+                    if here
+                    else "no keeper runs on this host"
+                ),
                 CacheWarning,
             )
 
@@ -130,7 +135,7 @@ class NamedHosts:
             self._settle()
 
     def _settle(self) -> None:
-        """Find the member on this host. One that comes later is reached as the others are."""
+        """Find the member on this host. A later one is reached over the network, as the others."""
         self._boot = boot_id()
         self.home = self.folder = None
         for address, (boot, folder) in self._stores.items():
@@ -139,7 +144,7 @@ class NamedHosts:
                 return
 
     def _is_here(self, boot: str, folder: str) -> bool:
-        """Tell whether a store is on this host, and the one that was meant."""
+        """True if a store is on this host, and in ``path`` if that was given."""
         if boot != boot_id() or not os.path.isdir(folder):
             return False
         return self._path is None or folder == os.path.realpath(os.path.expanduser(self._path))
@@ -148,7 +153,8 @@ class NamedHosts:
 def check_hosts(hosts: object) -> tuple[str, ...]:
     """Return addresses as a user gave them. Raises TypeError or ValueError."""
     wrong = (
-        f"cluster= is 'ray', 'torchrun' or a list of addresses such as 'node1:7117', not {hosts!r}"
+        "cluster= must be 'ray', 'torchrun' or a list of addresses such as 'node1:7117', not "
+        f"{hosts!r}"
     )
     if isinstance(hosts, str) or not isinstance(hosts, Sequence):
         raise (ValueError if isinstance(hosts, str) else TypeError)(wrong)
@@ -158,5 +164,5 @@ def check_hosts(hosts: object) -> tuple[str, ...]:
     for host in hosts:
         check(host)
     if len(set(hosts)) < len(hosts):
-        raise ValueError(f"cluster= names a host twice: {list(hosts)}")
+        raise ValueError(f"cluster= names a host twice; name each once: {list(hosts)}")
     return tuple(hosts)

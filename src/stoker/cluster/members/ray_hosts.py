@@ -1,4 +1,4 @@
-"""Members in a Ray cluster: the nodes on which a job has opened the cache.
+"""Cluster membership in Ray: the nodes on which a job has opened the cache.
 
 Ray says which nodes there are. Whether their keepers answer is found out by those who ask
 (``node_client``), long before Ray notices.
@@ -26,9 +26,8 @@ _LOOK_EVERY_S = 2.0
 class RayHosts:
     """The keepers of a cache in the Ray cluster that this process has joined.
 
-    Processes that have not joined it themselves, such as worker processes, know the members of the
-    time when they were started. Actors of Ray have joined it: on another node they have that one's
-    store.
+    Processes that have not joined it themselves, such as worker processes, know the members from
+    the time of their start. Actors of Ray have joined it: an actor uses the store of its own node.
 
     Raises CacheError where this node's keeper does not start.
     """
@@ -57,7 +56,7 @@ class RayHosts:
             self._settle(ray)
 
     def _settle(self, ray: Any) -> None:
-        """Take the store of this node."""
+        """Use the store of this node."""
         place = keep_here(ray, self._cache, self._limit, self._path, insecure=self._insecure)
         self.home: str | None = ray.get_runtime_context().get_node_id()
         self.folder: str | None = place.folder
@@ -65,7 +64,7 @@ class RayHosts:
         self._looked_s = 0.0
 
     def _joined(self) -> Any:
-        """Return Ray's module where this process has joined a cluster, else None."""
+        """Return the ``ray`` module if this process has joined a cluster, else None."""
         ray = sys.modules.get("ray")
         is_joined = ray is not None and self._owner.is_current and ray.is_initialized()
         return ray if is_joined else None
@@ -93,7 +92,7 @@ def join(
 ) -> RayHosts:
     """Start this node's keeper, if there is none, and find the others.
 
-    With ``insecure`` what crosses the network to it is not encrypted.
+    With ``insecure`` connections to it are not encrypted.
 
     Raises ClusterError where this process has joined no Ray cluster, CacheError where the keeper
     does not start.

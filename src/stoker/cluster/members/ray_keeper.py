@@ -1,9 +1,9 @@
-"""A keeper in an actor of Ray: one on each node, for all jobs there and after them.
+"""A keeper in a Ray actor: one on each node, for all jobs there, present and later.
 
 The actor is detached, so it outlives the job that started it. It ends with its node, with the
 cluster, or by ``stoker cache end``. If it is killed, Ray starts it again on the same node: in the
-folder that it had, which is still full if a job uses it, and at the port that it had, if that is
-free. An actor outlives its raylet by itself, so it watches that.
+same folder, whose items remain if a job still uses it, and at the same port, if that is free. Ray
+would let an actor outlive its raylet, so this one watches its raylet and ends with it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _ATTEMPTS = 3
 
 
 class KeeperActor:
-    """Keeps a node's part of a cache; Ray makes an actor of it, and makes it anew if it dies."""
+    """Keeps a node's share of a cache; Ray runs it as an actor, and restarts it if it dies."""
 
     def __init__(self, cache: str, limit: Limit, folder: str | None, insecure: bool) -> None:
         import ray
@@ -71,11 +71,11 @@ class KeeperActor:
         return make(joined_address(host, 0))
 
     def place(self) -> Started:
-        """Return where it listens and what it keeps, or why it does not."""
+        """Return its address and store, or why it failed."""
         return self._place
 
     def close(self) -> None:
-        """Let go of the store, for good."""
+        """Leave the store, for good."""
         self._registry.leave(self._node)
         if self._keeper is not None:
             self._keeper.close()
@@ -84,15 +84,15 @@ class KeeperActor:
 def keep_here(
     ray: Any, cache: str, limit: Limit, folder: str | None, *, insecure: bool = False
 ) -> Started:
-    """Return where the keeper of this node is, which is started if there is none.
+    """Return the address and store of this node's keeper; start one if there is none.
 
     Args:
-        ray: the module, in a process that has joined the cluster.
-        cache: the name of what is kept.
-        limit, folder: of the store, if it has to be made.
-        insecure: whether nothing that crosses the network is encrypted, if it has to be started.
+        ray: the ``ray`` module, in a process that has joined the cluster.
+        cache: the cache's name.
+        limit, folder: the size and folder of a new store.
+        insecure: whether a newly started keeper leaves its connections unencrypted.
 
-    Raises CacheError where it does not start.
+    Raises CacheError where the keeper does not start.
     """
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -126,7 +126,7 @@ def keep_here(
 def end_all() -> int:
     """End the keepers of all caches in the cluster that this host belongs to; return how many.
 
-    Raises CacheError where there is no cluster, ImportError without Ray.
+    Raises CacheError where this host belongs to no cluster, ImportError without Ray.
     """
     check_installed("stoker cache end")
     import ray
@@ -134,7 +134,10 @@ def end_all() -> int:
     try:
         ray.init(address="auto", log_to_driver=False, logging_level="ERROR")
     except (ConnectionError, RuntimeError) as error:
-        raise CacheError(f"this host belongs to no Ray cluster that runs ({error})") from error
+        raise CacheError(
+            f"this host belongs to no running Ray cluster ({error}): run this command on "
+            "one of the cluster's nodes"
+        ) from error
     try:
         named = ray.util.list_named_actors(all_namespaces=True)
         names = [each["name"] for each in named if each["namespace"] == NAMESPACE]

@@ -1,8 +1,8 @@
-"""Which keepers there are in a Ray cluster, in Ray's own key-value store.
+"""Registry of a Ray cluster's keepers, in Ray's key-value store.
 
-It is as old as the cluster, lives as long, and needs no process of its own that could be lost. All
-that is said of a keeper is in its key, so that one request finds all of them. Keepers on nodes that
-Ray takes for dead are left out.
+The store lives exactly as long as the cluster, and needs no extra process that could be lost. A
+keeper's whole entry is in its key, so that one request lists all keepers. Keepers on nodes that Ray
+takes for dead are left out.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class Registry:
     """The keepers of one cache.
 
     Args:
-        cache: its name: the digest of its definition.
-        ray: the module, in a process that has joined the cluster.
+        cache: the cache's name: the digest of its specification.
+        ray: the ``ray`` module, in a process that has joined the cluster.
     """
 
     def __init__(self, cache: str, ray: Any) -> None:
@@ -32,19 +32,19 @@ class Registry:
         self._store = internal_kv
 
     def token(self) -> bytes:
-        """Return the secret of the cluster's caches; the first who asks makes it."""
+        """Return the secret of the cluster's caches; the first caller creates it."""
         self._store._internal_kv_put(_TOKEN, new_token(), overwrite=False, namespace=NAMESPACE)
         token: bytes = self._store._internal_kv_get(_TOKEN, namespace=NAMESPACE)
         return token
 
     def enter(self, member: Member) -> None:
-        """Say where a node's keeper is, in place of what was said before."""
+        """Enter a node's keeper, in place of an earlier entry."""
         self.leave(member.name)
         key = "/".join((self._cache, member.name, str(member.weight_bytes), member.address))
         self._store._internal_kv_put(key, b"1", namespace=NAMESPACE)
 
     def leave(self, node: str) -> None:
-        """Say that a node has no keeper."""
+        """Remove a node's entry."""
         self._store._internal_kv_del(
             f"{self._cache}/{node}/", del_by_prefix=True, namespace=NAMESPACE
         )

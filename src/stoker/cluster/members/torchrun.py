@@ -1,9 +1,10 @@
-"""Members under torchrun: a keeper on each host, started by its first rank.
+"""Cluster membership under torchrun: a keeper on each host, started by its first rank.
 
 Addresses and the token travel through the job's own key-value store, which every rank reaches by
 ``MASTER_ADDR`` and ``MASTER_PORT``: under torchrun from the beginning, else once the script has
-called ``torch.distributed.init_process_group()``. Ranks open their caches in the same order, which
-tells them apart. A keeper is a process of its own and ends with the rank that started it.
+called ``torch.distributed.init_process_group()``. Ranks open their caches in the same order, and
+that order identifies each cache. A keeper is a separate process and ends with the rank that started
+it.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _keepers: list[subprocess.Popen[bytes]] = []  # closing their input ends them
 
 
 class Start(msgspec.Struct):
-    """What a keeper's process is told when it starts."""
+    """The settings of a keeper's process."""
 
     host: str
     token: bytes
@@ -48,7 +49,7 @@ class Start(msgspec.Struct):
 
 
 class Started(msgspec.Struct):
-    """What it says then: where it listens and what it keeps, or what went wrong."""
+    """The keeper process's answer: its address and store, or its error."""
 
     address: str = ""
     folder: str = ""
@@ -76,7 +77,7 @@ class LaunchedHosts:
 
 
 class _Entry(msgspec.Struct):
-    """What a host says of itself in the store."""
+    """A host's entry in the job's key-value store."""
 
     address: str
     folder: str
@@ -89,7 +90,7 @@ def join(
 ) -> LaunchedHosts:
     """Start this host's keeper, if this is its first rank, and wait for those of the others.
 
-    With ``insecure`` what crosses the network is not encrypted.
+    With ``insecure`` connections are not encrypted.
 
     Raises CacheError outside of such a job, or where a host's keeper does not start.
     """
@@ -97,8 +98,8 @@ def join(
     missing = [name for name in _needed if name not in os.environ]
     if missing:
         raise CacheError(
-            f"cluster='torchrun' needs the environment of a job, but {', '.join(missing)} is not "
-            "set: start the script with torchrun"
+            "cluster='torchrun' needs the environment variables of a job, but "
+            f"{', '.join(missing)} is not set: start the script with torchrun"
         )
     rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -123,8 +124,8 @@ def join(
         ]
     except (RuntimeError, ValueError, msgspec.MsgspecError) as error:
         raise CacheError(
-            f"the hosts of this job did not find each other's caches within {WAIT_S:.0f} s: every "
-            f"rank has to open the same caches in the same order ({error})"
+            f"the hosts of this job did not find each other's caches within {WAIT_S:.0f} s "
+            f"({error}): have every rank open the same caches in the same order"
         ) from error
     for number, entry in enumerate(entries):
         if entry.error:
@@ -141,7 +142,7 @@ def _reach_store() -> Any:
     try:
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
     except ImportError as error:
-        raise CacheError(f"cluster='torchrun' needs torch ({error})") from error
+        raise CacheError(f"cluster='torchrun' needs torch ({error}): install PyTorch") from error
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     try:
         store = TCPStore(address, port, is_master=False, timeout=timedelta(seconds=_REACH_S))
@@ -183,5 +184,5 @@ def _start(start: Start) -> Started:
     line = keeper.stdout.readline()
     keeper.stdout.close()
     if not line:
-        return Started(error=f"it ended with code {keeper.wait()}")
+        return Started(error=f"its process ended with code {keeper.wait()}")
     return msgspec.json.decode(line, type=Started)

@@ -1,1 +1,1 @@
-"""Actors of Ray as workers of a run."""
+"""Ray actors as the workers of a run."""

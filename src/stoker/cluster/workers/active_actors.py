@@ -1,8 +1,8 @@
-"""What the threads of a run reach actors by: whoever has work takes a free seat at one of them.
+"""The actors of an epoch: each thread with a request takes a free connection to one of them.
 
-A seat is a connection, for one epoch. There are two at each actor, so that its next request is
-there when it is done with one. What a lost actor was asked for is asked of another one: a request
-says all that it takes to do it again. Where none is left the thread does it itself.
+A connection is for one epoch. Each actor has two, so that its next request is there when it
+finishes one. A lost actor's requests go to another actor: a request holds all that is needed to do
+it again. If no actor is left, the thread does the work itself.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _FATAL_LOSSES = 3
 
 
 class ActiveActors:
-    """The actors that take part in an epoch: what a worker pool calls a remote.
+    """The actors that take part in an epoch; a worker pool's remote.
 
     Args:
-        fleet: where they are from.
-        works: what they are asked for, by depth.
+        fleet: the pool that they come from.
+        works: their work, by depth.
 
     Attributes:
-        busy_ns, rows: how long they worked, and what they got done.
+        busy_ns, rows: nanoseconds that they worked, and rows that they finished.
     """
 
     def __init__(self, fleet: ActorPool, works: Sequence[WorkAddress]) -> None:
@@ -58,19 +58,19 @@ class ActiveActors:
 
     @property
     def actors(self) -> list[Actor]:
-        """Those that take part."""
+        """The actors that take part."""
         with self._lock:
             seats = (*self._free, *self._taken)
             return [a for a in dict.fromkeys(seat.actor for seat in seats) if not a.is_leaving]
 
     def add(self, actor: Actor) -> None:
-        """Have an actor take part."""
+        """Add an actor."""
         with self._lock:
             self._free.extend(_ActorConnection(actor, self._fleet.token) for _ in range(SEATS))
             self._changed.notify_all()
 
     def send_away(self, actor: Actor) -> None:
-        """Have an actor take part no more, and end when it has done what it was asked for."""
+        """Remove an actor; it ends when it has finished its requests."""
         with self._lock:
             actor.is_leaving = True
             self._drop_free(actor)
@@ -80,7 +80,7 @@ class ActiveActors:
 
     @contextlib.contextmanager
     def run(self, request: Request) -> Iterator[Answer | None]:
-        """Have a request done; the answer's arrays are valid within the ``with`` alone.
+        """Run a request on an actor; the answer's arrays are valid within the ``with`` only.
 
         Yields None where no actor is left. Raises WorkerDied where one actor after another was lost
         over this request.
@@ -100,13 +100,13 @@ class ActiveActors:
             losses += seat.was_asked
             if losses == _FATAL_LOSSES:
                 raise WorkerDied(
-                    f"{losses} actors were lost over the same examples, {seat.actor} last: does "
-                    "the pipeline crash on them, or is memory short?"
+                    f"{losses} actors were lost over the same examples, {seat.actor} last: check "
+                    "whether the pipeline crashes on them, or the actors lack memory"
                 )
         yield None
 
     def stop(self) -> None:
-        """End what is under way."""
+        """Interrupt the requests under way."""
         with self._lock:
             self._closed = True
             for seat in (*self._free, *self._taken):
@@ -114,7 +114,7 @@ class ActiveActors:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Let go of the connections. The actors stay, for the next epoch."""
+        """Close the connections. The actors stay, for the next epoch."""
         with self._lock:
             self._free.clear()
 
@@ -153,7 +153,7 @@ class ActiveActors:
             self._fleet.dismiss(actor)
 
     def _lose(self, seat: _ActorConnection, why: Exception) -> None:
-        """Do without an actor from now on."""
+        """Stop using an actor."""
         seat.is_usable = False
         with self._lock:
             if self._closed:  # that is why
@@ -169,11 +169,11 @@ class ActiveActors:
 
 
 class _ActorConnection:
-    """A connection to an actor, made when it is first needed; one thread at a time has it.
+    """A connection to an actor, made on first use; one thread at a time uses it.
 
     Attributes:
         was_asked: whether the actor was there when the last request was sent.
-        is_usable: whether nothing went wrong so far.
+        is_usable: whether it has not failed so far.
     """
 
     def __init__(self, actor: Actor, token: bytes) -> None:
@@ -189,7 +189,7 @@ class _ActorConnection:
         """Send a request and wait for its answer.
 
         Args:
-            works: what the actor is asked for in this epoch.
+            works: the actor's work in this epoch.
             request: the request.
             anew: whether to connect for it, so that the actor is known to be there.
 
@@ -206,7 +206,7 @@ class _ActorConnection:
         return self._inbox.receive(self._link, wait_s=SILENCE_S)
 
     def _connected(self) -> Link:
-        """Connect, for as long as somebody may be there who is too busy to answer."""
+        """Connect, as long as the actor may be alive but too busy to answer."""
         address, tls = self.actor.place.address, own_tls()
         until = time.monotonic() + SILENCE_S
         while True:

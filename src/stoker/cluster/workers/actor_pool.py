@@ -1,7 +1,7 @@
-"""The actors of one pipeline: ordered from Ray, kept from epoch to epoch, gone with the pipeline.
+"""The actors of one pipeline: requested from Ray, kept between epochs, ended with it.
 
-Nothing ends them but Ray: it does when the last reference to an actor is dropped, and when the
-process that asked for it is gone, however that ended.
+Ray alone ends them: when the last reference to an actor is dropped, and when the process that
+requested it has ended, in whatever way.
 """
 
 from __future__ import annotations
@@ -30,22 +30,27 @@ _fleets: weakref.WeakSet[ActorPool] = weakref.WeakSet()
 
 
 def check(options: Any) -> None:
-    """Raise ImportError without Ray, TypeError and ValueError for options that cannot be."""
+    """Raise ImportError without Ray, TypeError and ValueError for invalid options."""
     check_installed(_WHAT)
     if not (isinstance(options, Mapping) and all(isinstance(name, str) for name in options)):
-        raise TypeError(f"ray_options are a dict with names of Ray's options, not {options!r}")
+        raise TypeError(
+            "ray_options= must be a dict from names of Ray's actor options to values, not "
+            f"{options!r}"
+        )
     refused = sorted(_OURS & options.keys())
     if refused:
-        raise ValueError(f"actors end with their pipeline: {', '.join(refused)} cannot be given")
+        raise ValueError(
+            f"leave {', '.join(refused)} out of ray_options=: actors end with their pipeline"
+        )
 
 
 class Actor:
-    """An actor that came up.
+    """An actor that has started.
 
     Attributes:
-        handle: Ray's.
-        place: where it runs.
-        is_leaving: whether it is to end as soon as nothing of it is at work.
+        handle: Ray's actor handle.
+        place: its address, node and process.
+        is_leaving: whether it ends as soon as it is idle.
     """
 
     def __init__(self, handle: Any, place: ActorPlace) -> None:
@@ -62,16 +67,16 @@ class ActorPool:
     """The actors of one pipeline.
 
     Args:
-        plan: what they are sent, once.
-        options: for Ray: where they are placed, and what each takes.
-        insecure: whether what crosses the network to them is not encrypted.
+        plan: the pipeline's work; sent to each actor once.
+        options: Ray's actor options: placement, and resources of each actor.
+        insecure: whether connections to them are not encrypted.
 
     Attributes:
         plan: that plan.
-        token: what connections to them need.
-        actors: those that came up and are not known to be gone.
-        losses: what to warn of: which actors were lost.
-        borrowing: decides how many there are to be, where that is not given.
+        token: the secret of connections to them.
+        actors: the started ones that are not known to be lost.
+        losses: texts of warnings, one a lost actor.
+        borrowing: decides the number of actors where the user gave none.
     """
 
     def __init__(self, plan: Plan, options: Mapping[str, Any], *, insecure: bool = False) -> None:
@@ -93,16 +98,16 @@ class ActorPool:
 
     @property
     def is_ours(self) -> bool:
-        """Whether it is this process's, and not one's that this was forked from."""
+        """Whether this process made it, rather than a process that forked this one."""
         return self._owner.is_current
 
     @property
     def ordered(self) -> int:
-        """How many actors have been asked for that did not come up yet."""
+        """How many requested actors have not started yet."""
         return len(self._ordered)
 
     def order(self, count: int) -> None:
-        """Ask Ray for so many more actors."""
+        """Request more actors from Ray."""
         import ray
 
         make = ray.remote(PreparingActor).options(**self._options)
@@ -112,14 +117,14 @@ class ActorPool:
             self._ordered[begun] = handle
 
     def cancel_orders(self) -> None:
-        """Do without the actors that did not come up yet."""
+        """Cancel the requested actors that have not started yet."""
         self._ordered.clear()
 
     def collect(self, wait_s: float) -> list[Actor]:
-        """Return the actors that have come up; wait for the first of them for so long.
+        """Return newly started actors; wait up to this many seconds for the first.
 
-        Raises what an actor raised while it took the pipeline; what Ray raises for one that it
-        cannot make.
+        Raises an actor's error from unpickling the pipeline; Ray's error for an actor that it
+        cannot start.
         """
         import ray
 
@@ -134,24 +139,25 @@ class ActorPool:
             except ray.exceptions.RayTaskError as error:
                 cause = error.as_instanceof_cause()
                 cause.add_note(
-                    "In an actor, which was sent the pipeline: what that uses must be there on the "
-                    "cluster's nodes (ray.init(runtime_env=...) can bring it there)."
+                    "This error was raised in a Ray actor, as it unpickled the pipeline: modules "
+                    "and files that the pipeline uses must exist on the cluster's nodes "
+                    "(ray.init(runtime_env=...) can copy them there)."
                 )
                 raise cause from None
             except ray.exceptions.RayActorError as error:
-                self.losses.append(f"an actor was lost before it came up: {error}")
+                self.losses.append(f"an actor was lost before it had started: {error}")
                 continue
             found.append(Actor(handle, ActorPlace(*place)))
         self.actors += found
         return found
 
     def lose(self, actor: Actor, why: object) -> None:
-        """Count an actor as lost, and have Ray end what is left of it."""
+        """Count an actor as lost, and have Ray end its process."""
         with self._lock:
             if actor in self.actors:
                 rest = len(self.actors) - 1
                 by = f"{rest} others" if rest > 1 else "another one" if rest else "this process"
-                self.losses.append(f"{actor} was lost: {why}. What it was to do is done by {by}")
+                self.losses.append(f"{actor} was lost: {why}. Its work goes to {by}")
         self.dismiss(actor)
 
     def dismiss(self, actor: Actor) -> None:
@@ -165,7 +171,7 @@ class ActorPool:
         ray.kill(actor.handle)
 
     def room(self) -> int:
-        """Return for how many more actors the cluster has room now."""
+        """Return how many more actors the cluster has room for now."""
         import ray
 
         free = ray.available_resources()

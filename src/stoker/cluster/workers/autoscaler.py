@@ -1,12 +1,12 @@
-"""How many actors keep the consumer fed: decided from measured rates, a second at a time.
+"""Autoscaling of Ray actors: their number, decided each second from measured rates.
 
-While the consumer is fed, actors are at work for as long as what it takes costs. So their work in a
-span of time, over the time that the consumer spent on its own, is the number that it needs; a fifth
-more keeps it fed when a batch is late. Of a consumer that does little but wait that number says
-nothing yet; then there are to be twice as many.
+While the consumer hardly waits, actors work exactly as long as its batches cost. So the actors'
+busy time in a span, divided by the consumer's own time, is the number of actors that it needs; a
+fifth more covers late batches. For a consumer that mostly waits that number says nothing yet; then
+the number of actors doubles.
 
-If more actors did not get clearly more done in the same time, something else is the limit: those
-are sent away again, and for a minute no more than before are asked for.
+If more actors did not clearly finish more rows in the same time, something else is the limit: the
+additional ones are dismissed, and for a minute no more than before are requested.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _CEILING_SPANS = 60
 
 
 class Span(NamedTuple):
-    """What was measured in a span of time.
+    """Measurements of a span of time.
 
     Attributes:
-        elapsed_s: how long it was.
-        waited_s: how long the consumer waited in it.
-        busy_s: how long actors worked in it, all together.
-        rows: what they got done.
-        actors: how many took part, all the while.
+        elapsed_s: its length in seconds.
+        waited_s: seconds that the consumer waited in it.
+        busy_s: seconds that actors worked in it, summed.
+        rows: rows that they finished.
+        actors: how many took part throughout.
     """
 
     elapsed_s: float
@@ -57,7 +57,7 @@ class Span(NamedTuple):
 
 
 class ActorAutoscaler:
-    """Decides how many actors there are to be."""
+    """Decides the number of actors."""
 
     def __init__(self) -> None:
         self._before: Span | None = None  # the last one with fewer actors
@@ -67,10 +67,10 @@ class ActorAutoscaler:
         self._too_many: list[int] = []
 
     def decide(self, span: Span, room: int) -> int:
-        """Return how many actors there are to be, at least one.
+        """Return the number of actors to have, at least one.
 
         Args:
-            span: what was measured since the last decision.
+            span: the measurements since the last decision.
             room: how many more the cluster has room for.
         """
         actors = span.actors
@@ -96,7 +96,7 @@ class ActorAutoscaler:
         return self._calmly(needed, actors)
 
     def _calmly(self, needed: int, actors: int) -> int:
-        """Return how many there are to be where fewer would do."""
+        """Return the number of actors to have when fewer would suffice."""
         self._too_many.append(needed)
         if needed == actors:
             self._too_many.clear()
@@ -108,7 +108,7 @@ class ActorAutoscaler:
 
 
 def actors_needed(span: Span) -> int:
-    """Return how many actors keep a consumer fed that would never wait; at least one."""
+    """Return how many actors a consumer needs so that it never waits; at least one."""
     own_s = span.elapsed_s - span.waited_s
     if own_s < _OWN_FRACTION * span.elapsed_s:
         return _GROWTH * span.actors

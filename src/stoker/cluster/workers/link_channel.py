@@ -1,7 +1,7 @@
-"""Values on a connection between hosts: pickled, the arrays beside the pickle.
+"""Values on a connection between hosts: a pickle, and the arrays beside it.
 
-Both ends of such a connection have shown that they have the pipeline's token, so what comes is
-unpickled. A frame without a header says that the other side is alive and at work.
+Both ends of such a connection have proved that they have the pipeline's token, so received values
+are unpickled. A frame without a header says that the other side is alive and at work.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PADDING = bytes(64)
 
 
 class FlatValue:
-    """A value made ready to be sent. Raises what pickling raises.
+    """A value prepared for sending. Raises pickle's errors.
 
     Args:
         value: the value; its arrays must not change before it is sent.
@@ -45,15 +45,15 @@ class FlatValue:
 
 
 class Inbox:
-    """Receives values into one piece of memory: the arrays of one are valid until the next."""
+    """Receives values into one buffer: a value's arrays are valid until the next value."""
 
     def __init__(self) -> None:
         self._memory = np.empty(0, np.uint8)
 
     def receive(self, link: Link, *, wait_s: float | None = None) -> Any:
-        """Return the next value; who sends it says at least every ``wait_s`` that it is alive.
+        """Return the next value; its sender shows every ``wait_s`` seconds that it is alive.
 
-        Raises TimeoutError, EOFError and LinkError, as ``Link.receive`` does; what unpickling does.
+        Raises TimeoutError, EOFError and LinkError, as ``Link.receive`` does, and pickle's errors.
         """
         header = _ALIVE
         while header == _ALIVE:
@@ -61,7 +61,7 @@ class Inbox:
         sizes = struct.unpack(f"<{len(header) // 8}Q", header[: len(header) // 8 * 8])
         starts = starts_of(sizes)
         if not sizes or len(header) % 8 or starts[-1] != body.nbytes:
-            raise LinkError(f"{link.peer} sent a frame whose parts do not fit")
+            raise LinkError(f"{link.peer} sent a frame whose sizes do not match")
         first, *rest = (
             body[start : start + size] for start, size in zip(starts, sizes, strict=False)
         )
@@ -75,7 +75,7 @@ class Inbox:
 
 
 def say_alive(link: Link) -> None:
-    """Tell the other side that its answer is being worked on. Raises LinkError."""
+    """Tell the other end that its request is being worked on. Raises LinkError."""
     link.send(_ALIVE)
 
 

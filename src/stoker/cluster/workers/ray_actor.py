@@ -1,11 +1,11 @@
-"""What runs in an actor of Ray: it prepares what a trainer asks for over the actor's own socket.
+"""The code of a Ray actor: it prepares batches that a trainer requests over its socket.
 
 Ray places the actor and ends it with its trainer. The pipeline reaches it once, through Ray. Each
-connection is for one epoch: which that is comes first, then one request after another. One is done
-at a time; that of another connection is received meanwhile, and its answer sent.
+connection is for one epoch: the epoch comes first, then one request after another. The actor works
+on one request at a time; meanwhile it receives another connection's request, and sends its answers.
 
-An actor outlives the raylet that started it, and would hold what nobody accounts for any more. So
-it ends with that.
+Ray would let an actor outlive its raylet, and hold resources that no raylet counts. So the actor
+ends with its raylet.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _PATIENCE_S = 86_400.0
 
 
 class ActorPlace(NamedTuple):
-    """Where an actor runs.
+    """An actor's location.
 
     Attributes:
-        address: where it listens, ``host:port``.
+        address: its ``host:port``.
         node: its node's address in the cluster.
         pid: its process there.
     """
@@ -49,10 +49,10 @@ class ActorPlace(NamedTuple):
 
 
 class PreparingActor:
-    """Prepares examples and batches; Ray makes an actor of it."""
+    """Prepares examples and batches; Ray runs it as an actor."""
 
     def begin(self, program: bytes, token: bytes, insecure: bool) -> ActorPlace:
-        """Take the pipeline's work, and listen for those who have the token."""
+        """Take the pipeline's work, and listen for clients that have the token."""
         import ray
 
         end_with(os.getppid(), by_main_thread=False)  # the raylet
@@ -78,7 +78,7 @@ class PreparingActor:
         return ActorPlace(self._listener.address, node, os.getpid())
 
     def _serve(self, link: Link) -> None:
-        """Do requests until the trainer closes the connection."""
+        """Run requests until the trainer closes the connection."""
         inbox = Inbox()
         works = self._program.works(inbox.receive(link))
         while True:
@@ -101,7 +101,7 @@ class PreparingActor:
 
     @contextlib.contextmanager
     def _working(self, link: Link) -> Iterator[threading.Lock]:
-        """Say now and then that an answer will come; yields the turn to send."""
+        """Send signs of life while working; yields the lock for sending."""
         self._at_work[link] = sending = threading.Lock()
         try:
             yield sending

@@ -1,4 +1,4 @@
-"""``.workers(n, kind="ray")``: the pool of a run whose workers are actors of Ray."""
+"""``.workers(n, kind="ray")``: a worker pool whose workers are Ray actors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["check", "make_pool"]
 def make_pool(
     workers: Workers, plan: Plan, host: list[Work], autotuner: Autotuner, kept: KeptWorkers
 ) -> WorkerPool:
-    """Return a pool whose work actors do; those of the epoch before, where they are the same."""
+    """Return a pool of actors; reuses the previous epoch's actors if the work is the same."""
     fleet = kept.actors
     if not isinstance(fleet, ActorPool) or fleet.plan is not plan or not fleet.is_ours:
         fleet = kept.actors = ActorPool(plan, workers.ray_options, insecure=workers.insecure)

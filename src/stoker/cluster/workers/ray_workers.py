@@ -1,7 +1,7 @@
-"""Actors of Ray as the workers of an epoch, and the thread that looks after them.
+"""Ray actors as the workers of an epoch, and the thread that manages them.
 
-It has actors take part when they come up, orders others for those that were lost, and where the
-number is "auto" borrows more or sends some away.
+The thread adds actors as they start, requests replacements for lost ones, and where the number is
+"auto" requests more or dismisses some.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _JOIN_S = 5.0
 
 
 class RayWorkers:
-    """What a worker pool calls a remote; all its threads share this one.
+    """A worker pool's remote; all its threads share it.
 
     Args:
-        fleet: where actors are from.
-        works: what there is to do, by depth.
-        count: how many actors there shall be, or None: as many as keep the consumer fed.
+        fleet: the pool that actors come from.
+        works: the work, by depth.
+        count: the number of actors; None: as many as the consumer needs.
     """
 
     def __init__(self, fleet: ActorPool, works: Sequence[Work], count: int | None) -> None:
@@ -47,14 +47,14 @@ class RayWorkers:
         self._thread: threading.Thread | None = None
 
     def threads(self) -> tuple[int, int]:
-        """Return how many threads there are to be, and how many of them for each worker."""
+        """Return the number of threads, and the number for each worker."""
         actors = len(self._team.actors)
         return (SEATS * actors, SEATS) if actors else (usable_cores(), 1)
 
     def gather(self) -> None:
-        """Order the actors that are missing, and wait for the first, but not for ever.
+        """Request the missing actors, and wait for the first, with a time limit.
 
-        Raises what an actor raised while it took the pipeline.
+        Raises an actor's error from unpickling the pipeline.
         """
         fleet = self._fleet
         self._order_missing()
@@ -65,32 +65,33 @@ class RayWorkers:
             pass
         if not fleet.actors:
             fleet.losses.append(
-                f"no actor of Ray has come up within {_FIRST_S:g} s: is there room in the cluster "
-                "(`ray status`)? This process prepares until one is there"
+                f"no Ray actor has started within {_FIRST_S:g} s: check with `ray status` whether "
+                "the cluster has room. Until one starts, this process prepares the batches "
+                "itself"
             )
         for actor in fleet.actors:
             self._team.add(actor)
 
     def begin(self, pool: WorkerPool) -> None:
-        """Tell a worker pool from now on how many take part."""
+        """From now on report to the worker pool how many actors take part."""
         self._thread = threading.Thread(
             target=self._run, args=(pool,), name="stoker-ray-watch", daemon=True
         )
         self._thread.start()
 
     def run(self, request: Request) -> AbstractContextManager[Answer | None]:
-        """Have an actor do a request, as ``ActiveActors.run`` says."""
+        """Run a request on an actor, as ``ActiveActors.run``."""
         return self._team.run(request)
 
     def stop(self) -> None:
-        """End what is under way."""
+        """Interrupt the requests under way."""
         with self._lock:
             self._closed = True
             self._ending.notify_all()
         self._team.stop()
 
     def close(self) -> None:
-        """End the thread, and let go of the actors. They stay, for the next epoch."""
+        """End the thread, and release the actors. They stay, for the next epoch."""
         thread, self._thread = self._thread, None
         if thread is not None and thread is not threading.current_thread():
             thread.join(_JOIN_S)
@@ -128,14 +129,14 @@ class RayWorkers:
             pool.fail(error)
 
     def _ends(self) -> bool:
-        """Wait a moment; tell whether the epoch is over."""
+        """Wait a moment; True if the epoch is over."""
         with self._lock:
             if not self._closed:
                 self._ending.wait(_LOOK_S)
             return self._closed
 
     def _read(self, pool: WorkerPool) -> Span:
-        """Return all that was measured up to now."""
+        """Return the measurements up to now."""
         now_ns = time.monotonic_ns()
         team = self._team
         return Span(
@@ -143,7 +144,7 @@ class RayWorkers:
         )
 
     def _borrow(self, span: Span) -> None:
-        """Have more actors, or fewer."""
+        """Request more actors, or dismiss some."""
         if not span.actors:
             return
         wanted = self._fleet.borrowing.decide(span, self._fleet.room())

@@ -1,4 +1,4 @@
-"""What workers on other hosts are sent: once the pipeline's work, then a few numbers an epoch."""
+"""Worker specification for other hosts: the pipeline's work once, then a few numbers an epoch."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from stoker.sources.source import IndexedSource
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """A pipeline's work: everything that does not change from epoch to epoch."""
+    """A pipeline's work: everything that stays the same in all epochs."""
 
     segments: Sequence[Segment]
     selection: Selection
     source: IndexedSource | None
 
     def works(self, addresses: Sequence[WorkAddress]) -> list[Work]:
-        """Return what may be asked for in an epoch, by depth."""
+        """Return the work of an epoch, by depth."""
         misdrawn: list[UndeclaredRng] = []
         segments = {segment.at: segment for segment in self.segments}
         works = []

@@ -1,1 +1,1 @@
-"""The feeder: makes the outputs of one pipeline once, and hands them to all jobs."""
+"""The feeder's parts: it prepares each output of one pipeline once and sends it to all jobs."""

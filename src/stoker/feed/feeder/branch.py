@@ -1,12 +1,12 @@
 """Branches of a feed: output logs, each with the producer that fills it.
 
 New jobs join the oldest branch at the beginning of an epoch, or while its first item is still
-there. A job that asks for a position that no branch comes to gets a branch of its own. Behind
-filters and echoes that makes again what comes before, since any output can be made by its number.
-The job is moved to an older branch as soon as that has what the job needs next.
+there. A job that asks for a position that no branch will reach gets its own branch. After filters
+and echoes that branch prepares the earlier outputs again, since any output can be prepared by its
+number. The job moves to an older branch as soon as that branch has the job's next output.
 
-A relay does not know where an epoch of the feed begins that it takes. Its first branch is *opening*
-until that is told; those who wait for any epoch wait for it.
+A relay does not know in advance where the next epoch of its feed begins. Its first branch is
+*opening* until the feed reports that; jobs that wait for any epoch wait for this branch.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _JOIN_S = 5.0
 
 
 class Branch:
-    """A log, and what is made for it.
+    """A log, and the producer that fills it.
 
     Attributes:
-        is_making: whether an epoch is being made.
-        is_placed: whether it is known where it begins.
-        is_opening: whether those who wait for it have not been seated yet.
-        arrived: how many items have come.
+        is_making: whether an epoch is being prepared.
+        is_placed: whether its start position is known.
+        is_opening: whether jobs that wait for this branch have not joined it yet.
+        arrived: how many items the producer has delivered.
     """
 
     def __init__(self, at: At | None, producer: Producer) -> None:
@@ -72,13 +72,13 @@ class Branch:
             self._blocked_since_s = time.monotonic()
 
     def waited_s(self, since_s: float, now_s: float) -> float:
-        """Return for how long, between two times, readers have waited for the slowest."""
+        """Return how many seconds, between two times, readers have waited for the slowest."""
         return 0.0 if self._blocked_since_s is None else now_s - max(since_s, self._blocked_since_s)
 
     def silent_since_s(self, *readers: LogReader) -> float | None:
-        """Return since when the quietest of these, or of the slowest readers, has said nothing.
+        """Return the time of the oldest last message among these, or among the slowest readers.
 
-        None while nobody waits for them.
+        None while no reader waits for them.
         """
         if self._blocked_since_s is None or not self.log.items:
             return None
@@ -87,11 +87,11 @@ class Branch:
 
 
 class Branches:
-    """All branches, the oldest first. The event descriptor ``wake`` tells when something was made.
+    """All branches, the oldest first. The event descriptor ``wake`` is set when an output is ready.
 
     Attributes:
-        arrivals: what was made, with its branch, to be taken in by whoever reads ``wake``.
-        failed: why no epoch begins, to be told to those who wait for one.
+        arrivals: new outputs with their branches; the reader of ``wake`` takes them in.
+        failed: why no epoch begins; waiting jobs are told.
     """
 
     failed: Broken | None = None
@@ -124,7 +124,7 @@ class Branches:
         return [branch.log for branch in self._all]
 
     def find(self, want: At | None) -> tuple[Branch, At] | None:
-        """Return a branch and a position in it, opening one where none will do; None to wait.
+        """Return a branch and a position in it, opening a branch if none fits; None to wait.
 
         A job that wants None takes the beginning of any epoch.
         """
@@ -145,7 +145,7 @@ class Branches:
         return (able[0], want) if able else None
 
     def take_in(self) -> Iterator[tuple[Branch, Produced]]:
-        """Yield what was made for branches that are still there; note where others begin."""
+        """Yield new outputs of branches that still exist; note where new epochs begin."""
         while self.arrivals:
             branch, what = self.arrivals.popleft()
             if branch not in self._all:
@@ -168,7 +168,7 @@ class Branches:
         return None
 
     def close_deserted(self) -> bool:
-        """Close the branches without readers; tell whether there were any."""
+        """Close the branches without readers; True if there were any."""
         deserted = [b for b in self._all if not b.log.readers and not b.is_opening]
         for branch in deserted:
             self._all.remove(branch)
@@ -177,7 +177,7 @@ class Branches:
         return bool(deserted)
 
     def close(self) -> None:
-        """End; threads that are still at work after a while are left alone."""
+        """End; threads that still run after a while are left alone."""
         producers = [*self._closed, *(branch.producer for branch in self._all)]
         for producer in producers:
             producer.close()
@@ -185,7 +185,7 @@ class Branches:
             producer.join(_JOIN_S)
 
     def _is_near(self, at: At, branch: Branch) -> bool:
-        """Whether a branch comes to a position before making it again would."""
+        """Whether a branch reaches a position sooner than preparing it again would."""
         return at[1] - branch.log.end[1] <= self._near
 
     def _open_first(self) -> tuple[Branch, At] | None:
@@ -197,7 +197,7 @@ class Branches:
         return None
 
     def note_seated(self) -> None:
-        """Note that all who waited for a branch that was placed have had their chance."""
+        """Note that every job that waited for a newly placed branch had its chance to join."""
         for branch in self._all:
             branch.is_opening = branch.is_opening and not branch.is_placed
 

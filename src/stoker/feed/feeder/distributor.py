@@ -1,4 +1,4 @@
-"""Which job is served from where, what is handed to it, and who is not waited for any longer."""
+"""Distribution to jobs: each job's branch, its hand-overs, and eviction of silent jobs."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from stoker.feed.messages import Begin, End, Evicted, Failed
 
 
 class Distributor:
-    """Hands what is made to the sessions that read it.
+    """Sends new outputs to the sessions that read them.
 
-    Readers wait for ``patience_s`` for one that says nothing. ``rows_made`` counts examples.
+    Readers wait ``patience_s`` seconds for one that does not respond. ``rows_made`` counts
+    examples.
     """
 
     def __init__(
@@ -34,7 +35,7 @@ class Distributor:
         self._generations = itertools.count(1)
 
     def take_in(self) -> None:
-        """Put what was made into its log."""
+        """Put a new output into its log."""
         for branch, what in self._branches.take_in():
             if isinstance(what, StagedItem):
                 self._append(branch, what)
@@ -46,7 +47,7 @@ class Distributor:
                     branch.log.end_epoch()
 
     def settle(self, sessions: Iterable[ClientSession]) -> None:
-        """Do all that can be done now."""
+        """Do everything that is possible now: seat, merge, hand over, evict."""
         self._account()
         self._evict_silent()
         self._branches.close_deserted()
@@ -63,7 +64,7 @@ class Distributor:
             branch.allow(self._staging.room(logs, branch.log), self._staging.lent)
 
     def retire(self) -> None:
-        """Give back the memory of what was freed: it takes time that nobody should wait for."""
+        """Return freed memory to the system, late: no job should wait for that."""
         for item in self._freed:
             if item.payload is not None:
                 item.payload.retire()
@@ -71,14 +72,14 @@ class Distributor:
         self._freed.clear()
 
     def leave(self, session: ClientSession) -> None:
-        """Owe a session nothing more; what it was lent stays lent."""
+        """Stop serving a session; its leases stay lent."""
         session.is_waiting = False
         if session.branch is not None and session.reader is not None:
             self._free(*session.branch.log.leave(session.reader))
         session.branch = session.reader = None
 
     def take_back(self, session: ClientSession, lease: int) -> None:
-        """Take back what a session is done with."""
+        """Take back leases that a session has finished with."""
         item, reader = session.lent.pop(lease)
         item.leases.discard(lease)
         if session.branch is not None and session.reader is reader:
@@ -86,7 +87,7 @@ class Distributor:
         self._free(item)
 
     def forget(self, session: ClientSession) -> None:
-        """Owe a session nothing more, and take back all that it was lent."""
+        """Stop serving a session, and take back all its leases."""
         self.leave(session)
         for lease in list(session.lent):
             self.take_back(session, lease)
@@ -109,7 +110,7 @@ class Distributor:
             self._free(item)
 
     def _account(self) -> None:
-        """Put it down to the slowest jobs that others have waited for them."""
+        """Charge the time that readers waited to the slowest jobs."""
         now_s = time.monotonic()
         for branch in self._branches:
             waited_s = branch.waited_s(self._settled_s, now_s)
@@ -118,7 +119,7 @@ class Distributor:
         self._settled_s = now_s
 
     def _evict_silent(self) -> None:
-        """Go on without jobs that others waited for in vain; what they hold stays theirs."""
+        """Evict jobs that others waited for in vain; their leases stay valid."""
         now_s = time.monotonic()
         for branch in self._branches:
             for reader in branch.log.slowest():
@@ -148,7 +149,7 @@ class Distributor:
         self._branches.note_seated()
 
     def _merge(self, branch: Branch) -> None:
-        """Move readers to an older branch that has what they need next."""
+        """Move readers to an older branch that has their next output."""
         for reader in list(branch.log.readers):
             older = self._branches.older(branch, reader) if reader.has_asked else None
             if older is not None:
@@ -168,7 +169,7 @@ class Distributor:
     def _hand_over(
         self, branch: Branch, reader: LogReader, due: StagedItem | EpochEnd | Broken
     ) -> bool:
-        """Hand over what is due; tell whether the reader reads on."""
+        """Hand over the due items; True if the reader goes on."""
         session: ClientSession = reader.owner
         if isinstance(due, Broken):
             self._fail(session, due)
@@ -185,5 +186,5 @@ class Distributor:
         self.leave(session)
 
     def _free(self, *items: StagedItem) -> None:
-        """Let the memory of items be used again, once nobody is owed them or looks at them."""
+        """Reuse the memory of items that no reader is owed and no job still maps."""
         self._freed += [item for item in items if not item.owed and not item.leases]

@@ -1,4 +1,4 @@
-"""A pipeline that the feeder prepares itself."""
+"""Local preparation: the feeder runs the pipeline itself."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _SPARE = 64
 class LocalPreparation:
     """A pipeline as a feed serves it: any of its outputs by number.
 
-    Raises FeedError when its outputs cannot be handed to other processes, or cannot be made again
-    by number though they should be.
+    Raises FeedError when other processes cannot receive its outputs, or when an output that should
+    be reproducible by its number is not.
     """
 
     start = 0, 0
@@ -45,7 +45,7 @@ class LocalPreparation:
         return self._chain.seed
 
     def seeded(self, seed: int) -> LocalPreparation:
-        """Return this with another seed; FeedError where the pipeline has one of its own."""
+        """Return this with another seed; FeedError if the pipeline sets its own seed."""
         if not self._chain.is_seed_drawn and self.seed != seed:
             raise FeedError(f"the pipeline has seed {self.seed} now, and had seed {seed}")
         return LocalPreparation(Pipeline(self._chain.seeded(seed)))
@@ -54,10 +54,10 @@ class LocalPreparation:
         return PipelineOutputs(self._chain, blocks)
 
     def watch(self, lost: Callable[[], None]) -> None:
-        """It goes with this process."""
+        """Do nothing: the pipeline lives in this process."""
 
     def close(self) -> None:
-        """Nothing was begun."""
+        """Do nothing: ``watch`` started nothing."""
 
     def __str__(self) -> str:
         return f"<stoker.Pipeline {self._chain}>"
@@ -77,8 +77,8 @@ class PipelineOutputs:
         epoch, number = at or (0, 0)
         if self._cursor.coming is not self._cursor.chain:
             raise FeedError(
-                f"{self._cursor.chain.source.name} has another length than when the feed began: "
-                "its jobs count on that one. Start the feed anew"
+                f"{self._cursor.chain.source.name} has another length than when the feed began, "
+                "and its jobs rely on the old one. Restart the feed"
             )
         missed = go_near(self._cursor, epoch, number)
         self._outputs = self._cursor.begin()
@@ -131,26 +131,26 @@ class PipelineOutputs:
 
 def _checked(chain: Chain) -> Chain:
     if chain.seed >= 1 << 64:
-        raise FeedError(f"a feed's seed is below 2**64, not {chain.seed}")
+        raise FeedError(f"a feed's seed must be below 2**64, not {chain.seed}")
     if chain.follows_clock:
         raise FeedError(
-            "an adaptive echo decides by what is ready, and a feed must be able to make its "
-            'batches again: put .echo("auto") behind stoker.from_feed(), in each job, or take a '
-            "fixed factor"
+            'a feed must be able to prepare its batches again, and .echo("auto") decides by '
+            "which examples happen to be ready: put it after stoker.from_feed(), in each job, or "
+            "use a fixed factor"
         )
     if chain.flows:
         raise FeedError(
-            "the epochs of a feed are passes over the data: put .repeat() behind "
+            "an epoch of a feed is one pass over the data: put .repeat() after "
             "stoker.from_feed(), in each job"
         )
     if chain.selection.share is not None and chain.selection.share.padded is not None:
         raise FeedError(
-            "a feed hands all that it serves to each of its jobs, and padding is of ranks: leave "
-            ".shard(pad=True) out of it, and evaluate without a feed"
+            "a feed gives every job all examples, and .shard(pad=True) pads the shards of ranks: "
+            "leave it out of the feed, and evaluate without a feed"
         )
     if chain.is_on_device:
         raise FeedError(
-            "a feed hands out batches in the host's memory: put .to(device) behind "
+            "a feed serves batches in the host's memory: put .to(device) after "
             "stoker.from_feed(), in each job"
         )
     return chain
@@ -167,7 +167,8 @@ def _about(chain: Chain) -> Served:
 def go_near(cursor: Cursor, epoch: int, number: int) -> int:
     """Have the next ``begin()`` start at an output of an epoch, or as near before it as it can.
 
-    Returns how many outputs come before it: those of which only what came before can tell.
+    Returns how many outputs to prepare and drop before it: their number follows only from earlier
+    outputs.
     """
     position, missed = nearest(cursor.chain, number)
     cursor.go_to(epoch, position)

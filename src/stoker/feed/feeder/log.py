@@ -17,13 +17,13 @@ At = tuple[int, int]
 
 @dataclass(eq=False)
 class LogReader:
-    """One that a log owes items to.
+    """A reader of a log: the log owes it items.
 
     Attributes:
         owner: who reads.
-        at: the position of what it is to get next.
+        at: the position of its next item.
         has_asked: whether it has asked for the epoch that it is at.
-        sent: how many items were handed to it that it is not done with.
+        sent: how many items it was sent and still uses.
     """
 
     owner: Any
@@ -39,9 +39,9 @@ class StagedItem:
     Attributes:
         rows: examples in it.
         nbytes: shared memory that it takes.
-        payload: what is handed over; None once its memory was given back.
-        owed: readers that are not done with it.
-        leases: hand-overs whose receivers may look at it, whether or not they still read the log.
+        payload: the packed value; None once its memory was given back.
+        owed: readers that have not finished with it.
+        leases: hand-overs whose receivers may still map it, whether or not they still read the log.
     """
 
     epoch: int
@@ -59,7 +59,7 @@ class StagedItem:
 
     @property
     def end(self) -> At:
-        """Where what follows it in the epoch begins."""
+        """The number of the output after it in the epoch."""
         return self.epoch, self.number + self.count
 
 
@@ -73,13 +73,13 @@ class EpochEnd:
 
 @dataclass(frozen=True)
 class Broken:
-    """Stands for the output that the pipeline failed at."""
+    """Stands in the log for the output at which the pipeline failed."""
 
     reason: str
 
 
 class OutputLog:
-    """Items on their way to readers; ``end`` is the position of what is to be made next."""
+    """Items on their way to readers; ``end`` is the position of the next output to prepare."""
 
     def __init__(self, at: At) -> None:
         self.end = at
@@ -90,7 +90,7 @@ class OutputLog:
 
     @property
     def start(self) -> At:
-        """The oldest position from which on everything is still here, or will come."""
+        """The oldest position from which a reader would still get every output."""
         start = self.end
         for item in reversed(self.items):
             adjoins = item.end == start
@@ -103,18 +103,18 @@ class OutputLog:
 
     @property
     def is_between_epochs(self) -> bool:
-        """Whether an epoch is to begin next, and has not begun."""
+        """Whether the log stands between two epochs."""
         return self.end[1] == 0
 
     @property
     def is_wanted(self) -> bool:
-        """Whether a reader wants what is to be made next."""
+        """Whether a reader wants the next output."""
         return self.broken is None and any(
             reader.has_asked and reader.at[0] >= self.end[0] for reader in self.readers
         )
 
     def has_all_from(self, at: At) -> bool:
-        """Tell whether a reader that joined at this position would get everything from it on."""
+        """True if a reader that joins at this position gets every output from there on."""
         return self.broken is None and at[0] <= self.end[0] and at >= self.start
 
     def join(self, owner: Any, at: At) -> LogReader:
@@ -127,7 +127,7 @@ class OutputLog:
         return reader
 
     def leave(self, reader: LogReader) -> list[StagedItem]:
-        """Owe a reader nothing any more; return the items that leave the log with it."""
+        """Remove a reader; return the items that leave the log with it."""
         self.readers.remove(reader)
         gone = []
         for item in list(self.items):
@@ -138,7 +138,7 @@ class OutputLog:
         return gone
 
     def append(self, item: StagedItem) -> bool:
-        """Take what was made at ``end``; return whether anybody is owed it."""
+        """Append an item at ``end``; True if any reader is owed it."""
         assert item.begin == self.end
         self.end = item.end
         item.owed = {reader for reader in self.readers if reader.at < item.end}
@@ -147,7 +147,7 @@ class OutputLog:
         return bool(item.owed)
 
     def end_epoch(self) -> None:
-        """Note that the epoch that was being made has ended."""
+        """Note that the current epoch has ended."""
         epoch, total = self.end
         self._totals[epoch] = total
         self.end = epoch + 1, 0
@@ -156,7 +156,7 @@ class OutputLog:
             del self._totals[past]
 
     def due(self, reader: LogReader) -> StagedItem | EpochEnd | Broken | None:
-        """Return what a reader is to get now; None while it has to wait, or has not asked."""
+        """Return a reader's next item; None while it must wait, or has not asked."""
         if not reader.has_asked:
             return None
         epoch, number = reader.at
@@ -172,7 +172,7 @@ class OutputLog:
         return sum(item.count for item in self.items if item.begin >= at)
 
     def hand_over(self, reader: LogReader, what: StagedItem | EpochEnd) -> None:
-        """Note that a reader was given what it was due."""
+        """Note that a reader was sent its next item."""
         if isinstance(what, EpochEnd):
             reader.at, reader.has_asked = (what.epoch + 1, 0), False
         else:
@@ -180,7 +180,7 @@ class OutputLog:
             reader.sent += 1
 
     def finish(self, reader: LogReader, item: StagedItem) -> bool:
-        """Note that a reader is done with an item; return whether it leaves the log."""
+        """Note that a reader has finished with an item; True if the item leaves the log."""
         if reader not in item.owed:
             return False
         item.owed.discard(reader)

@@ -1,4 +1,4 @@
-"""The staging area: how much may stand in shared memory at a time."""
+"""The staging area: how many items or bytes shared memory may hold at a time."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _LENT_CHUNKS = 16
 
 
 class MemoryBudget:
-    """The bound on what stands in the logs of a feeder.
+    """The limit on items in a feeder's logs.
 
-    What a job still holds that has left its log, or is frozen, is not counted: at most ``lent``
-    items of each.
+    Items that a job still holds after they left its log, or that a frozen job holds, are not
+    counted: at most ``lent`` items for each job.
 
-    The limit is so many items, or with a string so many bytes; None for the usual number. Items are
+    ``limit`` is a number of items, or bytes as text such as "2GiB"; None for the default. Items are
     batches, or else chunks of examples.
 
     Attributes:
-        lent: how many items a job is handed before it is done with one.
-        most_bytes: of an item, so far.
+        lent: how many items a job may hold at a time.
+        most_bytes: the largest item so far, in bytes.
 
     Raises ValueError for a limit that is too small, or does not fit into memory.
     """
@@ -47,14 +47,14 @@ class MemoryBudget:
             usable = resources.usable_memory_bytes()
             if self._bytes > usable:
                 raise ValueError(
-                    f"a staging area of {limit} does not fit: {resources.format_bytes(usable)} of "
-                    "memory are left to this process"
+                    f"a staging area of {limit} does not fit into memory: this process may use "
+                    f"{resources.format_bytes(usable)} more. Set a smaller staging= (--staging)"
                 )
             return
         self._items = (BATCHES if batched else CHUNKS) if limit is None else limit
         if self._items < 2 * self.lent:
             raise ValueError(
-                f"a staging area holds at least {2 * self.lent} {self._what}, not {limit}"
+                f"staging= (--staging) must be at least {2 * self.lent} {self._what}, not {limit}"
             )
 
     def text(self) -> str:
@@ -67,28 +67,29 @@ class MemoryBudget:
         return max(1, (self._items or 4 * self.lent) // self.lent)
 
     def note_size(self, nbytes: int) -> str | None:
-        """Note an item's size; return why the staging area cannot be what was said, if so."""
+        """Note an item's size; return why the staging area cannot hold its limit, or None."""
         first = not self.most_bytes
         self.most_bytes = max(self.most_bytes, nbytes)
         size = resources.format_bytes(nbytes)
         least = 2 * self.lent
         if self._items is None and least * nbytes > self._bytes:
             return (
-                f"the staging area of {resources.format_bytes(self._bytes)} is too small: at least "
-                f"{least} of {size} each must fit (--staging)"
+                f"the staging area of {resources.format_bytes(self._bytes)} is too small: it must "
+                f"hold at least {least} of {size} each. Set a larger staging= (--staging)"
             )
         if self._items and first and self._items * nbytes > resources.usable_memory_bytes():
             usable = resources.format_bytes(resources.usable_memory_bytes())
             return (
-                f"a staging area of {self._items} times {size} does not fit: {usable} of memory "
-                "are left; give it fewer (--staging)"
+                f"a staging area of {self._items} times {size} does not fit into memory, of which "
+                f"{usable} are left: set a smaller staging= (--staging)"
             )
         return None
 
     def room(self, logs: Sequence[OutputLog], log: OutputLog) -> int:
-        """Return how many items more may stand in a log.
+        """Return how many more items a log may take.
 
-        Logs besides the first have room for as much as one job is lent, the first has the rest.
+        The first log gets the room that the others leave; each other log gets what one job may
+        hold.
         """
         is_first = log is logs[0]
         beside = self.lent * (len(logs) - 1) if is_first else 0

@@ -1,4 +1,4 @@
-"""What a feeder serves: a pipeline that it prepares, or a feed of another host."""
+"""``Preparation``: where a feeder's outputs come from, its own pipeline or another host's feed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stoker.transport.shared_memory import Blocks
 
 @dataclass(frozen=True)
 class Served:
-    """What jobs are told of what they are served: as in ``messages.Welcome``."""
+    """The description of a feed that jobs receive, as in ``messages.Welcome``."""
 
     batched: bool
     length: int | None
@@ -22,7 +22,7 @@ class Served:
 
 @dataclass(frozen=True)
 class Output:
-    """What is handed over at once: ``count`` outputs of ``rows`` examples, as one value."""
+    """One hand-over: ``count`` outputs of ``rows`` examples, as one value."""
 
     value: Any
     count: int
@@ -30,28 +30,28 @@ class Output:
 
 
 class Outputs(Protocol):
-    """The outputs of a feed, one epoch after another, for one thread."""
+    """An iterator over a feed's outputs, epoch after epoch, for one thread."""
 
     def begin(self, at: At | None) -> At:
-        """Go to a position, or with None to where an epoch begins; return which that is."""
+        """Go to a position, or with None to the beginning of an epoch; return the position."""
 
     def next(self) -> Output | None:
-        """Return what comes next, None at the end of the epoch; raises what the pipeline does."""
+        """Return the next output, None at the end of the epoch; raises the pipeline's errors."""
 
     def interrupt(self) -> None:
-        """From any thread, once nothing is wanted any more: what waits here need not."""
+        """Wake a waiting ``next``, from any thread: its output is no longer needed."""
 
     def close(self) -> None:
-        """End: frees what is kept."""
+        """End, and free all kept resources."""
 
 
 class Preparation(Protocol):
-    """Where outputs come from.
+    """The origin of a feed's outputs.
 
     Attributes:
-        about: what jobs are told.
-        seed: of the pipeline.
-        start: where the first epoch begins, None where somebody else decides that.
+        about: the description that jobs receive.
+        seed: the pipeline's seed.
+        start: the position of the first epoch; None if another feeder decides that.
     """
 
     about: Served
@@ -63,13 +63,13 @@ class Preparation(Protocol):
     def start(self) -> At | None: ...
 
     def seeded(self, seed: int) -> Preparation:
-        """Return what goes on for a feed of that seed, in place of this; or raise FeedError."""
+        """Return a replacement that continues a feed of that seed. Raises FeedError."""
 
     def outputs(self, blocks: Blocks) -> Outputs:
-        """Return the outputs, in these blocks where they are large."""
+        """Return the outputs; large ones lie in these blocks."""
 
     def watch(self, lost: Callable[[], None]) -> None:
         """Begin to watch over where outputs come from, and tell when that is gone for good."""
 
     def close(self) -> None:
-        """End what was begun by ``watch``."""
+        """Stop watching."""

@@ -1,6 +1,6 @@
-"""A feed's outputs, taken by a thread of their own as there is room for them.
+"""The producer thread of a branch: it takes outputs while there is room for them.
 
-What does not lie in shared blocks is copied there.
+Values outside shared blocks are copied there.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from stoker.transport.shared_memory import Blocks
 
 @dataclass(frozen=True)
 class Begun:
-    """An epoch begins here: nobody knew before which that is."""
+    """The position at which an epoch begins, unknown until now."""
 
     at: At
 
@@ -30,7 +30,7 @@ Produced = Begun | StagedItem | EpochEnd | Broken
 class Producer:
     """Takes outputs in order, from any position on.
 
-    Its thread calls ``tell`` with all that is made. Nothing comes after ``Broken``.
+    Its thread calls ``tell`` with each new output. Nothing comes after ``Broken``.
     """
 
     def __init__(self, outputs: Outputs, blocks: Blocks, tell: Callable[[Produced], None]) -> None:
@@ -46,27 +46,28 @@ class Producer:
         self._thread.start()
 
     def begin(self, at: At | None) -> None:
-        """Go on from this output on; with None where an epoch begins, and tell where that is."""
+        """Continue at this output; with None at the beginning of an epoch, and report its
+        position."""
         with self._lock:
             self._begin.append(at)
             self._changed.notify()
 
     def allow(self, items: int) -> None:
-        """Say how many items there is room for, of all that are made."""
+        """Set how many items there is room for, counted from the first."""
         with self._lock:
             if self._allowed != items:
                 self._allowed = items
                 self._changed.notify()
 
     def close(self) -> None:
-        """Make no more; returns at once."""
+        """Stop preparing; returns at once."""
         with self._lock:
             self._closed = True
             self._changed.notify()
         self._outputs.interrupt()
 
     def join(self, timeout_s: float) -> bool:
-        """Wait until its thread and all workers are gone; tell whether they are."""
+        """Wait for its thread and all workers to end; True if they have."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 

@@ -1,4 +1,4 @@
-"""A job, as the feeder sees it: its connection, what it asked for, and what it was lent."""
+"""A job's session in the feeder: its connection, its request, and its leases."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ class ClientSession:
     Attributes:
         pid: the job's process.
         pidfd: readable once that has ended; -1 where the kernel has none.
-        label: its command line.
+        label: the job's command line.
         is_welcome: whether it was greeted.
         has_asked: whether it has ever asked for an epoch.
-        is_lost: whether it is gone, or does not keep to what was agreed.
-        is_waiting: whether it waits to be handed what it asked for last.
-        want: the position that it waits for, None for any epoch's beginning.
-        turn: of what it asked for last.
-        branch, reader: what it reads, and as whom; None while it reads nothing.
+        is_lost: whether it is gone, or broke the protocol.
+        is_waiting: whether its last request is still open.
+        want: the position that it asked for; None for the beginning of any epoch.
+        turn: the number of its last request.
+        branch, reader: the branch that it reads and its reader there; None while it reads nothing.
         lent: its hand-overs, by lease, with the reader that they were due to.
-        heard_s: when it last said anything.
-        wait_ns: how long it has waited for the feed, as it says.
-        rows: examples that it was handed.
-        held_up_s: for how long others have waited for it.
+        heard_s: the time of its last message.
+        wait_ns: nanoseconds that it has waited for the feed, by its own count.
+        rows: examples that it has received.
+        held_up_s: seconds that other jobs have waited for it.
     """
 
     label = ""
@@ -52,7 +52,7 @@ class ClientSession:
         self.lent: dict[int, tuple[StagedItem, LogReader]] = {}
 
     def receive(self) -> FromJob | None:
-        """Return what the job says next, None while that is nothing; it may be lost then."""
+        """Return the job's next message, or None; the session may be lost afterwards."""
         try:
             message = messages.receive_as_feeder(self.connection)
         except BlockingIOError:
@@ -64,7 +64,7 @@ class ClientSession:
         return message
 
     def send(self, message: Message, descriptors: list[int] | None = None) -> None:
-        """Tell the job something; one that does not take it is lost."""
+        """Send a message; a job that does not take it is lost."""
         try:
             messages.send(self.connection, message, descriptors or [])
         except OSError:

@@ -1,4 +1,4 @@
-"""Who is waited for before a feed begins: so many jobs, or all that were served before."""
+"""The start barrier: a feed waits for a number of jobs, or for all previously served ones."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator, Sequence
 
 
 class StartBarrier:
-    """The time before the first epoch, for which ``jobs`` must ask; ``is_open`` says it may begin.
+    """Holds back the first epoch until ``jobs`` jobs ask for it; then ``is_open`` is True.
 
-    Those who ask wait for others for ``patience_s``. The selector, whose keys' data are called,
-    hears of processes that end.
+    Jobs that ask wait up to ``patience_s`` seconds for the others. The selector, whose keys' data
+    are callables, reports processes that end.
     """
 
     def __init__(self, jobs: int, patience_s: float, selector: selectors.BaseSelector) -> None:
@@ -30,7 +30,7 @@ class StartBarrier:
         return 0 if self.is_open else self._jobs
 
     def wait_for(self, pids: Iterable[int]) -> None:
-        """Wait for the processes that were served before, as long as they live, instead."""
+        """Wait for the previously served processes instead, as long as they live."""
         if self.is_open:
             return
         self._jobs = 1
@@ -40,7 +40,7 @@ class StartBarrier:
                 self._selector.register(pidfd, selectors.EVENT_READ, lambda p=pid: self._forget(p))
 
     def note_asking(self, pids: Sequence[int]) -> None:
-        """Note which processes ask for an epoch now; open if nobody else is to be waited for."""
+        """Note which processes ask for an epoch now; open if no other is missing."""
         if self.is_open or not pids:
             return
         if self._since_s is None:
@@ -53,17 +53,17 @@ class StartBarrier:
             self.close()
 
     def ends_s(self) -> Iterator[float]:
-        """Yield when it will have lasted too long, if anybody waits."""
+        """Yield the time at which patience ends, if a job waits."""
         if not self.is_open and self._since_s is not None:
             yield self._since_s + self._patience_s
 
     def close(self) -> None:
-        """Wait for nobody any more."""
+        """Stop waiting."""
         for pid in list(self._missing):
             self._forget(pid)
 
     def _forget(self, pid: int) -> None:
-        """Wait for a process no more: it came, or it is gone."""
+        """Stop waiting for one process: it asked, or it has ended."""
         pidfd = self._missing.pop(pid, -1)
         if pidfd >= 0:
             self._selector.unregister(pidfd)

@@ -1,1 +1,1 @@
-"""How a job finds the feeder that prepares for it."""
+"""Finding a feed's feeder: on this host, through a relay, or in a Ray cluster."""

@@ -35,7 +35,7 @@ def shared_in_cluster(settings: FeedSettings) -> FeedAddress:
 
 
 class SharedInCluster:
-    """How a job finds a shared feed, wherever in the cluster it is, or starts it here."""
+    """Finds a shared feed on any node of the cluster, or starts it on this one."""
 
     def __init__(self, settings: FeedSettings) -> None:
         self._settings = settings
@@ -70,7 +70,7 @@ class SharedInCluster:
                 time.sleep(_LOOK_AGAIN_S)
 
     def note(self, welcome: Welcome) -> None:
-        """Tell the others where the feeder is that this job has connected to."""
+        """Tell the other jobs the address of the feeder that this job has connected to."""
         self._was_there = True
         if self._held is not None:
             self._held.close()
@@ -79,7 +79,7 @@ class SharedInCluster:
             Directory().tell(self._settings.name, welcome.address)
 
     def _patience_s(self, place: FeedPlace) -> float:
-        """Return how long to wait for a feed that does not answer."""
+        """Return how many seconds to wait for a feed that does not answer."""
         if not place.address:
             return _CLAIM_S
         return _BACK_S if self._was_there else 0.0  # it may have ended long ago

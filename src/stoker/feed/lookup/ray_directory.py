@@ -1,8 +1,8 @@
-"""Which node of a Ray cluster a shared feed is on, in Ray's own key-value store.
+"""Directory of shared feeds in a Ray cluster: each feed's node, in Ray's key-value store.
 
-It is as old as the cluster, lives as long, and needs no process of its own that could be lost. Each
-claim of a feed has a number, and only one node can enter the next: so whoever finds a feed lost,
-only one node starts it again.
+The store lives exactly as long as the cluster, and needs no extra process that could be lost. Each
+claim of a feed has a number, and only one node can enter the next number: when several nodes find a
+feed lost, only one starts it again.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class FeedPlace:
-    """Where a feed is.
+    """The location of a feed.
 
     Attributes:
-        token: the secret of the cluster's feeds.
+        token: the secret that the cluster's feeds share.
         claim: the number of the claim.
-        is_here: whether this node has it, or is to start it.
+        is_here: whether this node has the feed, or must start it.
         address: ``host:port``; empty while it is not known.
     """
 
@@ -46,17 +46,17 @@ class FeedPlace:
 
 
 class _Claim(msgspec.Struct):
-    """What is said of a feed under the number of a claim."""
+    """A feed's entry under the number of a claim."""
 
     node: str
     address: str
 
 
 class Directory:
-    """The cluster that this process has joined, as it knows feeds.
+    """The shared feeds of the Ray cluster that this process has joined.
 
-    Raises ClusterError where it has joined none or its head does not answer, ImportError without
-    Ray.
+    Raises ClusterError if the process has joined no cluster or the cluster's head does not answer,
+    ImportError without Ray.
 
     Attributes:
         host: this node's address on the cluster's network.
@@ -72,11 +72,12 @@ class Directory:
         self.host: str = self._ray.util.get_node_ip_address()
 
     def find(self, name: str, lost: int) -> FeedPlace:
-        """Say where a feed is; one that is nowhere, or whose claim is ``lost``, is to be here."""
+        """Return a feed's location; this node claims it if it has none, or if claim ``lost`` is
+        gone."""
         return _answered(lambda: self._find(name, lost))
 
     def tell(self, name: str, address: str) -> None:
-        """Say that a feed listens on this node."""
+        """Publish the address of a feed on this node."""
         _answered(lambda: self._tell(name, address))
 
     def _tell(self, name: str, address: str) -> None:
@@ -102,7 +103,7 @@ class Directory:
         return number, None if data is None else msgspec.msgpack.decode(data, type=_Claim)
 
     def _enter(self, name: str, number: int) -> bool:
-        """Claim a feed; tell whether no other node was faster."""
+        """Claim a feed; False if another node was faster."""
         return self._put(_key(name, number), _Claim(self._node, ""), overwrite=False)
 
     def _put(self, key: str, claim: _Claim, *, overwrite: bool) -> bool:
@@ -115,14 +116,14 @@ class Directory:
         return any(each["NodeID"] == node and each["Alive"] for each in self._ray.nodes())
 
     def _token(self) -> bytes:
-        """Return the secret of the cluster's feeds; the first who asks makes it."""
+        """Return the secret of the cluster's feeds; the first caller creates it."""
         self._store._internal_kv_put(_TOKEN, new_token(), overwrite=False, namespace=_NAMESPACE)
         token: bytes = self._store._internal_kv_get(_TOKEN, namespace=_NAMESPACE)
         return token
 
 
 def _answered(call: Callable[[], T]) -> T:
-    """Return what a call of Ray's returns, unless that takes too long: it could be for ever.
+    """Return the result of a call to Ray, with a time limit: it could block for ever.
 
     Raises ClusterError.
     """
@@ -140,8 +141,9 @@ def _answered(call: Callable[[], T]) -> T:
         return answer.wait(_ANSWER_S)
     except Exception as error:  # Ray's are of many kinds
         raise ClusterError(
-            f"{_WHAT}: the head of the Ray cluster does not answer, so the feed cannot be found "
-            f"({str(error) or f'within {_ANSWER_S:.0f} s'})"
+            f"{_WHAT}: the head of the Ray cluster does not answer "
+            f"({str(error) or f'within {_ANSWER_S:.0f} s'}), so this job cannot find the feed: "
+            "check that the head runs (ray status)"
         ) from error
 
 

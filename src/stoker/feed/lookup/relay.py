@@ -1,6 +1,7 @@
-"""How jobs find the relay of their host for a feed of another host.
+"""Finding or starting this host's relay for a feed of another host.
 
-It is found, started and replaced like the feeder of a ``share``: under the feed's URL as its name.
+A relay is found, started and replaced like the feeder of a ``share``, with the feed's URL as its
+name.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _PATIENCE_S = 60.0
 def relayed(url: FeedUrl) -> FeedAddress:
     """Return the address of a feed on another host, through the relay on this one.
 
-    Raises TokenError where the relay could not read the token, or how to encrypt.
+    Raises TokenError if the relay could not read the token or the TLS key.
     """
     find_token()
     own_tls()
@@ -30,6 +31,6 @@ def relayed(url: FeedUrl) -> FeedAddress:
 
 
 def relay_settings(url: FeedUrl, patience_s: float = _PATIENCE_S) -> FeedSettings:
-    """Return what a relay serves. It has half the patience that the feeder has for itself."""
+    """Return a relay's settings. Its patience is half of the feeder's patience with the relay."""
     text, path = str(url), tuple(sys.path)
     return FeedSettings(text, text, patience_s=patience_s / 2, autostarted=True, path=path)

@@ -1,1 +1,1 @@
-"""Feeds of other hosts: one relay on each host fetches once for all its jobs."""
+"""Feeds of other hosts: one relay on each host fetches each output once for all its jobs."""

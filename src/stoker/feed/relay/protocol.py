@@ -1,11 +1,12 @@
-"""What a gateway and the relays of other hosts say to each other, a frame each.
+"""The protocol between a feed's relay server and relays on other hosts: one message a frame.
 
 A relay joins, and then asks for one epoch at a time. Items come as long as it has said ``Taken`` of
 all but ``lent`` of them. A record of ``transport.codec`` travels so: its contents are the frame's
 body. A frame that makes no sense ends its connection, which says nothing of the feed: the relay
 connects again, and asks from where it is.
 
-``Beat`` is answered by ``Beat``: who hears nothing for ``SILENT_S`` takes the other for gone.
+``Beat`` is answered by ``Beat``: an end that hears nothing for ``SILENT_S`` seconds takes the other
+for gone.
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ class Join(Message):
     Attributes:
         version: of this schema.
         name: of the feed.
-        label: who it is, for people.
-        seed, outline: of the feed that it goes on for, if there was one.
+        label: the relay's command line, for people.
+        seed, outline: of the feed that it continues, if there was one.
     """
 
     version: int
@@ -67,11 +68,11 @@ class Join(Message):
 
 
 class Taken(Message):
-    """One item more is not waiting any longer."""
+    """The relay has taken one more item."""
 
 
 class Beat(Message):
-    """Somebody is there."""
+    """A sign of life."""
 
 
 class RemoteItem(Message):
@@ -121,7 +122,7 @@ class _End:
             self._link.send(_encode(message), *contents)
 
     def close(self) -> None:
-        """End it, from any thread; who waits here is told by an exception."""
+        """End it, from any thread; a waiting ``receive`` raises."""
         self._link.close()
 
 
@@ -129,7 +130,7 @@ class RelayServerEnd(_End):
     """The end on the feeder's host."""
 
     def receive(self) -> FromRelay:
-        """Return what the relay says next, beats apart, which are answered.
+        """Return the relay's next message; beats are answered here.
 
         Raises Malformed, EOFError or OSError: it has left, or has been silent for too long.
         """
@@ -150,9 +151,9 @@ class RelaySourceEnd(_End):
     """The end on another host."""
 
     def receive(self, place: _Place | None = None) -> tuple[FromGateway, NDArray[np.uint8]]:
-        """Return what the gateway says next, beats apart, and the contents that came with it.
+        """Return the server's next message and its contents; beats are answered here.
 
-        ``place`` returns memory for so many bytes of contents.
+        ``place(n)`` returns memory for ``n`` bytes of contents.
 
         Raises Malformed, EOFError or OSError: it has left, or has been silent for too long; what
         ``place`` raises.

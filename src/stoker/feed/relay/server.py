@@ -1,8 +1,8 @@
-"""Where a feed is on the network: on the feeder's host, relays of other hosts connect here.
+"""The relay server on the feeder's host: relays of other hosts connect here.
 
-For each connection of a relay the gateway is an ordinary job of the feed: it takes outputs from
-shared memory, and sends their contents from where they lie. What the feeder does for jobs that are
-slow, silent or gone, it does for relays.
+For each connection of a relay this server is an ordinary job of the feed: it takes outputs from
+shared memory, and sends their contents without a copy. The feeder treats relays that are slow,
+silent or gone like such jobs.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _CONNECT_S = 5.0
 class RelayServer:
     """Makes the feed ``name`` of this process reachable at ``listen``, a ``host:port``.
 
-    With ``insecure`` what crosses the network is not encrypted.
+    With ``insecure`` its traffic is not encrypted.
 
-    Raises FeedError if it cannot listen there, TokenError, ValueError for what is no address.
+    Raises FeedError if it cannot listen there, TokenError, ValueError for an invalid address.
     """
 
     def __init__(self, listen: str, name: str, *, insecure: bool = False) -> None:
@@ -52,11 +52,14 @@ class RelayServer:
                 insecure=insecure,
             )
         except OSError as error:
-            raise FeedError(f"the feed cannot listen on {listen}: {error}") from error
+            raise FeedError(
+                f"the feed cannot listen on {listen}: {error}. Give an address of this host and a "
+                "free port"
+            ) from error
 
     @property
     def address(self) -> str:
-        """``host:port``, with the port that was found."""
+        """``host:port``, with the actual port."""
         return self._listener.address
 
     def close(self) -> None:
@@ -64,7 +67,7 @@ class RelayServer:
         self._listener.close()
 
     def _serve(self, link: Link) -> None:
-        """Serve a relay until it leaves, or says what makes no sense."""
+        """Serve a relay until it leaves, or sends an invalid message."""
         end = RelayServerEnd(link)
         try:
             join = end.receive()
@@ -85,9 +88,15 @@ class RelayServer:
         """Return a job of the feed for a relay; None if it was refused."""
         try:
             if join.version != protocol.VERSION:
-                raise FeedError("the relay runs another version of stoker than the feeder")
+                raise FeedError(
+                    "the relay runs another version of stoker than the feeder: install the same "
+                    "version on both hosts"
+                )
             if join.name != self._name:
-                raise FeedError(f"there is no feed {join.name!r}, it is {self._name!r}")
+                raise FeedError(
+                    f"there is no feed {join.name!r} at this address; its feed is named "
+                    f"{self._name!r}"
+                )
             label = "".join(c if c.isprintable() else "?" for c in join.label)
             goes_on_for = None if join.seed is None else (join.seed, join.outline)
             return FeedClient(
@@ -106,7 +115,7 @@ class RelayServer:
 class RelayedJob:
     """A job of the feed whose outputs are forwarded to a relay.
 
-    One thread hears what the relay says, another hands out.
+    One thread receives the relay's messages, another sends outputs.
     """
 
     def __init__(self, end: RelayServerEnd, client: FeedClient) -> None:
@@ -169,7 +178,7 @@ class RelayedJob:
             self._end.close()  # wakes the other thread
 
     def _hand_out_epoch(self, turn: int, epoch: FeedEpoch) -> End | Failed:
-        """Send what an epoch has; return what is to be said at its end."""
+        """Send an epoch's outputs; return the message for its end."""
         at = 0, 0
         try:
             at = epoch.begin()
@@ -188,7 +197,7 @@ class RelayedJob:
         return End(turn, *at)
 
     def _wait_for_room(self) -> bool:
-        """Wait until the relay has room for an item; tell whether it is still there."""
+        """Wait until the relay has room for an item; False if the relay is gone."""
         with self._lock:
             self._changed.wait_for(lambda: self._is_gone or self._room > 0)
             self._room -= 1
@@ -203,7 +212,7 @@ class RelayedJob:
         try:
             head, contents = codec.lend(value)
         except TypeError as error:
-            raise TypeError(f"this feed cannot go to other hosts: {error}") from None
+            raise TypeError(f"this feed cannot be sent to other hosts: {error}") from None
         digest = protocol.checksum(*contents)
         item = RemoteItem(*at, len(outputs), rows, digest, head)
         self._end.send(item, *contents)

@@ -1,14 +1,13 @@
-"""A feed of another host, as what a relay serves on this one.
+"""A feed of another host as a preparation: the relay on this host serves it.
 
-A relay is an ordinary feeder: its jobs are served through shared memory, and what they are owed,
-when they are waited for and how they go on after a kill is decided as in any feeder. Only where its
-outputs come from is another host: each of its branches has a connection, over which contents are
-received straight into shared blocks. Positions are those of the feed, so what a job asks for is
-asked for there.
+A relay is an ordinary feeder: it serves its jobs through shared memory, and the rules for what jobs
+are owed, how long it waits for them and how they continue after a kill are the feeder's. Only its
+outputs come from another host: each branch has a connection, and receives contents straight into
+shared blocks. Positions are the feed's, so the relay forwards a job's request unchanged.
 
-When a connection ends, in the middle of a frame or not, a branch connects again and asks for what
-comes next. Whether the feed is still there is decided in one place: by the connection that a relay
-has beside its branches, from beginning to end.
+When a connection ends, in the middle of a frame or not, the branch connects again and asks for its
+next output. One place decides whether the feed still exists: a separate connection that the relay
+holds from beginning to end.
 """
 
 from __future__ import annotations
@@ -56,8 +55,8 @@ class RelayPreparation:
     """A feed of another host. Raises FeedError or TokenError where it cannot be joined.
 
     Attributes:
-        target: what is served there.
-        is_closed: whether nobody watches over it any more.
+        target: the pipeline that the feed serves.
+        is_closed: whether ``close`` was called.
     """
 
     start = None
@@ -80,7 +79,7 @@ class RelayPreparation:
         return self._goes_on_for[0]
 
     def seeded(self, seed: int) -> RelayPreparation:
-        """Have the feed go on with another seed, and return it in place of this."""
+        """Ask the feed to continue with another seed; return the replacement."""
         self.close()
         return RelayPreparation(self._url, (seed, self.about.outline))
 
@@ -123,7 +122,7 @@ class RelayPreparation:
         end.close()
         if isinstance(answer, Refused):
             raise FeedError(f"{self._url}: {answer.reason}")
-        raise Malformed(f"{type(answer).__name__} where Welcome was due")
+        raise Malformed(f"it sent {type(answer).__name__} where Welcome was due")
 
     def _connect_within(self, patience_s: float) -> tuple[RelaySourceEnd, Welcome]:
         until_s = time.monotonic() + patience_s
@@ -131,12 +130,13 @@ class RelayPreparation:
             try:
                 return self._connect()
             except LinkRefused as error:
-                raise FeedError(f"{self._url} cannot be joined: {error}") from error
+                raise FeedError(f"this host cannot join the feed {self._url}: {error}") from error
             except _GONE as error:
                 if self.is_closed or time.monotonic() > until_s:
                     raise FeedError(
-                        f"there is no feed {self._url}: {error}. (If none runs there: stoker feed "
-                        f"FILE.py:FUNCTION --name {self._url.name} --listen {self._url.address})"
+                        f"there is no feed {self._url}: {error}. If none runs there, start it: "
+                        f"stoker feed FILE.py:FUNCTION --name {self._url.name} --listen "
+                        f"{self._url.address}"
                     ) from error
             with self._lock:
                 self._changed.wait_for(lambda: self.is_closed, _AGAIN_S)
@@ -160,9 +160,9 @@ class RelayPreparation:
 
 
 class RemoteOutputs:
-    """The outputs of a feed of another host, from any position on, as one job of it.
+    """The outputs of another host's feed, from any position on; the feed sees it as one job.
 
-    A thread receives what comes, at most ``lent`` items ahead.
+    A thread receives items, at most ``lent`` ahead.
     """
 
     def __init__(self, feed: RelayPreparation, blocks: Blocks) -> None:
@@ -190,11 +190,11 @@ class RemoteOutputs:
                     return self._take(message, contents)
                 if isinstance(message, End):
                     if (message.epoch, message.total) != self._at:
-                        raise Malformed("the epoch ends elsewhere")
+                        raise Malformed("it ended the epoch at another output")
                     return None
                 if isinstance(message, Failed):
                     raise FeedError(message.reason)
-                raise Malformed(f"{type(message).__name__} in the middle of an epoch")
+                raise Malformed(f"it sent {type(message).__name__} in the middle of an epoch")
             except _GONE as error:
                 self._lose(error)
             self._ask()
@@ -213,7 +213,9 @@ class RemoteOutputs:
     def _take(self, item: RemoteItem, contents: NDArray[np.uint8]) -> Output:
         is_one = not self._feed.about.batched or item.count == 1
         if (item.epoch, item.number) != self._at or not is_one:
-            raise Malformed(f"{item.number} of epoch {item.epoch}, where {self._at} was due")
+            raise Malformed(
+                f"it sent output {item.number} of epoch {item.epoch}, where {self._at} was due"
+            )
         assert self._end is not None
         self._damaged = 0
         self._at = item.epoch, item.number + item.count
@@ -222,7 +224,7 @@ class RemoteOutputs:
         return Output(RecordView(item.head, contents), item.count, item.rows)
 
     def _ask(self) -> At:
-        """Ask for what comes next until it begins; return where. Raises FeedError."""
+        """Request the next position until an epoch begins; return its start. Raises FeedError."""
         while True:
             try:
                 end = self._end or self._connect()
@@ -232,10 +234,12 @@ class RemoteOutputs:
                 if isinstance(message, Failed):
                     raise FeedError(message.reason)
                 if not isinstance(message, Begin):
-                    raise Malformed(f"{type(message).__name__} where an epoch was to begin")
+                    raise Malformed(f"it sent {type(message).__name__} where an epoch should begin")
                 begun = message.epoch, message.number
                 if self._at not in (None, begun):
-                    raise FeedError(f"{self._feed} begins at {begun}, and cannot make {self._at}")
+                    raise FeedError(
+                        f"{self._feed} begins at {begun}, and cannot prepare {self._at} again"
+                    )
                 self._at = begun
                 return begun
             except _GONE as error:
@@ -255,21 +259,24 @@ class RemoteOutputs:
         return end
 
     def _lose(self, error: Exception) -> None:
-        """Give up a connection, and pause. Raises FeedError when all is over."""
+        """Give up a connection, and pause. Raises FeedError when the feed is lost."""
         if self._end is not None:
             self._end.close()
         with self._lock:
             self._end = None
             self._changed.wait_for(lambda: self._is_closed, _AGAIN_S)
             if self._is_closed or self._feed.is_closed:
-                raise FeedError(f"nobody takes {self._feed} any more")
+                raise FeedError(f"no job on this host reads {self._feed} any more")
         if isinstance(error, Malformed):
             self._damaged += 1
             if self._damaged > _DAMAGED:
-                raise FeedError(f"what comes from {self._feed} is damaged: {error}") from error
+                raise FeedError(
+                    f"{self._feed} sends damaged data: {error}. Check that both hosts run the same "
+                    "version of stoker"
+                ) from error
 
     def _wait(self) -> tuple[Any, NDArray[np.uint8]]:
-        """Return what comes next. Raises what ended the connection."""
+        """Return the next message. Raises the error that ended the connection."""
         with self._lock:
             self._changed.wait_for(lambda: self._is_closed or self._received)
             if self._is_closed:
@@ -279,11 +286,11 @@ class RemoteOutputs:
             raise found
         message, contents = found
         if isinstance(message, (Begin, End, Failed)) and message.turn != self._turn:
-            raise Malformed("an answer to what was not asked")
+            raise Malformed("it answered a request that was not sent")
         return message, contents
 
     def _receive(self, end: RelaySourceEnd, received: deque[Any]) -> None:
-        """Take in what comes over a connection until it ends; in a thread of its own."""
+        """Receive from a connection until it ends; runs in its own thread."""
         while True:
             found: Any
             try:
@@ -303,7 +310,8 @@ class RemoteOutputs:
             if size > usable:
                 raise FeedError(
                     f"an item of {resources.format_bytes(size)} does not fit into the "
-                    f"{resources.format_bytes(usable)} of memory that are left to the relay"
+                    f"{resources.format_bytes(usable)} of memory that the relay may still use: "
+                    "make batches smaller, or free memory on this host"
                 )
             self._largest = size
         try:

@@ -11,13 +11,13 @@ _SCHEME = "tcp://"
 
 
 def is_url(text: object) -> bool:
-    """Tell whether a feed is meant that is on another host."""
+    """True if ``name`` is the URL of a feed on another host."""
     return isinstance(text, str) and text.startswith(_SCHEME)
 
 
 @dataclass(frozen=True)
 class FeedUrl:
-    """Where a feed is: ``host:port``, and its name there."""
+    """A feed's address: ``host:port``, and its name there."""
 
     address: str
     name: str
@@ -31,7 +31,7 @@ class FeedUrl:
             check_name(name)
         except ValueError as error:
             raise ValueError(
-                f"{text!r} names no feed ({error}): tcp://host:port/NAME does"
+                f"{text!r} is not a feed's URL ({error}): write tcp://host:port/NAME"
             ) from None
         return FeedUrl(address, name)
 

@@ -1,1 +1,1 @@
-"""Arrow tables and what is made of them: Parquet files, data frames, Hugging Face's data sets."""
+"""Sources over Arrow tables: Parquet files, data frames, Hugging Face's data sets."""

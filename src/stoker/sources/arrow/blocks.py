@@ -1,4 +1,4 @@
-"""Blocks that are kept in memory while there is room for them: row groups, runs of a shard."""
+"""Block cache: row groups or runs of a shard, kept in memory while there is room."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from stoker.basics.process import OwningProcess
 
 
 class HeldBlock(Protocol):
-    """What is kept: an Arrow table, for one."""
+    """A kept block, such as an Arrow table."""
 
     @property
     def num_rows(self) -> int:
-        """How many examples it has."""
+        """Its number of examples."""
         ...
 
     @property
     def nbytes(self) -> int:
-        """What it takes in memory."""
+        """Its bytes in memory."""
         ...
 
 
 class HeldBlocks:
-    """Blocks by key, those used last; each is read by one thread, and others wait for it.
+    """The most recently used blocks, by key; one thread reads each, and others wait for it.
 
     Those that are being read come on top of ``limit_bytes``. Pickles as an empty one.
 

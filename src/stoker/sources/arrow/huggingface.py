@@ -1,4 +1,4 @@
-"""Hugging Face's map-style data sets: rows by number, out of their Arrow tables."""
+"""Hugging Face's map-style data sets: rows by number, from their Arrow tables."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _STORED = {"bytes", "path"}  # what an Image, an Audio, a Video is in a table
 class HuggingFaceSource(IndexedSource):
     """The rows of a data set, as dicts by column; images and sound are bytes, as they were stored.
 
-    The data set decodes nothing and makes no Python objects of other values: its Arrow tables,
-    mapped from files, are asked for rows. Its format is not looked at, but for the columns.
+    Rows come straight from the data set's Arrow tables, mapped from files: the data set itself
+    decodes nothing. Of its format only the columns count.
 
     Args:
         dataset: the data set.
-        columns: those that are read; those of its format, where it is None.
+        columns: the columns to read; None: the columns of its format.
 
     Raises:
-        TypeError: it is none, a stream, or several splits; ``columns`` is no list of names.
-        ValueError: it transforms what it gives (``with_transform``), or has no such column or no
-            rows.
+        TypeError: it is not a data set, or a stream, or several splits; ``columns`` is not a list
+        of names.
+        ValueError: it transforms its rows (``with_transform``), or has no such column or no rows.
     """
 
     is_numbered = True
@@ -65,7 +65,7 @@ class HuggingFaceSource(IndexedSource):
 
     @functools.cached_property
     def _grouped(self) -> GroupedRows | None:
-        """Its tables, where nothing picks rows of them, and all columns are stacked."""
+        """Its tables, if all rows are selected and all columns can be stacked."""
         data = getattr(self._dataset, "data", None)
         picked = getattr(self._dataset, "_indices", self)  # unknown where there is no such thing
         if data is None or picked is not None or len(data) != self._length:
@@ -89,7 +89,7 @@ class HuggingFaceSource(IndexedSource):
         return None
 
     def identity(self) -> str | None:
-        """Return what the data set calls itself: a digest of its data and what was done to it."""
+        """Return the data set's own fingerprint: a digest of its data and transforms."""
         return None if self._told is None else f"datasets {self._told} {self._columns}"
 
     def contents(self) -> str:
@@ -106,22 +106,21 @@ class HuggingFaceSource(IndexedSource):
             if len(named) == 1:
                 return list(named[0])
             raise AttributeError(
-                f"class_names are those of one column, and {self.name} has {len(named)} of the "
-                "kind ClassLabel"
+                f"class_names needs exactly one ClassLabel column, and {self.name} has {len(named)}"
             )
         return super().attribute(name)
 
 
 def _check_kind(dataset: Any) -> None:
-    """Tell a map-style data set by what it answers to."""
+    """Recognise a map-style data set by its methods."""
     if not hasattr(dataset, "__len__") and hasattr(dataset, "load_state_dict"):
         raise TypeError(
             f"from_huggingface reads rows by number, and a {type(dataset).__name__} is a stream: "
-            "use from_iterable, which keeps its state"
+            "use from_iterable, which saves its state"
         )
     if isinstance(dataset, dict):
         shown = ", ".join(map(repr, dataset))
-        raise TypeError(f"from_huggingface reads one data set, and here are several: {shown}")
+        raise TypeError(f"from_huggingface reads one data set, not several: pass one of {shown}")
     for method in ("column_names", "format", "with_format", "__getitems__"):
         if not hasattr(dataset, method):
             raise TypeError(
@@ -130,8 +129,9 @@ def _check_kind(dataset: Any) -> None:
             )
     if dataset.format["type"] == "custom":
         raise ValueError(
-            "the data set transforms what it gives (with_transform): take that away by "
-            ".reset_format() and put it into .map(), or use from_dataset, which asks it as it is"
+            "the data set transforms its rows (with_transform): remove the transform by "
+            ".reset_format() and put it into .map(), or use from_dataset, which calls the data "
+            "set itself"
         )
 
 
@@ -158,7 +158,7 @@ def _is_file(kind: Any) -> bool:
 
 
 def _with_bytes(table: Any) -> Any:
-    """Return the table with the files in place of what it tells of them."""
+    """Return the table with the files' bytes in place of their paths."""
     import pyarrow as pa
 
     for at, field in enumerate(table.schema):
@@ -178,7 +178,7 @@ def _read(data: bytes | None, path: str | None) -> bytes | None:
         return data
     if "://" in path:
         raise ValueError(
-            f"{path} lies in an archive or behind a URL, and the data set holds no bytes of it: "
+            f"{path} is in an archive or at a URL, and the data set does not contain its bytes: "
             "use from_dataset, which lets the data set fetch it"
         )
     return read_file(path)

@@ -36,20 +36,20 @@ class _File(NamedTuple):
 class ParquetSource(IndexedSource):
     """The rows of Parquet files, as dicts by column.
 
-    A row is had by reading its row group. Groups are kept, decoded, in up to a quarter of the
-    memory that was free when the source was made; in each process that reads.
+    A row is read with its whole row group. Each reading process keeps decoded groups, in up to a
+    quarter of the memory that was free when the source was made.
 
     Attributes:
-        held: the groups that are kept.
+        held: the kept groups.
 
     Args:
         paths: files, patterns, or folders of files ``*.parquet``.
-        columns: those that are read; all of them, where it is None.
+        columns: the columns to read; None: all.
 
     Raises:
         ImportError: there is no pyarrow.
-        FileNotFoundError: a path or a pattern fits nothing.
-        ValueError: a file is no Parquet file, files differ in their columns, there is no such
+        FileNotFoundError: a path or a pattern matches no file.
+        ValueError: a file is not a Parquet file, files differ in their columns, there is no such
             column, or there are no rows.
         TypeError: wrong kinds of arguments.
     """
@@ -115,7 +115,7 @@ class ParquetSource(IndexedSource):
         return self.examples_of(indices, self._read)
 
     def blocks_of(self, indices: Indices) -> NDArray[np.int64]:
-        """Return the numbers of the row groups that these rows lie in."""
+        """Return the numbers of the row groups that contain these rows."""
         return self._rows_by_group.parts(np.asarray(indices, np.int64))
 
     def examples_of(self, indices: Indices, read: Callable[[int], Any]) -> list[Any]:
@@ -159,7 +159,7 @@ class ParquetSource(IndexedSource):
         return of_file(path, os.stat(path), row)
 
     def _look(self, paths: Paths) -> Iterator[tuple[str, FileVersion, Any]]:
-        """Yield each file that is meant, with its version and its metadata."""
+        """Yield each matching file, with its version and its metadata."""
         for path in find_files(paths, "from_parquet", ".parquet"):
             found = os.stat(path)
             yield path, version_of(found), self._read_metadata(path)
@@ -169,7 +169,7 @@ class ParquetSource(IndexedSource):
         try:
             return parquet.read_metadata(path if file is None else file)
         except (OSError, ValueError) as error:
-            raise ValueError(f"{path} is no Parquet file, or a truncated one: {error}") from error
+            raise ValueError(f"{path} is not a Parquet file, or is truncated: {error}") from error
 
     def _locate(self, index: int) -> tuple[_File, int]:
         """Return the file of a row, and the row's number in it."""
@@ -182,7 +182,9 @@ class ParquetSource(IndexedSource):
         parquet = import_pyarrow("from_parquet", "pyarrow.parquet")
         found = os.stat(path)
         if version_of(found) != version:
-            raise ValueError(f"{path} has changed since the pipeline was built: build it anew")
+            raise ValueError(
+                f"{path} has changed since the pipeline was built: build the pipeline again"
+            )
         try:
             with parquet.ParquetFile(path) as file:
                 table = file.read_row_group(within, columns=self._columns, use_threads=False)
@@ -191,16 +193,16 @@ class ParquetSource(IndexedSource):
             raise ValueError(f"{path}, row group {within}: {error}") from error
 
     def _tell_waste(self) -> None:
-        """Warn once where nearly all that is read is dropped again."""
+        """Warn once if most of the rows read are dropped unused."""
         held = self.held
         if self._told or held.rows_read < max(_RARELY * self._used, 2 * len(self)):
             return
         self._told = True
         warn(
-            f"{self.name}: {held.rows_read // max(1, self._used):,} rows are read for each that is "
-            f"used. Its row groups of {format_bytes(self._nbytes)} are read whole, in random "
-            f"order, and {format_bytes(held.limit_bytes)} of them are kept. Put .cache(...) behind "
-            "it, or write smaller row groups"
+            f"{self.name}: {held.rows_read // max(1, self._used):,} rows are read for each row "
+            f"used. Its row groups, {format_bytes(self._nbytes)} in all, are read whole, in "
+            f"random order, and only {format_bytes(held.limit_bytes)} of them stay in memory. Put "
+            ".cache(...) after it, or write smaller row groups"
         )
 
 
@@ -213,7 +215,7 @@ def _check_schema(
     names = schema.names if columns is None else columns
     for name in names:
         if schema.names.count(name) > 1:
-            raise ValueError(f"{path} has two columns {name!r}: leave them out by columns=")
+            raise ValueError(f"{path} has two columns {name!r}: list the other columns in columns=")
         if name not in schema.names:
             raise ValueError(f"{path} has no column {name!r}, but {', '.join(schema.names)}")
     chosen = pa.schema([schema.field(name).with_nullable(True).remove_metadata() for name in names])
@@ -226,19 +228,20 @@ def _check_schema(
         if here != there:
             raise ValueError(
                 f"{path}: column {name!r} is {here or 'not there'}; in {files[0].path} it is "
-                f"{there or 'not there'}. Write them alike, or leave it out by columns="
+                f"{there or 'not there'}. Write both files with the same type, or leave this "
+                "column out of columns="
             )
     return first  # the same in another order
 
 
 def _row_groups(path: str, metadata: Any) -> list[Any]:
-    """Return the metadata of row groups. Raises ValueError where what a file tells cannot be."""
+    """Return the metadata of row groups. Raises ValueError for contradictory metadata."""
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     counts = [group.num_rows for group in groups]
     if min(counts, default=-1) < 0 or sum(counts) != metadata.num_rows:
         raise ValueError(
-            f"{path} is a damaged Parquet file: of {metadata.num_rows:,} rows, its row groups have "
-            f"{sum(counts):,}"
+            f"{path} is a damaged Parquet file: its metadata counts {metadata.num_rows:,} rows, "
+            f"its row groups {sum(counts):,}"
         )
     try:
         for group in groups:
@@ -257,7 +260,7 @@ def _size_of(group: Any, names: Sequence[str]) -> int:
 
 
 def _with_nulls(group: Any) -> Iterator[str]:
-    """Yield the columns of a row group that are not known to be without nulls."""
+    """Yield the columns of a row group that may contain nulls."""
     for column in map(group.column, range(group.num_columns)):
         told = column.statistics if column.is_stats_set else None
         if told is None or not told.has_null_count or told.null_count:

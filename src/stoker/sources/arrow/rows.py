@@ -1,10 +1,10 @@
 """Rows of Arrow tables: as examples, and straight into batches.
 
-There are two ways from a row to its values. Arrow's own ``take`` knows all types, but costs
-microseconds for each group that rows are of, and shuffled rows are of many. Where all columns are
-numbers, text and bytes, values are therefore read where they lie (``RowGroup.columns``); only such
-rows are gathered into batches. Rows with other columns are taken, and made at once
-(``to_examples``). Both give the same values.
+There are two ways from a row to its values. Arrow's own ``take`` handles all types, but costs
+microseconds for each row group, and shuffled rows come from many groups. If all columns are
+numbers, text and bytes, values are therefore read in place (``RowGroup.columns``); only such rows
+are gathered into batches. Rows with other columns go through ``take`` and ``to_examples``. Both
+ways give the same values.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _TOGETHER_ROWS = 1024
 def to_examples(table: Any) -> list[dict[str, Any]]:
     """Return the rows of a table: dicts by column.
 
-    Numbers are NumPy's, lists of numbers are arrays of their own, text and bytes are Python's,
-    structs are dicts, and what is null is None.
+    Numbers are NumPy's, lists of numbers are separate arrays, text and bytes are Python's, structs
+    are dicts, and null is None.
     """
     columns = [_values(column.combine_chunks()) for column in table.columns]
     names = table.column_names
@@ -61,7 +61,7 @@ def _values(array: Any) -> list[Any]:
 
 
 def _placed(values: list[Any], array: Any) -> list[Any]:
-    """Return what is not null in an array, with None for what is."""
+    """Return an array's values, with None for each null."""
     if not array.null_count:
         return values
     there = iter(values)
@@ -71,7 +71,7 @@ def _placed(values: list[Any], array: Any) -> list[Any]:
 def _lists(array: Any) -> list[Any]:
     """Return an array for each list of numbers, or of lists of one shape; other lists as such.
 
-    What a list becomes follows from it and its type alone, never from the lists beside it.
+    A list's result depends on the list and its type alone, never on the lists beside it.
     """
     lists = array.drop_null()
     inner = lists.flatten()
@@ -113,7 +113,7 @@ def _is_number(kind: Any) -> bool:
 
 
 def is_list(kind: Any) -> bool:
-    """Whether a type is one of lists, of any length."""
+    """Whether a type is a list type, of any length."""
     import pyarrow as pa
 
     types = pa.types
@@ -136,7 +136,8 @@ class RowGroup:
 
     @functools.cached_property
     def columns(self) -> dict[str, Any]:
-        """What has the value of each row, by number; where columns are of ``Kinds``."""
+        """For each column, an object with the value of each row; if the columns are of
+        ``Kinds``."""
         return {
             name: _in_place(column.chunk(0) if column.num_chunks == 1 else column.combine_chunks())
             for name, column in zip(self.table.column_names, self.table.columns, strict=True)
@@ -144,13 +145,13 @@ class RowGroup:
 
 
 class GroupedRows(Rows):
-    """Rows by number, out of groups that follow each other.
+    """Rows by number, from consecutive groups.
 
     Args:
-        numbering: of the rows of all groups.
-        group: returns one; they may be read when they are asked for.
-        kinds: of the columns; None where there are others than those.
-        used: is told how many rows were taken.
+        numbering: the numbers of all groups' rows.
+        group: returns a group; it may read the group first.
+        kinds: the columns' kinds; None if any column has another kind.
+        used: called with the number of rows taken.
     """
 
     releases_gil = False
@@ -169,7 +170,7 @@ class GroupedRows(Rows):
 
     @classmethod
     def of(cls, table: Any) -> GroupedRows:
-        """Return the rows of a table that is at hand, in the pieces in which it lies there."""
+        """Return the rows of a table in memory, by its own chunks."""
         import pyarrow as pa
 
         nulls = [name for name in table.column_names if table.column(name).null_count]
@@ -180,7 +181,7 @@ class GroupedRows(Rows):
 
     @property
     def are_stacked(self) -> bool:
-        """Whether batches can be gathered of them."""
+        """Whether batches can be gathered from them."""
         return self._kinds is not None
 
     def examples(self, indices: Indices) -> list[dict[str, Any]]:
@@ -233,7 +234,7 @@ class GroupedRows(Rows):
         self._used(len(indices))
 
     def _gather_each(self, indices: NDArray[np.int64], batch: dict[str, Any], start: int) -> None:
-        """Gather row by row, which takes less time where few are of the same group."""
+        """Gather row by row, which is faster if few rows share a group."""
         found, rows = self._found(indices)
         span = slice(start, start + len(rows))
         for name, out in batch.items():
@@ -265,11 +266,12 @@ class GroupedRows(Rows):
 
 
 def kinds_of(schema: Iterable[Any], with_nulls: Iterable[str]) -> Kinds | None:
-    """Return the kinds of columns; None where some are others.
+    """Return the columns' kinds; None if any column has another kind.
 
     Args:
         schema: the columns' fields.
-        with_nulls: the names of those that may hold nulls: numbers with nulls are others.
+        with_nulls: the names of columns that may hold nulls; numbers with nulls are of another
+            kind.
     """
     nulls = set(with_nulls)
     found: Kinds = {}
@@ -293,7 +295,7 @@ def _is_text(kind: Any) -> bool:
 
 
 def _in_place(array: Any) -> Any:
-    """Return what has the values of an array by row: of numbers, text or bytes."""
+    """Return an object with an array's values by row: numbers, text or bytes."""
     import pyarrow as pa
 
     if pa.types.is_boolean(array.type):
@@ -313,7 +315,7 @@ def _in_place(array: Any) -> Any:
 
 
 class _RaggedBytes:
-    """Values of different lengths, one behind the other."""
+    """Values of different lengths, one after another."""
 
     def __init__(self, ends: memoryview, data: memoryview) -> None:
         self._ends = ends

@@ -1,4 +1,4 @@
-"""Tables in memory: Arrow's, or a DataFrame of any library, brought into a form with rows."""
+"""Tables in memory: Arrow tables, or a DataFrame of any library, as rows by number."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _INDEX_OF_PANDAS = re.compile(r"__index_level_\d+__")
 
 
 class TableSource(IndexedSource):
-    """The rows of a table. What is in memory says nothing about itself: it has no identity.
+    """The rows of a table. A table in memory has no identity.
 
-    Raises ImportError without pyarrow, TypeError for what is no table, ValueError for one without
-    rows or columns, or with two columns of one name.
+    Raises ImportError without pyarrow, TypeError for an object that is not a table, ValueError for
+    a table without rows or columns, or with two columns of one name.
     """
 
     is_numbered = True
@@ -81,10 +81,10 @@ def is_table(data: object) -> bool:
 
 
 def to_table(data: Any, asked: str) -> Any:
-    """Return a ``pyarrow.Table`` of the same columns, without copies where that can be.
+    """Return a ``pyarrow.Table`` of the same columns, without copies where possible.
 
-    Raises TypeError for what is no table, ValueError for what Arrow cannot make one of, and where
-    two columns have one name.
+    Raises TypeError for an object that is not a table, ValueError for a table that Arrow cannot
+    convert, and where two columns have one name.
     """
     pa = import_pyarrow(asked)
     if isinstance(data, pa.Table):
@@ -94,7 +94,9 @@ def to_table(data: Any, asked: str) -> Any:
             table = pa.table(data)
         except pa.ArrowInvalid as error:  # a single column, values that Arrow does not know
             kind = type(data).__name__
-            raise ValueError(f"{asked}: this {kind} is no table for Arrow: {error}") from error
+            raise ValueError(
+                f"{asked}: Arrow cannot convert this {kind} into a table: {error}"
+            ) from error
     elif hasattr(data, "__dataframe__"):
         table = import_pyarrow(asked, "pyarrow.interchange").from_dataframe(data)
     elif isinstance(data, pa.RecordBatch):
@@ -107,12 +109,12 @@ def to_table(data: Any, asked: str) -> Any:
     names = [name for name in table.column_names if not _INDEX_OF_PANDAS.fullmatch(name)]
     again = sorted({name for name in names if names.count(name) > 1})
     if again:
-        raise ValueError(f"{asked}: two columns are called {again[0]!r}")
+        raise ValueError(f"{asked}: two columns are named {again[0]!r}: rename one")
     return without_views(_without_runs(table.select(names), asked))
 
 
 def _without_runs(table: Any, asked: str) -> Any:
-    """Return a table whose run-end-encoded columns are decoded: Arrow takes no rows of those."""
+    """Return a table with run-end-encoded columns decoded: Arrow cannot take rows of those."""
     import pyarrow as pa
 
     for place, field in enumerate(table.schema):
@@ -127,7 +129,7 @@ def _without_runs(table: Any, asked: str) -> Any:
 
 
 def without_views(table: Any) -> Any:
-    """Return a table without views of text or bytes, which Polars has and Arrow takes no rows of.
+    """Return a table without Polars's views of text or bytes: Arrow cannot take rows of those.
 
     Those are copied; all else is the same.
     """

@@ -1,1 +1,1 @@
-"""Sources over files at URLs: listing, reading ahead, trying again."""
+"""Sources over files at URLs: listing, reading ahead, retries."""

@@ -1,4 +1,4 @@
-"""What remote storage fails with: whether it is worth trying again, how often, and what is said."""
+"""Failures of remote storage: which ones are retried, how often, and their messages."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class StatusError(Exception):
     """An answer whose status is not 200.
 
     Attributes:
-        retry_after_s: how long the server wants to be left alone, 0 where it does not say.
+        retry_after_s: the server's Retry-After in seconds, 0 without one.
     """
 
     def __init__(self, status: int, reason: str | None, retry_after: str | None = None) -> None:
@@ -50,23 +50,23 @@ class StatusError(Exception):
 
 
 class TruncatedError(Exception):
-    """Fewer bytes, or more, than the listing tells."""
+    """Fewer bytes, or more, than the listing says."""
 
 
 class StalledError(Exception):
-    """Nothing came for too long."""
+    """No byte came for too long."""
 
 
 class GarbledError(Exception):
-    """What came is no HTTP."""
+    """The answer is not HTTP."""
 
 
 class UnusableError(ValueError):
-    """An answer that says what cannot be used, and will say it again; not tried again."""
+    """An answer that cannot be used and would not change; not retried."""
 
 
 class NoListingError(ValueError):
-    """What came is no listing of a folder; not tried again."""
+    """The answer is not a listing of a folder; not retried."""
 
 
 _OWN = (StatusError, TruncatedError, StalledError, GarbledError, UnusableError)
@@ -78,13 +78,13 @@ async def retry(
     retry_s: float,
     on_retry: Callable[[], None] = lambda: None,
 ) -> T:
-    """Try until it works, a failure is there to stay, or time is up.
+    """Try until success, a permanent failure, or the end of ``retry_s``.
 
-    ``retry_s`` is how long after the first failure there may be another attempt, ``on_retry`` is
-    called before each of these, and ``url`` is what is read, for messages.
+    ``retry_s`` is the time in seconds after the first failure in which attempts may follow,
+    ``on_retry`` is called before each of these, and ``url`` names the file in messages.
 
-    Raises FileNotFoundError when there is no such file, NoListingError or ImportError as it was
-    raised, RemoteError for everything else.
+    Raises FileNotFoundError when there is no such file, NoListingError or ImportError unchanged,
+    RemoteError for all other errors.
     """
     began = pause_s = 0.0
     attempts = 0
@@ -126,7 +126,7 @@ def _is_passing(error: Exception, status: int | None) -> bool:
 
 
 def _find_status(error: Exception) -> int | None:
-    """Return the HTTP status that an error tells of, as the storage libraries do it."""
+    """Return the HTTP status in a storage library's error."""
     for attribute in ("status", "status_code", "code"):
         value = getattr(error, attribute, None)
         if isinstance(value, int) and 100 <= value < 600:

@@ -1,7 +1,7 @@
 """Files as examples, on any file system: class folders at a URL, and lists of files anywhere.
 
-URLs are read through fsspec (extra ``[remote]``). A source is what was listed, once, and how to
-read it; it is pickled as it stands. What is open belongs to its readers.
+URLs are read through fsspec (extra ``[remote]``). A source holds the listing, made once, and how to
+read the files; it pickles with both. Open connections belong to its readers.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class File(NamedTuple):
     path: str
     """The path or URL."""
     data: bytes
-    """All of it."""
+    """The file's bytes."""
 
 
 class RemoteFolderSource(RemoteSource):
@@ -45,12 +45,12 @@ class RemoteFolderSource(RemoteSource):
     Args:
         url: the folder: for HTTP, of index pages with links.
         options: how they are listed and read.
-        asked: which files are examples, and how classes are numbered.
+        asked: the suffixes of examples, and the classes' numbers.
 
     Raises:
         FileNotFoundError: there is no such folder.
-        ValueError: it has no sub-folders, no such files in them, one that is no class, or cannot be
-            listed.
+        ValueError: it has no sub-folders, no such files in them, a sub-folder that is not a class,
+        or cannot be listed.
         RemoteError: the server failed for longer than ``retry_s``, or for good.
         ImportError: a package is missing.
     """
@@ -91,7 +91,7 @@ class RemoteFolderSource(RemoteSource):
         return self.classes if name == "class_names" else super().attribute(name)
 
     def identity(self) -> str | None:
-        """Return the folder's URL, if its server told a version of every file."""
+        """Return the folder's URL, if its server sent a version of every file."""
         told = all(listing.versions.all() for listing in self._found)
         return self._asked.identity_of(self._root.url) if told else None
 
@@ -115,7 +115,7 @@ class FilesSource(IndexedSource):
     """Whole files by path or URL.
 
     Attributes:
-        access: how their file system is reached; None for local files.
+        access: how to open their file system; None for local files.
 
     Args:
         files: paths or URLs, all of one file system, in this order; or one of them; or a pattern
@@ -124,11 +124,11 @@ class FilesSource(IndexedSource):
         options: for URLs, how they are listed and read.
 
     Raises:
-        FileNotFoundError: no file fits the pattern.
-        ValueError: there are no files in the list, or of several file systems; or the one named is
-            a pipe, a socket or a device. (In a list it is an example that fails; what fits a
-            pattern is left out, with a warning.)
-        TypeError: there is something else than paths in the list.
+        FileNotFoundError: no file matches the pattern.
+        ValueError: the list is empty, or has files of several file systems; or a single named file
+        is a pipe, a socket or a device. (In a list it is an example that fails; one that matches a
+        pattern is left out, with a warning.)
+        TypeError: the list contains other objects than paths.
         RemoteError, ImportError: as in ``RemoteFolderSource``.
     """
 
@@ -182,13 +182,13 @@ class FilesSource(IndexedSource):
         return os.path.basename(file) if self.access is None else file
 
     def identity(self) -> str | None:
-        """Return "files", where fingerprints tell them apart: a version of each is known."""
+        """Return "files" if every file's version is known, so that fingerprints identify them."""
         if self.access is None:
             return "files"
         return "files" if self._versions is not None and self._versions.all() else None
 
     def fingerprint(self, index: int) -> Fingerprint:
-        """Return that of a local file as it is now; of others URL, size, version as listed."""
+        """Return a local file's current fingerprint; for others URL, size, version as listed."""
         if self.access is None:
             path = os.path.abspath(self._files[index])
             return of_file(path, os.stat(path))
@@ -206,13 +206,13 @@ class FilesSource(IndexedSource):
         return File(self.locate(index).url, data)
 
     def _list_matching(self, pattern: str) -> Names:
-        """List the files that fit, from the last folder on that the pattern spells out."""
+        """List the matching files, from the pattern's last folder without wildcards on."""
         if self.access is None:
             literal = not glob.has_magic(pattern)
             found = [pattern] if literal else sorted(glob.glob(pattern, recursive=True))
             special = [file for file in found if is_special(file)]
             if literal and special:
-                raise ValueError(f"{pattern} is no regular file, and cannot be an example")
+                raise ValueError(f"{pattern} is not a regular file, so it cannot be an example")
             warn_left_out(self._name, special)
             files = Names([file for file in found if os.path.isfile(file)])
         elif (start := _find_pattern(pattern)) is None:
@@ -226,7 +226,7 @@ class FilesSource(IndexedSource):
             self._listing, self._versions = (root, listing.sizes), listing.versions
             files = listing.names
         if not len(files):
-            raise FileNotFoundError(f"no file fits {pattern}")
+            raise FileNotFoundError(f"no file matches {pattern}")
         return files
 
 
@@ -245,7 +245,10 @@ def _find_protocol(files: Sequence[str]) -> str:
         return "https"
     if len(found) > 1:
         kinds = ", ".join(f"{kind}://" if kind else "local paths" for kind in sorted(found))
-        raise ValueError(f"from_files reads from one file system, not from {kinds}")
+        raise ValueError(
+            f"from_files reads from one file system, not from {kinds}: make a pipeline for each, "
+            "and mix() them"
+        )
     return found.pop()
 
 

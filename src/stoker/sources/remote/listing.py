@@ -44,7 +44,7 @@ class Lister:
         self._slots = asyncio.Semaphore(options.requests)
 
     async def list_classes(self, suffixes: Sequence[str]) -> tuple[list[str], list[Listing]]:
-        """List files with such suffixes by class folder; in both a sorted local folder's order.
+        """List files with these suffixes by class folder; both in a sorted local folder's order.
 
         Raises ValueError where there are no class folders; FileNotFoundError, RemoteError.
         """
@@ -68,7 +68,7 @@ class Lister:
         return self._select(entries, meant.fullmatch, f"{folder}/")
 
     async def list_matching(self, pattern: str) -> Listing:
-        """List files below the root that fit a pattern; hidden ones only where it names such."""
+        """List files below the root that match a pattern; hidden ones only if it names them."""
         from fsspec.utils import glob_translate
 
         pattern = self._storage.unquote(pattern)
@@ -90,9 +90,12 @@ class Lister:
         )
 
     async def _list_below(self, folder: str, levels: int | None, depth: int = 0) -> Entries:
-        """List all files below a folder, or those in it and so many levels of folders."""
+        """List all files below a folder, or down to so many levels."""
         if depth > _DEEPEST:
-            raise ValueError(f"{self._url_of(folder)}: too deep; does a link lead into itself?")
+            raise ValueError(
+                f"{self._url_of(folder)}: the folders are nested too deep; check whether a link "
+                "leads back to its own folder"
+            )
         if levels is None:
             all_at_once = await self._ask(self._storage.list_below, folder)
             if all_at_once is not None:
@@ -127,7 +130,7 @@ class Lister:
 
 
 async def _gather(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Await all; when one fails, the others are cancelled, and nothing is left."""
+    """Await all; when one fails, cancel and await the others."""
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:
         return list(await asyncio.gather(*tasks))

@@ -1,4 +1,4 @@
-"""What users say of files behind URLs, whatever these hold."""
+"""``RemoteOptions``: the user's settings for reading files at URLs."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from stoker.basics.validate import is_whole_number
 
 @dataclass(frozen=True)
 class RemoteOptions:
-    """How files behind URLs are read; checked when it is made, and passed on whole.
+    """Settings for reading files at URLs; checked when made, and passed on whole.
 
     Attributes:
-        requests: how many files are read (or folders listed) at a time, at most.
-        retry_s: for how long after its first failure a file, or a listing, is asked for again.
-        storage_options: what fsspec's file system is made with; a copy of what was given.
+        requests: the most files that are read (or folders listed) at a time.
+        retry_s: seconds after the first failure in which a file, or a listing, is requested again.
+        storage_options: the arguments of fsspec's file system; a copy of the user's.
 
-    Raises TypeError or ValueError for values that cannot be.
+    Raises TypeError or ValueError for invalid values.
     """
 
     requests: int = 32
@@ -27,10 +27,10 @@ class RemoteOptions:
 
     def __post_init__(self) -> None:
         if not is_whole_number(self.requests):
-            raise TypeError(f"requests is a whole number, not {self.requests!r}")
+            raise TypeError(f"requests= must be a whole number, not {self.requests!r}")
         if self.requests < 1:
-            raise ValueError(f"requests is at least 1, not {self.requests}")
+            raise ValueError(f"requests= must be at least 1, not {self.requests}")
         if not self.retry_s >= 0:
-            raise ValueError(f"retry_s is a number of seconds, not {self.retry_s!r}")
+            raise ValueError(f"retry_s= must be a number of seconds, not {self.retry_s!r}")
         # A user may change the mapping later, and file systems are opened again and again.
         object.__setattr__(self, "storage_options", dict(self.storage_options))

@@ -1,4 +1,4 @@
-"""Parquet files behind URLs: a row group is a range of its file, read ahead while there is room."""
+"""Parquet files at URLs: a row group is a range of its file, read ahead while there is room."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _AHEAD_SHARE = 0.25
 class RemoteParquetSource(RemoteSource, ParquetSource):
     """The rows of Parquet files at URLs, all of one file system; else as ``ParquetSource``.
 
-    Of a row group one range is read: from the first of the columns that are read to the last one.
+    For a row group one range is read: from its first wanted column to its last.
 
     Args:
         options: how they are listed and read.
@@ -60,7 +60,7 @@ class RemoteParquetSource(RemoteSource, ParquetSource):
         return BlockReader(self, self.access.reader(self), ahead_bytes)
 
     def identity(self) -> str | None:
-        """Return the columns, if the server told a version of every file."""
+        """Return the columns, if the server sent a version of every file."""
         told = all(file.version.modified_ns for file in self._files)
         return super().identity() if told else None
 
@@ -70,7 +70,7 @@ class RemoteParquetSource(RemoteSource, ParquetSource):
         return Fingerprint(file.path, *file.version[:2], row)
 
     def locate(self, index: int) -> RemoteFile:
-        """Tell where a row group is."""
+        """Return a row group's range."""
         start, end = self._spans[index]
         file = self._files[self._groups[index][0]]
         return RemoteFile(None, file.path, end - start, start, *file.version[:2])
@@ -87,7 +87,7 @@ class RemoteParquetSource(RemoteSource, ParquetSource):
         except (OSError, ValueError) as error:  # pyarrow's are of these kinds
             raise ValueError(
                 f"{path}, row group {within}, is damaged, or the file has changed since the "
-                f"pipeline was built: {error}"
+                f"pipeline was built ({error}): build the pipeline again"
             ) from error
         return table.select(self._columns)
 
@@ -112,7 +112,7 @@ class RemoteParquetSource(RemoteSource, ParquetSource):
             yield url, FileVersion(size, version), self._metadata[url]
 
     def _span(self, group: int) -> tuple[int, int]:
-        """Return where the columns of a row group that are read begin, and end."""
+        """Return the first and last byte of a row group's wanted columns."""
         number, within = self._groups[group]
         about = self._metadata[self._files[number].path].row_group(within)
         chunks = [about.column(at) for at in range(about.num_columns)]
@@ -123,7 +123,7 @@ class RemoteParquetSource(RemoteSource, ParquetSource):
 
 
 class _Part(SeekableFile):
-    """A file of which only a part is there."""
+    """A file of which only a part is in memory."""
 
     def __init__(self, data: bytes, start: int, size: int) -> None:
         super().__init__(size)

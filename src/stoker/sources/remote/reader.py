@@ -28,27 +28,27 @@ _CLOSED = "the reader is closed"
 
 
 class RemoteFile(NamedTuple):
-    """Where a file is, and how large."""
+    """A file's address and size."""
 
     path: str | None
-    """As its file system has it; None: the URL tells."""
+    """Its path in the file system; None: derived from the URL."""
     url: str
-    """As people have it."""
+    """Its URL, for people."""
     size: int
     """In bytes, or ``UNKNOWN``."""
     start: int | None = None
-    """Where the part begins that is read, and is of this size; None: all of it is read."""
+    """The first byte of the part to read, of this size; None: the whole file."""
     whole_bytes: int = -1
-    """The size of a file of which a part is read, as it was found, or ``UNKNOWN``."""
+    """The whole file's size when it was listed, or ``UNKNOWN``."""
     version: int = 0
-    """That of the file, as it was found, as ``Entries`` has it; 0: not told."""
+    """The file's version when it was listed, as in ``Entries``; 0: unknown."""
 
 
 class Files(Protocol):
-    """What a reader asks of its source, from any thread."""
+    """A reader's view of its source; called from any thread."""
 
     def locate(self, index: int) -> RemoteFile:
-        """Tell where a file is."""
+        """Return a file's address."""
         ...
 
     def example(self, index: int, data: bytes) -> Any:
@@ -57,7 +57,7 @@ class Files(Protocol):
 
 
 class _Read(OneShot[bytes]):
-    """One file that was asked for. Only the loop's thread completes it."""
+    """One requested file. Only the loop's thread completes it."""
 
     def __init__(self, index: int) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class RemoteReader:
 
     Attributes:
         requests: how many reads may be under way.
-        retries: how often a file was asked for again after a passing failure.
+        retries: how often a file was requested again after a passing failure.
     """
 
     def __init__(self, files: Files, storage: Storage, options: RemoteOptions) -> None:
@@ -88,7 +88,7 @@ class RemoteReader:
         self._loop = storage.loop
 
     def expect(self, indices: Indices) -> None:
-        """Begin to read these files, after what was expected before; each is for one ``fetch``.
+        """Start to read these files, after earlier expected ones; each is for one ``fetch``.
 
         Returns at once. Does nothing once closed.
         """
@@ -101,10 +101,10 @@ class RemoteReader:
         self._wake()
 
     def fetch(self, indices: Indices) -> list[Any]:
-        """Return the examples at these indices; what was not expected is read before all else.
+        """Return the examples at these indices; unexpected ones are read before all others.
 
-        When one of several fails, all of them stay expected, so that asking for them one by one
-        tells which it is and reads nothing twice.
+        When one of several fails, all of them stay expected, so that fetching them one by one finds
+        the failing one and reads nothing twice.
 
         Raises FileNotFoundError, RemoteError; RuntimeError once closed.
         """
@@ -133,8 +133,8 @@ class RemoteReader:
     def close(self) -> None:
         """Give up all reads and connections; waiting calls get a RuntimeError.
 
-        May be called by any thread, by finalisers, and again. Waits for the end of what was under
-        way, but never long: nothing in it waits for a server.
+        May be called by any thread, by finalizers, and repeatedly. Waits for reads under way, but
+        never long: it waits for no server.
         """
         with deferred(again_soon):
             with self._lock:
@@ -225,20 +225,20 @@ def _to_ints(indices: Indices) -> list[int]:
 
 
 class BlockFiles(Protocol):
-    """What a reader of blocks asks of its source, from any thread.
+    """A block reader's view of its source; called from any thread.
 
     Attributes:
-        held: the blocks that are kept.
+        held: the kept blocks.
     """
 
     held: HeldBlocks
 
     def blocks_of(self, indices: Indices) -> NDArray[Any]:
-        """Return the numbers of the blocks that examples lie in."""
+        """Return the numbers of the blocks that contain examples."""
         ...
 
     def locate(self, index: int) -> RemoteFile:
-        """Tell where a block is."""
+        """Return a block's address."""
         ...
 
     def examples_of(self, indices: Indices, read: Callable[[int], Any]) -> list[Any]:
@@ -247,17 +247,17 @@ class BlockFiles(Protocol):
 
 
 class BlockReader:
-    """Reads the blocks that examples of one epoch lie in; any thread may call it.
+    """Reads the blocks that contain an epoch's examples; any thread may call it.
 
-    Each that was expected is read once, since nobody expects one that is held.
+    Each expected block is read once, since a held block is never expected.
 
     Args:
-        blocks: what is read.
+        blocks: the source of blocks.
         inner: reads blocks by their numbers.
         ahead_bytes: blocks are expected as long as they are no larger than that together.
 
     Attributes:
-        requests: how many examples the engine should tell of before they are fetched.
+        requests: how many examples the engine should expect ahead of fetching them.
     """
 
     def __init__(self, blocks: BlockFiles, inner: RemoteReader, ahead_bytes: int) -> None:
@@ -284,7 +284,7 @@ class BlockReader:
         return self._blocks.examples_of(indices, self._read)
 
     def close(self) -> None:
-        """Give up what is under way."""
+        """Cancel the reads under way."""
         self._inner.close()
 
     def _read(self, block: int) -> Any:

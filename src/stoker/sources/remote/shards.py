@@ -1,6 +1,6 @@
-"""Shards behind a URL: an example, or a run of neighbours, is a range, read by one request.
+"""Shards at URLs: an example, or a run of neighbours, is a range, read by one request.
 
-Runs are read where an epoch's order keeps neighbours together, and kept while they are wanted.
+Runs are read if an epoch's order keeps neighbours together, and kept while needed.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class RemoteShardSource(RemoteSource, ShardSource):
         return BlockReader(runs, self.access.reader(runs), AHEAD_BYTES)
 
     def locate(self, index: int) -> RemoteFile:
-        """Tell the range from the header of the example's first file to the end of its last."""
+        """Return the range from the header of the example's first file to the end of its last."""
         shard, number = self._locate(index)
         places = shard.files_of(number).values()
         start, _, inflated_bytes = min(places)
@@ -120,7 +120,7 @@ class RemoteShardSource(RemoteSource, ShardSource):
         if inflated_bytes < 0 and not is_header(data[:HEADER_BYTES], size):
             raise ValueError(
                 f"example {shard.keys[number]!r}: {shard.path} has changed since the pipeline was "
-                "built: build it anew"
+                "built: build the pipeline again"
             )
 
         def read(start: int, nbytes: int) -> bytes:
@@ -133,7 +133,7 @@ class RemoteShardSource(RemoteSource, ShardSource):
         return f"{shard.path}/{shard.keys[number]}"
 
     def identity(self) -> str | None:
-        """Return the fields, if the server told a version of every shard."""
+        """Return the fields, if the server sent a version of every shard."""
         told = all(shard.version.modified_ns for shard in self._shards)
         return super().identity() if told else None
 
@@ -157,7 +157,7 @@ class RemoteShardSource(RemoteSource, ShardSource):
 
 
 def _refuse_scattered(shard: ShardIndex) -> None:
-    """Refuse a shard whose examples would be read with much that lies between their files."""
+    """Refuse a shard whose examples' files lie far apart: one request would read all in between."""
     starts, stops = spans_of(shard)
     if not len(starts):
         return
@@ -169,12 +169,12 @@ def _refuse_scattered(shard: ShardIndex) -> None:
         raise UnusableShardError(
             f"{shard.path}: the files of example {shard.keys[worst]!r} lie {int(spans[worst]):,} "
             f"bytes apart, and one request would read all of these for {int(wanted[worst]):,}: "
-            "pack the shard anew, the files of an example behind one another"
+            "pack the shard again, with the files of each example one after another"
         )
 
 
 class _RemoteShard:
-    """A file behind a URL, read by offset, by one thread, until ``ended`` says something."""
+    """A file at a URL, read by offset, by one thread, until ``ended`` is set."""
 
     def __init__(
         self, url: str, storage: Storage, options: RemoteOptions, ended: list[bool]
@@ -217,18 +217,18 @@ class Runs(NamedTuple):
     """The runs of all shards, one after another."""
 
     examples: Numbering
-    """Of each, and of all of them: how they are numbered."""
+    """The numbering of examples in each run, and of runs in all shards."""
     shards: NDArray[np.int64]
     starts: NDArray[np.int64]
-    """In bytes of its shard."""
+    """The range in bytes of its shard."""
     stops: NDArray[np.int64]
 
 
 class Examples(Protocol):
-    """The examples that lie in the runs."""
+    """The examples of the runs."""
 
     def locate(self, index: int) -> RemoteFile:
-        """Tell where an example is."""
+        """Return an example's address."""
         ...
 
     def example(self, index: int, data: bytes) -> Any:
@@ -252,7 +252,7 @@ class ShardRuns:
     Args:
         runs: of all shards.
         files: of each shard its URL and version.
-        examples: what is made of a run.
+        examples: makes examples from a run.
     """
 
     def __init__(
@@ -291,7 +291,7 @@ class ShardRuns:
 
 
 def find_runs(shards: Sequence[ShardIndex]) -> Runs:
-    """Cut shards into runs: of their examples as they are numbered, and no further than a shard."""
+    """Cut shards into runs of consecutive examples; no run spans two shards."""
     parts = []
     for number, shard in enumerate(shards):
         starts, stops = spans_of(shard)
@@ -312,7 +312,7 @@ def find_runs(shards: Sequence[ShardIndex]) -> Runs:
 
 
 def spans_of(shard: ShardIndex) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return where each example begins, with the header of its first file, and where it ends."""
+    """Return each example's range, from the header of its first file to its end."""
     ends, _, starts, nbytes, inflated_bytes = shard.places
     if not len(ends):
         return ends, ends

@@ -1,4 +1,4 @@
-"""What sources behind URLs share: how their file system is reached, and who reads ahead."""
+"""The base of sources at URLs: opening their file system, and reading ahead."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ T = TypeVar("T")
 class RemoteSource(IndexedSource):
     """Examples of one remote file system.
 
-    It is ``Files`` for its readers. What is open belongs to these.
+    It is ``Files`` for its readers. Open connections belong to the readers.
 
     Attributes:
-        access: how the file system is reached.
+        access: how to open the file system.
     """
 
     access: Access
 
     @abstractmethod
     def locate(self, index: int) -> RemoteFile:
-        """Tell what is read for an example; where blocks are read, for a block."""
+        """Return the file or range of an example, or of a block if blocks are read."""
 
     @abstractmethod
     def example(self, index: int, data: bytes) -> Any:
-        """Make the example, or the block, of what was read."""
+        """Make the example, or the block, from its bytes."""
 
     def reader(self, selection: Selection | None = None) -> Reader:
         """Open the file system for reading ahead."""
@@ -53,7 +53,7 @@ class RemoteSource(IndexedSource):
 
 
 class Root(NamedTuple):
-    """A folder that was listed."""
+    """A listed folder."""
 
     path: str
     """As its file system has it."""
@@ -61,14 +61,14 @@ class Root(NamedTuple):
     """As people have it."""
 
     def locate(self, name: str, size: int) -> RemoteFile:
-        """Tell where a file of the listing is."""
+        """Return the address of a listed file."""
         between = "" if self.url.endswith("/") else "/"
         return RemoteFile(f"{self.path}/{name}", f"{self.url}{between}{name}", size)
 
 
 @dataclass(frozen=True)
 class Access:
-    """How one file system is reached.
+    """How to open one file system.
 
     Attributes:
         url: a folder, or any file.

@@ -22,21 +22,21 @@ _SLOWEST_BYTES_PER_S = 100_000
 _LARGE_BYTES = 30_000_000
 # No size is negative.
 UNKNOWN = -1
-SIZE_UNTOLD = "the server does not tell its size"
+SIZE_UNTOLD = "the server does not send its size"
 _TAGS = ("ETag", "etag", "md5Hash")  # of the content
 _TIMES = ("LastModified", "last_modified", "updated", "created")  # that servers set themselves
 _WEAK = ("mtime", "ino")  # writers may set this time back: alone it says nothing
 
 
 class Entries(NamedTuple):
-    """What is in a folder: names, quoted where they are parts of URLs."""
+    """The contents of a folder: names, quoted where they are parts of URLs."""
 
     folders: list[str]
     files: list[str]
     sizes: list[int]
-    """Of the files, in bytes; ``UNKNOWN`` where they are not told."""
+    """The files' sizes in bytes; ``UNKNOWN`` where not listed."""
     versions: list[int]
-    """Of the files: digests of tags, or of times that no writer sets; 0 where neither is told."""
+    """The files' versions: digests of ETags, or of times that no writer sets; 0 without either."""
 
 
 class Storage(ABC):
@@ -58,23 +58,23 @@ class Storage(ABC):
     ) -> bytes:
         """Read so many bytes, at least one, of a file that had ``whole_bytes`` (or ``UNKNOWN``).
 
-        Raises UnusableError where whole files alone are sent, or the answer tells another size or
-        another ``version`` (0: not known).
+        Raises UnusableError where the server sends only whole files, or the answer has another size
+        or another ``version`` (0: unknown).
         """
 
     @abstractmethod
     async def look_up(self, path: str) -> tuple[int, int]:
         """Return the size of a file and its version, as in ``Entries``.
 
-        Raises UnusableError where its size is not told.
+        Raises UnusableError where the server does not send its size.
         """
 
     @abstractmethod
     async def list_folder(self, path: str) -> Entries:
-        """List a folder; NoListingError says that what came is none."""
+        """List a folder. Raises NoListingError if the answer is not a listing."""
 
     async def list_below(self, path: str) -> Entries | None:
-        """List all files below a folder at once, or return None where that cannot be done."""
+        """List all files below a folder in one request, or return None if the storage cannot."""
         return None
 
     @abstractmethod
@@ -83,11 +83,11 @@ class Storage(ABC):
 
     @abstractmethod
     def unquote(self, name: str) -> str:
-        """Return a name as people know it."""
+        """Return an unquoted name."""
 
     @abstractmethod
     async def close(self) -> None:
-        """Close what belongs to this object alone."""
+        """Close this object's own resources."""
 
 
 def import_extra(module: str, url: str) -> Any:
@@ -119,7 +119,7 @@ class FileStorage(Storage):
     async def read_part(
         self, path: str, start: int, nbytes: int, whole_bytes: int, version: int = 0
     ) -> bytes:
-        """Read a part of a file, and compare its length; the file's own is not told."""
+        """Read a part of a file, and compare its length; the whole file's is not available."""
         part = self._call("cat_file", path, start=start, end=start + nbytes)
         return await self._read_in_time(part, nbytes)
 
@@ -209,7 +209,7 @@ def _find_values(info: Mapping[str, Any], names: Iterable[str]) -> list[str]:
 
 
 async def _run_in_thread(function: Callable[[], Any]) -> Any:
-    """Run it in a daemon thread: one that hangs for good must not hold up the interpreter's end."""
+    """Run in a daemon thread: a call that hangs for ever must not delay the interpreter's end."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Any] = loop.create_future()
 

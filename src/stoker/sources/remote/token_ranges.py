@@ -1,4 +1,4 @@
-"""Token files behind URLs: a window is a range of its file, read by one request."""
+"""Token files at URLs: a window is a range of its file, read by one request."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class RemoteTokenSource(RemoteSource, TokenSource):
         return self._window(np.frombuffer(data, self._locate(index)[0].dtype))
 
     def identity(self) -> str | None:
-        """Return what a window is, if the server told a version of every file."""
+        """Return the windows' settings, if the server sent a version of every file."""
         told = all(file.version.modified_ns for file in self._files)
         return super().identity() if told else None
 

@@ -1,4 +1,4 @@
-"""Files at URLs that are read in parts: which are meant, how large they are, what is in them."""
+"""Files at URLs that are read in parts: patterns, sizes and first bytes."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from stoker.sources.remote.storage import Storage
 
 
 class RemotePart(NamedTuple):
-    """What a server told of a file, and some of its bytes.
+    """A file's size and version from the server, and some of its bytes.
 
     Attributes:
-        version: a digest of its tag or time, 0 where neither is told.
-        data: the part that was asked for.
+        version: a digest of its ETag or time, 0 without either.
+        data: the requested part.
     """
 
     url: str
@@ -32,28 +32,30 @@ class RemotePart(NamedTuple):
 
 
 def access_to(given: Paths, options: RemoteOptions) -> Access:
-    """Return how the file system of these URLs is reached."""
+    """Return the access to the file system of these URLs."""
     first = next(iter(given)) if _is_list(given) else given
     return Access(str(first), options)
 
 
 def find_urls(given: Paths, access: Access, suffix: str = "") -> list[str]:
-    """Return the files that are meant: a list in its order, what fits a pattern sorted.
+    """Return the matching files: a list's in its order, a pattern's sorted.
 
     Args:
         given: URLs or patterns; braces are expanded first.
         access: to their file system.
-        suffix: of a folder, the files below it that end so (``is_aside`` left out): a URL that
-            ends otherwise is one.
+        suffix: for a folder, find files below it with this suffix (without ``is_aside``); a URL
+            with another suffix is a folder.
 
-    Raises FileNotFoundError where a pattern fits nothing; ValueError for local paths among URLs;
+    Raises FileNotFoundError where a pattern matches no file; ValueError for local paths among URLs;
     RemoteError.
     """
     texts = [os.fspath(each) for each in given] if _is_list(given) else [str(given)]
     urls: list[str] = []
     for url in itertools.chain.from_iterable(map(expand_braces, texts)):
         if "://" not in url:
-            raise ValueError(f"{url} is a local path, among URLs: read them apart")
+            raise ValueError(
+                f"{url} is a local path among URLs: make a pipeline for each, and mix() them"
+            )
         is_folder = suffix and not url.endswith(suffix) and "*" not in url
         folder = f"{url.rstrip('/')}/"
         found = FilesSource(f"{folder}**/*{suffix}" if is_folder else url, access.options)
@@ -65,7 +67,7 @@ def find_urls(given: Paths, access: Access, suffix: str = "") -> list[str]:
                 if not one.startswith(folder) or not is_aside(one[len(folder) :])
             ]
         if not each:
-            raise FileNotFoundError(f"no file fits {folder}**/*{suffix}")
+            raise FileNotFoundError(f"no file matches {folder}**/*{suffix}")
         urls += each
     return urls
 
@@ -73,10 +75,10 @@ def find_urls(given: Paths, access: Access, suffix: str = "") -> list[str]:
 def read_parts(
     urls: list[str], access: Access, part: Callable[[str, int], tuple[int, int]]
 ) -> list[RemotePart]:
-    """Look all files up, many at a time, and read of each the part that is named for its size.
+    """Look up all files, many at a time, and read a part of each that depends on its size.
 
     Args:
-        part: given URL and size, returns where the part begins, and how many bytes it has (or 0).
+        part: given URL and size, returns the part's first byte, and its number of bytes (or 0).
 
     Raises FileNotFoundError, RemoteError, also for a server that sends whole files only.
     """

@@ -1,7 +1,7 @@
 """HTTP as a file system: files are read whole, index pages are the listings.
 
-Of fsspec's file system only the session is used, since that does not tell a failed answer from a
-broken connection, and misreads links with quoted characters.
+Only the session of fsspec's file system is used, since the file system does not distinguish a
+failed answer from a broken connection, and misreads links with quoted characters.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class WebStorage(Storage):
         self._request = {"timeout": timeout, **fs.kwargs, "headers": headers}
 
     async def read(self, path: str, size: int) -> bytes:
-        """Read a file; that its length is what the answer tells is checked by the session."""
+        """Read a file; the session checks its length against the answer's header."""
         data, answer = await self._get(path)
         _check_tells_length(answer)
         if len(data) != size != UNKNOWN:
@@ -84,12 +84,12 @@ class WebStorage(Storage):
         if size.isdecimal() and int(size) != whole_bytes != UNKNOWN:
             raise UnusableError(
                 f"it has {int(size):,} bytes now, and had {whole_bytes:,} when the pipeline was "
-                "built: build it anew"
+                "built: build the pipeline again"
             )
         if version and _version_of(answer) != version:
             raise UnusableError(
-                "its ETag or Last-Modified is another one now than when the pipeline was built, so "
-                "that parts of two files would be mixed: build it anew"
+                "its ETag or Last-Modified has changed since the pipeline was built, so parts of "
+                "two files would be mixed: build the pipeline again"
             )
         if len(data) != nbytes or not told.replace("=", " ").startswith(f"bytes {start}-"):
             raise TruncatedError(f"{len(data)} bytes instead of {nbytes} ({told or 'no range'})")
@@ -108,7 +108,7 @@ class WebStorage(Storage):
         url = f"{path}/"
         page, answer = await self._get(url)
         if answer.content_type not in ("text/html", "application/xhtml+xml"):
-            raise NoListingError(f"{url} is no listing of a folder: it is {answer.content_type}")
+            raise NoListingError(f"{url} is not a listing of a folder: it is {answer.content_type}")
         _check_tells_length(answer)
         names = _find_links(page.decode("utf-8", "surrogateescape"), str(answer.url))
         files = [name for name in names if not name.endswith("/")]
@@ -116,7 +116,7 @@ class WebStorage(Storage):
         return Entries(folders, files, [UNKNOWN] * len(files), [0] * len(files))
 
     def to_path(self, url: str) -> str:
-        """Return the URL; quoted, where it holds what no URL may."""
+        """Return the URL, with invalid characters quoted."""
         return url if _LEGAL_URL.fullmatch(url) else str(self._yarl.URL(url))
 
     def unquote(self, name: str) -> str:
@@ -137,7 +137,7 @@ class WebStorage(Storage):
             async with session.get(self._yarl.URL(url, encoded=True), **request) as answer:
                 if expected == 206 and answer.status == 200:
                     raise UnusableError(
-                        "the server sends whole files only, not parts of them (ranges): copy the "
+                        "the server sends only whole files, not parts of them (ranges): copy the "
                         "file to a local disk"
                     )
                 if answer.status != expected:
@@ -145,26 +145,28 @@ class WebStorage(Storage):
                     raise StatusError(answer.status, answer.reason, retry_after)
                 encoding = answer.headers.get("Content-Encoding", "identity").strip().lower()
                 if encoding != "identity":
-                    raise UnusableError(f"the answer is encoded ({encoding}), unasked")
+                    raise UnusableError(
+                        f"the answer is encoded ({encoding}), which was not requested"
+                    )
                 return await _read_body(answer, url), answer
         except TimeoutError as error:
             raise StalledError(f"no answer for {storage.STALL_S:g} s") from error
         except self._aiohttp.TooManyRedirects as error:
             raise UnusableError(f"more than {len(error.history)} redirects") from error
         except self._aiohttp.ClientResponseError as error:  # whose status is made up
-            raise GarbledError(f"the answer is no HTTP: {_shorten(error.message)}") from error
+            raise GarbledError(f"the answer is not HTTP: {_shorten(error.message)}") from error
         except self._aiohttp.RedirectClientError as error:
             raise UnusableError(f"it redirects to {_shorten(str(error))}") from error
 
 
 def _version_of(answer: Any) -> int:
-    """Return the version that an answer tells, as in ``Entries``."""
+    """Return the version in an answer's headers, as in ``Entries``."""
     told = [answer.headers[name] for name in ("ETag", "Last-Modified") if name in answer.headers]
     return digest_of(told[:1])
 
 
 async def _read_body(answer: Any, url: str) -> bytes:
-    """Read a body, however long, as long as there is the memory for it."""
+    """Read a body of any length that fits into memory."""
     if answer.content_length is not None:
         refuse_too_large(answer.content_length, url)
         return bytes(await answer.read())
@@ -179,10 +181,10 @@ async def _read_body(answer: Any, url: str) -> bytes:
 
 
 def _check_tells_length(answer: Any) -> None:
-    """Refuse an answer that does not tell its length: it may be cut short."""
+    """Refuse an answer without a length: it may be cut short."""
     chunked = "chunked" in answer.headers.get("Transfer-Encoding", "").lower()
     if answer.content_length is None and not chunked:
-        raise UnusableError("the answer does not tell its length")
+        raise UnusableError("the answer does not give its length")
 
 
 def _shorten(text: str) -> str:

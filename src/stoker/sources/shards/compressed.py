@@ -1,4 +1,4 @@
-"""Tar shards that were compressed as a whole: nothing in them has an offset; they are a stream."""
+"""Tar shards that were compressed as a whole: a stream, since their files have no offsets."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _DAMAGE = (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, ValueError, O
 
 
 def compressed_kinds(shards: Paths) -> dict[str, str]:
-    """Return those of the files that are compressed as a whole, and how.
+    """Return the files that are compressed as a whole, with their kinds of compression.
 
     Raises FileNotFoundError, ValueError, TypeError as ``find_files`` does.
     """
@@ -39,9 +39,9 @@ def compressed_kinds(shards: Paths) -> dict[str, str]:
 
 
 class CompressedTarSource(IterableSource):
-    """The examples of compressed tar shards, one after another; it has a state of its own.
+    """The examples of compressed tar shards, one after another; it has its own state.
 
-    Raises ValueError where some of the shards are not compressed, or by means that Python lacks.
+    Raises ValueError where some shards are not compressed, or in a way that Python cannot read.
     """
 
     def __init__(self, shards: Paths, fields: Sequence[str] | None) -> None:
@@ -57,7 +57,7 @@ class CompressedTarSource(IterableSource):
 
 
 class _Shards:
-    """What is iterated. A state is which shard is read, and how many examples of it were."""
+    """The iterable. A state is the current shard, and how many of its examples were read."""
 
     def __init__(self, paths: list[str], fields: Sequence[str] | None) -> None:
         self._fields = None if fields is None else names_in("fields", fields, "['jpg', 'cls']")
@@ -88,9 +88,11 @@ class _Shards:
 
 
 def _examples(path: str, version: FileVersion, opener: Any) -> Iterator[dict[str, Any]]:
-    """Yield what follows one another under one key."""
+    """Yield consecutive files with the same key."""
     if OpenFile(path).version() != version:
-        raise ValueError(f"{path} has changed since the pipeline was built: build it anew")
+        raise ValueError(
+            f"{path} has changed since the pipeline was built: build the pipeline again"
+        )
     example: dict[str, Any] = {}
     try:
         with (
@@ -108,7 +110,7 @@ def _examples(path: str, version: FileVersion, opener: Any) -> Iterator[dict[str
                     example = {}
                 if field in example:
                     raise UnusableShardError(
-                        f"{path}: example {key!r} has {field!r} twice: pack the shard anew"
+                        f"{path}: example {key!r} has {field!r} twice: pack the shard again"
                     )
                 content = tar.extractfile(member)
                 assert content is not None  # of a regular file
@@ -127,10 +129,9 @@ def _opener(path: str) -> Any:
     kind = compression_of(file.read(0, min(_HEAD_BYTES, version.size_bytes)))
     if not kind:
         raise ValueError(
-            f"{path} is not compressed, and others are: give those alone, which are read by number"
+            f"{path} is not compressed, and other shards are: give uncompressed shards to their "
+            "own from_tar(), which reads them by number"
         )
     if kind not in _OPEN:
-        raise ValueError(
-            f"{path} is compressed by {kind}, which Python does not read: decompress it"
-        )
+        raise ValueError(f"{path} is compressed by {kind}, which Python cannot read: decompress it")
     return _OPEN[kind]

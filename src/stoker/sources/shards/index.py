@@ -1,4 +1,4 @@
-"""The index of a shard: its examples by number, and where the files of each lie."""
+"""The index of a shard: its examples by number, and the offsets of their files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ASIDE = "__"  # files and folders such as __MACOSX
 
 
 class Places(NamedTuple):
-    """Where the files of a shard lie: a row for each, those of an example together."""
+    """The offsets of a shard's files: a row for each, an example's rows together."""
 
     ends: NDArray[np.int64]
     """For each example, the number of its last file and one."""
@@ -41,12 +41,12 @@ class ShardIndex(NamedTuple):
     path: str
     version: FileVersion
     keys: Names
-    """What all files of an example are called, up to the first dot of the last part."""
+    """The example's key: its files' common name up to the first dot of the last component."""
     fields: list[str]
-    """What comes behind that dot, in any example."""
+    """The fields: the names' parts after that dot, over all examples."""
     places: Places
     damage: str
-    """What is wrong with the shard, and "" where nothing is."""
+    """The shard's damage, or ""."""
 
     def files_of(self, example: int) -> dict[str, list[int]]:
         """Return start, bytes and inflated bytes (or -1) for each field of an example."""
@@ -66,7 +66,7 @@ class ShardIndex(NamedTuple):
 
 
 def split_name(name: str) -> tuple[str, str] | None:
-    """Split a member's name into key and field, as WebDataset does; None for what is neither."""
+    """Split a member's name into key and field, as WebDataset does; None without a suffix."""
     folder, slash, last = name.rpartition("/")
     stem, dot, field = last.partition(".")
     if not stem or not dot or (stem + dot).startswith(_ASIDE) or folder.startswith(_ASIDE):
@@ -77,14 +77,14 @@ def split_name(name: str) -> tuple[str, str] | None:
 def build_index(file: ShardFile) -> ShardIndex:
     """Read the headers of a shard.
 
-    Damage is told in the index: what comes before it can be read.
+    The index notes damage: examples before it can be read.
 
-    Raises UnusableShardError for what is no shard, and for one whose example has a field twice;
-    OSError.
+    Raises UnusableShardError for a file that is not a shard, and for a shard in which an example
+    has a field twice; OSError.
     """
     path, version = file.path, file.version()
     if not version.size_bytes:
-        raise UnusableShardError(f"{path} is empty: it is no tar archive")
+        raise UnusableShardError(f"{path} is empty: it is not a tar archive")
     head = file.read(0, min(8, version.size_bytes))
     refuse_compressed(path, head)
     found = zip_members(file) if head.startswith(MAGIC) else tar_members(file)
@@ -101,7 +101,7 @@ def build_index(file: ShardFile) -> ShardIndex:
 
 
 class _Grouping:
-    """Gathers files by key; those of an example need not follow one another."""
+    """Collects files by key; an example's files need not be consecutive."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -132,7 +132,7 @@ class _Grouping:
         if len(again):
             key, field = self.keys[rows[again[0], 0]], self.fields[rows[again[0], 1]]
             raise UnusableShardError(
-                f"{self._path}: example {key!r} has {field!r} twice: pack the shard anew"
+                f"{self._path}: example {key!r} has {field!r} twice: pack the shard again"
             )
         ends = np.cumsum(np.bincount(rows[:, 0], minlength=len(self._keys)))
         return Places(ends.astype(np.int64), *map(np.ascontiguousarray, rows.T[1:]))

@@ -1,11 +1,11 @@
 """Indexes of shards, built several at a time, and kept on disk so that each shard is scanned once.
 
-They lie in the user's cache folder. A file is named by the shard's path, and tells the version of
-the shard that it was made of. It may be deleted at any time. What cannot be read, for whatever
-reason, is as good as not there.
+They lie in the user's cache folder. A file is named by the shard's path, and holds the shard's
+version. It may be deleted at any time. An index that cannot be read counts as missing.
 
-Whoever writes one looks through the folder, at most once a day: what was not used for a month goes,
-what belongs to a local shard that is gone, and what a killed process left half written.
+A process that writes an index sweeps the folder, at most once a day: it removes indexes that were
+not used for a month, indexes of local shards that no longer exist, and files that a killed process
+left half written.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ def index_shards(
     open_shard: Callable[[str], ShardFile] = HeaderReads,
     at_once: int = _THREADS,
 ) -> list[ShardIndex]:
-    """Return the indexes of shards: those that were kept, and those that are built now.
+    """Return the indexes of shards: kept ones, and newly built ones.
 
-    Raises what ``build_index`` does for the first shard that cannot be used.
+    Raises as ``build_index`` for the first unusable shard.
     """
     results: list[OneShot[ShardIndex]] = [OneShot() for _ in paths]
     numbers = itertools.count()  # each is taken by one thread
@@ -131,12 +131,12 @@ class _Stored(msgspec.Struct, array_like=True):
 
 
 def index_folder() -> str:
-    """Return where indexes lie."""
+    """Return the folder of indexes."""
     return os.path.join(user_folder("XDG_CACHE_HOME", "~/.cache"), "stoker", "indexes")
 
 
 def load_index(path: str, version: FileVersion) -> ShardIndex | None:
-    """Return the index of a shard, None where there is none of this version."""
+    """Return the kept index of this version of a shard, or None."""
     head = _head(path)
     try:
         with open(_file_of(path), "rb") as file:
@@ -186,7 +186,7 @@ def save_index(index: ShardIndex) -> None:
 
 
 def _sweep(folder: str) -> None:
-    """Remove what nobody needs, unless that was done today. Others may do so at the same time."""
+    """Remove unneeded indexes, once a day. Other processes may do so at the same time."""
     now = time.time()
     swept = os.path.join(folder, _SWEPT)
     with contextlib.suppress(FileNotFoundError):
@@ -207,7 +207,7 @@ def _sweep(folder: str) -> None:
 
 
 def _is_orphan(file: str) -> bool:
-    """Whether an index is of a local shard that is gone, while the folder it lay in is there."""
+    """Whether an index's local shard is gone although the shard's folder still exists."""
     with open(file, "rb") as index:
         index.seek(_DIGEST_BYTES)
         length = int.from_bytes(index.read(_LENGTH_BYTES), "little")

@@ -36,24 +36,24 @@ class ArchiveMember(NamedTuple):
     start: int
     """The offset of its first byte; in a zip archive, of its header."""
     nbytes: int
-    """How many bytes it takes there."""
+    """Its bytes in the archive."""
     inflated_bytes: int
-    """How many bytes it has; -1 where it lies there as it is, in a tar archive."""
+    """Its uncompressed bytes; -1 where it is stored as it is, in a tar archive."""
 
 
 ArchiveMembers = Iterator[ArchiveMember]
 
 
 class DamagedError(ValueError):
-    """The rest of an archive cannot be read: it is truncated, or no header is where one must be."""
+    """The rest of an archive cannot be read: it is truncated, or a header is missing."""
 
 
 class UnusableShardError(ValueError):
-    """A file that is no archive, or one that cannot be read by offset."""
+    """A file that is not an archive, or an archive that cannot be read by offset."""
 
 
 def compression_of(head: bytes) -> str:
-    """Name what an archive was compressed by as a whole, by its first bytes; "" if by nothing."""
+    """Return the compression of a whole archive, from its first bytes; "" for none."""
     return next((kind for magic, kind in _COMPRESSED.items() if head.startswith(magic)), "")
 
 
@@ -62,16 +62,16 @@ def refuse_compressed(path: str, head: bytes) -> None:
     kind = compression_of(head)
     if kind:
         raise UnusableShardError(
-            f"{path} is compressed ({kind}) as a whole: nothing in it can be read by its "
-            "offset. Decompress it, or copy it to a local disk, where it is read as a stream"
+            f"{path} is compressed ({kind}) as a whole, so its files cannot be read by offset: "
+            "decompress it, or copy it to a local disk, where stoker reads it as a stream"
         )
 
 
 class HeaderReads:
     """A ``ShardFile`` that is read from its beginning to its end, by one thread.
 
-    Where one header follows another within so many bytes, that much is read at once: storage that
-    seeks slowly gives it for one seek. Headers of large files are read alone.
+    If the next header is within so many bytes, that much is read at once: slow storage then needs
+    one seek. Headers of large files are read alone.
     """
 
     def __init__(self, path: str) -> None:

@@ -30,7 +30,7 @@ _SMALL = 1 << 18
 _BETWEEN = 2048
 
 Read = Callable[[int, int], bytes]
-"""Reads so many bytes of a shard, from the first number on."""
+"""``read(start, nbytes)``: reads bytes of a shard."""
 
 
 class ShardSource(IndexedSource):
@@ -38,14 +38,14 @@ class ShardSource(IndexedSource):
 
     Args:
         shards: paths or patterns.
-        fields: the fields that are read; all that an example has, where it is None.
-        is_strict: whether a damaged shard is refused at once. Otherwise only those of its examples
-            fail that are not all there.
+        fields: the fields to read; None: all fields of an example.
+        is_strict: whether a damaged shard is refused at once. Otherwise only its incomplete
+            examples fail.
 
     Raises:
-        FileNotFoundError: a path or a pattern fits nothing.
-        ValueError: a file is no shard, or compressed as a whole; an example has a field twice; no
-            shard has an example, or one of ``fields``; a shard is damaged.
+        FileNotFoundError: a path or a pattern matches no file.
+        ValueError: a file is not a shard, or is compressed as a whole; an example has a field
+            twice; no shard has an example, or one of ``fields``; a shard is damaged.
         TypeError: wrong kinds of arguments.
     """
 
@@ -57,7 +57,9 @@ class ShardSource(IndexedSource):
         for shard in self._shards:
             _tell_damage(shard, is_strict=is_strict)
         if not self._numbering.total:
-            raise ValueError(f"{self.name} has no examples: no files with a name and a suffix")
+            raise ValueError(
+                f"{self.name} has no examples: its shards contain no files with a name and a suffix"
+            )
         there = dict.fromkeys(field for shard in self._shards for field in shard.fields)
         for field in self._fields or ():
             if field not in there:
@@ -104,7 +106,8 @@ class ShardSource(IndexedSource):
         return f"{os.path.basename(shard.path)}/{shard.keys[number]}"
 
     def identity(self) -> str | None:
-        """Return the fields; examples are known by the shard's path, size and times, and key."""
+        """Return the fields; examples are identified by the shard's path, size and times, and
+        key."""
         return f"shards {'all' if self._fields is None else list(self._fields)}"
 
     def fingerprint(self, index: int) -> Fingerprint:
@@ -122,7 +125,7 @@ class ShardSource(IndexedSource):
     def _make(
         self, shard: ShardIndex, number: int, files: dict[str, list[int]], read: Read
     ) -> dict[str, Any]:
-        """Make an example of its files, which ``read(start, nbytes)`` returns."""
+        """Make an example from its files, which ``read(start, nbytes)`` returns."""
         example: dict[str, Any] = {KEY: shard.keys[number]}
         for field in self._fields or files:
             found = files.get(field)
@@ -141,9 +144,9 @@ class ShardSource(IndexedSource):
 
 
 def _at_once(places: Sequence[Sequence[int]], read: Read) -> Read:
-    """Return what reads the small files of an example in one go, if they lie together.
+    """Return a function that reads an example's small files in one read, if they are adjacent.
 
-    Where storage seeks, it does so once then.
+    Storage that seeks then needs one seek.
     """
     if len(places) < 2:
         return read
@@ -168,7 +171,7 @@ def _at_once(places: Sequence[Sequence[int]], read: Read) -> Read:
 def missing_field(path: str, key: str, field: str, there: Iterable[str]) -> ValueError:
     """Return the error that an example lacks a field."""
     return ValueError(
-        f"{path}: example {key!r} has no {field!r}, only {', '.join(map(repr, there))}"
+        f"{path}: example {key!r} has no field {field!r}; it has {', '.join(map(repr, there))}"
     )
 
 
@@ -177,11 +180,11 @@ def _tell_damage(shard: ShardIndex, *, is_strict: bool) -> None:
     if not shard.damage:
         return
     key = shard.incomplete()
-    which = "" if key is None else f" (example {key!r} is not all there)"
+    which = "" if key is None else f" (example {key!r} is incomplete)"
     text = f"{shard.path} {shard.damage}{which}"
     if is_strict:
         raise ValueError(
-            f"{text}. Write it again; or give on_error=, which leaves out such examples and what "
-            "comes behind them"
+            f"{text}. Write it again; or give on_error=, which skips incomplete examples, and "
+            "leaves out all after the damage"
         )
-    warn(f"{text}: what comes behind is left out")
+    warn(f"{text}: stoker leaves out all examples after the damage")

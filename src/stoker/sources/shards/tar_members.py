@@ -1,7 +1,6 @@
 """The members of a tar archive (ustar, GNU and pax), found by their headers alone.
 
-Python's ``tarfile`` makes an object with twenty attributes of each header; a million of them take
-minutes.
+Python's ``tarfile`` makes an object with twenty attributes for each header; a million take minutes.
 """
 
 from __future__ import annotations
@@ -27,11 +26,12 @@ _ZEROS = bytes(HEADER_BYTES)
 def tar_members(file: ShardFile) -> ArchiveMembers:
     """Yield the regular files of an archive; links, folders and devices are passed over.
 
-    What is behind its end is read on if it is another archive (``cat a.tar b.tar``).
+    If another archive follows its end (``cat a.tar b.tar``), that is read, too.
 
-    A member that reaches beyond the end of the file is yielded, too, before the end is told.
+    A member that reaches beyond the end of the file is yielded, too, before the error.
 
-    Raises DamagedError, UnusableShardError for what is no tar archive or has sparse files.
+    Raises DamagedError; UnusableShardError for a file that is not a tar archive or has sparse
+    files.
     """
     size = file.version().size_bytes
     at = 0
@@ -51,7 +51,7 @@ def tar_members(file: ShardFile) -> ArchiveMembers:
             if has_ended:
                 return
             if at == 0:
-                raise UnusableShardError(f"{file.path} is no tar archive (nor a zip archive)")
+                raise UnusableShardError(f"{file.path} is not a tar archive (nor a zip archive)")
             raise DamagedError(f"is damaged: there is no header at byte {at:,}")
         has_ended = False
         # Offsets of ustar's header: checksum 148, type 156, size 124.
@@ -90,7 +90,7 @@ def tar_members(file: ShardFile) -> ArchiveMembers:
 
 
 def is_header(head: bytes, nbytes: int | None = None) -> bool:
-    """Whether a block is a header; of a file of so many bytes, if that is known."""
+    """Whether a block is a header, of a file of this size if given."""
     try:
         told, size = _number(head[148:156]), _number(head[124:136])
     except (ValueError, IndexError):
@@ -104,27 +104,27 @@ def is_header(head: bytes, nbytes: int | None = None) -> bool:
 def _number(field: bytes) -> int:
     """Read an octal number, or one in binary where the first bit says so.
 
-    Raises ValueError for what is none, a negative one, and one that no file reaches.
+    Raises ValueError for other text, a negative number, and an impossible size.
     """
     if field[0] & 0x80:
         number = int.from_bytes(bytes([field[0] & 0x7F]) + field[1:], "big")
         if number > _MOST_BYTES:  # a negative one, too: its first bits are all set
-            raise ValueError(f"{number} is no size")
+            raise ValueError(f"{number} is not a size")
         return number
     digits = field.split(b"\0", 1)[0].strip() or b"0"
     if not digits.isdigit():  # int() takes signs and underscores
-        raise ValueError(f"{digits!r} is no octal number")
+        raise ValueError(f"{digits!r} is not an octal number")
     return int(digits, 8)
 
 
 def _told_size(records: dict[str, str], at: int) -> int | None:
-    """Return the size that an extended header tells, None where it tells none."""
+    """Return the size in an extended header, or None."""
     text = records.get("size")
     if text is None:
         return None
     # 18 digits fit into an int64.
     if not (text.isascii() and text.isdigit()) or len(text) > 18:
-        raise DamagedError(f"is damaged: the header at byte {at:,} tells a size of {text[:20]!r}")
+        raise DamagedError(f"is damaged: the header at byte {at:,} has the size {text[:20]!r}")
     return int(text)
 
 

@@ -1,7 +1,7 @@
 """The members of a zip archive, from its central directory.
 
-That says where the header of a member begins, which tells where its data does. Only that is kept:
-to look at each header while the archive is indexed would take a read for each.
+The directory holds the offset of each member's header, and the header the offset of its data. Only
+the first is kept: reading each header while indexing would take a read for each.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _DAMAGE = (
     ValueError,  # a negative place; a name that is no UTF-8
     struct.error,
 )
-"""What ``zipfile`` raises for some damage."""
+"""The errors of ``zipfile`` for damage."""
 
 MAGIC = (b"PK\x03\x04", b"PK\x05\x06")
 _HEADER = struct.Struct("<4s4xH16xHH")  # magic, method, lengths of name and extra field
@@ -40,8 +40,8 @@ _ENCRYPTED = 1
 def zip_members(file: ShardFile) -> ArchiveMembers:
     """Yield the files of an archive: from the header of each to that of the next.
 
-    Raises DamagedError; UnusableShardError for files that are encrypted, or compressed by other
-    means than deflate.
+    Raises DamagedError; UnusableShardError for files that are encrypted, or not compressed by
+    deflate.
     """
     try:
         with zipfile.ZipFile(io.BufferedReader(_Seekable(file))) as archive:
@@ -51,8 +51,8 @@ def zip_members(file: ShardFile) -> ArchiveMembers:
     for info in found:
         if info.flag_bits & _ENCRYPTED or info.compress_type not in _METHODS:
             raise UnusableShardError(
-                f"{file.path}: {info.filename!r} is encrypted, or compressed by other means than "
-                "deflate: pack the archive anew"
+                f"{file.path}: {info.filename!r} is encrypted, or not compressed by deflate: pack "
+                "the archive again"
             )
     starts = sorted({info.header_offset for info in found} | {end})
     if starts[0] < 0:
@@ -71,14 +71,16 @@ _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 def unzip(member: bytes, nbytes: int, named: str) -> bytes:
     """Return the data of a member, whose bytes begin with its header.
 
-    Raises ValueError for what is not so many bytes, is damaged, or is another member.
+    Raises ValueError for a wrong size, damage, or another member.
     """
     magic, method, *lengths = _HEADER.unpack_from(member.ljust(_HEADER.size, b"\0"))
     begin = _HEADER.size + sum(lengths)
     name = member[_HEADER.size : _HEADER.size + lengths[0]]
     # What is no ASCII is coded in ways of its own.
     if magic != MAGIC[0] or (named.isascii() and name.lower() != named.lower().encode()):
-        raise ValueError("the archive has changed since the pipeline was built: build it anew")
+        raise ValueError(
+            "the archive has changed since the pipeline was built: build the pipeline again"
+        )
     if method == zipfile.ZIP_STORED:
         data = member[begin : begin + nbytes]
     else:
@@ -95,7 +97,7 @@ def unzip(member: bytes, nbytes: int, named: str) -> bytes:
 
 
 class _Seekable(SeekableFile):
-    """A file that is read by offset, as ``zipfile`` wants it."""
+    """A file read by offset, in the form that ``zipfile`` needs."""
 
     def __init__(self, file: ShardFile) -> None:
         super().__init__(file.version().size_bytes)

@@ -481,9 +481,9 @@ WRONG: dict[str, tuple[Any, type[Exception], str]] = {
         lambda: stoker.from_dataset(x for x in range(3)), TypeError, "__len__ and __getitem__"
     ),
     "a loader that is used up": (
-        lambda: stoker.from_loader(x for x in range(3)), TypeError, "that it came from"
+        lambda: stoker.from_loader(x for x in range(3)), TypeError, "object it came from"
     ),
-    "a loader's iterator": (lambda: stoker.echo(iter([1]), 2), TypeError, "that it came from"),
+    "a loader's iterator": (lambda: stoker.echo(iter([1]), 2), TypeError, "object it came from"),
     "a loader that is none": (lambda: stoker.from_loader(3), TypeError, "an iterable of batches"),
     "a loader, shuffled": (
         lambda: stoker.from_loader(Loader()).shuffle(), ValueError, "shuffle=True"

@@ -150,7 +150,7 @@ def test_a_framework_that_distributes_is_told_what_to_add(
     warned: dict[str, Any], framework: str
 ) -> None:
     name = "Accelerate" if framework == "accelerate" else "Lightning"
-    for what, line in (("pipeline", ".shard()"), ("plain", "gives each rank its own part")):
+    for what, line in (("pipeline", ".shard()"), ("plain", "gives each its part")):
         (message,) = warned[f"{framework} {what}"]
         assert message.startswith(f"under {name} each of 2 ranks iterates over all ")
         assert line in message

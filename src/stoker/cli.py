@@ -1,4 +1,4 @@
-"""The command line: it parses arguments, calls the package, and prints results."""
+"""The commands: parse, call, print."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _Name = Annotated[str, typer.Argument(metavar="NAME", help="A name from the list
 
 @contextlib.contextmanager
 def _failing(command: str, *errors: type[Exception], stopped: str = "stopped") -> Iterator[None]:
-    """Print an error as one line on stderr: exit status 1, and 130 after Ctrl-C."""
+    """Say what goes wrong in a line on stderr: exit status 1, and 130 behind Ctrl-C."""
     expected: tuple[type[Exception], ...] = (OSError, stoker.StokerError, *errors)
     try:
         yield
@@ -59,7 +59,7 @@ def _options(
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
 )
 def demo() -> None:
-    """Print where the demo is: in the repository, not in the package."""
+    """Say where the demo is: in the repository, not in the package."""
     typer.echo("stoker demo: the demo is in stoker's repository: run scripts/demo there", err=True)
     raise typer.Exit(2)
 
@@ -77,28 +77,28 @@ def analyze(
         ),
     ],
     budget: Annotated[
-        float, typer.Option(min=0.1, help="The most minutes that the analysis may take.")
+        float, typer.Option(min=0.1, help="Minutes that the analysis may take at most.")
     ] = 5.0,
     loader: Annotated[
         str | None,
         typer.Option(
-            help="The loader to analyze, by the line that builds it, such as train.py:41; by "
-            "default the one with the most training steps."
+            help="The loader to analyze, by where it is built, such as train.py:41; "
+            "else the one that trains most."
         ),
     ] = None,
     json: Annotated[Path | None, typer.Option(help="Write the report here, as JSON.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write the report here, as a page.")] = None,
 ) -> None:
-    """Find out why the accelerator is idle in a training script, and list remedies.
+    """Tell why the accelerator is idle in a training script, and what would help.
 
-    Runs the script, unedited, through four phases: as it is; with the same batches handed over
-    again and again (G, the rate of training); its loader alone, with the data in memory (P,
-    preparation); its files alone, cold and warm (S and C). From these: the split of the time into
-    compute, prep stall and fetch stall, and a list of remedies with the gain of each.
+    Runs the script, unedited, through four phases: as it is; with batches that are handed over
+    again and again (G, what training takes in); its loader alone, with the data in memory (P,
+    preparation); its files alone, cold and warm (S and C). From these: the split of the time
+    into compute, prep stall and fetch stall, and a list of what to do with what each brings.
 
     Options of the analysis stand before the script. No root and no edits are needed. The exit
-    status is 1 if the script crashed (with a report of the measurements before that), or if nothing
-    could be measured.
+    status is 1 where the script crashed, with a report of what was measured before, or where
+    nothing could be measured.
 
     Examples:
 
@@ -143,13 +143,10 @@ def analyze(
 @app.command("what-if")
 def what_if(
     report: Annotated[
-        Path,
-        typer.Argument(
-            metavar="REPORT.json", help="The report that `stoker analyze --json` wrote."
-        ),
+        Path, typer.Argument(metavar="REPORT.json", help="What `stoker analyze --json` wrote.")
     ],
     cores: Annotated[
-        int | None, typer.Option(metavar="N", help="The number of cores, with a worker on each.")
+        int | None, typer.Option(metavar="N", help="Cores, each with a worker on it.")
     ] = None,
     cache: Annotated[
         str | None, typer.Option(metavar="SIZE", help="A cache that never evicts, e.g. 200GiB.")
@@ -158,8 +155,7 @@ def what_if(
         float | None, typer.Option(metavar="MB/s", help="Storage bandwidth.")
     ] = None,
     accelerator: Annotated[
-        str | None,
-        typer.Option(metavar="TIMES", help="The accelerator's speed, as a multiple: 2x, 0.5x."),
+        str | None, typer.Option(metavar="TIMES", help="Its speed, as a multiple: 2x, 0.5x.")
     ] = None,
     jobs: Annotated[
         int, typer.Option(metavar="K", help="Jobs at a time on this host, on the same data.")
@@ -172,34 +168,24 @@ def what_if(
         typer.Option(metavar="PLACE", help="batch, after-augmentation or before-augmentation."),
     ] = "batch",
     hosts: Annotated[
-        int,
-        typer.Option(
-            metavar="N", help="The number of hosts, each of which caches a share of the data."
-        ),
+        int, typer.Option(metavar="N", help="Hosts whose caches hold a part of the data each.")
     ] = 1,
     network_mbps: Annotated[
-        float,
-        typer.Option(
-            metavar="MB/s", help="The rate at which a host reads from the others' memories."
-        ),
+        float, typer.Option(metavar="MB/s", help="What a host takes from the others' memories.")
     ] = 1250.0,
     form: Annotated[
         str | None,
-        typer.Option(
-            "--format",
-            metavar="records",
-            help="The data's format: records, which are files packed into shards.",
-        ),
+        typer.Option("--format", metavar="records", help="The files packed into shards."),
     ] = None,
     json: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the answer as JSON, too.")
     ] = None,
 ) -> None:
-    """Predict the speed of an analyzed job under other conditions.
+    """Predict how fast a job that was analyzed would run if something were different.
 
-    Shows the speed, its limit and the split of the time, before and after; the sufficient cache and
-    number of cores; and speed as a curve over each quantity. Without options: the job as measured,
-    and all curves. All options given together make one prediction.
+    Shows speed, what limits it and the split of the time, before and after; the cache and the
+    cores that would be enough; and speed as a curve over each quantity. Without options: the job
+    as it was measured, and all the curves. Any options together are one question.
 
     Example: stoker what-if report.json --cache 200GiB --cores 16
     """
@@ -248,15 +234,13 @@ def feed(
             help="A function without arguments that returns a pipeline; or module:FUNCTION.",
         ),
     ],
-    name: Annotated[
-        str, typer.Option(help="The feed's name, which jobs pass to stoker.from_feed().")
-    ],
+    name: Annotated[str, typer.Option(help="What jobs take it by.")],
     staging: Annotated[
         str | None,
         typer.Option(
             metavar="N|SIZE",
-            help="The most batches in shared memory, or bytes such as 2GiB (default: 8 batches; if "
-            "the pipeline yields examples, 64 chunks of up to 64 examples).",
+            help="Batches that may stand in shared memory, or bytes such as 2GiB (default: 8 "
+            "batches; where the pipeline yields examples, 64 chunks of up to 64 of them).",
         ),
     ] = None,
     jobs: Annotated[
@@ -265,30 +249,28 @@ def feed(
     patience: Annotated[
         float,
         typer.Option(
-            min=0.1,
-            help="Seconds that the other jobs wait for a job that does not respond (it may be "
-            "frozen).",
+            min=0.1, help="Seconds that others wait for a job that says nothing, frozen perhaps."
         ),
     ] = 60.0,
     listen: Annotated[
         str,
         typer.Option(
             metavar="HOST:PORT",
-            help="This host's address at which jobs on other hosts reach the feed. "
-            "By default only this host can.",
+            help="Where jobs on other hosts find it: an address of this host, on the network of "
+            "the cluster. By default they do not.",
         ),
     ] = "",
     insecure: Annotated[
         bool,
-        typer.Option("--insecure", help="Do not encrypt the traffic to other hosts."),
+        typer.Option("--insecure", help="Do not encrypt what crosses the network to other hosts."),
     ] = False,
 ) -> None:
-    """Prepare each epoch once, for all jobs that read it, on this host and on others.
+    """Prepare an epoch once, for all jobs that take it, on this host and on others.
 
-    A job reads it with stoker.from_feed(NAME), a pipeline like any other: augment, echo, batch and
-    move to a device there. Each job gets every batch exactly once an epoch; it joins at the
-    beginning of an epoch, and may leave, or be killed, at any moment. The slowest job sets the
-    pace; the view shows which one that is. Ctrl-C ends the feed.
+    A job takes it with stoker.from_feed(NAME), which is a pipeline like any other: augment, echo,
+    batch and move there. Each job gets every batch exactly once an epoch; it joins where one
+    begins, and may leave, or be killed, at any moment. The slowest job sets the pace; the view says
+    which one that is. Ctrl-C ends the feed.
 
     Example: stoker feed train.py:make_pipeline --name imagenet --jobs 4
     """
@@ -317,16 +299,16 @@ def pack(
             "without arguments that returns a pipeline of a source alone.",
         ),
     ],
-    folder: Annotated[str, typer.Argument(metavar="DEST", help="The folder for the shards.")],
+    folder: Annotated[str, typer.Argument(metavar="DEST", help="The folder that gets the shards.")],
     shard_size: Annotated[
-        str, typer.Option(metavar="SIZE", help="The size at which a shard ends.")
+        str, typer.Option(metavar="SIZE", help="A shard ends where it has reached this.")
     ] = "256MiB",
     form: Annotated[str, typer.Option("--format", metavar="tar|parquet")] = "tar",
 ) -> None:
-    """Pack many files into few shards, which from_tar or from_parquet reads by number.
+    """Turn many files into few: shards that from_tar or from_parquet reads by number.
 
-    A run that was stopped or killed continues at its unfinished shard. Each shard is read back and
-    compared before it gets its name, and DEST/shards.json lists the contents.
+    A run that was stopped, or killed, goes on with the shard that it was at. Each shard is read
+    back and compared before it gets its name, and DEST/shards.json tells what is in it.
 
     Example: stoker pack train/ train-shards/ --shard-size 1GiB
     """
@@ -347,7 +329,7 @@ app.add_typer(caches, name="cache")
 
 @caches.command("list")
 def cache_list() -> None:
-    """List the caches of this user: contents, size, limit, and whether they are in use.
+    """List the caches of this user: what is in them, how full they are, who uses them.
 
     Example: stoker cache list
     """
@@ -358,7 +340,7 @@ def cache_list() -> None:
 
 @caches.command("info")
 def cache_info(which: _Name) -> None:
-    """Show one cache: its limit, its items, its hits and misses.
+    """Tell about one cache: its budget, its items, and what its users found in it.
 
     Example: stoker cache info /scratch/cache
     """
@@ -370,7 +352,7 @@ def cache_info(which: _Name) -> None:
 
 @caches.command("remove")
 def cache_remove(which: _Name) -> None:
-    """Remove a cache that is not in use. Its examples are then read from their source again.
+    """Remove a cache that nobody uses. What it held is read from its source again.
 
     Example: stoker cache remove /scratch/cache
     """
@@ -388,14 +370,10 @@ def cache_serve(
         str, typer.Option(metavar="HOST:PORT", help="This host's address in the cluster.")
     ] = "127.0.0.1:7117",
     size: Annotated[
-        str,
-        typer.Option(metavar="SIZE", help="The size of this host's store, such as 64GiB, or auto."),
+        str, typer.Option(metavar="SIZE", help="How much to keep, such as 64GiB, or auto.")
     ] = "auto",
     folder: Annotated[
-        Path | None,
-        typer.Option(
-            help="A folder on a local disk for the store that stays (default: in memory)."
-        ),
+        Path | None, typer.Option(help="Keep it on a local disk, and for the next time.")
     ] = None,
     token_file: Annotated[
         Path | None,
@@ -405,13 +383,13 @@ def cache_serve(
     ] = None,
     insecure: Annotated[
         bool,
-        typer.Option("--insecure", help="Do not encrypt the traffic to other hosts."),
+        typer.Option("--insecure", help="Do not encrypt what crosses the network to other hosts."),
     ] = False,
 ) -> None:
-    """Serve this host's share of a cache over several hosts, until Ctrl-C.
+    """Keep this host's part of a cache that is spread over several, until Ctrl-C.
 
     Jobs name the keepers of all hosts: .cache(cluster=["node1:7117", "node2:7117"]), the same list
-    everywhere. All hosts need the same token file; if there is none, this command makes one.
+    everywhere. Hosts need the same token file; where there is none, one is made.
 
     Example: stoker cache serve --listen 10.0.0.5:7117 --size 64GiB
     """
@@ -423,10 +401,10 @@ def cache_serve(
 
 @caches.command("end")
 def cache_end() -> None:
-    """End the caches that jobs on this host's Ray cluster left running for later jobs.
+    """End what jobs on this host's Ray cluster have left running for the next: their caches.
 
-    This frees the memory of all nodes as soon as no job uses it. Jobs that still run read from
-    storage instead of other nodes.
+    That frees the memory of all nodes, as soon as no job uses it any more. Jobs that go on read
+    from storage what other nodes had.
 
     Example: stoker cache end
     """
@@ -437,8 +415,7 @@ def cache_end() -> None:
 
 
 def _flowing(command: Callable[..., object] | None) -> str:
-    """Return a command's docstring with one line a paragraph, for wrapping to the terminal's
-    width."""
+    """Return a command's docstring with a line a paragraph: the terminal's width breaks them."""
     paragraphs = inspect.cleandoc((command and command.__doc__) or "").split("\n\n")
     return "\n\n".join(text.replace("\n", " ") for text in paragraphs)
 

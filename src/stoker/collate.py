@@ -67,7 +67,7 @@ def _number(value: Any) -> Any:
     if not isinstance(value, (bool, int, float, complex, np.generic)) or isinstance(
         value, (str, bytes)
     ):
-        raise TypeError(f"pad() fills arrays with a number, not {value!r}")
+        raise TypeError(f"pad() fills arrays up with a number, not {value!r}")
     return value
 
 

@@ -46,10 +46,10 @@ class PipelineDataset(_PyDataset):  # type: ignore[misc]
                 "stoker.echo(loader) makes one of a loader"
             )
         if not pipeline.chain.is_batched:
-            raise ValueError("Keras needs batches: put .batch(n) at the end of the pipeline")
+            raise ValueError("Keras takes batches: put .batch(n) at the end of the pipeline")
         if keras.backend.backend() not in _BACKENDS:
             raise ValueError(
-                f"the backend is {keras.backend.backend()}, which reads batches ahead and drops "
+                f"the backend is {keras.backend.backend()}, which looks at batches and forgets "
                 'them: set KERAS_BACKEND to "torch" or "jax" before keras is imported'
             )
         try:

@@ -44,10 +44,7 @@ class StallMonitor(_pl.Callback):  # type: ignore[misc]
         """Look for pipelines among the training loaders."""
         found = list(_pipelines(trainer.train_dataloader))
         if not found:
-            raise TypeError(
-                "StallMonitor() found no stoker.Pipeline among the training loaders: return one "
-                "from train_dataloader(), or remove the callback"
-            )
+            raise TypeError("StallMonitor() found no stoker.Pipeline among the training loaders")
         self._count = len(found)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:

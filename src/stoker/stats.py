@@ -289,8 +289,8 @@ class CacheStats(CacheCounts):
             )
         if self.peer_timeouts:
             lines.append(
-                f"for {self.peer_timeouts:,} other nodes did not answer within 5 s: the network "
-                "or the other nodes are slower than storage"
+                f"{self.peer_timeouts:,} were waited for in vain, for 5 s: the network or the "
+                "other nodes are slower than storage"
             )
         if self.damaged:
             lines.append(f"{self.damaged:,} were found damaged, and read from the source")

@@ -65,7 +65,7 @@ def test_caches_say_what_is_wrong_with_it_and_what_to_do(
     name: str, what: str, tmp_path: object
 ) -> None:
     said = run(SHM[name], what, tmp_path)
-    assert said.startswith("CacheError stoker cannot make a cache in /dev/shm"), said
+    assert said.startswith("CacheError no cache can be made in /dev/shm"), said
     if name.startswith("read-only"):
         assert "Read-only file system. Mount /dev/shm so that" in said
     else:

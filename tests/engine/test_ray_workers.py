@@ -328,7 +328,7 @@ def test_no_room_at_first_is_no_reason_to_wait(
     options = {"resources": {"nowhere": 1}}
     pipeline = CHAINS["no batches"]().workers(1, kind="ray", ray_options=options)
 
-    with pytest.warns(UserWarning, match="no Ray actor has started within 1 s"):
+    with pytest.warns(UserWarning, match="no actor of Ray has come up within 1 s"):
         assert seen(pipeline) == alone(CHAINS["no batches"])[0]
 
 
@@ -494,7 +494,7 @@ def test_what_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         data().workers("many", kind="ray")
     with pytest.raises(ValueError, match="ray_options are for kind='ray'"):
         data().workers(2, ray_options={})
-    with pytest.raises(TypeError, match="a dict from names"):
+    with pytest.raises(TypeError, match="a dict with names"):
         data().workers(2, kind="ray", ray_options=[("num_cpus", 1)])
     with pytest.raises(ValueError, match="actors end with their pipeline: lifetime"):
         data().workers(2, kind="ray", ray_options={"lifetime": "detached"})

@@ -365,7 +365,7 @@ def test_without_the_token_nobody_joins(
     with feeding(served.batches, feed.name, listen=feed.listen):
         wait_until(lambda: feeder_of(feed.name), "the feeder is there")
         monkeypatch.setenv("STOKER_TOKEN_FILE", str(tmp_path / "none"))
-        with pytest.raises(stoker.errors.TokenError, match="cannot read a token"):
+        with pytest.raises(stoker.errors.TokenError, match="no token can be read"):
             stoker.from_feed(feed.url())
         monkeypatch.setenv("STOKER_TOKEN_FILE", str(tmp_path / "other"))
         make_token_file(tmp_path / "other")
@@ -387,12 +387,10 @@ def test_an_encrypted_feed(
         assert found == served.expected("batches", 0)
         wait_until(lambda: not feeder_of(feed.url()), "the relay ends")
         monkeypatch.setenv("STOKER_TLS_FOLDER", str(tmp_path / "theirs"))
-        with pytest.raises(
-            stoker.FeedError, match="certificate is not signed by this host's authority"
-        ):
+        with pytest.raises(stoker.FeedError, match="certificate is none of this host's authority"):
             stoker.from_feed(feed.url())
         monkeypatch.setenv("STOKER_TLS_FOLDER", str(tmp_path / "nowhere"))
-        with pytest.raises(stoker.errors.TokenError, match="not a folder"):
+        with pytest.raises(stoker.errors.TokenError, match="no folder"):
             stoker.from_feed(feed.url())
         monkeypatch.delenv("STOKER_TLS_FOLDER")
         with pytest.raises(stoker.FeedError, match="encrypts its connections"):
@@ -415,7 +413,7 @@ def sets() -> stoker.Pipeline:
 def test_what_cannot_go_to_other_hosts_says_so(feed: Somewhere) -> None:
     with feeding(sets, feed.name, listen=feed.listen):
         assert len(list(stoker.from_feed(feed.name))) == 5
-        with pytest.raises(stoker.StokerError, match=r"sent to other hosts: .*set \(at 0\.a\)"):
+        with pytest.raises(stoker.StokerError, match=r"go to other hosts: .*set \(at 0\.a\)"):
             list(stoker.from_feed(feed.url()))
 
 

@@ -196,5 +196,5 @@ def test_blocks_go_with_their_last_user() -> None:
 
 
 def test_what_cannot_be_handed_over_says_why() -> None:
-    with pytest.raises(TypeError, match="cannot serve this value"):
+    with pytest.raises(TypeError, match="cannot hand this over"):
         payload.pack((lambda: 0,), Blocks())

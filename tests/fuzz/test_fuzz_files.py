@@ -18,7 +18,7 @@ import stoker
 
 pytestmark = [
     pytest.mark.timeout(1800),
-    pytest.mark.filterwarnings("ignore:.*leaves out all examples after the damage"),
+    pytest.mark.filterwarnings("ignore:.*what comes behind is left out"),
 ]
 
 

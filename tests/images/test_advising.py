@@ -88,7 +88,7 @@ def test_what_cannot_be_answered() -> None:
     with pytest.raises(ValueError, match="no crop"):
         images.advise(files().map(images.decode, on="image"))
     whole = files().map(images.decode, on="image")
-    with pytest.raises(ValueError, match=r"map\(flip, on='image'\) needs whole images before"):
+    with pytest.raises(ValueError, match=r"map\(flip, on='image'\) is given whole images"):
         images.advise(whole.map(images.flip, on="image").random_map(CROP, on="image"))
     with pytest.raises(ValueError, match="does not crop what"):
         images.advise(files().map(images.decode, on="image").random_map(CROP, on="n"))

@@ -233,7 +233,7 @@ def test_a_generator_is_refused_before_it_is_touched() -> None:
         raise AssertionError("asked")
         yield
 
-    with pytest.raises(TypeError, match="object that it came from"):
+    with pytest.raises(TypeError, match="object it came from"):
         stoker.echo(batches(), 2)
 
 

@@ -191,7 +191,7 @@ def test_getitems_that_gives_too_few_or_too_many_is_refused(answers: int) -> Non
         def __getitems__(self, indices: list[int]) -> list[int]:
             return [0] * answers * len(indices)
 
-    with pytest.raises(stoker.StageError, match="__getitems__ returned"):
+    with pytest.raises(stoker.StageError, match="__getitems__ gave"):
         list(stoker.from_dataset(Wrong(4)).batch(4))
 
 
@@ -215,7 +215,7 @@ def test_torch_subsets_and_tensor_datasets_fit() -> None:
 
 def test_dicts_are_asked_by_number_or_refused() -> None:
     assert list(stoker.from_dataset({0: "a", 1: "b"})) == ["a", "b"]
-    with pytest.raises(TypeError, match=r"dict has the keys 'train', 'test': pass one of its"):
+    with pytest.raises(TypeError, match=r"dict has the keys 'train', 'test': give one of its"):
         stoker.from_dataset({"train": [1, 2], "test": [3]})
 
 
@@ -382,7 +382,7 @@ def test_a_folder_that_lacks_classes_keeps_the_numbers_it_is_given(tmp_path: Pat
     turned = stoker.from_folder(tmp_path / "train", classes=["cat", "bee", "ant"])
     assert [label for _, label in turned] == [2, 1, 0]
     fill(tmp_path / "valid", ["dog/1.png", "elk/2.png"])
-    says = "valid has a folder 'dog' and 1 more that is not in the 3 classes"
+    says = "valid has a folder 'dog' and 1 more, which is none of the 3 classes"
     with pytest.raises(ValueError, match=says):
         stoker.from_folder(tmp_path / "valid", classes=train.class_names)
 
@@ -393,7 +393,7 @@ def test_a_folder_that_lacks_classes_keeps_the_numbers_it_is_given(tmp_path: Pat
         ({"extensions": ".wav"}, TypeError, "extensions is a list"),
         ({"extensions": [1]}, TypeError, "1 is in it"),
         ({"extensions": []}, ValueError, "extensions is a list"),
-        ({"extensions": ["."]}, ValueError, "entry without a letter"),
+        ({"extensions": ["."]}, ValueError, "one without a letter"),
         ({"classes": "cat"}, TypeError, "classes is a list"),
         ({"classes": []}, ValueError, "classes is a list"),
         ({"classes": ["a", "b", "a"]}, ValueError, "'a' twice"),

@@ -137,7 +137,7 @@ def test_batches_go_to_devices_and_over_shardings(tmp_path: Path) -> None:
         try:
             stoker.images.flip(placed)
         except ValueError as error:
-            assert "put this before .to() for arrays of JAX" in str(error)
+            assert "those of JAX are changed before .to()" in str(error)
         else:
             raise AssertionError
         """,

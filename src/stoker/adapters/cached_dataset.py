@@ -80,20 +80,19 @@ def cached(
                 f"{method}." + (f" {_STREAM}" if hasattr(dataset, "__iter__") else "")
             )
     if version is not None and (not isinstance(version, str) or not version):
-        raise TypeError(f"version= must be a text, not {version!r}")
+        raise TypeError(f"version= is a text, not {version!r}")
     name = f"{type(dataset).__name__} of {len(dataset)}"
     if insecure and cluster is None:
-        raise ValueError("insecure=True has no effect without cluster=: leave it out")
+        raise ValueError("insecure=True is for a cache over several nodes (cluster=)")
     if cluster is not None:
         settings |= {"cluster": cluster, "insecure": bool(insecure)}
         return CachedDataset(dataset, _over_nodes(dataset, limit, version, name, **settings))
     hosts = hosts_of_job()
     if hosts > 1:
         warn(
-            f"this job has {hosts} hosts: if a sampler changes the hosts' shards every epoch "
-            f"(DistributedSampler does, with shuffle=True), each host finds only one in {hosts} "
-            "of its examples in its cache. Keep the shards fixed, or share the cache with "
-            "cluster=",
+            f"this job has {hosts} hosts: if a sampler draws their parts anew every epoch "
+            "(DistributedSampler does, with shuffle=True), each host finds only one in "
+            f"{hosts} of what it has cached; parts that stay the same find all of it",
             CacheWarning,
         )
     cache = ExampleCache(
@@ -113,8 +112,8 @@ def _over_nodes(
     """Join a cluster, and return a dataset's cache there."""
     if version is None:
         raise ValueError(
-            "a cache over several nodes must recognise its items on every node, and this dataset "
-            "has no identity that other nodes can compare: give version="
+            "a cache over several nodes has to know its items on all of them, and nothing tells "
+            "whether another node has the same dataset: give version="
         )
     cache: ExampleCache = caches_over(settings["cluster"]).of_dataset(
         limit,
@@ -209,9 +208,7 @@ class CachedDataset:
             return [dataset[index] for index in indices]
         values = list(many(indices))
         if len(values) != len(indices):
-            raise ValueError(
-                f"__getitems__ returned {len(values)} items for {len(indices)} indices"
-            )
+            raise ValueError(f"__getitems__ gave {len(values)} items for {len(indices)}")
         return values
 
     def _read_one(self, index: Any) -> Any:
@@ -230,10 +227,9 @@ class CachedDataset:
             self._asked = -sys.maxsize  # nothing can be told any more
         elif counts.hits > _REPEATED * asked and self._cache.claim_warning(counts.admitted):
             warn(
-                f"of {asked:,} requested examples {counts.hits:,} were repeats, though an epoch "
-                f"has {epoch:,}: a sampler draws by weight or with replacement, or epochs end "
-                "early. A cache that never evicts keeps the first examples, not the most "
-                "frequent ones",
+                f"of {asked:,} examples that were asked for, {counts.hits:,} had come before, and "
+                f"an epoch has {epoch:,}: a sampler draws by weight or with replacement, or epochs "
+                "end early. A cache that never evicts keeps what came first, not what comes most",
                 CacheWarning,
             )
 

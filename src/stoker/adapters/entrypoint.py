@@ -52,8 +52,8 @@ def target_of(function: Callable[[], Any] | str) -> str:
         where, colon, name = function.rpartition(":")
         if not colon or not where or not all(part.isidentifier() for part in name.split(".")):
             raise ValueError(
-                f"{function!r} does not name a function: write FILE.py:FUNCTION or "
-                "module:FUNCTION, such as train.py:make_pipeline"
+                f"{function!r} names no function; write FILE.py:FUNCTION or module:FUNCTION, "
+                "such as train.py:make_pipeline"
             )
         return f"{Path(where).resolve()}:{name}" if where.endswith(".py") else function
     name = getattr(function, "__qualname__", "")
@@ -63,8 +63,8 @@ def target_of(function: Callable[[], Any] | str) -> str:
         found = getattr(found, part, None)
     if not name or found is not function:
         raise FeedError(
-            f"another process cannot import {function!r}: share a function without arguments at "
-            "the top of a file"
+            f"another process cannot find {function!r}: share a function that stands at the top of "
+            "a file, and takes no arguments"
         )
     assert module is not None
     if module.__name__ != "__main__":
@@ -76,9 +76,9 @@ def target_of(function: Callable[[], Any] | str) -> str:
     code = getattr(function, "__code__", None)
     if not all(os.path.isfile(path or "") for path in (file, code.co_filename if code else file)):
         raise FeedError(
-            f"another process cannot import {name}(), which is not in a file (it was typed in, or "
-            "comes from a notebook or standard input): put it into a file, such as prep.py, and "
-            f'share it as "prep.py:{name}"'
+            f"another process cannot find {name}(), which stands in no file (it was typed in, or "
+            "comes from a notebook or standard input): put it into a file, prep.py for example, "
+            f'and share it as "prep.py:{name}"'
         )
     assert file is not None
     return f"{Path(file).resolve()}:{name}"

@@ -59,10 +59,10 @@ def serve_metrics(sources: Any, port: int = 9464) -> MetricsServer:
     named = dict(sources) if isinstance(sources, Mapping) else {"train": sources}
     for name, source in named.items():
         if not isinstance(name, str) or not _LABEL.fullmatch(name):
-            raise ValueError(f"a name must be a line of text without quotes, not {name!r}")
+            raise ValueError(f"a name is a line of text without quotes, not {name!r}")
         metrics(source)  # what is wrong with it is said now
     if not is_whole_number(port) or not 0 <= port < 1 << 16:
-        raise ValueError(f"port= must be a whole number from 0 to 65535, not {port!r}")
+        raise ValueError(f"a port is a whole number from 0 to 65535, not {port!r}")
     return MetricsServer(named, int(port))
 
 

@@ -72,13 +72,13 @@ class EpochWait:
             )
         if self.wait_fraction - share >= _FED:
             parts.append(
-                "Start-up costs more than that: use longer epochs or persistent_workers=True."
+                "Starting up costs more than that: longer epochs or persistent_workers=True help."
             )
         if self.worker_wait_s and max(self.worker_wait_s) > _UNEVEN * min(self.worker_wait_s):
             slow = self.worker_wait_s.index(max(self.worker_wait_s))
             parts.append(f"Worker {slow} makes the others' batches wait.")
         script = sys.argv[0] if sys.argv[0].endswith(".py") else "SCRIPT"
-        parts.append(f"For causes and remedies, run: stoker analyze {script}")
+        parts.append(f"What to do about it: stoker analyze {script}")
         return " ".join(parts)
 
 
@@ -251,7 +251,5 @@ def monitor(loader: Iterable[T]) -> Monitored[T]:
     microsecond a batch and reads nothing ahead.
     """
     if not hasattr(loader, "__iter__"):
-        raise TypeError(
-            f"monitor() needs an iterable, such as a DataLoader, not {type(loader).__name__}"
-        )
+        raise TypeError(f"monitor needs something to iterate, not {type(loader).__name__}")
     return Monitored(loader)

@@ -56,8 +56,8 @@ def metrics(source: Any, prefix: str = "stoker/") -> dict[str, float]:
         found |= _of_cache(cache)
     if not found:
         raise TypeError(
-            "stoker.metrics takes a pipeline, a stoker.monitor or a stoker.cached, not "
-            f"{type(source).__name__}: wrap a loader with stoker.monitor(loader)"
+            f"stoker.metrics takes a pipeline, a stoker.monitor or a stoker.cached, not "
+            f"{type(source).__name__}: wrap it, stoker.monitor(loader)"
         )
     return {
         f"{prefix}{name}": float(value) for name, value in found.items() if math.isfinite(value)

@@ -41,8 +41,8 @@ class LrSchedule:
             if self._taken - 1 == self._length:
                 name = type(self.scheduler).__name__
                 warn(
-                    f"{name} was made for {self._length:,} steps, and training continues: make it "
-                    f"with {self._steps_per_epoch:,} steps for each epoch"
+                    f"{name} was made for {self._length:,} steps, and fresh data goes on: give it "
+                    f"{self._steps_per_epoch:,} for each epoch"
                 )
             self.scheduler.step()
 
@@ -98,23 +98,21 @@ def lr_schedule(
         raise TypeError(f"lr_schedule() takes a stoker.Pipeline, not {type(train).__name__}")
     if not all(hasattr(scheduler, name) for name in ("step", "optimizer", "get_last_lr")):
         raise TypeError(
-            "lr_schedule() takes a scheduler object, such as CosineAnnealingLR(optimizer, "
+            "lr_schedule() takes a scheduler that was made, such as CosineAnnealingLR(optimizer, "
             f"T_max=epochs * len(loader)), not {scheduler!r}"
         )
     if hasattr(scheduler, "patience"):
         raise TypeError(
-            f"{type(scheduler).__name__} follows a metric, not steps: do not wrap it; call its "
-            "step(metric) as without echoing"
+            f"{type(scheduler).__name__} follows a metric, not steps: call its step(metric) as you "
+            "would without echoing"
         )
     if steps_per_epoch is None:
         try:
             steps_per_epoch = train.chain.count_unechoed()
         except TypeError as error:
             raise TypeError(
-                f"{error}; give steps_per_epoch=, the number of batches in an epoch without echoing"
+                f"{error}; steps_per_epoch= says how many batches an epoch has without echoing"
             ) from None
     elif not is_whole_number(steps_per_epoch) or steps_per_epoch < 1:
-        raise TypeError(
-            f"steps_per_epoch= must be a whole number of at least 1, not {steps_per_epoch!r}"
-        )
+        raise TypeError(f"steps_per_epoch= takes a whole number from 1, not {steps_per_epoch!r}")
     return LrSchedule(scheduler, train, steps_per_epoch)

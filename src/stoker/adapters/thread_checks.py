@@ -69,8 +69,7 @@ def check_threads(pipeline: Pipeline[Any], *, examples: int = 32, seconds: float
     """
     if pipeline.chain.plan.indexed is None:
         raise ValueError(
-            f"check_threads() needs examples by number, and {pipeline.chain.source.name} is a "
-            "stream or a loader"
+            f"check_threads needs examples by number, and {pipeline.chain.source.name} has none"
         )
     steps = _steps(pipeline)
     running = mmap.mmap(-1, _THREADS)
@@ -96,7 +95,7 @@ def check_threads(pipeline: Pipeline[Any], *, examples: int = 32, seconds: float
     at = sorted({each for each in running[:] if each})
     busy = " and ".join(steps[each - 1].name for each in at) or "making examples alone"
     if not ended:
-        raise AssertionError(f"threads that called {busy} did not return: they wait for each other")
+        raise AssertionError(f"threads that called {busy} did not come back: they wait for others")
     if os.WIFSIGNALED(status):
         name = signal.Signals(os.WTERMSIG(status)).name
         raise AssertionError(f"{name} ended the process while {_THREADS} threads called {busy}")
@@ -104,10 +103,7 @@ def check_threads(pipeline: Pipeline[Any], *, examples: int = 32, seconds: float
         raise AssertionError(f"the process ended by itself (status {status}) in {busy}")
     report = json.loads(text)
     for each in report["unclear"]:
-        warn(
-            f"{each} gives different results even in one thread, so check_threads() cannot compare "
-            "it"
-        )
+        warn(f"{each} comes out differently twice alone, so check_threads cannot tell")
     if report["found"]:
         raise AssertionError("; ".join(report["found"]))
     return int(report["compared"])

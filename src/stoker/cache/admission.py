@@ -95,21 +95,21 @@ class RandomCheck:
             same, drew = (True, "") if self.has_passed else _tried(value, again)
             if drew:
                 raise ValueError(
-                    f"reading {what} draws from {drew} each time: a cache would repeat the same "
-                    "draws in every epoch, even if this example shows no difference. Cache the "
-                    "part before the random step: a dataset without it, augmented in collate_fn "
-                    "or in a pipeline (from_dataset(...).cache(...).random_map(...)). If the "
-                    "draws belong to the example itself, use a separate generator for them"
+                    f"{what} is read with draws from {drew}, each time: a cache would repeat the "
+                    "same draws in every epoch, be they seen or rare. Cache what comes before the "
+                    "random part: a dataset without it, augmented in collate_fn or in a pipeline "
+                    "(from_dataset(...).cache(...).random_map(...)). What is drawn for nothing "
+                    "else than the example, draw from a generator of its own"
                 )
             if not same:
                 raise ValueError(
-                    f"{what} has another value each time it is read: a cache would repeat the "
-                    "same random draws in every epoch. Cache the part before the random step: a "
+                    f"{what} is another one each time it is read: a cache would repeat the same "
+                    "random draws in every epoch. Cache what comes before the random part: a "
                     "dataset without it, augmented in collate_fn or in a pipeline "
-                    "(from_dataset(...).cache(...).random_map(...)). If it has no random part, a "
-                    "time stamp, a counter or the last digits of floats differ, and a cache "
-                    "would keep the first reading's: leave that field out, round it, or cache "
-                    "before the step that makes it"
+                    "(from_dataset(...).cache(...).random_map(...)). If nothing is random in it, "
+                    "a time stamp, a counter or the last digits of floats differ, and a cache "
+                    "would keep those of the first reading: leave that field out or round it, or "
+                    "cache in front of what makes it"
                 )
             self.has_passed = True
 

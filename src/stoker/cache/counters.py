@@ -134,7 +134,7 @@ class Counters:
 def read_counts(content: bytes) -> tuple[list[int], CacheCounts]:
     """Return the head of a file of counts, and the counts of everybody. Raises ValueError."""
     if len(content) != Counters.SIZE_BYTES:
-        raise ValueError(f"a file of {len(content):,} bytes holds no counts")
+        raise ValueError(f"{len(content):,} bytes are no counts")
     table = np.frombuffer(content, np.int64)
     rows = table[_HEAD:].reshape(ROWS, _WIDTH)[:, 2 : 2 + len(NAMES)]
     return table[:_HEAD].tolist(), CacheCounts(*rows.sum(axis=0).tolist())

@@ -67,15 +67,15 @@ class ExampleCache:
     ) -> None:
         self.limit = location.parse_limit(limit)
         if admit not in _ADMIT:
-            raise ValueError(f"admit= must be 'first' or 'worth', not {admit!r}")
+            raise ValueError(f"admit= is 'first' or 'worth', not {admit!r}")
         if on_damage not in _ON_DAMAGE:
-            raise ValueError(f"on_damage= must be 'rebuild' or 'refuse', not {on_damage!r}")
+            raise ValueError(f"on_damage= is 'rebuild' or 'refuse', not {on_damage!r}")
         self.temporary = not (path is not None if keep is None else keep)
         if not self.temporary and identity is None:
             raise ValueError(
-                "a kept cache must recognise its items in the next run, but stoker cannot tell "
-                f"whether {describes} is still the same then: give version= (and change it "
-                "whenever data or functions change), or keep=False"
+                "a cache that is kept has to know its items in the next run, but nothing tells "
+                f"whether {describes} is the same then: give version= (and change it whenever "
+                "data or functions change), or keep=False"
             )
         chain = identity or private_identity(describes)
         self._chain = digest(chain)
@@ -315,9 +315,9 @@ class ExampleCache:
             return
         if abs(asked - made_bytes) >= location.LEAST_BYTES:
             warn(
-                f"the cache in {self.folder} was made with limit {format_bytes(made_bytes)} and "
-                f"keeps it: to get {format_bytes(asked)}, remove the cache first (stoker cache "
-                f"remove {self.folder})",
+                f"the cache in {self.folder} was made with {format_bytes(made_bytes)}, and stays "
+                f"so: {format_bytes(asked)} would need a new one (stoker cache remove "
+                f"{self.folder})",
                 CacheWarning,
             )
 
@@ -347,8 +347,7 @@ class ExampleCache:
             )
             if not limit_bytes:
                 warn(
-                    f"there is no room for a cache in {os.path.dirname(folder)}: this run "
-                    "continues without one. Free some room, or give path= on another disk",
+                    f"there is no room for a cache in {os.path.dirname(folder)}: going on without",
                     CacheWarning,
                 )
                 return None

@@ -63,13 +63,10 @@ class CacheFolder:
         if os.fstat(self.descriptor).st_uid == os.getuid():
             does, bars = ("read or write to it", "go-rwx") if alone else ("write to it", "go-w")
             raise CacheError(
-                f"{self.path} is not a folder of this user's alone: others may {does}. If you "
-                f"trust its contents, bar the others: chmod {bars} {self.path}"
+                f"{self.path} is not a folder of this user's alone: others may {does}. If none "
+                f"has, take that from them: chmod {bars} {self.path}"
             )
-        raise CacheError(
-            f"{self.path} is not a folder of this user's alone: another user made it. Give another "
-            "path="
-        )
+        raise CacheError(f"{self.path} is not a folder of this user's alone: somebody else made it")
 
     def is_current(self) -> bool:
         """True if its path still leads to it."""
@@ -143,4 +140,4 @@ class CacheFolder:
 
 def _refuse_special(found: os.stat_result, name: str) -> None:
     if not stat.S_ISREG(found.st_mode):
-        raise OSError(errno.EINVAL, "not a regular file", name)
+        raise OSError(errno.EINVAL, "no regular file", name)

@@ -60,8 +60,8 @@ class Handle:
             raise CacheError(f"{text}. Remove it: stoker cache remove {folder}")
         if not is_known:
             warn(
-                f"{text}. stoker reads that item from the source instead, and makes the cache "
-                "anew after its last user",
+                f"{text}. It is read from the source instead, and the cache is made anew when "
+                "nobody uses it any more",
                 CacheWarning,
             )
 
@@ -118,8 +118,8 @@ class Handle:
 
     def _warn_failed(self, error: OSError) -> None:
         warn(
-            f"the cache in {self.store_dir.folder} takes no more items: {error}. The items in it "
-            "stay in use",
+            f"the cache in {self.store_dir.folder} admits nothing more: {error}. What is in it "
+            "stays in use",
             CacheWarning,
         )
 

@@ -30,7 +30,7 @@ from stoker.cache.store_dir import About
 from stoker.errors import CacheError
 from stoker.stats import CacheCounts
 
-_STATES = {FULL: "full: takes no more items", ENDED: "ended: writing failed", DAMAGED: "damaged"}
+_STATES = {FULL: "full: nothing enters", ENDED: "ended: writing failed", DAMAGED: "damaged"}
 
 
 class StoreSummary(NamedTuple):
@@ -104,9 +104,9 @@ def remove(path: str) -> None:
     """Remove an unused store. Raises CacheError when it is in use, or not a store."""
     with store_dir.opened(path) as folder:
         if folder is None:
-            raise CacheError(f"{path} is not a cache: see stoker cache list")
+            raise CacheError(f"{path} is no cache")
         if not store_dir.remove_unused(folder):
-            raise CacheError(f"the cache in {path} is in use: end the jobs that use it first")
+            raise CacheError(f"the cache in {path} is in use")
 
 
 def resolve_name(name: str) -> str:
@@ -130,10 +130,10 @@ def print_table() -> None:
     try:
         location.check_memory_folder()
     except CacheError as error:
-        print(f"caches in memory are not possible: {error}", file=sys.stderr)
+        print(f"no cache can be in memory: {error}", file=sys.stderr)
     folders = find_stores()
     if not folders:
-        print("no caches, neither in memory nor at a path= that this user gave")
+        print("no caches: neither in memory, nor at a path that this user gave")
         return
     shown = Table(box=None, pad_edge=False)
     for name in ("name", "holds", "items", "used", "of", "users", "stays"):
@@ -162,9 +162,7 @@ def print_info(name: str) -> None:
     folder = resolve_name(name)
     summary = read_summary(folder)
     if summary is None:
-        raise CacheError(
-            f"{folder} has no readable description (about.json): remove it with stoker cache remove"
-        )
+        raise CacheError(f"{folder} does not say what it is")
     about, head, counts = summary
     state = [text for position, text in _STATES.items() if head[position]] or ["admits"]
     lines = {
@@ -186,9 +184,7 @@ def print_info(name: str) -> None:
             f"({format_bytes(counts.peer_bytes)}), {counts.misses:,} from storage"
         )
         if counts.peer_timeouts:
-            lines["places"] += (
-                f" ({counts.peer_timeouts:,} of these after other nodes did not answer within 5 s)"
-            )
+            lines["places"] += f" ({counts.peer_timeouts:,} after 5 s in vain)"
     for label, text in lines.items():
         print(f"{label:<8}{text}")
 

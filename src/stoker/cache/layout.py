@@ -114,7 +114,7 @@ def find_disorder(txn: Any, limit_bytes: int) -> str:
             continue
         number, _, pack = _ENTRY.unpack_from(entry)
         if number >= len(numbers) or numbers[number]:
-            return f"item {bytes(key).hex()} has an impossible number"
+            return f"item {bytes(key).hex()} has a number that cannot be"
         numbers[number] = 1
         if pack != _NO_PACK:
             start, length = _SPAN.unpack_from(entry, _ENTRY.size)

@@ -29,12 +29,12 @@ _AUTO_MEMORY, _AUTO_DISK = 0.5, 0.8
 _KEPT_FREE = 0.05
 _NETWORK = re.compile(r"nfs|cifs|smb|9p|lustre|gpfs|ceph|gluster|fuse\.(?!fuseblk|ext)")
 
-_ELSEWHERE = "put the cache on a local disk: path= (for a keeper: --folder)"
+_ELSEWHERE = "put the cache on a local disk: path= (of a keeper: --folder)"
 _SHM = (
     "Give the container more (docker run --shm-size=64g, or --ipc=host; in Kubernetes an emptyDir "
     f"with medium: Memory at /dev/shm), or {_ELSEWHERE}"
 )
-_DISK = "Give path= on a local disk with room, in a folder that this user may write to"
+_DISK = "Give path= on a local disk that has room, and that this user may write to"
 
 Limit = int | float | str
 
@@ -71,7 +71,7 @@ def cannot_make(path: str, error: OSError, *, in_memory: bool) -> CacheError:
     what = _SHM if in_memory else _DISK
     if in_memory and error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
         what = f"Mount /dev/shm so that this user may write to it, or {_ELSEWHERE}"
-    return CacheError(f"stoker cannot make a cache in {parent}: {why}. {what}")
+    return CacheError(f"no cache can be made in {parent}: {why}. {what}")
 
 
 def check_memory_folder() -> None:
@@ -83,8 +83,7 @@ def check_memory_folder() -> None:
         pass
     except OSError:
         raise CacheError(
-            f"{memory_folder()} is not a folder of this user's alone: another user made it. "
-            "Remove it, or give path="
+            f"{memory_folder()} is not a folder of this user's alone: somebody else made it"
         ) from None
 
 
@@ -93,8 +92,7 @@ def check_local(folder: str) -> None:
     kind = _file_system(folder)
     if _NETWORK.match(kind):
         raise ValueError(
-            f"path={folder!r} is on a network file system ({kind}), where the cache's locks do "
-            "not hold: give path= on a local disk"
+            f"path={folder!r} is on a network file system ({kind}): a cache needs a local disk"
         )
 
 
@@ -130,13 +128,13 @@ def parse_limit(limit: object) -> Limit:
         size = int(limit) if is_whole_number(limit) else float(limit)
     else:
         raise TypeError(
-            "limit= must be a size such as '64GiB', a share of memory such as 0.5, or 'auto'; "
+            f"a cache's limit is a size such as '64GiB', a share of memory such as 0.5, or 'auto'; "
             f"not {limit!r}"
         )
     if isinstance(size, float) and not 0 < size <= 1:
-        raise ValueError(f"limit={limit!r}: a share of memory must be between 0.0 and 1.0")
+        raise ValueError(f"limit={limit!r}: a share of memory lies between 0.0 and 1.0")
     if isinstance(size, int) and size < LEAST_BYTES:
-        raise ValueError(f"limit={limit!r}: a cache needs at least {format_bytes(LEAST_BYTES)}")
+        raise ValueError(f"limit={limit!r}: a cache takes at least {format_bytes(LEAST_BYTES)}")
     return size
 
 
@@ -167,8 +165,8 @@ def resolve_limit(limit: Limit, folder: str, *, in_memory: bool) -> int:
             else:
                 what = "memory" if in_memory else f"room on {disk}"
                 warn(
-                    f"the cache gets {got} instead of {asked}: there is no more {what}. Set a "
-                    "lower limit=, or limit='auto'",
+                    f"the cache takes {got} instead of {asked}: there is no more {what}. "
+                    "(limit='auto' asks for less)",
                     CacheWarning,
                 )
             size = room
@@ -177,8 +175,8 @@ def resolve_limit(limit: Limit, folder: str, *, in_memory: bool) -> int:
 
 def _warn_small(size: str, total: int, disk: str) -> None:
     warn(
-        f"the cache gets only {size}: {disk} holds {format_bytes(total)} (a container's default "
-        f"is 64 MiB). {_SHM}",
+        f"the cache can be {size}: {disk} holds {format_bytes(total)} only (containers have 64 MiB "
+        f"unless told otherwise). {_SHM}",
         CacheWarning,
     )
 

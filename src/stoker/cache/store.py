@@ -202,7 +202,7 @@ class Store:
                 what = self._describe(error)
                 if what in _NO_DESCRIPTORS:  # it is whole
                     raise CacheError(
-                        f"stoker cannot open the cache: {resources.no_descriptors()}"
+                        f"the cache cannot be opened: {resources.no_descriptors()}"
                     ) from error
                 on_damage(what)
         return found + [MISSING] * (len(keys) - len(found))

@@ -130,9 +130,9 @@ def find_damage(folder: CacheFolder, about: About | None) -> str:
     Raises CacheError where it cannot be checked.
     """
     if about is None:
-        return f"its file {ABOUT} cannot be read"
+        return f"{ABOUT} cannot be read"
     if about.format != FORMAT:
-        return f"it has format {about.format}, and this version of stoker writes {FORMAT}"
+        return f"it has format {about.format}, this version writes {FORMAT}"
     if not about.clean and about.boot != boot_id():
         return REBOOTED
     names = folder.list_names()
@@ -141,11 +141,11 @@ def find_damage(folder: CacheFolder, about: About | None) -> str:
             folder.stat_file(name)  # nothing but files
         size = folder.stat_file(DATA).st_size
         if size != about.limit_bytes:
-            return f"its file {DATA} has {size:,} bytes instead of {about.limit_bytes:,}"
+            return f"{DATA} has {size:,} bytes instead of {about.limit_bytes:,}"
         is_left = LEFT not in names or folder.read_file(LEFT, _DIGEST_BYTES) == _digest(folder)
     except OSError as error:
         return str(error)
-    changed = "" if is_left else "its files were changed after its last user"
+    changed = "" if is_left else "its files are not as its last user left them"
     return _find_damage_of_data(folder, about.limit_bytes) or changed
 
 
@@ -159,7 +159,7 @@ def _digest(folder: CacheFolder) -> bytes:
 def _find_damage_of_data(folder: CacheFolder, limit_bytes: int) -> str:
     with closing(Counters(os.path.join(folder.inside, COUNTERS))) as counters:
         if counters.head[DAMAGED]:
-            return "readers found damaged items in it"
+            return "items in it were not as they had been written"
         if changed_ns(folder.inside) == counters.head[DATA_NS]:
             return ""  # nobody has written since the last item entered
     return _read_through_elsewhere(folder, limit_bytes)
@@ -181,17 +181,11 @@ def _read_through_elsewhere(folder: CacheFolder, limit_bytes: int) -> str:
             check=False,
         )
     except OSError as error:
-        raise CacheError(
-            f"stoker cannot check the cache in {folder.path}: {error}. Try again, or remove it "
-            f"(stoker cache remove {folder.path})"
-        ) from error
+        raise CacheError(f"the cache in {folder.path} cannot be checked: {error}") from error
     lines = done.stderr.strip().splitlines()
     if _BEGINS not in done.stdout.splitlines() or -done.returncode in _FROM_OTHERS:
         why = lines[-1] if lines else f"its reader ended with code {done.returncode}"
-        raise CacheError(
-            f"stoker cannot check the cache in {folder.path}: {why}. Try again, or remove it "
-            f"(stoker cache remove {folder.path})"
-        )
+        raise CacheError(f"the cache in {folder.path} cannot be checked: {why}")
     if done.returncode == 0:
         return ""
     if done.returncode < 0:
@@ -207,7 +201,7 @@ def _read_through(folder: str, limit_bytes: int) -> str:
         for page in range(2):
             file.seek(page * PAGE_BYTES + PAGE_HEADER_BYTES)
             if _META.unpack(file.read(_META.size))[0] != _MAGIC:
-                return "it does not begin with a store's header"
+                return "it does not begin as a store does"
     try:
         env = lmdb.open(folder, map_size=limit_bytes, readonly=True, lock=False, readahead=False)
         with env.begin(buffers=True) as txn:
@@ -304,9 +298,7 @@ def join(
             except FileNotFoundError:  # it has just been removed
                 continue
             except OSError as error:
-                raise CacheError(
-                    f"stoker cannot lock the cache in {path}: {error}. Give path= on a local disk"
-                ) from error
+                raise CacheError(f"the cache in {path} cannot be locked: {error}") from error
             undo.callback(os.close, users)
             about = _enter(folder, users, on_damage)
             if about is not None:
@@ -374,21 +366,17 @@ def _enter(folder: CacheFolder, users: int, on_damage: str) -> About | None:
             if on_damage == "refuse":
                 raise CacheError(
                     f"the cache in {path} is damaged: {found}. Remove it (stoker cache remove "
-                    f"{path}), or give on_damage='rebuild' to make it anew"
+                    f"{path}), or have it made anew: on_damage='rebuild'"
                 )
             if found != REBOOTED:
-                warn(
-                    f"the cache in {path} is damaged ({found}): stoker makes it anew", CacheWarning
-                )
+                warn(f"the cache in {path} is damaged ({found}) and is made anew", CacheWarning)
             _remove(folder)
             return None
         assert about is not None
         record_use(folder, about)
         fcntl.flock(users, fcntl.LOCK_SH)
     if about is None:
-        raise CacheError(
-            f"the cache in {path} has no readable {ABOUT}: remove it (stoker cache remove {path})"
-        )
+        raise CacheError(f"the cache in {path} does not say what it is: remove it")
     return about
 
 
@@ -399,7 +387,7 @@ def _make(path: str, limit_bytes: int, describes: str, temporary: bool) -> Store
     with contextlib.suppress(FileNotFoundError, NotADirectoryError), CacheFolder(path) as found:
         if found.list_names() and not _is_store(found):
             raise CacheError(
-                f"{path} contains files that are not a cache's: give path= an empty or new folder"
+                f"{path} holds other things than a cache: give path= a folder of its own"
             )
     making = os.path.join(parent, _MAKING + secrets.token_hex(8))
     os.mkdir(making, 0o700)  # its owner's alone
@@ -410,9 +398,9 @@ def _make(path: str, limit_bytes: int, describes: str, temporary: bool) -> Store
             undo.callback(folder.clear, _USERS)
             if not folder.is_own(alone=False):
                 raise CacheError(
-                    f"stoker cannot make a cache in {parent}: its file system does not keep "
-                    "folder permissions, so other users could change the cache. Give path= on "
-                    "another file system (ext4, xfs, btrfs, tmpfs)"
+                    f"no cache can be made in {parent}: its file system does not keep who may "
+                    "write to a folder, so that others may change the cache. Give path= on another "
+                    "one (ext4, xfs, btrfs, tmpfs)"
                 )
             users = folder.open_file(_USERS, os.O_RDWR | os.O_CREAT)
         except FileNotFoundError:  # another process swept it
@@ -440,8 +428,7 @@ def _remove(folder: CacheFolder) -> None:
     foreign = _list_foreign(folder)
     if foreign:
         raise CacheError(
-            f"{path} contains files that are not a cache's ({min(foreign)!r}), so stoker does not "
-            "remove it: move them away first"
+            f"{path} holds other things than a cache, and is not removed: {min(foreign)!r}"
         )
     folder.rename(os.path.join(os.path.dirname(path), _GONE + secrets.token_hex(8)))
     folder.clear(_USERS)
@@ -455,7 +442,7 @@ def _open_own(path: str, parent: CacheFolder | None = None) -> CacheFolder | Non
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise CacheError(f"stoker cannot open {path}: {error}") from error
+        raise CacheError(f"{path} cannot be opened: {error}") from error
     with contextlib.ExitStack() as undo:
         undo.callback(folder.close)
         if not _is_store(folder):
@@ -506,8 +493,8 @@ def _wait_for_lock(users: int, folder: str) -> None:
     while not _try_lock(users, fcntl.LOCK_SH):
         if time.monotonic() > deadline:
             raise CacheError(
-                f"a process that checks or removes the cache in {folder} has locked it for "
-                f"{_PATIENCE_S:.0f} s: try again when that process has ended"
+                f"the cache in {folder} has been locked for {_PATIENCE_S:.0f} s by a process "
+                "that checks or removes it"
             )
         # Locks have no wait with a limit; a hundredth of a second is no delay to opening a cache.
         time.sleep(0.01)

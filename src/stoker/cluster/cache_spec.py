@@ -12,7 +12,7 @@ import xxhash
 
 LABELS = {
     "kind": "the kind of source",
-    "operations": "the stages in front of the cache",
+    "operations": "what is done in front of the cache",
     "version": "version=",
     "examples": "the number of examples",
     "names": "the examples' names",

@@ -209,4 +209,4 @@ class NodeClient:
     def _warn(self, text: str) -> None:
         if not self._has_warned:
             self._has_warned = True
-            warn(f"{text}. Its cache is not used", CacheWarning)
+            warn(f"{text}. It is left out", CacheWarning)

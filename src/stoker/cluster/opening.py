@@ -86,8 +86,7 @@ def joining(cluster: object, *, insecure: bool = False) -> Join:
         return partial(ray_hosts.join, insecure=insecure)
     if insecure:
         raise ValueError(
-            "with a list of keepers, insecure=True belongs to the keepers: run stoker cache "
-            "serve --insecure on each host, and leave insecure= out"
+            "insecure=True is said to the keepers: stoker cache serve --insecure on each host"
         )
     return partial(_join_hosts, check_hosts(cluster))
 
@@ -106,9 +105,9 @@ def definition_of(source: Indexed, operations: Iterable[Any], version: str | Non
     operations = list(operations)
     if chain_identity(source, operations, version) is None:
         raise ValueError(
-            "a cache over several nodes must recognise its items on every node, but this data "
-            "and these functions have no identity that other nodes can compare: give version= "
-            "(and change it whenever data or functions change)"
+            "a cache over several nodes has to know its items on all of them, but nothing tells "
+            "whether another node has the same data and functions: give version= (and change it "
+            "whenever data or functions change)"
         )
     count = len(source)
     names = xxhash.xxh3_128()

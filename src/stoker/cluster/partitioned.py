@@ -118,10 +118,7 @@ class PartitionedCache(ExampleCache):
         on_damage: str,
     ) -> None:
         if admit != "first":
-            raise ValueError(
-                "a cache over several nodes admits items in the order in which they come: leave "
-                "out admit="
-            )
+            raise ValueError("a cache over several nodes admits what comes first: leave out admit=")
         super().__init__(
             limit,
             path=path,

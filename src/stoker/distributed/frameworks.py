@@ -152,10 +152,7 @@ def warn_unsharded() -> None:
 
     Raises ValueError where a framework distributes; so do the functions below.
     """
-    shard = (
-        "add .shard(), which gives each rank its own part (.shard(rank=0, world=1) if every rank "
-        "needs all examples)"
-    )
+    shard = ".shard() gives each its part (.shard(rank=0, world=1) says that all are meant)"
     where = {
         "Lightning": "in train_dataloader(), where ranks are known",
         "Accelerate": "behind Accelerator()",
@@ -174,40 +171,27 @@ def warn_unsharded_loader(loader: Any) -> None:
     """
     if _ranks() < 2 or _divides(loader, _DEPTH):  # nothing of it is touched if there is one rank
         return
-    sampler = (
-        "use DataLoader(dataset, sampler=DistributedSampler(dataset)), which gives each rank its "
-        "own part"
-    )
-    says = (
-        "A dataset or a sampler that shards by itself needs the attributes num_replicas and rank, "
-        "so that this check sees it"
-    )
+    sampler = "DataLoader(dataset, sampler=DistributedSampler(dataset)) gives each its part"
+    says = "A dataset or a sampler that divides by itself says so by attributes num_replicas, rank"
     within = {
         "Lightning": f"{sampler}, made in train_dataloader(), where the ranks are known. {says}",
-        "Accelerate": "use stoker.echo(accelerator.prepare(loader)), which gives each rank its own "
-        f"part. {says}",
+        "Accelerate": f"stoker.echo(accelerator.prepare(loader)) gives each its part. {says}",
     }
     if hasattr(loader, "sampler"):
-        prepared = (
-            "use stoker.echo(ray.train.torch.prepare_data_loader(loader)), which gives each rank "
-            "its own part"
-        )
+        prepared = "stoker.echo(ray.train.torch.prepare_data_loader(loader)) gives each its part"
         within["Ray Train"] = f"{prepared}. {says}"
         within["Keras"] = f"{sampler}, with num_replicas= and rank=. {says}"
     _tell(
         f"batches of the {type(loader).__name__}",
-        f"the loader has no DistributedSampler; {sampler}. (If the dataset shards itself, or "
-        "every rank needs all examples: warnings.filterwarnings('ignore', 'each of '))",
+        f"no DistributedSampler was found in it. {sampler}. (Where the dataset divides itself, or "
+        "all are meant: warnings.filterwarnings('ignore', 'each of '))",
         within,
     )
 
 
 def warn_unsharded_feed() -> None:
     """Warn where each of several ranks receives all batches of a feed."""
-    advice = (
-        "have the feed serve examples (leave .batch() out of its pipeline), and call .shard() and "
-        ".batch() here"
-    )
+    advice = "have the feed serve examples (no .batch() there), and .shard() and .batch() them here"
     framework = distributing()
     _tell("batches of the feed", advice, {} if framework is None else {framework: advice})
 

@@ -51,16 +51,13 @@ def part_in(mesh: Any, dims: str | Sequence[str] | None) -> MeshPart:
     names = tuple(mesh.mesh_dim_names or ())
     if not names:
         raise ValueError(
-            ".shard(mesh): the dimensions of this mesh have no names: name them, as in "
+            ".shard(mesh): the dimensions of this mesh have no names: give it some, such as "
             "init_device_mesh(..., mesh_dim_names=('dp', 'tp')), or give rank= and world="
         )
     chosen = _chosen(names, dims)
     at = mesh.get_coordinate()
     if at is None:
-        raise ValueError(
-            ".shard(mesh): this process is not in the mesh: give a mesh that contains it, or rank= "
-            "and world="
-        )
+        raise ValueError(".shard(mesh): this process is not in the mesh")
     shape = tuple(mesh.mesh.shape)
     rank, world = 0, 1
     for name, size, coordinate in zip(names, shape, at, strict=True):
@@ -75,8 +72,8 @@ def part_in(mesh: Any, dims: str | Sequence[str] | None) -> MeshPart:
         )
         if parts != world:
             raise ValueError(
-                f".shard(mesh): the dimensions {of_data} of {whole} split the data, and this "
-                f"submesh has only {names}: give the whole mesh"
+                f".shard(mesh): of {whole} the data is split by {of_data}, and this is the part "
+                f"{names} of it: give the whole mesh"
             )
     return MeshPart(rank, world, tuple(int(number) for number in root.mesh.flatten().tolist()))
 
@@ -112,16 +109,13 @@ def _chosen(names: tuple[str, ...], dims: str | Sequence[str] | None) -> tuple[s
         chosen = (dims,) if isinstance(dims, str) else tuple(dims)
         unknown = [name for name in chosen if name not in names]
         if unknown:
-            raise ValueError(
-                f".shard(mesh, mesh_dims=): {unknown[0]!r} is not a dimension of this mesh, which "
-                f"has {names}"
-            )
+            raise ValueError(f".shard(mesh, mesh_dims=): {unknown[0]!r} is none of {names}")
         return chosen
     kinds = {name: _words(name) for name in names}
     if any(of_data == of_model for of_data, of_model in kinds.values()):
         raise ValueError(
-            f".shard(mesh): the names {names} do not tell which dimensions split the data: name "
-            f"those in mesh_dims=, such as mesh_dims=({names[0]!r},), or give rank= and world="
+            f".shard(mesh): which of {names} split the data? Say so: mesh_dims=({names[0]!r},), "
+            "or rank= and world="
         )
     return tuple(name for name, (of_data, _) in kinds.items() if of_data)
 

@@ -151,9 +151,9 @@ class RankExchange:
             ranks = ", ".join(map(str, said["missing"]))
             raise StokerError(
                 f"rank{'s' * (len(said['missing']) > 1)} {ranks} did not come to iter() of {what} "
-                f"within {wait_s:g} s: all ranks must iterate over sharded pipelines, in the same "
-                "order. Give a pipeline that only one rank reads .shard(rank=0, world=1); if "
-                "ranks may come late, give init_process_group a longer timeout="
+                f"within {wait_s:g} s: all ranks iterate over sharded pipelines, in the same "
+                "order. What one rank alone reads takes .shard(rank=0, world=1); where ranks may "
+                "come late, give init_process_group a timeout="
             )
         return said["decided"]
 

@@ -104,19 +104,13 @@ def share(
     check_name(name)
     _check_settings(jobs, staging, patience_s)
     if cluster not in (None, "ray"):
-        raise ValueError(f'cluster= must be "ray" or None, not {cluster!r}')
+        raise ValueError(f'cluster= is "ray" or None, not {cluster!r}')
     if listen is not None:
         if cluster is not None:
-            raise ValueError(
-                "share() takes listen= or cluster=, not both: in a cluster Ray tells the jobs the "
-                "address"
-            )
+            raise ValueError("listen= or cluster=: in a cluster the address is found")
         split_address(listen)
     if insecure and listen is None and cluster is None:
-        raise ValueError(
-            "insecure=True has no effect without listen= or cluster=: a feed on one host uses no "
-            "network. Leave insecure= out"
-        )
+        raise ValueError("insecure=True is for feeds on other hosts (listen= or cluster=)")
     check_not_in_feeder()
     target = target_of(function)
     if is_whole_number(staging):
@@ -133,14 +127,14 @@ def share(
 def _check_settings(jobs: Any, staging: Any, patience_s: Any) -> None:
     """Refuse wrong settings here rather than later in the feeder. Raises TypeError, ValueError."""
     if not is_whole_number(jobs):
-        raise TypeError(f"jobs= must be a number of jobs to wait for, not {jobs!r}")
+        raise TypeError(f"jobs= is a number of jobs to wait for, not {jobs!r}")
     if jobs < 1:
-        raise ValueError(f"jobs= must be at least 1, not {jobs}")
+        raise ValueError(f"jobs= is at least 1, not {jobs}")
     if not (staging is None or isinstance(staging, str) or is_whole_number(staging)):
         raise TypeError(
-            f"staging= must be a number of batches or a size such as '2GiB', not {staging!r}"
+            f"staging= is a number of batches or a size such as '2GiB', not {staging!r}"
         )
     if not is_number(patience_s):
-        raise TypeError(f"patience_s= must be a number of seconds, not {patience_s!r}")
+        raise TypeError(f"patience_s= is a number of seconds, not {patience_s!r}")
     if not patience_s > 0:
-        raise ValueError(f"patience_s= must be more than 0 seconds, not {patience_s}")
+        raise ValueError(f"patience_s= is more than 0, not {patience_s}")

@@ -65,7 +65,7 @@ def check_not_in_feeder() -> None:
     """
     if os.environ.get(_IN_FEEDER) == str(os.getpid()):
         raise FeedError(
-            "the script calls stoker.share() while it is imported: put the training code below "
+            "the script shares a pipeline while it is imported: put what it does below "
             'if __name__ == "__main__":'
         )
 

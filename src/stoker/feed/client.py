@@ -108,15 +108,10 @@ class FeedClient:
         again.
         """
         if not isinstance(state, dict) or not {"seed", "outline", "epoch", "number"} <= set(state):
-            raise StateError(
-                "this state was not saved by a job that reads from a feed: load the state of such "
-                "a job"
-            )
+            raise StateError("this is no state of a job that a feed served")
         epoch, number = state["epoch"], state["number"]
         if state["outline"] != self.about.outline:
-            raise StateError(
-                f"the feed {self.name!r} serves another pipeline than the state was saved from"
-            )
+            raise StateError(f"the feed {self.name!r} serves another pipeline than the state's")
         most = messages.LARGEST if self.about.length is None else self.about.length
         if not _is_whole(number, most) or not (epoch is None or _is_whole(epoch, messages.LARGEST)):
             raise StateError(f"the feed {self.name!r} has no output {number!r} of epoch {epoch!r}")
@@ -126,13 +121,13 @@ class FeedClient:
             return
         if state["seed"] != self.about.seed:
             raise StateError(
-                f"the feed {self.name!r} has seed {self.about.seed}, the state was saved under "
-                f"seed {state['seed']}: give the feed's source that seed= to resume"
+                f"the feed {self.name!r} has seed {self.about.seed}, the state has "
+                f"{state['seed']}: give the source a seed= to resume"
             )
         if not self.about.again and number:
             raise StateError(
-                f"the feed {self.name!r} reads from a loader or a stream, whose outputs cannot be "
-                "prepared again: save between epochs"
+                f"the feed {self.name!r} cannot make again what a loader or a stream gave: save "
+                "between epochs"
             )
         self.at = epoch, number
 
@@ -165,16 +160,14 @@ class FeedClient:
                 elif isinstance(message, Failed):
                     raise FeedError(message.reason)
                 else:
-                    raise self.damaged(
-                        f"it sent {type(message).__name__} where an epoch should begin"
-                    )
+                    raise self.damaged(f"{type(message).__name__} where an epoch was to begin")
                 message = self.next_message(interrupt)
         except BaseException:  # the feeder must not wait for a job that has given up
             self._connection.send(Leave())
             raise
         begun = message.epoch, message.number
         if self.about.again and self.at not in (None, begun):
-            raise self.damaged(f"the epoch begins at {begun}, not at {self.at} as requested")
+            raise self.damaged(f"it begins at {begun}, not at {self.at}")
         self.at = begun
         self._is_in_epoch = True
         return int(message.epoch)
@@ -195,9 +188,7 @@ class FeedClient:
                 return None
             self._descriptors += descriptors
             if isinstance(message, (Welcome, Refused)) or message.turn > self._turn:
-                raise self.damaged(
-                    f"it sent a {type(message).__name__} that this job did not ask for"
-                )
+                raise self.damaged(f"{type(message).__name__} that nothing asked for")
             if message.turn == self._turn:
                 return message
             if isinstance(message, ItemMessage):  # of an epoch that was left
@@ -216,14 +207,13 @@ class FeedClient:
                 mappings.append(map_block(self._descriptors.pop(0), generation))
             value = unpack(item.header, item.places, mappings, _Unpickler)
             if not self.about.batched and (type(value) is not list or len(value) != item.count):
-                raise ValueError(f"it did not hold the announced {item.count} examples")
+                raise ValueError(f"not the {item.count} examples that were announced")
         except BaseException as error:
             self._leases.give_back(item.lease)
             if isinstance(error, UnknownType):
                 raise FeedError(
-                    f"the feed's examples contain {error}, a class that this job has not "
-                    "imported: import its module in this job, or have the feed's pipeline yield "
-                    "tuples or dicts"
+                    f"what the feed hands out needs {error}, which this job has not imported: "
+                    "import it, or hand out tuples or dicts"
                 ) from None
             if isinstance(error, (FeedError, Stale)) or not isinstance(error, Exception):
                 raise
@@ -271,18 +261,18 @@ class FeedClient:
         self._connection.close()
         self._leases.forget()
         if not self._address.is_restarted:
-            where = "" if self.at is None else f" (epoch {self.at[0]}, after {self.at[1]} outputs)"
+            where = "" if self.at is None else f" (epoch {self.at[0]}, {self.at[1]} handed out)"
             raise FeedError(
-                f"the feeder of {self.name!r} has ended{where}. Start it again, and resume this "
-                "job from its last state_dict()"
+                f"the feeder of {self.name!r} has ended{where}. Start it again, and go on from "
+                "the last state_dict()"
             )
         self._ends_here = self._ends_here + 1 if self.at == self._ended_at else 1
         self._ended_at = self.at
         if self._ends_here > _MOST_ENDS:
             where = "it begins" if self.at is None else f"output {self.at[1]} of epoch {self.at[0]}"
             raise FeedError(
-                f"the feeder of {self.name!r} has ended {self._ends_here} times, each time at "
-                f"{where}: run stoker feed {self._address.target} --name {self.name} to see why"
+                f"the feeder of {self.name!r} has ended {self._ends_here} times, each time where "
+                f"{where}: stoker feed {self._address.target} --name {self.name} shows why"
             )
         self._connect(self._connection)
 
@@ -363,7 +353,7 @@ class FeedEpoch(Iterator[Any]):
         elif isinstance(message, ItemMessage):
             self._take(message)
         elif isinstance(message, Begin):
-            raise client.damaged("it began an epoch in the middle of another")
+            raise client.damaged("an epoch begins in the middle of another")
         else:
             self._end(message)
 
@@ -375,8 +365,8 @@ class FeedEpoch(Iterator[Any]):
         is_one = not client.about.batched or item.count == 1
         if item.epoch != epoch or not 0 <= skipped < item.count or not is_one:
             raise client.damaged(
-                f"it sent {item.count} outputs from output {item.number} of epoch {item.epoch} "
-                f"on, where output {number} of epoch {epoch} was due"
+                f"{item.count} from {item.number} of epoch {item.epoch} on, where {number} of "
+                f"epoch {epoch} was due"
             )
         try:
             value = client.take(item)
@@ -390,8 +380,8 @@ class FeedEpoch(Iterator[Any]):
         epoch, number = client.at
         if isinstance(message, End) and (message.epoch != epoch or message.total > number):
             raise client.damaged(
-                f"it ended epoch {message.epoch} after {message.total} outputs, where output "
-                f"{number} of epoch {epoch} was due"
+                f"epoch {message.epoch} ends at {message.total}, where {number} of epoch {epoch} "
+                "was due"
             )
         client.end_epoch(epoch)
         self.close()
@@ -416,9 +406,9 @@ class _Unpickler(pickle.Unpickler):
             return super().find_class(module, name)
         except (ImportError, AttributeError) as error:
             raise FeedError(
-                f"the feed's examples contain {module}.{name}, a class that this job cannot "
-                f"import ({error}): put it into a module that the feeder and this job can import, "
-                "or have the feed's pipeline yield tuples or dicts"
+                f"what the feed hands out needs {module}.{name}, which this job cannot import "
+                f"({error}): put the class into a module that both can import, or hand out tuples "
+                "or dicts"
             ) from error
 
 

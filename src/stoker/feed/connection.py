@@ -161,8 +161,8 @@ class FeederConnection:
         if len(self._peers) < self._awaited_jobs:
             print(
                 f"stoker: the feed {self._name!r} waits for {self._awaited_jobs} jobs before its "
-                "first epoch: start the missing jobs, or set a lower jobs= (--jobs). When "
-                "patience_s= (--patience) is over, it begins without them",
+                "first epoch: start the others, or ask for fewer (jobs=, --jobs). It begins "
+                "without them once its patience is over",
                 file=sys.stderr,
             )
         self._awaited_jobs = 0
@@ -258,7 +258,7 @@ class _Lease:
                     detach(mapping)
                     check_generation(mapping, generation)
         except Stale:
-            raise FeedError("the feeder overwrote a batch that this job still held") from None
+            raise FeedError("a batch was overwritten while this job held it") from None
         self.forget()
         self._drop()
 
@@ -296,7 +296,7 @@ def _greet(
         if connection is None:
             raise FeedError(
                 f"there is no feed {address.name!r} on this host: start it with stoker feed "
-                f"FILE.py:FUNCTION --name {address.name}, or call stoker.share()"
+                f"FILE.py:FUNCTION --name {address.name}, or take stoker.share()"
             )
         with contextlib.ExitStack() as undo:
             undo.callback(connection.close)
@@ -308,8 +308,8 @@ def _greet(
         if isinstance(answer, Refused):
             raise FeedError(answer.reason)
     raise FeedError(
-        f"the feeder of {address.name!r} ended before it served any job: run stoker feed "
-        f"{address.target or 'FILE.py:FUNCTION'} --name {address.name} to see why"
+        f"the feeder of {address.name!r} ends before it serves anybody: stoker feed "
+        f"{address.target or 'FILE.py:FUNCTION'} --name {address.name} shows why"
     )
 
 
@@ -325,6 +325,4 @@ def _answer(connection: socket.socket, hello: Hello, name: str) -> FromFeeder | 
 
 def damaged(name: str, how: str) -> FeedError:
     """Return the error for an invalid message from a feeder."""
-    return FeedError(
-        f"the feeder of {name!r} sent a damaged message: {how}. Restart the feeder and this job"
-    )
+    return FeedError(f"what the feeder of {name!r} sent is damaged: {how}")

@@ -49,9 +49,7 @@ def serve(
     )
     listener = listen(name)
     if listener is None:
-        raise FeedError(
-            f"a feed named {name!r} already runs on this host: stop it, or use another name"
-        )
+        raise FeedError(f"a feed {name!r} is there already: stop it, or take another name")
     signal.signal(signal.SIGTERM, _interrupt)
     sys.setswitchinterval(SWITCH_S)
     _show(open_server(listener, settings))
@@ -148,7 +146,7 @@ class View:
         slowest = max(jobs, key=lambda session: session.held_up_s, default=None)
         if slowest is not None and slowest.held_up_s > 0:
             text += (
-                f"; process {slowest.pid} is the slowest: the others waited for it "
+                f"; process {slowest.pid} sets the pace: others waited for it "
                 f"{min(1.0, slowest.held_up_s / _alive_s(slowest)):.0%} of its time"
             )
         return text
@@ -166,7 +164,7 @@ class View:
             f"{format_bytes(feeder.blocks.held_bytes())} of shared memory"
         )
         if beside > 0:
-            title += f"; {beside} more branches for jobs that catch up"
+            title += f"; {beside} beside, for jobs that catch up"
         # Without lines, which would take the room that a label needs in 80 columns.
         table = Table(title=title, title_justify="left", box=None, pad_edge=False)
         table.add_column("pid", no_wrap=True)

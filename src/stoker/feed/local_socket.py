@@ -28,8 +28,8 @@ def check_name(name: str) -> None:
     """Raise ValueError unless ``name`` is a valid feed name."""
     if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", name):
         raise ValueError(
-            f"{name!r} is not a valid feed name: use 1 to 64 letters, digits, dots, dashes and "
-            "underscores"
+            f"{name!r} cannot be the name of a feed: up to 64 letters, digits, dots, dashes and "
+            "underscores can"
         )
 
 
@@ -65,9 +65,7 @@ def connect(name: str) -> socket.socket | None:
         except OSError:
             return None
         if user != os.getuid():
-            raise FeedError(
-                f"the feed {name!r} belongs to another user's process: use another name"
-            )
+            raise FeedError(f"the feed {name!r} belongs to another user")
         undo.pop_all()
     return connection
 

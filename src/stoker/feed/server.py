@@ -299,10 +299,7 @@ class FeedServer:
     def _mismatch(self, hello: Hello) -> str | None:
         """Return why a job cannot be served, or None; take over the seed of its previous feeder."""
         if hello.version != messages.VERSION:
-            return (
-                "the job runs another version of stoker than the feeder: install the same version "
-                "for both, and restart the feeder"
-            )
+            return "the job runs another version of stoker than the feeder"
         if hello.target and hello.target != self.target:
             return f"the feed {self.name!r} serves {self.target}, not {hello.target}"
         if hello.outline and hello.outline != self.about.outline:
@@ -337,7 +334,7 @@ class FeedServer:
         self._distributor.leave(session)
         if not self.about.again and at is not None:
             if ask.number:
-                reason = f"{self._prepared}: its batches cannot be prepared again"
+                reason = f"{self._prepared}: its batches cannot be made again"
                 session.send(Failed(session.turn, reason))
                 return
             at = None

@@ -88,15 +88,15 @@ class CropAdvice:
             f"pixels {self.crop_of_pixels_ms:.2f}, crop the file {self.crop_of_file_ms:.2f}"
         ]
         if self.least_factor == math.inf:
-            lines.append("crop files: cropping pixels is not cheaper at any factor")
+            lines.append("crop files: cropping pixels is no cheaper, however often they are used")
         elif self.least_factor <= 1:
             lines.append("decode first: cropping a file costs as much as decoding all of it")
         else:
             lines += [
-                f"crop files up to R = {self.keeps_up_to:.1f} (R as measured with full decodes): "
-                "up to there it keeps up with training",
-                "above that, decode before the echo and crop pixels after it: cheaper from a "
-                f"factor of {self.least_factor:.1f} on",
+                f"crop files while that keeps up: to R = {self.keeps_up_to:.1f}, as measured with "
+                "full decodes",
+                "beyond, decode before the echo and crop pixels behind it: cheaper from a factor "
+                f"of {self.least_factor:.1f} on",
             ]
         return "\n".join(lines)
 
@@ -122,7 +122,7 @@ def advise(pipeline: HasChain) -> CropAdvice:
         OSError: none of the images can be decoded. Single ones that cannot are left out.
     """
     if not hasattr(pipeline, "chain"):
-        raise TypeError(f"advise() takes a pipeline, not {type(pipeline).__name__}")
+        raise TypeError(f"advise takes a pipeline, not {type(pipeline).__name__}")
     stages = pipeline.chain.stages
     first, crop_at = _places(stages)
     crop, on = stages[crop_at].fn, stages[first].on
@@ -132,7 +132,7 @@ def advise(pipeline: HasChain) -> CropAdvice:
     with closing(iter(anew(chain))) as examples:
         files = [_file(example, on) for example in islice(examples, _IMAGES)]
     if not files:
-        raise ValueError("advise() needs examples, and the pipeline has none")
+        raise ValueError("there are no examples to try this with")
     whole = stages[first].fn if first < crop_at else decode
     files = _sound(files, whole, crop)
     costs_s = np.min([_costs_s(files, whole, crop) for _ in range(_ROUNDS)], axis=0).mean(axis=0)
@@ -190,9 +190,7 @@ def _places(stages: Sequence[Any]) -> tuple[int, int]:
         if first < at < crop_at and not _decodes(stages[at].fn)  # each part of a mixture may
     ]
     if between:
-        raise ValueError(
-            f"files cannot be cropped here: {between[0]} needs whole images before the crop"
-        )
+        raise ValueError(f"cropping files is no choice: {between[0]} is given whole images before")
     if stages[first].on != stages[crop_at].on:
         raise ValueError(f"{stages[crop_at].name} does not crop what {stages[first].name} decodes")
     return first, crop_at
@@ -217,10 +215,7 @@ def _is_passed_over(stage: Any) -> bool:
 def _file(example: Any, on: str | int | None) -> bytes:
     data = example if on is None else Field(on).get(example)
     if not is_file(data):
-        raise TypeError(
-            f"the images are {type(data).__name__}, not encoded files (bytes), so there is nothing "
-            "to decode"
-        )
+        raise TypeError(f"the images are {type(data).__name__}, and not files: nothing to decode")
     return file_bytes(data)
 
 

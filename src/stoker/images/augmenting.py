@@ -195,13 +195,13 @@ def _images(batch: Any, name: str) -> Any:
             break
     shapes = ", ".join(str(list(leaf.shape)) for leaf in arrays) or "no arrays"
     if any(isinstance(leaf, bytes) for leaf in pytree.leaves(batch)):
-        shapes += " (encoded files are not images yet: decode or crop them first)"
+        shapes += " (files are no images yet: decode or crop them first)"
     if any(pytree.is_jax_array(leaf) for leaf in pytree.leaves(batch)):
-        shapes += " (put this before .to() for arrays of JAX)"
+        shapes += " (those of JAX are changed before .to())"
     problem = "more than one that could be images" if found else "no images"
     raise ValueError(
-        f"stoker.images.{name} found {problem} in a batch of {shapes}: images have four axes (or "
-        "three, without channels); name their field with on="
+        f"stoker.images.{name} found {problem} in a batch of {shapes}: images have four axes "
+        "(or three, without channels); on= says which field they are"
     )
 
 
@@ -219,8 +219,8 @@ def _labels(batch: Any, images: Any, classes: int | None) -> tuple[Any, Any]:
         return labels, _floating(labels)
     if classes is None:
         raise ValueError(
-            "stoker.images.mixup blends class probabilities, and these labels are numbers: give "
-            "the number of classes, functools.partial(stoker.images.mixup, classes=10)"
+            "stoker.images.mixup blends class probabilities, and labels are numbers here: say how "
+            "many classes there are, functools.partial(stoker.images.mixup, classes=10)"
         )
     if _is_torch(labels):
         torch = sys.modules["torch"]

@@ -100,7 +100,7 @@ def random_crop(
     """
     height, width = _size(size)
     if not is_whole_number(padding) or padding < 0:
-        raise ValueError(f"padding= must be a number of pixels, not {padding!r}")
+        raise ValueError(f"padding= takes a number of pixels, not {padding!r}")
     fn = partial(
         _random_crop, size=(height, width), padding=padding, reading=Reading(strict, max_pixels)
     )
@@ -161,10 +161,7 @@ def resized_center_crop(
     """
     height, width = _size(size)
     if not is_whole_number(resized) or resized < max(height, width):
-        raise ValueError(
-            f"a crop of {height} x {width} does not fit into a shorter side of {resized!r}: set a "
-            "larger resized="
-        )
+        raise ValueError(f"{height} x {width} cannot be cropped of a shorter side of {resized!r}")
     fn = partial(
         _resized_center_crop,
         size=(height, width),
@@ -211,7 +208,7 @@ def _random_crop(
         height, width = size_of(opened)
         raise ValueError(
             f"an image of {height} x {width}, with a padding of {padding}, is smaller than a crop "
-            f"of {size[0]} x {size[1]}: set a larger padding=, or resize it first"
+            f"of {size[0]} x {size[1]}"
         )
     top, left = (int(rng.random() * (each + 1)) - padding for each in spare)
     return reading.cut(opened, top, left, *size)
@@ -311,7 +308,7 @@ def _size(size: Any) -> tuple[int, int]:
         or len(sides) != 2
         or not all(is_whole_number(side) and side > 0 for side in sides)
     ):
-        raise ValueError(f"size must be a number of pixels, or height and width, not {size!r}")
+        raise ValueError(f"a size is a number of pixels, or height and width, not {size!r}")
     return int(sides[0]), int(sides[1])
 
 
@@ -322,9 +319,9 @@ def _words(size: Size) -> str:
 def _check_range(name: str, given: Any) -> None:
     pair = given if isinstance(given, (tuple, list)) and len(given) == 2 else (0, 0)
     if not all(map(is_number, pair)) or not 0 < pair[0] <= pair[1] < math.inf:
-        raise ValueError(f"{name}= must be a least and a most, both above 0, not {given!r}")
+        raise ValueError(f"{name}= takes the least and the most, both above 0, not {given!r}")
 
 
 def _check_probability(name: str, given: Any) -> None:
     if not is_number(given) or not 0 <= given <= 1:
-        raise ValueError(f"{name}= must be a probability from 0 to 1, not {given!r}")
+        raise ValueError(f"{name}= takes a probability, not {given!r}")

@@ -124,24 +124,24 @@ def file_bytes(data: Any) -> bytes:
         return bytes(data)
     if isinstance(data, (str, os.PathLike)):
         raise TypeError(
-            f"decode takes an image file's bytes, not its name, {str(data)!r}: read it with "
-            "Path(name).read_bytes(), or a whole folder with stoker.from_folder()"
+            f"an image file is its bytes, not its name, {str(data)!r}: Path(name).read_bytes() "
+            "reads it, and stoker.from_folder() reads all of a folder"
         )
     what = f"array of {list(data.shape)}" if isinstance(data, np.ndarray) else type(data).__name__
     instead = "on= says which field of an example it is"
     if is_tensor(data):
-        instead = "convert it with .map(numpy.array, on=...) before this stage"
+        instead = "a .map(numpy.array, on=...) before this makes an array of it"
     if type(data) is list:
-        instead = "decode files one by one, before .batch()"
-    raise TypeError(f"an image file must be bytes, not {what}: {instead}")
+        instead = "files are decoded one by one, before .batch()"
+    raise TypeError(f"an image file is bytes, not {what}: {instead}")
 
 
 def check_is_no_image(given: Any, what: str, made: str) -> None:
     """Raise TypeError if a function that makes a map is used as the map itself."""
     if is_file(given) or getattr(given, "ndim", 0) > 1:
         raise TypeError(
-            f"this function takes {what}, not an image: call it first, and use the "
-            f"result as the map, such as {made}"
+            f"this is given an image instead of {what}: a map takes what is made with {what}, as "
+            f"{made}"
         )
 
 
@@ -156,7 +156,7 @@ def limits_of(max_pixels: int) -> dict[str, int]:
     Raises ValueError unless ``max_pixels`` is a number of pixels.
     """
     if not is_whole_number(max_pixels) or max_pixels < 1:
-        raise ValueError(f"max_pixels= must be a number of pixels, not {max_pixels!r}")
+        raise ValueError(f"max_pixels= takes a number of pixels, not {max_pixels!r}")
     most = min(int(max_pixels), _MOST)
     return {"max_pixels": most, "max_scan_pixels": _SCANS * most}
 
@@ -233,8 +233,8 @@ def _why_unidentified(data: bytes, formats: Sequence[str]) -> str:
     name = _other_format(data, formats)
     if name is not None:
         text += (
-            f": it seems to be {name}, which decode does not read by default. If you trust these "
-            f"files, use functools.partial(stoker.images.decode, formats=[{name!r}])"
+            f": this looks like {name}, which is not decoded unasked. If you trust these files, "
+            f"say functools.partial(stoker.images.decode, formats=[{name!r}])"
         )
     return text
 
@@ -264,8 +264,8 @@ def _check_size(data: bytes, image: Any, max_pixels: int) -> None:
     scans = data.count(b"\xff\xda") if is_jpeg(data) else 1
     if scans > 1 and width * height * scans > _SCANS * max_pixels:
         raise ValueError(
-            f"{width} x {height} pixels in {scans} scans: more than {_SCANS * max_pixels} times "
-            "pixel"
+            f"{width} x {height} pixels in {scans} scans: more than {_SCANS * max_pixels} "
+            "times pixel"
         )
 
 

@@ -61,8 +61,8 @@ class RandomImageMap:
     def __call__(self, images: Any, rng: np.random.Generator) -> NDArray[np.uint8]:
         if not isinstance(rng, np.random.Generator):
             raise TypeError(
-                f"{self.called} needs a NumPy generator, not {type(rng).__name__}: put it before "
-                ".to()"
+                f"{self.called} draws from a generator of NumPy, not {type(rng).__name__}: put it "
+                "before .to()"
             )
         return _each(images, partial(self.fn, rng=rng))
 
@@ -86,10 +86,10 @@ def _each(images: Any, fn: Callable[[Any], NDArray[np.uint8]]) -> NDArray[np.uin
             raise
         if made[at].shape != made[0].shape:
             raise ValueError(
-                f"image {at} of the batch became {list(made[at].shape)}, and the first one "
-                f"{list(made[0].shape)}: a batch needs images of one size, such as "
-                "resize((height, width)) or a crop makes; or put this stage before .batch()"
+                f"image {at} of the batch has become {list(made[at].shape)}, and the first "
+                f"{list(made[0].shape)}: one array holds images of one size, as resize((height, "
+                "width)) and crops make them; or put this before .batch()"
             )
     if not made:
-        raise ValueError("the batch has no images")
+        raise ValueError("a batch of no images")
     return np.stack(made)

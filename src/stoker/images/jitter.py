@@ -60,9 +60,7 @@ def _jittered(
 ) -> Pixels:
     opened = Reading().pixels(image)
     if opened.shape[2] != 3:
-        raise ValueError(
-            f"color_jitter changes RGB images, not images of {opened.shape[2]} channels"
-        )
+        raise ValueError(f"colours are changed of RGB, not of {opened.shape[2]} channels")
     colours = opened.astype(np.float32)
     names = list(factors)
     drawn = {name: low + (high - low) * rng.random() for name, (low, high) in factors.items()}
@@ -125,18 +123,14 @@ def _factors(name: str, given: Strength) -> Range:
     else:
         low, high = _ends(given)
     if not 0 <= low <= high < math.inf:
-        raise ValueError(
-            f"{name}= must be a number of at least 0, or a least and a most, not {given!r}"
-        )
+        raise ValueError(f"{name}= takes a number from 0 on, or a least and a most, not {given!r}")
     return None if low == high == 1 else (low, high)
 
 
 def _turns(given: Strength) -> Range:
     low, high = (-given, given) if is_number(given) else _ends(given)
     if not -0.5 <= low <= high <= 0.5:
-        raise ValueError(
-            f"hue= must be a number from 0 to 0.5, or two numbers from -0.5 to 0.5, not {given!r}"
-        )
+        raise ValueError(f"hue= takes up to 0.5, or two numbers from -0.5 to 0.5, not {given!r}")
     return None if low == high == 0 else (low, high)
 
 

@@ -51,7 +51,7 @@ def normalize(mean: Channels = IMAGENET_MEAN, std: Channels = IMAGENET_STD) -> C
         ) from error
     if len(means) != len(stds) or not means or not all(0 < each < math.inf for each in stds):
         raise ValueError(
-            f"normalize takes a mean and a deviation above 0 for each channel, not {means}, {stds}"
+            f"normalize takes as many means as deviations above 0, not {means}, {stds}"
         )
     return _Normalized(tuple(means), tuple(stds))
 
@@ -73,7 +73,7 @@ def to_chw(images: Any) -> Any:
     """
     _check_pixels(images)
     if images.ndim not in (3, 4):
-        raise ValueError(f"an image needs three axes, a batch four, not {list(images.shape)}")
+        raise ValueError(f"images have three axes, a batch of them four, not {list(images.shape)}")
     if pytree.is_tensor(images):
         return images.movedim(-1, -3).contiguous()
     if pytree.is_jax_array(images):
@@ -122,6 +122,6 @@ class _Normalized:
 def _check_pixels(images: Any) -> None:
     if not hasattr(images, "ndim"):
         raise TypeError(
-            f"normalize and to_chw take an array or a tensor, not {type(images).__name__}: decode "
-            "or crop files first, and name the field with on="
+            f"pixels are an array or a tensor, not {type(images).__name__}: a crop, or decode, "
+            "makes them of files, and on= says which field of an example they are"
         )

@@ -164,17 +164,14 @@ def _checked(image: Any) -> Pixels:
         what = type(image)
         instead = "on= says which field of an example it is"
         if what.__module__.startswith("PIL.") or is_tensor(image):
-            instead = "convert it with .map(numpy.array, on=...) before this stage"
-        raise TypeError(f"an image must be bytes or an array, not {what.__name__}: {instead}")
+            instead = "a .map(numpy.array, on=...) before this makes an array of it"
+        raise TypeError(f"an image is bytes or an array, not {what.__name__}: {instead}")
     if image.dtype != np.uint8:
-        raise TypeError(
-            f"crops and resizes need uint8 images, not {image.dtype}: put them before the stage "
-            "that changes the dtype"
-        )
+        raise TypeError(f"images are cropped and resized as uint8, before they are {image.dtype}")
     if image.ndim != 3 or image.shape[2] not in _MODES or not image.size:
-        grey = ": for a grey image pass image[..., None]" if image.ndim == 2 else ""
+        grey = ": a grey one is image[..., None]" if image.ndim == 2 else ""
         raise ValueError(
-            "an image must be [height, width, channels] with 1, 3 or 4 channels, not "
+            "an image is [height, width, channels] of 1, 3 or 4 channels, not "
             f"{list(image.shape)}{grey}"
         )
     return image

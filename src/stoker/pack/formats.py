@@ -68,9 +68,7 @@ class TarShard:
         files = [_as_file(field, value) for field, value in example.items()]
         names = [name for name, _ in files]
         if len({*names}) < len(names):
-            raise ValueError(
-                f"two of its fields get the same name in a tar shard, {names}: rename one"
-            )
+            raise ValueError(f"two of its fields have one name among {names}")
         for name, data in files:
             info = tarfile.TarInfo(f"{key}.{name}")
             info.size = len(data)
@@ -128,10 +126,7 @@ class ParquetShard:
         names = list(example)
         self.fields = self.fields or names
         if not names or {*names} != {*self.fields} or not all(isinstance(n, str) for n in names):
-            raise ValueError(
-                f"its fields are {names}, but the shard's columns are {self.fields}: give all "
-                "examples the same fields"
-            )
+            raise ValueError(f"its fields are {names}, and Parquet has columns {self.fields}")
         self._rows.append({field: _as_cell(value) for field, value in example.items()})
         self._rows_bytes += _size(example)
         if self._rows_bytes >= _GROUP_BYTES:
@@ -162,7 +157,7 @@ class ParquetShard:
                 self._writer = self._parquet.ParquetWriter(self._path, table.schema)
         except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
             raise ValueError(
-                f"one of {len(self._rows)} examples cannot be written to Parquet: {error}"
+                f"one of {len(self._rows)} examples does not go into Parquet: {error}"
             ) from error
         self._schema = self._writer.schema
         self._writer.write_table(table, row_group_size=len(table))
@@ -177,17 +172,13 @@ class ParquetShard:
         for name, given, before in kinds:
             if before == self._pa.null() != given:
                 raise ValueError(
-                    f"field {name!r} is {given}, but was None in all earlier examples, which "
-                    "fixed its type: pack an example with a value first, or give all examples a "
-                    "value"
+                    f"{name!r} is {given}, and was None in all examples before, which had its type "
+                    "told: pack an example that has it first, or give all of them a value"
                 )
         made = self._pa.Table.from_pylist(self._rows, self._schema)  # 0.5 becomes a whole 0
         for name, given, before in kinds:
             if given != before and not _same(made[name].to_pylist(), table[name].to_pylist()):
-                raise ValueError(
-                    f"field {name!r} is {given}, but was {before} in earlier examples: give all "
-                    "examples the same type"
-                )
+                raise ValueError(f"{name!r} is {given}, and was {before} before")
         return made
 
 
@@ -209,9 +200,7 @@ def _same(left: Any, right: Any) -> bool:
 
 def _as_file(field: Any, value: Any) -> tuple[str, bytes]:
     if not isinstance(field, str) or "/" in field or field != field.lower():
-        raise ValueError(
-            f"field {field!r} cannot be in a tar shard: use a lower-case name without '/'"
-        )
+        raise ValueError(f"{field!r} is no field of a tar shard: lower-case text without '/'")
     if isinstance(value, (bytes, bytearray, memoryview)):
         return field, bytes(value)
     if isinstance(value, str):
@@ -223,8 +212,7 @@ def _as_file(field: Any, value: Any) -> tuple[str, bytes]:
         np.save(file, value, allow_pickle=False)
         return f"{field}.npy", file.getvalue()
     raise TypeError(
-        f"field {field!r} is a {type(value).__name__}, which cannot be in a tar shard: make it "
-        "bytes, text, a number or an array"
+        f"{field!r} is a {type(value).__name__}: bytes, text, numbers and arrays go into tar shards"
     )
 
 

@@ -30,10 +30,7 @@ def alone_in(folder: str) -> Iterator[None]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ValueError(
-                f"{folder}: another run is packing into this folder: wait for it, or give another "
-                "folder"
-            ) from None
+            raise ValueError(f"{folder}: another run is packing into it") from None
         yield
     finally:
         os.close(descriptor)
@@ -49,7 +46,7 @@ def read_journal(folder: str, about: Mapping[str, Any]) -> list[dict[str, Any]]:
     there = set(os.listdir(folder)) - {_NEW}
     if not os.path.exists(path):
         if there:
-            raise ValueError(f"{folder} holds other files ({min(there)!r}): give an empty folder")
+            raise ValueError(f"{folder} holds other things ({min(there)!r}): take an empty folder")
         write_journal(folder, about, [])
         return []
     try:
@@ -57,15 +54,12 @@ def read_journal(folder: str, about: Mapping[str, Any]) -> list[dict[str, Any]]:
             found = json.load(file)
         shards: list[dict[str, Any]] = found.pop("shards")
     except (ValueError, LookupError, AttributeError) as error:
-        raise ValueError(f"{path} is damaged ({error}): remove {folder}, and pack again") from error
+        raise ValueError(f"{path} is damaged: remove {folder}, and pack anew: {error}") from error
     if found != about and path == journal and not shards:
         write_journal(folder, about, [])
     elif found != about:
         differ = ", ".join(sorted(key for key in about if found.get(key) != about[key]))
-        raise ValueError(
-            f"{folder} holds shards of another packing ({differ}): remove it, or give another "
-            "folder"
-        )
+        raise ValueError(f"{folder} holds another packing ({differ}): remove it, or take another")
     if path == journal:
         next_one = f"shard-{len(shards):06}"  # it was renamed, and not yet entered
         for name in there:
@@ -74,7 +68,7 @@ def read_journal(folder: str, about: Mapping[str, Any]) -> list[dict[str, Any]]:
     for shard in shards:
         at = os.path.join(folder, shard["name"])
         if not os.path.isfile(at) or os.stat(at).st_size != shard["bytes"]:
-            raise ValueError(f"{at} is missing or was changed: remove {folder}, and pack again")
+            raise ValueError(f"{at} is gone or was changed: remove {folder}, and pack anew")
     return shards
 
 

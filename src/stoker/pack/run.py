@@ -64,7 +64,7 @@ def pack_command(
     Raises as ``pack_source``; ValueError or TypeError for wrong arguments.
     """
     if form not in FORMATS:
-        raise ValueError(f"--format must be {' or '.join(FORMATS)}, not {form}")
+        raise ValueError(f"--format is {' or '.join(FORMATS)}, not {form}")
     shard_bytes = parse_bytes(shard_size)
     is_function = not os.path.isdir(given) and "://" not in given and ":" in given
     pipeline = make_pipeline(given) if is_function else from_folder(given)
@@ -72,11 +72,11 @@ def pack_command(
     behind = chain.stages or chain.steps is not None or chain.flows
     if behind or not isinstance(source, IndexedSource):
         raise ValueError(
-            f"{given}: stoker pack takes the examples of an indexed source as they are: return a "
-            "pipeline without further stages"
+            f"{given}: the examples of a source with an index are packed as they are; leave out "
+            "what stands behind it"
         )
     if source.has_own_order:
-        raise ValueError(f"{given} is a mixture: pack each of its sources, and mix the packed ones")
+        raise ValueError(f"{given} is a mixture: pack its parts, and mix what is read of them")
     packed = pack_source(
         source, folder, shard_bytes=shard_bytes, form=form, say=say or (lambda text: None)
     )
@@ -113,7 +113,7 @@ def pack_source(
     packing into it, or a shard cannot be read back; StageError where an example cannot be read.
     """
     if not len(source):
-        raise ValueError(f"{source.name} has no examples to pack")
+        raise ValueError(f"{source.name} has no examples")
     about = {**_about(source), "format": form, "shard_bytes": shard_bytes}
     os.makedirs(folder, exist_ok=True)
     with alone_in(folder):
@@ -223,8 +223,8 @@ def _naming(source: IndexedSource, form: str) -> Callable[[Any], Mapping[str, An
             example = example._asdict()
         if not isinstance(example, Mapping):
             raise ValueError(
-                f"stoker pack needs examples with named fields, not {type(example).__name__}: "
-                "give a source of dicts or named tuples"
+                f"examples with named fields are packed, not {type(example).__name__}: give a "
+                "source of dicts or named tuples"
             )
         return {name: value for name, value in example.items() if name != "__key__"}
 

@@ -42,23 +42,22 @@ class DatasetSource(IndexedSource):
                 name = type(dataset).__name__
                 way = ""
                 if hasattr(dataset, "dataset") and hasattr(dataset, "__iter__"):
-                    way = ": pass the loader itself to from_loader, or its dataset to from_dataset"
+                    way = ": from_loader takes it as it is, and its dataset goes in here"
                 elif hasattr(dataset, "__iter__"):
-                    way = ": pass a stream to from_iterable"
+                    way = ": a stream goes into from_iterable"
                 raise TypeError(
                     "from_dataset needs an object with __len__ and __getitem__; "
                     f"{name} has no {method}{way}"
                 )
         if is_table(dataset) and not hasattr(dataset, "__getitems__"):
             raise TypeError(
-                f"from_dataset reads items by number, and the items of a {type(dataset).__name__} "
+                f"from_dataset asks for items by number, and those of a {type(dataset).__name__} "
                 "are columns: use from_table"
             )
         if isinstance(dataset, Mapping) and len(dataset) and 0 not in dataset:
             raise TypeError(
-                f"from_dataset reads items by number, and this {type(dataset).__name__} has the "
-                f"keys {', '.join(map(repr, itertools.islice(dataset, 5)))}: pass one of its "
-                "values"
+                f"from_dataset asks for items by number, and this {type(dataset).__name__} has the "
+                f"keys {', '.join(map(repr, itertools.islice(dataset, 5)))}: give one of its values"
             )
         self.dataset = dataset
         self._length = len(dataset)
@@ -92,9 +91,7 @@ class DatasetSource(IndexedSource):
             plain = _plain(indices)
             examples = list(self.dataset.__getitems__(plain))
             if len(examples) != len(plain):
-                raise ValueError(
-                    f"__getitems__ returned {len(examples)} examples for {len(plain)} indices"
-                )
+                raise ValueError(f"__getitems__ gave {len(examples)} examples for {len(plain)}")
             return examples
         examples, error = self.fetch_up_to_error(indices)
         if error is not None:

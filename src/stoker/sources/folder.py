@@ -48,7 +48,7 @@ class ClassFolders(NamedTuple):
         names = names_in("extensions", extensions, "['.wav', '.flac']")
         suffixes = tuple(f".{name.lower().removeprefix('.')}" for name in names)
         if "." in suffixes:
-            raise ValueError("extensions= has an entry without a letter")
+            raise ValueError("extensions has one without a letter")
         return ClassFolders(suffixes, given, LabeledFile)
 
     def number(self, folders: Sequence[str], where: str) -> tuple[list[str], list[int]]:
@@ -62,7 +62,7 @@ class ClassFolders(NamedTuple):
         if unknown:
             more = f" and {len(unknown) - 1:,} more" if len(unknown) > 1 else ""
             raise ValueError(
-                f"{where} has a folder {unknown[0]!r}{more} that is not in the "
+                f"{where} has a folder {unknown[0]!r}{more}, which is none of the "
                 f"{len(self.given):,} classes: add it to classes=, or move it away"
             )
         numbers = {name: number for number, name in enumerate(self.given)}

@@ -46,9 +46,9 @@ class Passes:
     def __init__(self, given: Any, name: str, what: str) -> None:
         if isinstance(given, Iterator) and not hasattr(given, "reset"):  # DALI's start over
             raise TypeError(
-                f"{name} needs an object that can be iterated once every epoch; this "
-                f"{type(given).__name__} is used up after one: pass the object that it came from, "
-                "or a function that returns a new iterator"
+                f"{name} needs what can be iterated once every epoch; this {type(given).__name__} "
+                "is used up after one: pass the object it came from, or a function that returns a "
+                "new iterator"
             )
         if not hasattr(given, "__iter__") and not callable(given):
             raise TypeError(
@@ -69,10 +69,7 @@ class Passes:
             return iter(self.given)
         made = self.given()
         if not hasattr(made, "__iter__"):
-            raise TypeError(
-                f"{self.name}: the function returned a {type(made).__name__}, which cannot be "
-                "iterated: return a new iterator"
-            )
+            raise TypeError(f"{self.name}: the function returned a {type(made).__name__}")
         if isinstance(made, Generator):
             if self._last is not None and self._last() is made:
                 raise TypeError(
@@ -105,7 +102,7 @@ class IterableSource(Source):
         return self._has_state
 
     def count(self) -> int:
-        raise TypeError("a stream has no length before it ends: give it one with .steps(n)")
+        raise TypeError("a stream has no length before it ends; .steps(n) gives it one")
 
     def open(self, epoch: int, saved: Any = None, number: int = 0) -> Iterator[Any]:
         """Begin a pass: at its beginning, or after ``number`` examples in a saved state.
@@ -175,10 +172,10 @@ class IterableSource(Source):
                 if t.filters or t.skips or t.joins or t.repeats or t.shuffles or t.shards
             ]
             raise StateError(
-                f"in the middle of an epoch of {self.name}, the examples that "
+                f"in the middle of an epoch of {self.name}, what "
                 f"{', '.join(in_the_way) or 'on_error='} holds or has left out cannot be made "
-                "again: save between epochs, let the stream itself do this step, or, for an "
-                'echo, use .echo("auto"), whose pool may begin empty'
+                "again: save between epochs, let the stream itself do this, or, of an echo, take "
+                '.echo("auto"), whose pool may begin empty'
             )
 
     def extent(self, *, is_followed: bool) -> str:
@@ -401,4 +398,4 @@ def checked(saved: Any, number: int) -> dict[str, Any]:
         skip = saved["skip"]
         if is_whole_number(skip) and 0 <= skip < (min(_EVERY, number) if number else _EVERY + 1):
             return saved
-    raise StateError("the state is damaged: its part for the stream's own state is impossible")
+    raise StateError("the state is damaged: what it says of the stream's own state cannot be")

@@ -98,15 +98,15 @@ class LoaderSource(Source):
             )
         if not self._has_state:
             raise StateError(
-                "an epoch over a loader has no state in its middle, because its batches cannot "
-                "be made again: save between epochs, use torchdata's StatefulDataLoader, or "
-                "build on from_dataset(loader.dataset)"
+                "an epoch over a loader has no state in its middle, because its batches cannot be "
+                "made again: save between epochs, use torchdata's StatefulDataLoader, or build on "
+                "from_dataset(loader.dataset)"
             )
         if chain.has_fixed_echo:
             raise StateError(
-                "in the middle of a pass over a loader the pool of an echo with a fixed factor "
-                f"cannot be made again: {'leave .repeat() out and ' if chain.flows else ''}save "
-                'between epochs, or use .echo("auto"), whose pool may begin empty'
+                "in the middle of a pass over a loader a pool of a fixed factor cannot be made "
+                f"again: {'leave .repeat() out and ' if chain.flows else ''}save between epochs, "
+                'or take .echo("auto"), whose pool may begin empty'
             )
 
     def attribute(self, name: str) -> Any:
@@ -114,7 +114,7 @@ class LoaderSource(Source):
 
     def extent(self, *, is_followed: bool) -> str:
         where = "a thread of its own" if is_followed else "the consumer's thread"
-        return f"read in {where}, with its own settings"
+        return f"read in {where}, as its owner set it up"
 
     def lower(self, to: SourcePlan) -> None:
         to.take_batches(self)

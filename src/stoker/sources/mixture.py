@@ -79,9 +79,9 @@ class MixtureSource(IndexedSource):
         for number, drawn in enumerate(self.proportions.counts(count), 1):
             if not drawn:
                 raise ValueError(
-                    f"mix(): part {number}, {parts[number - 1].described}, would never occur: an "
-                    f"epoch of {count:,} examples has none of its examples. Give it more weight, "
-                    "or use stop='all'"
+                    f"mix(): part {number}, {parts[number - 1].described}, would never come: an "
+                    f"epoch of {count:,} examples has none of it. Give it more weight, or "
+                    "stop='all'"
                 )
 
     @property
@@ -106,8 +106,8 @@ class MixtureSource(IndexedSource):
             if part.source.measured() is not part.source:
                 raise ValueError(
                     f"mix(): part {number}, {part.described}, had {len(part.source):,} examples "
-                    "when it was mixed, and has another number now, so the mixture's epochs "
-                    "would begin elsewhere: call mix() again"
+                    "when it was mixed, and has another number now, from which it does not follow "
+                    "where the mixture's epochs begin: mix anew"
                 )
         return self
 
@@ -280,9 +280,7 @@ class MixtureSource(IndexedSource):
         """Return an attribute of the parts, if it is the same in all."""
         each = [part.source.attribute(name) for part in self.parts]
         if any(one != each[0] for one in each):
-            raise AttributeError(
-                f"the parts of the mixture have different {name}: read it from the single pipelines"
-            )
+            raise AttributeError(f"the parts of the mixture differ in their {name}")
         return each[0]
 
     def _shared(self, selection: Selection) -> list[Selection]:

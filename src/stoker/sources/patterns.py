@@ -45,7 +45,7 @@ def find_files(given: Paths, asked: str, suffix: str = "") -> list[str]:
         raise ValueError(f"{asked} needs at least one file")
     for path in found:
         if is_special(path):  # to open a pipe would wait for its writer
-            raise ValueError(f"{path} is not a regular file: {asked} takes files, or a pattern")
+            raise ValueError(f"{path} is no regular file: {asked} takes files, or a pattern")
     return found
 
 
@@ -81,7 +81,7 @@ def path_list(given: Any, asked: str) -> Sequence[str | os.PathLike[str]]:
     is_list = all(hasattr(given, name) for name in ("__len__", "__getitem__"))
     if is_list and not isinstance(given, (bytes, Mapping)):
         return list(given)
-    hint = ": pass sorted(...) of it" if isinstance(given, (Iterator, Set)) else ""
+    hint = ": give sorted(...) of it" if isinstance(given, (Iterator, Set)) else ""
     raise TypeError(
         f"{asked} takes a path, a pattern, or a list of them, not {type(given).__name__}{hint}"
     )
@@ -108,10 +108,10 @@ def _find(path: str, suffix: str) -> list[str]:
         elif suffix:
             found.update(_below(hit, suffix))
         elif not is_pattern:
-            raise IsADirectoryError(f"{path} is a folder: give the files in it, such as {path}/*")
+            raise IsADirectoryError(f"{path} is a folder: give the files in it, as {path}/*")
     if not found:
         below = f", nor *{suffix} below it" if os.path.isdir(path) else ""
-        raise FileNotFoundError(f"no file matches {path}{below}")
+        raise FileNotFoundError(f"no file fits {path}{below}")
     return sorted(found)
 
 

@@ -84,11 +84,11 @@ class TokenSource(IndexedSource, Rows):
         stride = length if stride is None else stride
         for name, number in (("length", length), ("stride", stride)):
             if not is_whole_number(number):
-                raise TypeError(f"{name}= must be a whole number of tokens, not {number!r}")
+                raise TypeError(f"{name} is a whole number of tokens, not {number!r}")
             if number < 1:
-                raise ValueError(f"{name}= must be at least 1 token, not {number}")
+                raise ValueError(f"{name} is at least 1 token, not {number}")
         if separator is not None and not is_whole_number(separator):
-            raise TypeError(f"separator= must be a token, a whole number, not {separator!r}")
+            raise TypeError(f"separator is a token, a whole number, not {separator!r}")
         self._length, self._stride, self._separator = int(length), int(stride), separator
         self._files = self._find(files, dtype)
         self._given = shown(files)
@@ -97,8 +97,8 @@ class TokenSource(IndexedSource, Rows):
         if not self._windows.total:
             most = max(file.tokens for file in self._files)
             raise ValueError(
-                f"from_tokens: a window needs {length + 1:,} tokens (length + 1), but the longest "
-                f"of {len(counts):,} files has {most:,}: set a smaller length="
+                f"from_tokens: a window takes {length + 1:,} tokens (length + 1), and the longest "
+                f"of {len(counts):,} files has {most:,}"
             )
         self._reader = WindowReader(self._files)
         self.releases_gil = self._reader.releases_gil
@@ -221,32 +221,26 @@ def token_file(
     if path.endswith(".npy"):
         shape, kind = _npy_header(path, file)
         if len(shape) != 1:
-            raise ValueError(
-                f"{path} is not a one-dimensional array of tokens: its shape is {list(shape)}"
-            )
+            raise ValueError(f"{path} is no row of tokens: its shape is {list(shape)}")
         start = file.tell()
         if dtype is not None and np.dtype(dtype) != kind:
-            raise ValueError(f"{path} holds {kind}, not {np.dtype(dtype)}: leave out dtype=")
+            raise ValueError(f"{path} holds {kind}, not {np.dtype(dtype)}: leave dtype out")
         if version.size_bytes < start + shape[0] * kind.itemsize:
             raise ValueError(
-                f"{path} is truncated: it has {version.size_bytes:,} bytes for {shape[0]:,} tokens"
+                f"{path} is no array of tokens: it is truncated, with {version.size_bytes:,} "
+                f"bytes for {shape[0]:,} tokens"
             )
     elif dtype is None:
-        raise TypeError(
-            f"from_tokens needs the dtype of the tokens in {path}: give dtype=, such as "
-            "dtype='uint16'"
-        )
+        raise TypeError(f"what are the tokens in {path}? Say so, such as dtype='uint16'")
     else:
         kind = np.dtype(dtype)
     if kind.kind not in "iu" or not np.can_cast(kind, np.int64):
-        raise TypeError(
-            f"tokens must be integers that fit into int64; the values in {path} are {kind}"
-        )
+        raise TypeError(f"tokens are integers that fit into int64; those in {path} are {kind}")
     nbytes = version.size_bytes - start
     if nbytes % kind.itemsize:
         raise ValueError(
-            f"{path} is truncated, or of another dtype: its {nbytes:,} bytes are not a whole "
-            f"number of {kind} tokens"
+            f"{path} is truncated, or of another dtype: its {nbytes:,} bytes are no whole number "
+            f"of {kind} tokens"
         )
     return TokenFile(path, version, kind, start, nbytes // kind.itemsize)
 
@@ -259,9 +253,9 @@ def _npy_header(path: str, file: BinaryIO) -> tuple[tuple[int, ...], np.dtype[An
         shape, _, kind = read(file)
     except Exception as error:  # NumPy parses the header as Python: anything may be wrong with it
         pass_on(error)
-        raise ValueError(f"{path} is not an array of tokens: {error}") from error
+        raise ValueError(f"{path} is no array of tokens: {error}") from error
     if any(length < 0 for length in shape):
-        raise ValueError(f"{path} is not an array of tokens: its shape is {list(shape)}")
+        raise ValueError(f"{path} is no array of tokens: its shape is {list(shape)}")
     return shape, kind
 
 

@@ -218,10 +218,7 @@ class _Writer:
             words = value.view(getattr(torch, _WORDS[value.dtype.itemsize])).numpy()
             return ["tensor", str(value.dtype).removeprefix("torch."), *self._array(words)]
         if depth == _MOST_DEPTH:
-            raise TypeError(
-                f"cannot store or send a value nested {depth} levels deep (at {at}): make it "
-                "flatter"
-            )
+            raise TypeError(f"cannot store or send parts that are nested {depth} deep (at {at})")
         return self._nested(value, kind, at, depth + 1)
 
     def _nested(self, value: Any, kind: type, at: str, depth: int) -> list[Any]:
@@ -230,11 +227,10 @@ class _Writer:
         if parts is None or tag is None:
             where = f" (at {at})" if at else ""
             raise TypeError(
-                f"cannot store or send a {kind.__module__}.{kind.__qualname__}{where}: use "
-                "arrays, tensors on the CPU, bytes, strings and numbers, in tuples, lists, "
-                "dicts, named tuples and dataclasses (with a class at the top of a module, and "
-                "no attributes beyond its fields). Turn it into an array, or cache before the "
-                "stage that makes it"
+                f"cannot store or send a {kind.__module__}.{kind.__qualname__}{where}: arrays, "
+                "tensors on the CPU, bytes, strings and numbers can be, in tuples, lists, dicts, "
+                "named tuples and dataclasses, whose class is at the top of a module and which "
+                "hold no more than its fields. Turn it into an array, or cache before what makes it"
             )
         nodes = [self._node(part, f"{at}.{name}" if at else name, depth) for name, part in parts]
         if kind is dict:

@@ -44,4 +44,4 @@ def check_letters(array: np.ndarray[Any, Any]) -> None:
     if array.dtype.kind == "U" and array.size and array.itemsize:
         codes = np.ascontiguousarray(array).reshape(-1).view(array.dtype.byteorder + "u4")
         if codes.max() > _LAST_LETTER:
-            raise ValueError("a text with invalid code points")
+            raise ValueError("a text of letters that there are not")

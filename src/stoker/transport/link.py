@@ -48,7 +48,9 @@ def split_address(address: str) -> tuple[str, int]:
         host = host[1:-1]
     is_port = port.isascii() and port.isdigit() and int(port) < 1 << 16
     if not (separator and host and is_port) or (":" in host and not is_bracketed):
-        raise ValueError(f"an address must be host:port, or [host]:port for IPv6, not {address!r}")
+        raise ValueError(
+            f"an address is host:port, or [host]:port with an address of IPv6, not {address!r}"
+        )
     return host, int(port)
 
 
@@ -271,10 +273,7 @@ class Link:
             return True
         number = self._socket.fileno()
         if number < 0:
-            raise LinkError(
-                f"the connection to {self.peer} belongs to another process: open one in this "
-                "process"
-            )
+            raise LinkError(f"the connection to {self.peer} is another process's")
         waiting = select.poll()
         waiting.register(number, select.POLLIN)
         return bool(waiting.poll(None if wait_s is None else wait_s * 1e3))
@@ -288,12 +287,12 @@ class Link:
         front, found = bytes(head[: _FRONT.size]), bytes(head[_FRONT.size :])
         mark, header_bytes, body_bytes = _FRONT.unpack(front)
         if mark != _MARK or header_bytes > MAX_HEADER_BYTES or body_bytes > MAX_BODY_BYTES:
-            raise LinkError(f"{self.peer} sent invalid data instead of a frame")
+            raise LinkError(f"{self.peer} sent what is no frame")
         header = bytearray(header_bytes)
         _receive_all(self._socket, memoryview(header))
         digest = _digest(self._keys.receiving, self._received, front, header)
         if not hmac.compare_digest(found, digest):
-            raise LinkError(f"{self.peer} sent a damaged frame, or a frame of another connection")
+            raise LinkError(f"{self.peer} sent a damaged frame, or it belongs elsewhere")
         self._received += 1
         if place is None:
             body = _view(np.empty(body_bytes, np.uint8))
@@ -377,8 +376,7 @@ def _proven(
             reason = explained(error)
             if reason and terms.manner == _BY_TOKEN:
                 raise LinkError(
-                    f"the connection to {who} goes through a process without the token: {reason}. "
-                    "Connect to its own address"
+                    f"somebody without the token is in the way to {who}: {reason}"
                 ) from error
             if reason:
                 raise LinkRefused(f"{who} refused the connection: {reason}") from error
@@ -401,17 +399,14 @@ def _introduce(
         answer = _received(to, len(_GREETING) + 1 + _NONCE_BYTES + _PROOF_BYTES, until)
     except EOFError as error:
         raise LinkError(
-            f"{address} refused the connection: it is not a {purpose.decode()} of this version"
+            f"{address} refused the connection: it is no {purpose.decode()} of this version"
         ) from error
     if not answer.startswith(_GREETING):
-        raise LinkRefused(f"{address} is not a {purpose.decode()} of this version")
+        raise LinkRefused(f"{address} is no {purpose.decode()} of this version")
     manner, theirs = answer[len(_GREETING) :][:1], answer[len(_GREETING) + 1 : -_PROOF_BYTES]
     session = manner + purpose + b"\x00" + challenge + theirs
     if not hmac.compare_digest(answer[-_PROOF_BYTES:], _keyed(token, b"listens", session)):
-        raise LinkRefused(
-            f"{address} has another token: copy the token file of its host, if it belongs to this "
-            "cluster"
-        )
+        raise LinkRefused(f"{address} has another token: it belongs to another cluster")
     context = _agreed(manner, contexts, to, address)
     to.sendall(_keyed(token, b"connects", session))
     ours, others = (_keyed(token, b"frames of who " + who, session) for who in _SIDES)
@@ -440,13 +435,11 @@ def _agreed(
     if manner == _BY_TOKEN:
         return contexts.by_token()
     if manner not in (_WITHIN_HOST, _INSECURE):
-        raise LinkRefused(
-            f"{address} runs another version of stoker: install the same version on both hosts"
-        )
+        raise LinkRefused(f"{address} is of another version")
     if manner == _WITHIN_HOST and not within_host(to):
         raise LinkRefused(
-            f"{address} takes this for a connection within its own host, which it does not "
-            "encrypt: a proxy there forwards it. Connect to the listener's own address"
+            f"{address} takes this for a connection within its host, which is not encrypted: "
+            "something there passes it on. Connect to the address that it listens on"
         )
     return None
 
@@ -473,15 +466,15 @@ def _examine(
     expected = _GREETING + bytes([len(purpose)]) + purpose
     try:
         if _received(whom, len(expected), until) != expected:
-            raise LinkError("the client asked for another service or version")
+            raise LinkError("somebody asked for another service, or for another version")
         theirs = _received(whom, _NONCE_BYTES, until)
         session = manner + purpose + b"\x00" + theirs + challenge
         whom.sendall(_GREETING + manner + challenge + _keyed(token, b"listens", session))
         proof = _received(whom, _PROOF_BYTES, until)
     except EOFError as error:
-        raise LinkError("the client left before it proved that it has the token") from error
+        raise LinkError("somebody left before it was known who it is") from error
     if not hmac.compare_digest(proof, _keyed(token, b"connects", session)):
-        raise LinkError("the client does not have the token")
+        raise LinkError("somebody does not have the token")
     others, ours = (_keyed(token, b"frames of who " + who, session) for who in _SIDES)
     return _Terms(manner, context, Keys(ours, others), is_listening=True)
 

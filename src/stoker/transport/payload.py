@@ -76,7 +76,7 @@ def pack(value: Any, blocks: Blocks) -> Payload:
     try:
         header = placer.flatten(value)
     except Exception as error:
-        raise TypeError(f"a feed cannot serve this value: {error}") from error
+        raise TypeError(f"a feed cannot hand this over: {error}") from error
     if len(header) > _INLINE_BYTES:
         placer.buffers.append(memoryview(header))
         placer.places.append(None)
@@ -116,10 +116,7 @@ class _Placer(Flattener):
 
     def reduced(self, value: Any) -> Any:
         if pytree.is_tensor(value) and value.device.type != "cpu":
-            raise TypeError(
-                f"it contains a tensor on {value.device}: leave .to() out of the feed, and call it "
-                "in each job"
-            )
+            raise TypeError(f"a tensor on {value.device}: each job moves its batches by itself")
         return super().reduced(value)
 
     def has_place(self, array: NDArray[Any]) -> bool:

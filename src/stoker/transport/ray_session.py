@@ -26,13 +26,12 @@ def joined_ray(what: str) -> Any:
 
     if not _here.is_current:
         raise ClusterError(
-            f"{what}: the connection to Ray belongs to this process's parent, which forked it: "
-            "iterate in the parent"
+            f"{what}: the connection to Ray belongs to the process that this one was forked from. "
+            "Iterate there"
         )
     if not ray.is_initialized():
         raise ClusterError(
-            f"{what} needs a Ray cluster, and this process has joined none: call "
-            'ray.init(address="auto") first, or ray.init(address="local") for a cluster of this '
-            "host only"
+            f'{what} uses the cluster that this process has joined: call ray.init(address="auto") '
+            'first, or ray.init(address="local") for one of this host'
         )
     return ray

@@ -158,11 +158,9 @@ def map_block(descriptor: int, generation: int) -> mmap.mmap:
     """
     try:
         if not fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
-            raise ValueError(
-                "a block must be sealed against shrinking, which would kill its readers"
-            )
+            raise ValueError("a block that may shrink would end who reads it")
         if os.fstat(descriptor).st_size <= _HEAD_BYTES:
-            raise ValueError("a block must have contents after its head")
+            raise ValueError("a block has contents behind its head")
         mapping = mmap.mmap(descriptor, 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
     finally:
         os.close(descriptor)

@@ -145,7 +145,7 @@ def explained(error: OSError) -> str | None:
     if not isinstance(error, ssl.SSLError) or isinstance(error, ssl.SSLEOFError):
         return None
     if isinstance(error, ssl.SSLCertVerificationError):
-        return f"its certificate is not signed by this host's authority ({error.verify_message})"
+        return f"its certificate is none of this host's authority ({error.verify_message})"
     return f"it does not accept this host's certificate ({error.reason})"
 
 
@@ -176,8 +176,8 @@ class Tls:
             context.load_verify_locations(self.authority)
         except OSError as error:
             raise TokenError(
-                f"stoker cannot encrypt connections with {self.certificate}, {self.key} and "
-                f"{self.authority}: {error}. Replace the wrong file"
+                f"connections cannot be encrypted with {self.certificate}, {self.key} and "
+                f"{self.authority}: {error}"
             ) from error
         return context
 
@@ -236,13 +236,10 @@ def own_tls() -> Tls | None:
         found = Tls(*(folder / name for name in _FILES))
         with contextlib.suppress(OSError):  # said where it is read
             if stat.S_IMODE(found.key.stat().st_mode) & 0o077:
-                raise TokenError(f"other users can read {found.key}: chmod 600 {found.key}")
+                raise TokenError(f"{found.key} can be read by others: chmod 600 {found.key}")
         return found
     if chosen:
-        raise TokenError(
-            f"STOKER_TLS_FOLDER names {chosen}, which is not a folder: set it to the folder of the "
-            "certificates"
-        )
+        raise TokenError(f"STOKER_TLS_FOLDER names {chosen}, which is no folder")
     if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
         return Tls(*(Path(os.environ[name]) for name in _RAYS))
     return None

@@ -36,25 +36,19 @@ def read_token(path: Path) -> bytes:
             text = file.read(4 * TOKEN_BYTES)
     except OSError as error:
         raise TokenError(
-            f"stoker cannot read a token from {path} ({error.strerror}): copy the file from a "
-            "host of the cluster, or set STOKER_TOKEN_FILE to its path"
+            f"no token can be read from {path} ({error.strerror}): copy the file from a host of "
+            "the cluster, or set STOKER_TOKEN_FILE to where it is"
         ) from error
     if stat.S_IMODE(status.st_mode) & 0o077:
-        raise TokenError(f"other users can read {path}: chmod 600 {path}, and make a new token")
+        raise TokenError(f"{path} can be read by others: chmod 600 {path}, and make a new token")
     if status.st_uid != os.geteuid():
-        raise TokenError(
-            f"{path} belongs to user {status.st_uid}, not to this user: copy it, or set "
-            "STOKER_TOKEN_FILE to your own file"
-        )
+        raise TokenError(f"{path} belongs to user {status.st_uid}, not to this one")
     try:
         token = bytes.fromhex(text.decode("ascii"))
     except ValueError:
         token = b""
     if len(token) != TOKEN_BYTES:
-        raise TokenError(
-            f"{path} does not hold a token, which has {2 * TOKEN_BYTES} hexadecimal digits: copy "
-            "the file from a host of the cluster"
-        )
+        raise TokenError(f"{path} holds no token: it has {2 * TOKEN_BYTES} hexadecimal digits")
     return token
 
 

@@ -65,9 +65,9 @@ class KeeperClient:
         if isinstance(reply, protocol.Differs):
             self.close()
             raise DefinitionRefused(
-                f"the keeper at {address} keeps another cache: it differs in {reply.differences}. "
-                "Give all nodes the same data and the same version=; to keep another cache, "
-                "restart the keeper"
+                f"the keeper at {address} keeps something else: it differs in "
+                f"{reply.differences}. All nodes need the same data and the same version=; a "
+                "keeper that is to keep something else has to be started anew"
             )
         assert isinstance(reply, protocol.Met)
         self.welcome = reply
@@ -81,7 +81,7 @@ class KeeperClient:
             reply, body = self._ask(request, (), DEADLINE_S, (protocol.Got,))
             assert isinstance(reply, protocol.Got)
             if not 0 < len(reply.sizes) == len(reply.checksums) <= len(some):
-                raise self._broken(f"it sent {len(reply.sizes)} answers to {len(some)} requests")
+                raise self._broken(f"{len(reply.sizes)} answers to {len(some)} questions")
             try:
                 records = protocol.split_body(body, reply.sizes)
             except LinkError:
@@ -103,7 +103,7 @@ class KeeperClient:
         reply, _ = self._ask(request, data, PUT_DEADLINE_S, (protocol.Stored,))
         assert isinstance(reply, protocol.Stored)
         if any(place >= len(records) for place in reply.refused):
-            raise self._broken("it refuses more items than it was sent")
+            raise self._broken("it refuses more than it was brought")
         return reply
 
     def look(self) -> protocol.Looked:
@@ -134,7 +134,7 @@ class KeeperClient:
         except (EOFError, OSError) as error:
             raise self._broken(str(error)) from error
         if reply.id != request.id or not isinstance(reply, kinds):
-            raise self._broken("it answers another request")
+            raise self._broken("it answers another question")
         return reply, body
 
     def _broken(self, why: str) -> LinkError:

@@ -31,10 +31,9 @@ def serve_keeper(
     keeper = Keeper(address, token, limit=limit, folder=where, insecure=insecure)
     with closing(keeper):
         if is_new:
-            print(f"wrote a new token to {path}: copy it to the other hosts", flush=True)
+            print(f"made a token in {path}: the other hosts need a copy", flush=True)
         print(
-            f"serving a cache of up to {format_bytes(keeper.limit_bytes)} at {keeper.address}, "
-            f"stored in {keeper.folder}",
+            f"keeps {format_bytes(keeper.limit_bytes)} at {keeper.address}, in {keeper.folder}",
             flush=True,
         )
         while True:

@@ -123,7 +123,7 @@ def decode_request(header: bytes) -> Request:
     try:
         return _requests.decode(header)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise LinkError(f"invalid request to a keeper: {error}") from error
+        raise LinkError(f"no request to a keeper: {error}") from error
 
 
 def decode_reply(header: bytes) -> Reply:
@@ -131,13 +131,13 @@ def decode_reply(header: bytes) -> Reply:
     try:
         return _replies.decode(header)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise LinkError(f"invalid reply of a keeper: {error}") from error
+        raise LinkError(f"no reply of a keeper: {error}") from error
 
 
 def split_keys(keys: bytes) -> list[bytes]:
     """Return the keys of a request. Raises LinkError for a wrong length."""
     if len(keys) % KEY_BYTES or len(keys) > KEY_BYTES * MAX_KEYS:
-        raise LinkError(f"{len(keys)} bytes are not whole keys")
+        raise LinkError(f"{len(keys)} bytes are no keys")
     return [keys[start : start + KEY_BYTES] for start in range(0, len(keys), KEY_BYTES)]
 
 
@@ -147,7 +147,7 @@ def split_body(body: memoryview, sizes: Sequence[int]) -> list[memoryview | None
     Raises LinkError where the body has another size.
     """
     if sum(size for size in sizes if size > 0) != len(body):
-        raise LinkError(f"the body has {len(body)} bytes, another size than its header says")
+        raise LinkError(f"{len(body)} bytes are not what the header says")
     items: list[memoryview | None] = []
     start = 0
     for size in sizes:

@@ -95,7 +95,7 @@ class Keeper:
         header, _ = link.receive(_no_body, wait_s=_GREET_S)
         hello = protocol.decode_request(header)
         if not isinstance(hello, protocol.Meet):
-            raise LinkError(f"{link.peer} does not introduce its cache first")
+            raise LinkError(f"{link.peer} does not say what it caches")
         differences = self._agree(hello)
         if differences:
             link.send(protocol.encode(protocol.Differs(hello.id, differences)))
@@ -118,7 +118,7 @@ class Keeper:
                 case protocol.Look():
                     self._look(link, request)
                 case _:
-                    raise LinkError(f"{link.peer} introduces its cache twice")
+                    raise LinkError(f"{link.peer} says hello twice")
 
     def _agree(self, hello: protocol.Meet) -> str:
         """Adopt the first process's specification; return another one's differences from it."""
@@ -151,7 +151,7 @@ class Keeper:
         keys = protocol.split_keys(request.keys)
         records = protocol.split_body(body, request.sizes)
         if not len(keys) == len(records) == len(request.checksums):
-            raise LinkError(f"{link.peer} sends items without keys")
+            raise LinkError(f"{link.peer} brings items without keys")
         items = [
             StoredItem(key, [bytes(record)], len(record), _NOBODY)
             for key, record, checksum in zip(keys, records, request.checksums, strict=True)
@@ -170,8 +170,8 @@ class Keeper:
                 time.sleep(_BUSY_S)
             except OSError as error:  # it is noted: nothing enters any more
                 warn(
-                    f"the cache in {self.folder} takes no more items: {error}. The items in it "
-                    "stay in use",
+                    f"the cache in {self.folder} admits nothing more: {error}. What is in it "
+                    "stays in use",
                     CacheWarning,
                 )
                 return
@@ -228,16 +228,13 @@ def _open(folder: str | None, limit: location.Limit, address: str) -> Handle:
     except OSError as error:
         raise location.cannot_make(path, error, in_memory=in_memory) from error
     if found is None:
-        raise CacheError(
-            f"there is no room for a cache in {os.path.dirname(path)}: free some, or give a folder "
-            "on another disk (--folder)"
-        )
+        raise CacheError(f"there is no room for a cache in {os.path.dirname(path)}")
     return found
 
 
 def _no_body(header: bytes, body_bytes: int) -> memoryview:
     if body_bytes:
-        raise LinkError("a body where none is allowed")
+        raise LinkError("a body where there is none")
     return memoryview(bytearray())
 
 
@@ -247,7 +244,7 @@ def _place(header: bytes, body_bytes: int) -> memoryview:
         request = protocol.decode_request(header)
         told = isinstance(request, protocol.Put) and sum(request.sizes) == body_bytes
         if not told:
-            raise LinkError(f"a body of {body_bytes} bytes that the header does not announce")
+            raise LinkError(f"{body_bytes} bytes that the header does not tell of")
         if body_bytes > protocol.MAX_PUT_BYTES and len(request.sizes) > 1:  # type: ignore[union-attr]
             raise LinkError(f"{body_bytes} bytes are too many for a request")
     # Not yet of the machine's memory: who announces much and sends little takes little.

@@ -91,20 +91,15 @@ class NamedHosts:
         self._settle()
         if not found.members:
             raise CacheError(
-                f"no keeper answers at {', '.join(addresses)} ({self._why}): start one on each of "
-                "these hosts (stoker cache serve --listen HOST:PORT), with the same token"
+                f"no keeper answers at {', '.join(addresses)} ({self._why}): each of these "
+                "hosts needs one (stoker cache serve --listen HOST:PORT), with the same token"
             )
         if path is not None and self.home is None:
             here = [folder for boot, folder in self._stores.values() if boot == boot_id()]
             warn(
-                f"no keeper on this host stores its cache in path={path}: this host keeps "
-                "nothing, and reads all cached items over the network. Set path= to the folder "
-                "that this host's keeper printed; "
-                + (
-                    f"the keepers here printed {', '.join(here)}"
-                    if here
-                    else "no keeper runs on this host"
-                ),
+                f"no keeper of this host keeps in {path}: nothing is kept here, and all that is "
+                "kept comes over the network. path= is the folder that a keeper printed; "
+                + (f"those here printed {', '.join(here)}" if here else "none runs on this host"),
                 CacheWarning,
             )
 
@@ -153,8 +148,7 @@ class NamedHosts:
 def check_hosts(hosts: object) -> tuple[str, ...]:
     """Return addresses as a user gave them. Raises TypeError or ValueError."""
     wrong = (
-        "cluster= must be 'ray', 'torchrun' or a list of addresses such as 'node1:7117', not "
-        f"{hosts!r}"
+        f"cluster= is 'ray', 'torchrun' or a list of addresses such as 'node1:7117', not {hosts!r}"
     )
     if isinstance(hosts, str) or not isinstance(hosts, Sequence):
         raise (ValueError if isinstance(hosts, str) else TypeError)(wrong)
@@ -164,5 +158,5 @@ def check_hosts(hosts: object) -> tuple[str, ...]:
     for host in hosts:
         check(host)
     if len(set(hosts)) < len(hosts):
-        raise ValueError(f"cluster= names a host twice; name each once: {list(hosts)}")
+        raise ValueError(f"cluster= names a host twice: {list(hosts)}")
     return tuple(hosts)

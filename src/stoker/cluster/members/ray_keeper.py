@@ -134,10 +134,7 @@ def end_all() -> int:
     try:
         ray.init(address="auto", log_to_driver=False, logging_level="ERROR")
     except (ConnectionError, RuntimeError) as error:
-        raise CacheError(
-            f"this host belongs to no running Ray cluster ({error}): run this command on "
-            "one of the cluster's nodes"
-        ) from error
+        raise CacheError(f"this host belongs to no Ray cluster that runs ({error})") from error
     try:
         named = ray.util.list_named_actors(all_namespaces=True)
         names = [each["name"] for each in named if each["namespace"] == NAMESPACE]

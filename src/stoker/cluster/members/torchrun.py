@@ -98,8 +98,8 @@ def join(
     missing = [name for name in _needed if name not in os.environ]
     if missing:
         raise CacheError(
-            "cluster='torchrun' needs the environment variables of a job, but "
-            f"{', '.join(missing)} is not set: start the script with torchrun"
+            f"cluster='torchrun' needs the environment of a job, but {', '.join(missing)} is not "
+            "set: start the script with torchrun"
         )
     rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -124,8 +124,8 @@ def join(
         ]
     except (RuntimeError, ValueError, msgspec.MsgspecError) as error:
         raise CacheError(
-            f"the hosts of this job did not find each other's caches within {WAIT_S:.0f} s "
-            f"({error}): have every rank open the same caches in the same order"
+            f"the hosts of this job did not find each other's caches within {WAIT_S:.0f} s: every "
+            f"rank has to open the same caches in the same order ({error})"
         ) from error
     for number, entry in enumerate(entries):
         if entry.error:
@@ -142,7 +142,7 @@ def _reach_store() -> Any:
     try:
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
     except ImportError as error:
-        raise CacheError(f"cluster='torchrun' needs torch ({error}): install PyTorch") from error
+        raise CacheError(f"cluster='torchrun' needs torch ({error})") from error
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     try:
         store = TCPStore(address, port, is_master=False, timeout=timedelta(seconds=_REACH_S))
@@ -184,5 +184,5 @@ def _start(start: Start) -> Started:
     line = keeper.stdout.readline()
     keeper.stdout.close()
     if not line:
-        return Started(error=f"its process ended with code {keeper.wait()}")
+        return Started(error=f"it ended with code {keeper.wait()}")
     return msgspec.json.decode(line, type=Started)

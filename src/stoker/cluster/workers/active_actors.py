@@ -100,8 +100,8 @@ class ActiveActors:
             losses += seat.was_asked
             if losses == _FATAL_LOSSES:
                 raise WorkerDied(
-                    f"{losses} actors were lost over the same examples, {seat.actor} last: check "
-                    "whether the pipeline crashes on them, or the actors lack memory"
+                    f"{losses} actors were lost over the same examples, {seat.actor} last: does "
+                    "the pipeline crash on them, or is memory short?"
                 )
         yield None
 

@@ -33,15 +33,10 @@ def check(options: Any) -> None:
     """Raise ImportError without Ray, TypeError and ValueError for invalid options."""
     check_installed(_WHAT)
     if not (isinstance(options, Mapping) and all(isinstance(name, str) for name in options)):
-        raise TypeError(
-            "ray_options= must be a dict from names of Ray's actor options to values, not "
-            f"{options!r}"
-        )
+        raise TypeError(f"ray_options are a dict with names of Ray's options, not {options!r}")
     refused = sorted(_OURS & options.keys())
     if refused:
-        raise ValueError(
-            f"leave {', '.join(refused)} out of ray_options=: actors end with their pipeline"
-        )
+        raise ValueError(f"actors end with their pipeline: {', '.join(refused)} cannot be given")
 
 
 class Actor:
@@ -139,13 +134,12 @@ class ActorPool:
             except ray.exceptions.RayTaskError as error:
                 cause = error.as_instanceof_cause()
                 cause.add_note(
-                    "This error was raised in a Ray actor, as it unpickled the pipeline: modules "
-                    "and files that the pipeline uses must exist on the cluster's nodes "
-                    "(ray.init(runtime_env=...) can copy them there)."
+                    "In an actor, which was sent the pipeline: what that uses must be there on the "
+                    "cluster's nodes (ray.init(runtime_env=...) can bring it there)."
                 )
                 raise cause from None
             except ray.exceptions.RayActorError as error:
-                self.losses.append(f"an actor was lost before it had started: {error}")
+                self.losses.append(f"an actor was lost before it came up: {error}")
                 continue
             found.append(Actor(handle, ActorPlace(*place)))
         self.actors += found
@@ -157,7 +151,7 @@ class ActorPool:
             if actor in self.actors:
                 rest = len(self.actors) - 1
                 by = f"{rest} others" if rest > 1 else "another one" if rest else "this process"
-                self.losses.append(f"{actor} was lost: {why}. Its work goes to {by}")
+                self.losses.append(f"{actor} was lost: {why}. What it was to do is done by {by}")
         self.dismiss(actor)
 
     def dismiss(self, actor: Actor) -> None:

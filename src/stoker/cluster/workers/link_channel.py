@@ -61,7 +61,7 @@ class Inbox:
         sizes = struct.unpack(f"<{len(header) // 8}Q", header[: len(header) // 8 * 8])
         starts = starts_of(sizes)
         if not sizes or len(header) % 8 or starts[-1] != body.nbytes:
-            raise LinkError(f"{link.peer} sent a frame whose sizes do not match")
+            raise LinkError(f"{link.peer} sent a frame whose parts do not fit")
         first, *rest = (
             body[start : start + size] for start, size in zip(starts, sizes, strict=False)
         )

@@ -65,9 +65,8 @@ class RayWorkers:
             pass
         if not fleet.actors:
             fleet.losses.append(
-                f"no Ray actor has started within {_FIRST_S:g} s: check with `ray status` whether "
-                "the cluster has room. Until one starts, this process prepares the batches "
-                "itself"
+                f"no actor of Ray has come up within {_FIRST_S:g} s: is there room in the cluster "
+                "(`ray status`)? This process prepares until one is there"
             )
         for actor in fleet.actors:
             self._team.add(actor)

@@ -77,8 +77,8 @@ class PipelineOutputs:
         epoch, number = at or (0, 0)
         if self._cursor.coming is not self._cursor.chain:
             raise FeedError(
-                f"{self._cursor.chain.source.name} has another length than when the feed began, "
-                "and its jobs rely on the old one. Restart the feed"
+                f"{self._cursor.chain.source.name} has another length than when the feed began: "
+                "its jobs count on that one. Start the feed anew"
             )
         missed = go_near(self._cursor, epoch, number)
         self._outputs = self._cursor.begin()
@@ -131,26 +131,26 @@ class PipelineOutputs:
 
 def _checked(chain: Chain) -> Chain:
     if chain.seed >= 1 << 64:
-        raise FeedError(f"a feed's seed must be below 2**64, not {chain.seed}")
+        raise FeedError(f"a feed's seed is below 2**64, not {chain.seed}")
     if chain.follows_clock:
         raise FeedError(
-            'a feed must be able to prepare its batches again, and .echo("auto") decides by '
-            "which examples happen to be ready: put it after stoker.from_feed(), in each job, or "
-            "use a fixed factor"
+            "an adaptive echo decides by what is ready, and a feed must be able to make its "
+            'batches again: put .echo("auto") behind stoker.from_feed(), in each job, or take a '
+            "fixed factor"
         )
     if chain.flows:
         raise FeedError(
-            "an epoch of a feed is one pass over the data: put .repeat() after "
+            "the epochs of a feed are passes over the data: put .repeat() behind "
             "stoker.from_feed(), in each job"
         )
     if chain.selection.share is not None and chain.selection.share.padded is not None:
         raise FeedError(
-            "a feed gives every job all examples, and .shard(pad=True) pads the shards of ranks: "
-            "leave it out of the feed, and evaluate without a feed"
+            "a feed hands all that it serves to each of its jobs, and padding is of ranks: leave "
+            ".shard(pad=True) out of it, and evaluate without a feed"
         )
     if chain.is_on_device:
         raise FeedError(
-            "a feed serves batches in the host's memory: put .to(device) after "
+            "a feed hands out batches in the host's memory: put .to(device) behind "
             "stoker.from_feed(), in each job"
         )
     return chain

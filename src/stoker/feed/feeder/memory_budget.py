@@ -47,14 +47,14 @@ class MemoryBudget:
             usable = resources.usable_memory_bytes()
             if self._bytes > usable:
                 raise ValueError(
-                    f"a staging area of {limit} does not fit into memory: this process may use "
-                    f"{resources.format_bytes(usable)} more. Set a smaller staging= (--staging)"
+                    f"a staging area of {limit} does not fit: {resources.format_bytes(usable)} of "
+                    "memory are left to this process"
                 )
             return
         self._items = (BATCHES if batched else CHUNKS) if limit is None else limit
         if self._items < 2 * self.lent:
             raise ValueError(
-                f"staging= (--staging) must be at least {2 * self.lent} {self._what}, not {limit}"
+                f"a staging area holds at least {2 * self.lent} {self._what}, not {limit}"
             )
 
     def text(self) -> str:
@@ -74,14 +74,14 @@ class MemoryBudget:
         least = 2 * self.lent
         if self._items is None and least * nbytes > self._bytes:
             return (
-                f"the staging area of {resources.format_bytes(self._bytes)} is too small: it must "
-                f"hold at least {least} of {size} each. Set a larger staging= (--staging)"
+                f"the staging area of {resources.format_bytes(self._bytes)} is too small: at least "
+                f"{least} of {size} each must fit (--staging)"
             )
         if self._items and first and self._items * nbytes > resources.usable_memory_bytes():
             usable = resources.format_bytes(resources.usable_memory_bytes())
             return (
-                f"a staging area of {self._items} times {size} does not fit into memory, of which "
-                f"{usable} are left: set a smaller staging= (--staging)"
+                f"a staging area of {self._items} times {size} does not fit: {usable} of memory "
+                "are left; give it fewer (--staging)"
             )
         return None
 

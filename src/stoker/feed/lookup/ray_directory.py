@@ -141,9 +141,8 @@ def _answered(call: Callable[[], T]) -> T:
         return answer.wait(_ANSWER_S)
     except Exception as error:  # Ray's are of many kinds
         raise ClusterError(
-            f"{_WHAT}: the head of the Ray cluster does not answer "
-            f"({str(error) or f'within {_ANSWER_S:.0f} s'}), so this job cannot find the feed: "
-            "check that the head runs (ray status)"
+            f"{_WHAT}: the head of the Ray cluster does not answer, so the feed cannot be found "
+            f"({str(error) or f'within {_ANSWER_S:.0f} s'})"
         ) from error
 
 

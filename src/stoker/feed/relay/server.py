@@ -52,10 +52,7 @@ class RelayServer:
                 insecure=insecure,
             )
         except OSError as error:
-            raise FeedError(
-                f"the feed cannot listen on {listen}: {error}. Give an address of this host and a "
-                "free port"
-            ) from error
+            raise FeedError(f"the feed cannot listen on {listen}: {error}") from error
 
     @property
     def address(self) -> str:
@@ -88,15 +85,9 @@ class RelayServer:
         """Return a job of the feed for a relay; None if it was refused."""
         try:
             if join.version != protocol.VERSION:
-                raise FeedError(
-                    "the relay runs another version of stoker than the feeder: install the same "
-                    "version on both hosts"
-                )
+                raise FeedError("the relay runs another version of stoker than the feeder")
             if join.name != self._name:
-                raise FeedError(
-                    f"there is no feed {join.name!r} at this address; its feed is named "
-                    f"{self._name!r}"
-                )
+                raise FeedError(f"there is no feed {join.name!r}, it is {self._name!r}")
             label = "".join(c if c.isprintable() else "?" for c in join.label)
             goes_on_for = None if join.seed is None else (join.seed, join.outline)
             return FeedClient(
@@ -212,7 +203,7 @@ class RelayedJob:
         try:
             head, contents = codec.lend(value)
         except TypeError as error:
-            raise TypeError(f"this feed cannot be sent to other hosts: {error}") from None
+            raise TypeError(f"this feed cannot go to other hosts: {error}") from None
         digest = protocol.checksum(*contents)
         item = RemoteItem(*at, len(outputs), rows, digest, head)
         self._end.send(item, *contents)

@@ -122,7 +122,7 @@ class RelayPreparation:
         end.close()
         if isinstance(answer, Refused):
             raise FeedError(f"{self._url}: {answer.reason}")
-        raise Malformed(f"it sent {type(answer).__name__} where Welcome was due")
+        raise Malformed(f"{type(answer).__name__} where Welcome was due")
 
     def _connect_within(self, patience_s: float) -> tuple[RelaySourceEnd, Welcome]:
         until_s = time.monotonic() + patience_s
@@ -130,13 +130,12 @@ class RelayPreparation:
             try:
                 return self._connect()
             except LinkRefused as error:
-                raise FeedError(f"this host cannot join the feed {self._url}: {error}") from error
+                raise FeedError(f"{self._url} cannot be joined: {error}") from error
             except _GONE as error:
                 if self.is_closed or time.monotonic() > until_s:
                     raise FeedError(
-                        f"there is no feed {self._url}: {error}. If none runs there, start it: "
-                        f"stoker feed FILE.py:FUNCTION --name {self._url.name} --listen "
-                        f"{self._url.address}"
+                        f"there is no feed {self._url}: {error}. (If none runs there: stoker feed "
+                        f"FILE.py:FUNCTION --name {self._url.name} --listen {self._url.address})"
                     ) from error
             with self._lock:
                 self._changed.wait_for(lambda: self.is_closed, _AGAIN_S)
@@ -190,11 +189,11 @@ class RemoteOutputs:
                     return self._take(message, contents)
                 if isinstance(message, End):
                     if (message.epoch, message.total) != self._at:
-                        raise Malformed("it ended the epoch at another output")
+                        raise Malformed("the epoch ends elsewhere")
                     return None
                 if isinstance(message, Failed):
                     raise FeedError(message.reason)
-                raise Malformed(f"it sent {type(message).__name__} in the middle of an epoch")
+                raise Malformed(f"{type(message).__name__} in the middle of an epoch")
             except _GONE as error:
                 self._lose(error)
             self._ask()
@@ -213,9 +212,7 @@ class RemoteOutputs:
     def _take(self, item: RemoteItem, contents: NDArray[np.uint8]) -> Output:
         is_one = not self._feed.about.batched or item.count == 1
         if (item.epoch, item.number) != self._at or not is_one:
-            raise Malformed(
-                f"it sent output {item.number} of epoch {item.epoch}, where {self._at} was due"
-            )
+            raise Malformed(f"{item.number} of epoch {item.epoch}, where {self._at} was due")
         assert self._end is not None
         self._damaged = 0
         self._at = item.epoch, item.number + item.count
@@ -234,12 +231,10 @@ class RemoteOutputs:
                 if isinstance(message, Failed):
                     raise FeedError(message.reason)
                 if not isinstance(message, Begin):
-                    raise Malformed(f"it sent {type(message).__name__} where an epoch should begin")
+                    raise Malformed(f"{type(message).__name__} where an epoch was to begin")
                 begun = message.epoch, message.number
                 if self._at not in (None, begun):
-                    raise FeedError(
-                        f"{self._feed} begins at {begun}, and cannot prepare {self._at} again"
-                    )
+                    raise FeedError(f"{self._feed} begins at {begun}, and cannot make {self._at}")
                 self._at = begun
                 return begun
             except _GONE as error:
@@ -266,14 +261,11 @@ class RemoteOutputs:
             self._end = None
             self._changed.wait_for(lambda: self._is_closed, _AGAIN_S)
             if self._is_closed or self._feed.is_closed:
-                raise FeedError(f"no job on this host reads {self._feed} any more")
+                raise FeedError(f"nobody takes {self._feed} any more")
         if isinstance(error, Malformed):
             self._damaged += 1
             if self._damaged > _DAMAGED:
-                raise FeedError(
-                    f"{self._feed} sends damaged data: {error}. Check that both hosts run the same "
-                    "version of stoker"
-                ) from error
+                raise FeedError(f"what comes from {self._feed} is damaged: {error}") from error
 
     def _wait(self) -> tuple[Any, NDArray[np.uint8]]:
         """Return the next message. Raises the error that ended the connection."""
@@ -286,7 +278,7 @@ class RemoteOutputs:
             raise found
         message, contents = found
         if isinstance(message, (Begin, End, Failed)) and message.turn != self._turn:
-            raise Malformed("it answered a request that was not sent")
+            raise Malformed("an answer to what was not asked")
         return message, contents
 
     def _receive(self, end: RelaySourceEnd, received: deque[Any]) -> None:
@@ -310,8 +302,7 @@ class RemoteOutputs:
             if size > usable:
                 raise FeedError(
                     f"an item of {resources.format_bytes(size)} does not fit into the "
-                    f"{resources.format_bytes(usable)} of memory that the relay may still use: "
-                    "make batches smaller, or free memory on this host"
+                    f"{resources.format_bytes(usable)} of memory that are left to the relay"
                 )
             self._largest = size
         try:

@@ -31,7 +31,7 @@ class FeedUrl:
             check_name(name)
         except ValueError as error:
             raise ValueError(
-                f"{text!r} is not a feed's URL ({error}): write tcp://host:port/NAME"
+                f"{text!r} names no feed ({error}): tcp://host:port/NAME does"
             ) from None
         return FeedUrl(address, name)
 

@@ -106,7 +106,8 @@ class HuggingFaceSource(IndexedSource):
             if len(named) == 1:
                 return list(named[0])
             raise AttributeError(
-                f"class_names needs exactly one ClassLabel column, and {self.name} has {len(named)}"
+                f"class_names are those of one column, and {self.name} has {len(named)} of the "
+                "kind ClassLabel"
             )
         return super().attribute(name)
 
@@ -116,11 +117,11 @@ def _check_kind(dataset: Any) -> None:
     if not hasattr(dataset, "__len__") and hasattr(dataset, "load_state_dict"):
         raise TypeError(
             f"from_huggingface reads rows by number, and a {type(dataset).__name__} is a stream: "
-            "use from_iterable, which saves its state"
+            "use from_iterable, which keeps its state"
         )
     if isinstance(dataset, dict):
         shown = ", ".join(map(repr, dataset))
-        raise TypeError(f"from_huggingface reads one data set, not several: pass one of {shown}")
+        raise TypeError(f"from_huggingface reads one data set, and here are several: {shown}")
     for method in ("column_names", "format", "with_format", "__getitems__"):
         if not hasattr(dataset, method):
             raise TypeError(
@@ -129,9 +130,8 @@ def _check_kind(dataset: Any) -> None:
             )
     if dataset.format["type"] == "custom":
         raise ValueError(
-            "the data set transforms its rows (with_transform): remove the transform by "
-            ".reset_format() and put it into .map(), or use from_dataset, which calls the data "
-            "set itself"
+            "the data set transforms what it gives (with_transform): take that away by "
+            ".reset_format() and put it into .map(), or use from_dataset, which asks it as it is"
         )
 
 
@@ -178,7 +178,7 @@ def _read(data: bytes | None, path: str | None) -> bytes | None:
         return data
     if "://" in path:
         raise ValueError(
-            f"{path} is in an archive or at a URL, and the data set does not contain its bytes: "
+            f"{path} lies in an archive or behind a URL, and the data set holds no bytes of it: "
             "use from_dataset, which lets the data set fetch it"
         )
     return read_file(path)

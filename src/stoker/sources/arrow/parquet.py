@@ -169,7 +169,7 @@ class ParquetSource(IndexedSource):
         try:
             return parquet.read_metadata(path if file is None else file)
         except (OSError, ValueError) as error:
-            raise ValueError(f"{path} is not a Parquet file, or is truncated: {error}") from error
+            raise ValueError(f"{path} is no Parquet file, or a truncated one: {error}") from error
 
     def _locate(self, index: int) -> tuple[_File, int]:
         """Return the file of a row, and the row's number in it."""
@@ -182,9 +182,7 @@ class ParquetSource(IndexedSource):
         parquet = import_pyarrow("from_parquet", "pyarrow.parquet")
         found = os.stat(path)
         if version_of(found) != version:
-            raise ValueError(
-                f"{path} has changed since the pipeline was built: build the pipeline again"
-            )
+            raise ValueError(f"{path} has changed since the pipeline was built: build it anew")
         try:
             with parquet.ParquetFile(path) as file:
                 table = file.read_row_group(within, columns=self._columns, use_threads=False)
@@ -199,10 +197,10 @@ class ParquetSource(IndexedSource):
             return
         self._told = True
         warn(
-            f"{self.name}: {held.rows_read // max(1, self._used):,} rows are read for each row "
-            f"used. Its row groups, {format_bytes(self._nbytes)} in all, are read whole, in "
-            f"random order, and only {format_bytes(held.limit_bytes)} of them stay in memory. Put "
-            ".cache(...) after it, or write smaller row groups"
+            f"{self.name}: {held.rows_read // max(1, self._used):,} rows are read for each that is "
+            f"used. Its row groups of {format_bytes(self._nbytes)} are read whole, in random "
+            f"order, and {format_bytes(held.limit_bytes)} of them are kept. Put .cache(...) behind "
+            "it, or write smaller row groups"
         )
 
 
@@ -215,7 +213,7 @@ def _check_schema(
     names = schema.names if columns is None else columns
     for name in names:
         if schema.names.count(name) > 1:
-            raise ValueError(f"{path} has two columns {name!r}: list the other columns in columns=")
+            raise ValueError(f"{path} has two columns {name!r}: leave them out by columns=")
         if name not in schema.names:
             raise ValueError(f"{path} has no column {name!r}, but {', '.join(schema.names)}")
     chosen = pa.schema([schema.field(name).with_nullable(True).remove_metadata() for name in names])
@@ -228,8 +226,7 @@ def _check_schema(
         if here != there:
             raise ValueError(
                 f"{path}: column {name!r} is {here or 'not there'}; in {files[0].path} it is "
-                f"{there or 'not there'}. Write both files with the same type, or leave this "
-                "column out of columns="
+                f"{there or 'not there'}. Write them alike, or leave it out by columns="
             )
     return first  # the same in another order
 
@@ -240,8 +237,8 @@ def _row_groups(path: str, metadata: Any) -> list[Any]:
     counts = [group.num_rows for group in groups]
     if min(counts, default=-1) < 0 or sum(counts) != metadata.num_rows:
         raise ValueError(
-            f"{path} is a damaged Parquet file: its metadata counts {metadata.num_rows:,} rows, "
-            f"its row groups {sum(counts):,}"
+            f"{path} is a damaged Parquet file: of {metadata.num_rows:,} rows, its row groups have "
+            f"{sum(counts):,}"
         )
     try:
         for group in groups:

@@ -94,9 +94,7 @@ def to_table(data: Any, asked: str) -> Any:
             table = pa.table(data)
         except pa.ArrowInvalid as error:  # a single column, values that Arrow does not know
             kind = type(data).__name__
-            raise ValueError(
-                f"{asked}: Arrow cannot convert this {kind} into a table: {error}"
-            ) from error
+            raise ValueError(f"{asked}: this {kind} is no table for Arrow: {error}") from error
     elif hasattr(data, "__dataframe__"):
         table = import_pyarrow(asked, "pyarrow.interchange").from_dataframe(data)
     elif isinstance(data, pa.RecordBatch):
@@ -109,7 +107,7 @@ def to_table(data: Any, asked: str) -> Any:
     names = [name for name in table.column_names if not _INDEX_OF_PANDAS.fullmatch(name)]
     again = sorted({name for name in names if names.count(name) > 1})
     if again:
-        raise ValueError(f"{asked}: two columns are named {again[0]!r}: rename one")
+        raise ValueError(f"{asked}: two columns are called {again[0]!r}")
     return without_views(_without_runs(table.select(names), asked))
 
 

@@ -212,7 +212,7 @@ class FilesSource(IndexedSource):
             found = [pattern] if literal else sorted(glob.glob(pattern, recursive=True))
             special = [file for file in found if is_special(file)]
             if literal and special:
-                raise ValueError(f"{pattern} is not a regular file, so it cannot be an example")
+                raise ValueError(f"{pattern} is no regular file, and cannot be an example")
             warn_left_out(self._name, special)
             files = Names([file for file in found if os.path.isfile(file)])
         elif (start := _find_pattern(pattern)) is None:
@@ -226,7 +226,7 @@ class FilesSource(IndexedSource):
             self._listing, self._versions = (root, listing.sizes), listing.versions
             files = listing.names
         if not len(files):
-            raise FileNotFoundError(f"no file matches {pattern}")
+            raise FileNotFoundError(f"no file fits {pattern}")
         return files
 
 
@@ -245,10 +245,7 @@ def _find_protocol(files: Sequence[str]) -> str:
         return "https"
     if len(found) > 1:
         kinds = ", ".join(f"{kind}://" if kind else "local paths" for kind in sorted(found))
-        raise ValueError(
-            f"from_files reads from one file system, not from {kinds}: make a pipeline for each, "
-            "and mix() them"
-        )
+        raise ValueError(f"from_files reads from one file system, not from {kinds}")
     return found.pop()
 
 

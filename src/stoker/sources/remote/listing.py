@@ -92,10 +92,7 @@ class Lister:
     async def _list_below(self, folder: str, levels: int | None, depth: int = 0) -> Entries:
         """List all files below a folder, or down to so many levels."""
         if depth > _DEEPEST:
-            raise ValueError(
-                f"{self._url_of(folder)}: the folders are nested too deep; check whether a link "
-                "leads back to its own folder"
-            )
+            raise ValueError(f"{self._url_of(folder)}: too deep; does a link lead into itself?")
         if levels is None:
             all_at_once = await self._ask(self._storage.list_below, folder)
             if all_at_once is not None:

@@ -27,10 +27,10 @@ class RemoteOptions:
 
     def __post_init__(self) -> None:
         if not is_whole_number(self.requests):
-            raise TypeError(f"requests= must be a whole number, not {self.requests!r}")
+            raise TypeError(f"requests is a whole number, not {self.requests!r}")
         if self.requests < 1:
-            raise ValueError(f"requests= must be at least 1, not {self.requests}")
+            raise ValueError(f"requests is at least 1, not {self.requests}")
         if not self.retry_s >= 0:
-            raise ValueError(f"retry_s= must be a number of seconds, not {self.retry_s!r}")
+            raise ValueError(f"retry_s is a number of seconds, not {self.retry_s!r}")
         # A user may change the mapping later, and file systems are opened again and again.
         object.__setattr__(self, "storage_options", dict(self.storage_options))

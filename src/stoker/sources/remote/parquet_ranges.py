@@ -87,7 +87,7 @@ class RemoteParquetSource(RemoteSource, ParquetSource):
         except (OSError, ValueError) as error:  # pyarrow's are of these kinds
             raise ValueError(
                 f"{path}, row group {within}, is damaged, or the file has changed since the "
-                f"pipeline was built ({error}): build the pipeline again"
+                f"pipeline was built: {error}"
             ) from error
         return table.select(self._columns)
 

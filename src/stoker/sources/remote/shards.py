@@ -120,7 +120,7 @@ class RemoteShardSource(RemoteSource, ShardSource):
         if inflated_bytes < 0 and not is_header(data[:HEADER_BYTES], size):
             raise ValueError(
                 f"example {shard.keys[number]!r}: {shard.path} has changed since the pipeline was "
-                "built: build the pipeline again"
+                "built: build it anew"
             )
 
         def read(start: int, nbytes: int) -> bytes:
@@ -169,7 +169,7 @@ def _refuse_scattered(shard: ShardIndex) -> None:
         raise UnusableShardError(
             f"{shard.path}: the files of example {shard.keys[worst]!r} lie {int(spans[worst]):,} "
             f"bytes apart, and one request would read all of these for {int(wanted[worst]):,}: "
-            "pack the shard again, with the files of each example one after another"
+            "pack the shard anew, the files of an example behind one another"
         )
 
 

@@ -53,9 +53,7 @@ def find_urls(given: Paths, access: Access, suffix: str = "") -> list[str]:
     urls: list[str] = []
     for url in itertools.chain.from_iterable(map(expand_braces, texts)):
         if "://" not in url:
-            raise ValueError(
-                f"{url} is a local path among URLs: make a pipeline for each, and mix() them"
-            )
+            raise ValueError(f"{url} is a local path, among URLs: read them apart")
         is_folder = suffix and not url.endswith(suffix) and "*" not in url
         folder = f"{url.rstrip('/')}/"
         found = FilesSource(f"{folder}**/*{suffix}" if is_folder else url, access.options)
@@ -67,7 +65,7 @@ def find_urls(given: Paths, access: Access, suffix: str = "") -> list[str]:
                 if not one.startswith(folder) or not is_aside(one[len(folder) :])
             ]
         if not each:
-            raise FileNotFoundError(f"no file matches {folder}**/*{suffix}")
+            raise FileNotFoundError(f"no file fits {folder}**/*{suffix}")
         urls += each
     return urls
 

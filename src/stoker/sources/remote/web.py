@@ -84,12 +84,12 @@ class WebStorage(Storage):
         if size.isdecimal() and int(size) != whole_bytes != UNKNOWN:
             raise UnusableError(
                 f"it has {int(size):,} bytes now, and had {whole_bytes:,} when the pipeline was "
-                "built: build the pipeline again"
+                "built: build it anew"
             )
         if version and _version_of(answer) != version:
             raise UnusableError(
-                "its ETag or Last-Modified has changed since the pipeline was built, so parts of "
-                "two files would be mixed: build the pipeline again"
+                "its ETag or Last-Modified is another one now than when the pipeline was built, so "
+                "that parts of two files would be mixed: build it anew"
             )
         if len(data) != nbytes or not told.replace("=", " ").startswith(f"bytes {start}-"):
             raise TruncatedError(f"{len(data)} bytes instead of {nbytes} ({told or 'no range'})")
@@ -108,7 +108,7 @@ class WebStorage(Storage):
         url = f"{path}/"
         page, answer = await self._get(url)
         if answer.content_type not in ("text/html", "application/xhtml+xml"):
-            raise NoListingError(f"{url} is not a listing of a folder: it is {answer.content_type}")
+            raise NoListingError(f"{url} is no listing of a folder: it is {answer.content_type}")
         _check_tells_length(answer)
         names = _find_links(page.decode("utf-8", "surrogateescape"), str(answer.url))
         files = [name for name in names if not name.endswith("/")]
@@ -137,7 +137,7 @@ class WebStorage(Storage):
             async with session.get(self._yarl.URL(url, encoded=True), **request) as answer:
                 if expected == 206 and answer.status == 200:
                     raise UnusableError(
-                        "the server sends only whole files, not parts of them (ranges): copy the "
+                        "the server sends whole files only, not parts of them (ranges): copy the "
                         "file to a local disk"
                     )
                 if answer.status != expected:
@@ -145,16 +145,14 @@ class WebStorage(Storage):
                     raise StatusError(answer.status, answer.reason, retry_after)
                 encoding = answer.headers.get("Content-Encoding", "identity").strip().lower()
                 if encoding != "identity":
-                    raise UnusableError(
-                        f"the answer is encoded ({encoding}), which was not requested"
-                    )
+                    raise UnusableError(f"the answer is encoded ({encoding}), unasked")
                 return await _read_body(answer, url), answer
         except TimeoutError as error:
             raise StalledError(f"no answer for {storage.STALL_S:g} s") from error
         except self._aiohttp.TooManyRedirects as error:
             raise UnusableError(f"more than {len(error.history)} redirects") from error
         except self._aiohttp.ClientResponseError as error:  # whose status is made up
-            raise GarbledError(f"the answer is not HTTP: {_shorten(error.message)}") from error
+            raise GarbledError(f"the answer is no HTTP: {_shorten(error.message)}") from error
         except self._aiohttp.RedirectClientError as error:
             raise UnusableError(f"it redirects to {_shorten(str(error))}") from error
 
@@ -184,7 +182,7 @@ def _check_tells_length(answer: Any) -> None:
     """Refuse an answer without a length: it may be cut short."""
     chunked = "chunked" in answer.headers.get("Transfer-Encoding", "").lower()
     if answer.content_length is None and not chunked:
-        raise UnusableError("the answer does not give its length")
+        raise UnusableError("the answer does not tell its length")
 
 
 def _shorten(text: str) -> str:

@@ -90,9 +90,7 @@ class _Shards:
 def _examples(path: str, version: FileVersion, opener: Any) -> Iterator[dict[str, Any]]:
     """Yield consecutive files with the same key."""
     if OpenFile(path).version() != version:
-        raise ValueError(
-            f"{path} has changed since the pipeline was built: build the pipeline again"
-        )
+        raise ValueError(f"{path} has changed since the pipeline was built: build it anew")
     example: dict[str, Any] = {}
     try:
         with (
@@ -110,7 +108,7 @@ def _examples(path: str, version: FileVersion, opener: Any) -> Iterator[dict[str
                     example = {}
                 if field in example:
                     raise UnusableShardError(
-                        f"{path}: example {key!r} has {field!r} twice: pack the shard again"
+                        f"{path}: example {key!r} has {field!r} twice: pack the shard anew"
                     )
                 content = tar.extractfile(member)
                 assert content is not None  # of a regular file
@@ -129,9 +127,10 @@ def _opener(path: str) -> Any:
     kind = compression_of(file.read(0, min(_HEAD_BYTES, version.size_bytes)))
     if not kind:
         raise ValueError(
-            f"{path} is not compressed, and other shards are: give uncompressed shards to their "
-            "own from_tar(), which reads them by number"
+            f"{path} is not compressed, and others are: give those alone, which are read by number"
         )
     if kind not in _OPEN:
-        raise ValueError(f"{path} is compressed by {kind}, which Python cannot read: decompress it")
+        raise ValueError(
+            f"{path} is compressed by {kind}, which Python does not read: decompress it"
+        )
     return _OPEN[kind]

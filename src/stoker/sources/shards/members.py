@@ -62,8 +62,8 @@ def refuse_compressed(path: str, head: bytes) -> None:
     kind = compression_of(head)
     if kind:
         raise UnusableShardError(
-            f"{path} is compressed ({kind}) as a whole, so its files cannot be read by offset: "
-            "decompress it, or copy it to a local disk, where stoker reads it as a stream"
+            f"{path} is compressed ({kind}) as a whole: nothing in it can be read by its "
+            "offset. Decompress it, or copy it to a local disk, where it is read as a stream"
         )
 
 

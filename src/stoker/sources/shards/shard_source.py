@@ -57,9 +57,7 @@ class ShardSource(IndexedSource):
         for shard in self._shards:
             _tell_damage(shard, is_strict=is_strict)
         if not self._numbering.total:
-            raise ValueError(
-                f"{self.name} has no examples: its shards contain no files with a name and a suffix"
-            )
+            raise ValueError(f"{self.name} has no examples: no files with a name and a suffix")
         there = dict.fromkeys(field for shard in self._shards for field in shard.fields)
         for field in self._fields or ():
             if field not in there:
@@ -171,7 +169,7 @@ def _at_once(places: Sequence[Sequence[int]], read: Read) -> Read:
 def missing_field(path: str, key: str, field: str, there: Iterable[str]) -> ValueError:
     """Return the error that an example lacks a field."""
     return ValueError(
-        f"{path}: example {key!r} has no field {field!r}; it has {', '.join(map(repr, there))}"
+        f"{path}: example {key!r} has no {field!r}, only {', '.join(map(repr, there))}"
     )
 
 
@@ -180,11 +178,11 @@ def _tell_damage(shard: ShardIndex, *, is_strict: bool) -> None:
     if not shard.damage:
         return
     key = shard.incomplete()
-    which = "" if key is None else f" (example {key!r} is incomplete)"
+    which = "" if key is None else f" (example {key!r} is not all there)"
     text = f"{shard.path} {shard.damage}{which}"
     if is_strict:
         raise ValueError(
-            f"{text}. Write it again; or give on_error=, which skips incomplete examples, and "
-            "leaves out all after the damage"
+            f"{text}. Write it again; or give on_error=, which leaves out such examples and what "
+            "comes behind them"
         )
-    warn(f"{text}: stoker leaves out all examples after the damage")
+    warn(f"{text}: what comes behind is left out")

@@ -51,7 +51,7 @@ def tar_members(file: ShardFile) -> ArchiveMembers:
             if has_ended:
                 return
             if at == 0:
-                raise UnusableShardError(f"{file.path} is not a tar archive (nor a zip archive)")
+                raise UnusableShardError(f"{file.path} is no tar archive (nor a zip archive)")
             raise DamagedError(f"is damaged: there is no header at byte {at:,}")
         has_ended = False
         # Offsets of ustar's header: checksum 148, type 156, size 124.
@@ -109,11 +109,11 @@ def _number(field: bytes) -> int:
     if field[0] & 0x80:
         number = int.from_bytes(bytes([field[0] & 0x7F]) + field[1:], "big")
         if number > _MOST_BYTES:  # a negative one, too: its first bits are all set
-            raise ValueError(f"{number} is not a size")
+            raise ValueError(f"{number} is no size")
         return number
     digits = field.split(b"\0", 1)[0].strip() or b"0"
     if not digits.isdigit():  # int() takes signs and underscores
-        raise ValueError(f"{digits!r} is not an octal number")
+        raise ValueError(f"{digits!r} is no octal number")
     return int(digits, 8)
 
 
@@ -124,7 +124,7 @@ def _told_size(records: dict[str, str], at: int) -> int | None:
         return None
     # 18 digits fit into an int64.
     if not (text.isascii() and text.isdigit()) or len(text) > 18:
-        raise DamagedError(f"is damaged: the header at byte {at:,} has the size {text[:20]!r}")
+        raise DamagedError(f"is damaged: the header at byte {at:,} tells a size of {text[:20]!r}")
     return int(text)
 
 

@@ -51,8 +51,8 @@ def zip_members(file: ShardFile) -> ArchiveMembers:
     for info in found:
         if info.flag_bits & _ENCRYPTED or info.compress_type not in _METHODS:
             raise UnusableShardError(
-                f"{file.path}: {info.filename!r} is encrypted, or not compressed by deflate: pack "
-                "the archive again"
+                f"{file.path}: {info.filename!r} is encrypted, or compressed by other means than "
+                "deflate: pack the archive anew"
             )
     starts = sorted({info.header_offset for info in found} | {end})
     if starts[0] < 0:
@@ -78,9 +78,7 @@ def unzip(member: bytes, nbytes: int, named: str) -> bytes:
     name = member[_HEADER.size : _HEADER.size + lengths[0]]
     # What is no ASCII is coded in ways of its own.
     if magic != MAGIC[0] or (named.isascii() and name.lower() != named.lower().encode()):
-        raise ValueError(
-            "the archive has changed since the pipeline was built: build the pipeline again"
-        )
+        raise ValueError("the archive has changed since the pipeline was built: build it anew")
     if method == zipfile.ZIP_STORED:
         data = member[begin : begin + nbytes]
     else:

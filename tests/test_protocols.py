@@ -127,7 +127,7 @@ def test_the_classes_that_stand_for_protocols_are_found() -> None:
     stages = {"Shuffle", "Shard", "Take", "Filter", "Map", "CacheStage", "Echo", "Batch", "To"}
     sources = {"FolderSource", "DatasetSource", "ArraySource", "FilesSource", "RemoteFolderSource"}
     foreign = {"IterableSource", "LoaderSource"}
-    streams = {"SegmentStream", "FilteredStream", "Prefetcher", "DeviceStream", "IteratedStream"}
+    streams = {"SegmentStream", "FilteredStream", "Prefetcher", "DeviceStream", "IterableHead"}
     assert stages | sources | foreign | streams <= names
     asked = {member.name for member in members[SOURCES / "engine/heads.py", "DeviceStream"]}
     assert {"ready_since", "poll", "recompute"} <= asked

@@ -22,7 +22,7 @@ CLUSTER = """
     from dataclasses import replace
     from stoker import testing
     from stoker.schedule.owners import Member, OwnerMap
-    from stoker.schedule.owners import PinnedOwners
+    from stoker.schedule.owners import OwnerSnapshot
     from stoker.pipeline import Pipeline
     from stoker.stages.cache import CacheStage
 

@@ -22,11 +22,17 @@ def names(group: str) -> list[str]:
 
 
 def load(group: str, name: str) -> Any:
-    """Return what is registered under a name; raises LookupError where nothing is."""
-    try:
-        return _points(group)[name].load()
-    except KeyError:
-        raise LookupError(f"nothing is registered as {name!r} in {group}") from None
+    """Return what is registered under a name.
+
+    Raises LookupError where nothing is, and whatever importing it raises.
+    """
+    point = _points(group).get(name)
+    if point is None:
+        raise LookupError(
+            f"no installed package registers {name!r} in {group}; stoker's own names "
+            "need it installed (pip install): sources on the path register nothing"
+        )
+    return point.load()
 
 
 @cache

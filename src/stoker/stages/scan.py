@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import enum
-import inspect
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from stoker.errors import StateError
+from stoker.stages.functions.operation import unfit_signature
 from stoker.stages.stage import ChainView, PoolSize, Stage, StagePlan, Traits, first_with, not_known
 
 ScanState = str | bytes
@@ -56,7 +56,11 @@ class Scan(Stage):
         """
         if not callable(fn):
             raise TypeError(f".scan() needs a function, not {type(fn).__name__}")
-        _check_signature(fn)
+        if (unfit := unfit_signature(fn, 2)) is not None:
+            raise TypeError(
+                f".scan() calls fn(state, example), which {unfit} does not take: give it two "
+                "parameters"
+            )
         if (dump is None) != (load is None):
             raise TypeError(".scan() needs dump= and load= together: one undoes the other")
         for name, each in (("dump", dump), ("load", load)):
@@ -158,21 +162,6 @@ class Scan(Stage):
         if self.dump is None and made[1] is not DROP:
             return made[0], _apart(made[1])
         return made
-
-
-def _check_signature(fn: Callable[..., Any]) -> None:
-    try:
-        signature = inspect.signature(fn)
-    except (TypeError, ValueError):
-        return  # built-ins without a signature
-    try:
-        signature.bind(None, None)
-    except TypeError:
-        name = getattr(fn, "__name__", type(fn).__name__)
-        raise TypeError(
-            f".scan() calls fn(state, example), which {name}{signature} does not take: give it two "
-            "parameters"
-        ) from None
 
 
 def _check_exact(value: Any, seen: set[int]) -> None:

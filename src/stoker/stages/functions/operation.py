@@ -162,20 +162,28 @@ def checked_budget(
 
 
 def _check_signature(method: str, fn: Callable[..., Any], is_random: bool) -> None:
+    unfit = unfit_signature(fn, 2 if is_random else 1)
+    if unfit is None:
+        return
+    if is_random:
+        raise TypeError(
+            f".random_map() calls fn(x, rng), which {unfit} does not take: give it a second "
+            "parameter, rng, or use .map() if it draws nothing"
+        )
+    raise TypeError(
+        f".{method}() calls fn(x), which {unfit} does not take: give it one parameter"
+        + ("" if method == "filter" else ", or use .random_map() for fn(x, rng)")
+    )
+
+
+def unfit_signature(fn: Callable[..., Any], arguments: int) -> str | None:
+    """Return a function's name and signature if it cannot take so many arguments, else None."""
     try:
         signature = inspect.signature(fn)
     except (TypeError, ValueError):
-        return  # built-ins without a signature
-    name = getattr(fn, "__name__", type(fn).__name__)
+        return None  # built-ins without a signature
     try:
-        signature.bind(*([None] * (2 if is_random else 1)))
+        signature.bind(*[None] * arguments)
     except TypeError:
-        if is_random:
-            raise TypeError(
-                f".random_map() calls fn(x, rng), which {name}{signature} does not take: give it "
-                "a second parameter, rng, or use .map() if it draws nothing"
-            ) from None
-        raise TypeError(
-            f".{method}() calls fn(x), which {name}{signature} does not take: give it one "
-            "parameter" + ("" if method == "filter" else ", or use .random_map() for fn(x, rng)")
-        ) from None
+        return f"{getattr(fn, '__name__', type(fn).__name__)}{signature}"
+    return None

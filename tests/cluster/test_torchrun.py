@@ -66,7 +66,7 @@ def test_a_network_that_is_trusted(
     with (
         contextlib.nullcontext()
         if insecure
-        else pytest.raises(LinkRefused, match="within its host")
+        else pytest.raises(LinkRefused, match="on its own host")
     ):
         KeeperClient(member.address, found.token, definition, 1).close()
     keeper = torchrun._keepers.pop()

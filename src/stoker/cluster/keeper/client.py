@@ -9,7 +9,7 @@ from stoker.cluster.cache_spec import CacheSpec
 from stoker.cluster.keeper import protocol
 from stoker.errors import CacheError, TokenError
 from stoker.transport.link import Buffer, Link, LinkError, LinkRefused
-from stoker.transport.tls import own_tls
+from stoker.transport.tls import host_tls
 
 DEADLINE_S = 0.5
 """How long a keeper may be silent before it counts as dead: workers wait for it meanwhile, and
@@ -54,7 +54,7 @@ class KeeperClient:
         self._address = address
         self._count = 0
         try:
-            tls = own_tls()
+            tls = host_tls()
             self._link = Link.connect(
                 address, token, protocol.PURPOSE, timeout_s=DEADLINE_S, tls=tls
             )

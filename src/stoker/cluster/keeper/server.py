@@ -29,7 +29,7 @@ from stoker.cluster.keeper import protocol
 from stoker.errors import CacheError, CacheWarning
 from stoker.transport.link import Buffer, Link, LinkError, split_address
 from stoker.transport.listener import Listener
-from stoker.transport.tls import own_tls
+from stoker.transport.tls import host_tls
 
 # Of one reply, unless a single item is larger: the rest is asked for again. bench/cluster.py:
 # replies of 21 items of 110 KB have 2 MB.
@@ -79,7 +79,7 @@ class Keeper:
         self._lock = threading.Lock()
         try:
             self._listener = Listener(
-                host, port, token, protocol.PURPOSE, self._serve, tls=own_tls(), insecure=insecure
+                host, port, token, protocol.PURPOSE, self._serve, tls=host_tls(), insecure=insecure
             )
         except BaseException:
             HANDLES.release(self._handle)

@@ -176,7 +176,7 @@ def test_a_loader_is_shared_but_not_resumed(name: str) -> None:
         batches.close()
         other = stoker.from_feed(name)
         other.load_state_dict(state)
-        with pytest.raises(stoker.StateError, match="cannot make again"):
+        with pytest.raises(stoker.StateError, match="cannot prepare outputs again"):
             iter(other)
 
 

@@ -211,11 +211,11 @@ HARMFUL = {
     ],
     "an epoch beyond counting": [
         messages._encode(Hello(messages.VERSION, "")),
-        messages._encode(["EpochRequest", 1, 2**64 - 1, 19]),
+        messages._encode(["Ask", 1, 2**64 - 1, 19]),
     ],
     "an output beyond counting": [
         messages._encode(Hello(messages.VERSION, "")),
-        messages._encode(["EpochRequest", 1, 0, 2**64 - 1]),
+        messages._encode(["Ask", 1, 0, 2**64 - 1]),
     ],
 }
 
@@ -461,7 +461,7 @@ def test_what_makes_no_sense_to_a_job_is_one_feed_error(name: str, what: str) ->
     if what in RIGHT:
         assert raised == ""
     else:
-        assert raised.startswith("FeedError: what the feeder of ")
+        assert raised.startswith("FeedError: the feeder of ")
         assert "damaged" in raised
         assert "\n" not in raised
     gc.collect()

@@ -73,7 +73,7 @@ class Hello(Message):
     peers: Annotated[list[Pid], msgspec.Meta(max_length=MAX_PEERS)] = []
 
 
-class EpochRequest(Message):
+class EpochRequest(Message, tag="Ask"):
     """Requests an epoch: from a position on, or the next epoch that begins if ``epoch`` is None.
 
     All replies repeat the ``request_id``, so the job can drop replies to an earlier request.
@@ -84,7 +84,7 @@ class EpochRequest(Message):
     number: Number
 
 
-class Release(Message):
+class Release(Message, tag="Done"):
     """The job no longer needs some items.
 
     Attributes:

@@ -166,7 +166,7 @@ def test_info_tells_about_one(kept: str, used: bool) -> None:
     assert told["holds"].startswith("from_arrays")
     assert told["stays"] == "until it is removed"
     assert told["in use"] == ("yes" if used else "no")
-    assert told["state"] == "admits"
+    assert told["state"] == "examples enter"
     assert told["items"].startswith("10 (")
     assert told["takes"].endswith("of 2.0 MiB")
     hits = 20 if used else 10
@@ -197,10 +197,8 @@ def test_what_is_no_cache_is_an_error(tmp_path: Path, command: str) -> None:
     for which in ("nothing-like-it", str(tmp_path / "mine"), str(tmp_path / "none")):
         code, out, errors = stoker_cache(command, which)
         assert (code, out) == (1, "")
-        assert (
-            errors
-            == f"stoker cache: there is no cache {which!r}: run stoker cache list to see all of them\n"
-        )
+        says = f"there is no cache {which!r}: run stoker cache list to see all of them"
+        assert errors == f"stoker cache: {says}\n"
     assert (tmp_path / "mine" / "thesis.txt").exists()
 
 

@@ -69,7 +69,10 @@ def test_caches_say_what_is_wrong_with_it_and_what_to_do(
     if name.startswith("read-only"):
         assert "Read-only file system. Mount /dev/shm so that" in said
     else:
-        assert "No space left on device. Give the container more (docker run --shm-size" in said
+        assert (
+            "No space left on device. Give the container more shared memory (docker run --shm-size"
+            in said
+        )
     assert "put the cache on a local disk with path=" in said
 
 

@@ -197,7 +197,9 @@ def test_who_may_write_to_a_folder_is_told_by_its_mode(tmp_path: Path) -> None:
 def test_what_others_may_write_to_is_no_store(folder: str) -> None:
     joined(folder).leave()
     os.chmod(folder, 0o777)
-    with pytest.raises(stoker.CacheError, match=f"others may write to it.*chmod go-w {folder}"):
+    with pytest.raises(
+        stoker.CacheError, match=f"other users may write to it.*chmod go-w {folder}"
+    ):
         joined(folder)
     assert not inventory.is_store(folder)
     os.chmod(folder, 0o755)
@@ -329,7 +331,7 @@ def test_a_folder_that_only_looks_like_a_store_is_not_removed(folder: str, about
     before = tree(folder)
     inventory.sweep(folder)
     for on_damage in ("refuse", "rebuild"):
-        with pytest.raises(stoker.CacheError, match="holds (other files|files that are not)"):
+        with pytest.raises(stoker.CacheError, match=r"holds (other files|files that are not)"):
             joined(folder, on_damage=on_damage)
     with pytest.raises(stoker.CacheError, match=r"holds files|is not a cache"):
         inventory.remove(folder)
@@ -340,7 +342,7 @@ def test_a_file_of_one_s_own_named_users_is_no_store(folder: str) -> None:
     os.mkdir(folder, 0o700)
     Path(folder, "users").write_text("alice\nbob\n")
     for on_damage in ("refuse", "rebuild"):
-        with pytest.raises(stoker.CacheError, match="holds (other files|files that are not)"):
+        with pytest.raises(stoker.CacheError, match=r"holds (other files|files that are not)"):
             joined(folder, on_damage=on_damage)
     assert not inventory.is_store(folder)
     with pytest.raises(stoker.CacheError, match="is not a cache"):

@@ -186,7 +186,7 @@ def test_a_loader_is_shared_but_not_resumed(name: str) -> None:
 @pytest.mark.parametrize(
     ("target", "says"),
     [
-        (failing_target("adaptive"), "adaptive echo"),
+        (failing_target("adaptive"), "cannot serve .echo"),
         (failing_target("flowing"), r"\.repeat\(\) behind"),
         (failing_target("on_device"), r"\.to\(device\)"),
         (failing_target("raises"), "no data today"),

@@ -102,10 +102,10 @@ class RandomCheck:
             if advanced:
                 raise ValueError(
                     f"reading {what} draws random numbers from {advanced}, and a cache would "
-                    "repeat the same draws in every epoch. Cache the examples before the random part: "
-                    "leave the augmentation out of the dataset, and put it into collate_fn or into "
-                    "the pipeline (from_dataset(...).cache(...).random_map(...)). If the draws do "
-                    "not change the example, use a generator of your own for them"
+                    "repeat the same draws in every epoch. Cache the examples before the random "
+                    "part: leave the augmentation out of the dataset, and put it into collate_fn "
+                    "or into the pipeline (from_dataset(...).cache(...).random_map(...)). If the "
+                    "draws do not change the example, use a generator of your own for them"
                 )
             if not is_same:
                 raise ValueError(

@@ -19,7 +19,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from stoker.basics.fingerprint import Fingerprint, told
+from stoker.basics.fingerprint import Fingerprint, content_digest
 from stoker.cache.layout import KEY_BYTES
 
 _OWN = "stoker."
@@ -40,7 +40,7 @@ def chain_identity(source: Any, maps: Iterable[Any], version: str | None) -> str
     for stage in maps:
         module = getattr(stage.fn, "__module__", "") or ""
         name = getattr(stage.fn, "__qualname__", "")
-        digest_part = "" if version is None else f" {told(stage.fn)}"
+        digest_part = "" if version is None else f" {content_digest(stage.fn)}"
         names.append(f"{stage.name}:{module}.{name}{digest_part}")
         if not module.startswith(_OWN) or not name or "<" in name:
             identity = None

@@ -15,7 +15,7 @@ from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from stoker.basics.buffers import Recycler
-from stoker.basics.fingerprint import Fingerprint, told_by_rows
+from stoker.basics.fingerprint import Fingerprint, rows_digest
 from stoker.basics.process import OwningProcess
 from stoker.sources.files import FileVersion, version_of
 from stoker.sources.source import IndexedSource, Indices, Rows
@@ -79,7 +79,7 @@ class ArraySource(IndexedSource, Rows):
         return None
 
     def contents(self) -> str:
-        return told_by_rows(self.fetch, len(self))
+        return rows_digest(self.fetch, len(self))
 
     def fingerprint(self, index: int) -> Fingerprint:
         return Fingerprint(int(index))

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from stoker.basics.fingerprint import Fingerprint, told
+from stoker.basics.fingerprint import Fingerprint, content_digest
 from stoker.sources.arrow.table import is_table
 from stoker.sources.source import IndexedSource, Indices, UserObject
 
@@ -117,7 +117,7 @@ class DatasetSource(IndexedSource):
         return None
 
     def contents(self) -> str:
-        return told(self.dataset)
+        return content_digest(self.dataset)
 
     def fingerprint(self, index: int) -> Fingerprint:
         return Fingerprint(int(index))

@@ -55,7 +55,9 @@ class KeeperActor:
             self._started = Started(error=str(error))
             return
         atexit.register(keeper.close)
-        end_with(os.getppid(), by_main_thread=False, first=keeper.close)  # the parent is the raylet
+        end_with(
+            os.getppid(), by_main_thread=False, before_exit=keeper.close
+        )  # the parent is the raylet
         self._started = Started(keeper.address, keeper.folder, keeper.limit_bytes)
         self._registry.enter(Member(self._node, keeper.address, max(1, keeper.limit_bytes)))
 

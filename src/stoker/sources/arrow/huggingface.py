@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from stoker.basics.fingerprint import Fingerprint, told_by_rows
+from stoker.basics.fingerprint import Fingerprint, rows_digest
 from stoker.basics.validate import names_in
 from stoker.sources.arrow.rows import GroupedRows, to_examples
 from stoker.sources.files import read_file
@@ -93,7 +93,7 @@ class HuggingFaceSource(IndexedSource):
         return None if self._told is None else f"datasets {self._told} {self._columns}"
 
     def contents(self) -> str:
-        return told_by_rows(self.fetch, len(self))
+        return rows_digest(self.fetch, len(self))
 
     def fingerprint(self, index: int) -> Fingerprint:
         return Fingerprint(int(index))

@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from stoker.basics.fingerprint import Fingerprint, told_by_rows
+from stoker.basics.fingerprint import Fingerprint, rows_digest
 from stoker.sources.arrow.rows import GroupedRows, is_list
 from stoker.sources.source import IndexedSource, Indices, Rows
 
@@ -61,7 +61,7 @@ class TableSource(IndexedSource):
         return None
 
     def contents(self) -> str:
-        return told_by_rows(self.fetch, len(self))
+        return rows_digest(self.fetch, len(self))
 
     def fingerprint(self, index: int) -> Fingerprint:
         return Fingerprint(int(index))

@@ -45,6 +45,7 @@ from stoker.errors import (
 from stoker.feed.api import from_feed, share
 from stoker.pipeline import Pipeline
 from stoker.replicas.thread_safety import thread_safe
+from stoker.sources.source import Source
 from stoker.stages.scan import DROP
 from stoker.stats import (
     CacheStats,
@@ -108,6 +109,7 @@ __all__ = [
     "serve_metrics",
     "share",
     "Skip",
+    "Source",
     "StageError",
     "StageStats",
     "StateError",

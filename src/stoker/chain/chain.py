@@ -16,7 +16,7 @@ from stoker.engine.workers.make import Workers
 from stoker.schedule import rng
 from stoker.schedule.orders import Selection
 from stoker.schedule.owners import OwnersKnown
-from stoker.sources.source import Source
+from stoker.sources.origin import Origin
 from stoker.stages.batching.batch import Batch
 from stoker.stages.echo import Echo
 from stoker.stages.functions.operation import Operation
@@ -42,7 +42,7 @@ class Chain:
         flows: whether passes over the data follow each other within an epoch, and across its end.
     """
 
-    source: Source
+    source: Origin
     seed: int
     is_seed_drawn: bool
     budget: Budget = RAISE
@@ -53,7 +53,7 @@ class Chain:
     is_seed_open: bool = False
 
     @classmethod
-    def begin(cls, source: Source, seed: Any, on_error: OnError = "raise") -> Chain:
+    def begin(cls, source: Origin, seed: Any, on_error: OnError = "raise") -> Chain:
         """Return a chain without stages. Raises TypeError or ValueError for what is none."""
         if seed is not None and not is_whole_number(seed):
             raise TypeError(f"seed must be a whole number or None, not {seed!r}")

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from stoker.schedule.orders import Selection
 from stoker.sources.iterable import IterableSource
 from stoker.sources.loader import LoaderSource
-from stoker.sources.source import IndexedSource, Rows, Source, UserObject
+from stoker.sources.origin import IndexedSource, Origin, UserObject
+from stoker.sources.source import Rows
 from stoker.stages.batching.batch import Batch
 from stoker.stages.batching.pack import Pack
 from stoker.stages.cache import CacheStage
@@ -272,7 +273,7 @@ class Plan:
     mask: str | None = None
 
     @property
-    def source(self) -> Source:
+    def source(self) -> Origin:
         source = self.indexed or self.iterable or self.loader
         assert source is not None
         return source
@@ -349,7 +350,7 @@ class Plan:
         return examples if batch is None else batch.count(examples)
 
 
-def lower(source: Source, stages: Sequence[Stage], budget: Budget) -> Plan:
+def lower(source: Origin, stages: Sequence[Stage], budget: Budget) -> Plan:
     """Return the plan of a chain; ``budget`` is the pipeline's own for skipping examples."""
     lowering = Lowering(budget)
     source.lower(lowering)

@@ -15,7 +15,7 @@ from stoker.basics.fingerprint import Fingerprint
 from stoker.basics.resources import format_bytes
 from stoker.basics.warn import warn
 from stoker.errors import CacheWarning
-from stoker.sources.source import IndexedSource, Source
+from stoker.sources.origin import IndexedSource, Origin
 from stoker.stages.stage import ChainView, PoolSize, Stage, StagePlan, Traits, first_with
 
 if TYPE_CHECKING:
@@ -194,7 +194,7 @@ class CacheStage(Stage):
         if self.cache.open():
             self._warn_of_what_cannot_help(chain)
 
-    def check_length(self, was: Source, now: Source) -> None:
+    def check_length(self, was: Origin, now: Origin) -> None:
         """Let a source grow, whose examples keep their numbers: these are what it knows them by."""
         if self.cluster is None and now.count() > was.count():
             return
@@ -319,9 +319,10 @@ class CacheStage(Stage):
             return
         before = chain.stages[: chain.stages.index(self)]
         is_raw = first_with(before, lambda t: not t.selects) is None
-        if is_raw and self.cache.in_memory and source.fits_page_cache:
-            step = max(1, len(source) // _SAMPLED)
-            sizes = [_size(source.local_path(index)) for index in range(0, len(source), step)]
+        step = max(1, len(source) // _SAMPLED)
+        paths = [source.local_path(index) for index in range(0, len(source), step)]
+        if is_raw and self.cache.in_memory and None not in paths:
+            sizes = [_size(path) for path in paths]
             total = int(sum(sizes) / len(sizes) * len(source))
             if total < resources.usable_memory_bytes() // 2:
                 warn(

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.schedule.owners import OwnersKnown
-from stoker.sources.source import ChainOfSource, Source, UserObject
+from stoker.sources.origin import ChainOfSource, Origin, UserObject
 from stoker.stages.skip import Budget
 
 
@@ -74,7 +74,7 @@ class ChainView(ChainOfSource, Protocol):
     """What a stage sees of the chain before it, or of the whole chain that it stands in."""
 
     @property
-    def source(self) -> Source: ...
+    def source(self) -> Origin: ...
     @property
     def seed(self) -> int: ...
     @property
@@ -156,7 +156,7 @@ class Stage(ABC):
         Raises ValueError or StateError where it cannot run.
         """
 
-    def check_length(self, was: Source, now: Source) -> None:  # noqa: B027 few stages mind
+    def check_length(self, was: Origin, now: Origin) -> None:  # noqa: B027 few stages mind
         """Raise ValueError where it cannot go on over a source that has another length now."""
 
     def user_objects(self) -> list[UserObject]:

@@ -19,7 +19,7 @@ from stoker.basics import pytree
 from stoker.basics.buffers import Allocator, Recycler
 from stoker.basics.signals import pass_on
 from stoker.basics.validate import is_whole_number
-from stoker.sources.source import UserObject
+from stoker.sources.origin import UserObject
 from stoker.stages.batching.stacking import stacked, write_rows
 from stoker.stages.stage import ChainView, Stage, StagePlan, Traits, first_with
 

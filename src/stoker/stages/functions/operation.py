@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from stoker.basics.buffers import only_reads
 from stoker.images.image_map import releases_gil
-from stoker.sources.source import UserObject, check_fields
+from stoker.sources.origin import UserObject, check_fields
 from stoker.stages.functions.stray_draws import GlobalDraws
 from stoker.stages.functions.transforms import takes_seed
 from stoker.stages.skip import RAISE, Budget, OnError, budget_of

@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 from stoker.basics.buffers import Allocator
 from stoker.basics.process import OwningProcess
 from stoker.sources.files import FileVersion, version_of
-from stoker.sources.source import Blocks, Columns, Indices, OwnSource, Rows
+from stoker.sources.source import GathersRows, Indices, OwnSource, ReadsBlocks, Rows
 
 _INHERITED: list[Any] = []
 """What a forked child must not close: the files are its parent's."""
 
 
-class ArraySource(OwnSource, Blocks[Any], Columns[Any], Rows):
+class ArraySource(OwnSource, ReadsBlocks[Any], GathersRows[Any], Rows):
     """Arrays of one length; an example is a row of each.
 
     Rows are copied out of the arrays: changes to an example do not reach the arrays. An array in

@@ -17,11 +17,10 @@ from stoker.schedule.orders import Selection
 from stoker.sources.arrow.table import is_table
 from stoker.sources.origin import IndexedSource, UserObject
 from stoker.sources.source import (
-    Blocks,
-    Columns,
     Described,
     FetchesMany,
-    Fingerprints,
+    Fingerprinted,
+    GathersRows,
     Identified,
     Indices,
     Labeled,
@@ -29,9 +28,10 @@ from stoker.sources.source import (
     OwnSource,
     Reader,
     ReadsAhead,
+    ReadsBlocks,
+    ReadsFiles,
     Rows,
     Source,
-    WholeFiles,
 )
 
 _OF_READER = ("requests", "expect", "fetch", "close")
@@ -54,15 +54,16 @@ class DatasetSource(IndexedSource):
         self.data = data
         self._length = len(data)
         self.runs_user_code = self.may_grow = not isinstance(data, OwnSource)
-        self.is_numbered = not isinstance(data, Fingerprints)
-        self.prefers_blocks = isinstance(data, Blocks) and data.prefers_blocks
+        self.is_numbered = not isinstance(data, Fingerprinted)
+        self.prefers_blocks = isinstance(data, ReadsBlocks) and data.prefers_blocks
         self._lists = not isinstance(data, FetchesMany)
         self.takes_many = not self._lists or getattr(data, "__getitems__", None) is not None
-        if isinstance(data, Columns) and self.runs_user_code and not is_declared(data):
+        if isinstance(data, GathersRows) and self.runs_user_code and not is_declared(data):
             kind = type(data).__name__
             raise TypeError(
-                f"{kind} is a stoker.sources.Columns, whose rows are gathered by several threads "
-                f"at once: declare it, @stoker.thread_safe above class {kind}, if that is right"
+                f"several threads at once gather rows of {kind}, which is a "
+                "stoker.sources.GathersRows: if that is right, declare it, @stoker.thread_safe "
+                f"above class {kind}"
             )
 
     @property
@@ -104,7 +105,11 @@ class DatasetSource(IndexedSource):
             examples: list[Any] = self.data.fetch(indices)
             return examples
         if self.takes_many:
-            return list(self.data.__getitems__(_plain(indices)))
+            plain = _plain(indices)
+            found = list(self.data.__getitems__(plain))
+            if len(found) != len(plain):
+                raise ValueError(f"__getitems__ gave {len(found)} examples for {len(plain)}")
+            return found
         examples, error = self.fetch_up_to_error(indices)
         if error is not None:
             raise error
@@ -128,7 +133,7 @@ class DatasetSource(IndexedSource):
         return self.data.path(int(index)) if isinstance(self.data, Described) else None
 
     def local_path(self, index: int) -> str | None:
-        return self.data.local_path(int(index)) if isinstance(self.data, WholeFiles) else None
+        return self.data.local_path(int(index)) if isinstance(self.data, ReadsFiles) else None
 
     def name_of(self, index: int) -> str:
         data = self.data
@@ -173,7 +178,7 @@ class DatasetSource(IndexedSource):
 
     @property
     def blocks(self) -> NDArray[np.int64] | None:
-        if not isinstance(self.data, Blocks):
+        if not isinstance(self.data, ReadsBlocks):
             return None
         ends = self.data.blocks
         if ends is None or not self.runs_user_code:
@@ -189,7 +194,7 @@ class DatasetSource(IndexedSource):
 
     @property
     def rows(self) -> Rows | None:
-        if not isinstance(self.data, Columns):
+        if not isinstance(self.data, GathersRows):
             return None
         rows: Any = self.data.rows
         if rows is not None and not isinstance(rows, Rows):

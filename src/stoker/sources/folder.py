@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from stoker.basics.fingerprint import Fingerprint, of_file
 from stoker.basics.validate import names_in
 from stoker.sources.files import IMAGE_SUFFIXES, files_below, read_file, warn_left_out
-from stoker.sources.source import Fingerprints, Indices, Labeled, OwnSource, WholeFiles
+from stoker.sources.source import Fingerprinted, Indices, Labeled, OwnSource, ReadsFiles
 
 
 class LabeledImage(NamedTuple):
@@ -82,7 +82,7 @@ class ClassFolders(NamedTuple):
         return f"folder {where}" if self.kind is LabeledImage else f"folder of files {where}"
 
 
-class FolderSource(OwnSource, Fingerprints[Any], Labeled[Any], WholeFiles[Any]):
+class FolderSource(OwnSource, Fingerprinted[Any], Labeled[Any], ReadsFiles[Any]):
     """Files in one sub-folder a class, listed once, in sorted order.
 
     Hidden files, and files with other suffixes, are left out. Paths with such a suffix that are not

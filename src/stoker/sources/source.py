@@ -108,7 +108,7 @@ class Identified(Source[T_co]):
         """Return what is the same for the same data, in every process and job; None: unknown."""
 
 
-class Fingerprints(Identified[T_co]):
+class Fingerprinted(Identified[T_co]):
     """A source that notices where the content of single examples changes.
 
     A cache asks before and after it reads an example.
@@ -122,7 +122,7 @@ class Fingerprints(Identified[T_co]):
         """
 
 
-class WholeFiles(Source[T_co]):
+class ReadsFiles(Source[T_co]):
     """A source each example of which is the content of one local file."""
 
     @abstractmethod
@@ -130,7 +130,7 @@ class WholeFiles(Source[T_co]):
         """Return the file; None where there is none."""
 
 
-class Blocks(Source[T_co]):
+class ReadsBlocks(Source[T_co]):
     """A source that reads whole blocks of neighbours for little more than one example.
 
     Attributes:
@@ -225,7 +225,7 @@ class Rows(ABC):
         return batch
 
 
-class Columns(Source[T_co]):
+class GathersRows(Source[T_co]):
     """A source whose examples lie in arrays: batches are gathered without single examples."""
 
     @property

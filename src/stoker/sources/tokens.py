@@ -21,7 +21,7 @@ from stoker.images import native
 from stoker.schedule.numbering import Numbering
 from stoker.sources.files import MOST_OPEN, FileVersion, OpenFiles, version_of
 from stoker.sources.patterns import Paths, find_files, shown
-from stoker.sources.source import Columns, Fingerprints, Indices, Outlined, OwnSource, Rows
+from stoker.sources.source import Fingerprinted, GathersRows, Indices, Outlined, OwnSource, Rows
 
 IGNORED_TARGET = -100
 """The target that ``torch.nn.functional.cross_entropy`` leaves out of the loss: its default
@@ -53,7 +53,7 @@ class DocumentWindow(NamedTuple):
     """The number of each token's document in the window, from 0 on."""
 
 
-class TokenSource(OwnSource, Columns[Any], Fingerprints[Any], Outlined[Any], Rows):
+class TokenSource(OwnSource, GathersRows[Any], Fingerprinted[Any], Outlined[Any], Rows):
     """Windows of ``length`` tokens, one every ``stride``, in each file on its own.
 
     A window is ``length + 1`` tokens of a file; a shorter rest at a file's end is not an example. A

@@ -321,7 +321,7 @@ class CacheStage(Stage):
         is_raw = first_with(before, lambda t: not t.selects) is None
         step = max(1, len(source) // _SAMPLED)
         paths = [source.local_path(index) for index in range(0, len(source), step)]
-        if is_raw and self.cache.in_memory and None not in paths:
+        if is_raw and self.cache.in_memory and paths and None not in paths:
             sizes = [_size(path) for path in paths]
             total = int(sum(sizes) / len(sizes) * len(source))
             if total < resources.usable_memory_bytes() // 2:

@@ -11,12 +11,12 @@ import numpy as np
 from stoker.basics.validate import names_in
 from stoker.sources.arrow.rows import GroupedRows, to_examples
 from stoker.sources.files import read_file
-from stoker.sources.source import Columns, Identified, Indices, Labeled, OwnSource, Rows
+from stoker.sources.source import GathersRows, Identified, Indices, Labeled, OwnSource, Rows
 
 _STORED = {"bytes", "path"}  # what an Image, an Audio, a Video is in a table
 
 
-class HuggingFaceSource(OwnSource, Columns[Any], Identified[Any], Labeled[Any]):
+class HuggingFaceSource(OwnSource, GathersRows[Any], Identified[Any], Labeled[Any]):
     """The rows of a data set, as dicts by column; images and sound are bytes, as they were stored.
 
     Rows come straight from the data set's Arrow tables, mapped from files: the data set itself

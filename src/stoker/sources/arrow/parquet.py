@@ -19,7 +19,7 @@ from stoker.sources.arrow.rows import GroupedRows, RowGroup, kinds_of
 from stoker.sources.arrow.table import import_pyarrow, without_views
 from stoker.sources.files import FileVersion, version_of
 from stoker.sources.patterns import Paths, find_files, shown
-from stoker.sources.source import Blocks, Columns, Fingerprints, Indices, OwnSource, Rows
+from stoker.sources.source import Fingerprinted, GathersRows, Indices, OwnSource, ReadsBlocks, Rows
 
 # Of usable memory. bench/records.py, row "disk: parquet": where row groups stay, later epochs are
 # 100 times as fast as the first.
@@ -33,7 +33,7 @@ class _File(NamedTuple):
     version: FileVersion
 
 
-class ParquetSource(OwnSource, Blocks[Any], Columns[Any], Fingerprints[Any]):
+class ParquetSource(OwnSource, ReadsBlocks[Any], GathersRows[Any], Fingerprinted[Any]):
     """The rows of Parquet files, as dicts by column.
 
     A row is read with its whole row group. Each reading process keeps decoded groups, in up to a

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from stoker.sources.arrow.rows import GroupedRows, is_list
-from stoker.sources.source import Columns, Indices, OwnSource, Rows
+from stoker.sources.source import GathersRows, Indices, OwnSource, Rows
 
 _INDEX_OF_PANDAS = re.compile(r"__index_level_\d+__")
 
 
-class TableSource(OwnSource, Columns[Any]):
+class TableSource(OwnSource, GathersRows[Any]):
     """The rows of a table. A table in memory has no identity.
 
     Raises ImportError without pyarrow, TypeError for an object that is not a table, ValueError for

@@ -25,15 +25,15 @@ from stoker.sources.folder import ClassFolders, LabeledFile, LabeledImage
 from stoker.sources.patterns import Names, path_list
 from stoker.sources.remote.options import RemoteOptions
 from stoker.sources.remote.reader import RemoteFile, RemoteReader
-from stoker.sources.remote.source import Access, RemoteRanges, Root
+from stoker.sources.remote.source import Access, ReadsRanges, Root
 from stoker.sources.remote.storage import UNKNOWN
 from stoker.sources.source import (
-    Fingerprints,
+    Fingerprinted,
     Indices,
     Labeled,
     OwnSource,
     ReadsAhead,
-    WholeFiles,
+    ReadsFiles,
 )
 
 
@@ -46,7 +46,7 @@ class File(NamedTuple):
     """The file's bytes."""
 
 
-class RemoteFolderSource(RemoteRanges[Any], OwnSource, Fingerprints[Any], Labeled[Any]):
+class RemoteFolderSource(ReadsRanges[Any], OwnSource, Fingerprinted[Any], Labeled[Any]):
     """Files in one sub-folder a class, at a URL; in the order that a local folder has.
 
     Args:
@@ -119,7 +119,7 @@ class RemoteFolderSource(RemoteRanges[Any], OwnSource, Fingerprints[Any], Labele
         return self._asked.kind(data, self._labels[self._numbering.find(index)[0]])
 
 
-class FilesSource(OwnSource, Fingerprints[Any], ReadsAhead[Any], WholeFiles[Any]):
+class FilesSource(OwnSource, Fingerprinted[Any], ReadsAhead[Any], ReadsFiles[Any]):
     """Whole files by path or URL.
 
     Attributes:

@@ -14,7 +14,7 @@ from stoker.sources.files import FileVersion, SeekableFile
 from stoker.sources.patterns import Paths
 from stoker.sources.remote.options import RemoteOptions
 from stoker.sources.remote.reader import BlockReader, RemoteFile
-from stoker.sources.remote.source import RemoteRanges
+from stoker.sources.remote.source import ReadsRanges
 from stoker.sources.remote.urls import access_to, find_urls, read_parts
 from stoker.sources.source import Rows
 
@@ -26,7 +26,7 @@ _TRAILER_BYTES = 8
 _AHEAD_SHARE = 0.25
 
 
-class RemoteParquetSource(RemoteRanges[Any], ParquetSource):
+class RemoteParquetSource(ReadsRanges[Any], ParquetSource):
     """The rows of Parquet files at URLs, all of one file system; else as ``ParquetSource``.
 
     For a row group one range is read: from its first wanted column to its last.

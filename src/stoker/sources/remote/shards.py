@@ -24,7 +24,7 @@ from stoker.sources.patterns import Paths
 from stoker.sources.remote.failures import retry
 from stoker.sources.remote.options import RemoteOptions
 from stoker.sources.remote.reader import BlockReader, RemoteFile
-from stoker.sources.remote.source import RemoteRanges
+from stoker.sources.remote.source import ReadsRanges
 from stoker.sources.remote.storage import Storage
 from stoker.sources.remote.urls import access_to, find_urls
 from stoker.sources.shards.index import ShardIndex
@@ -54,7 +54,7 @@ AHEAD_BYTES = 2 * WINDOW * RUN_BYTES
 MiB."""
 
 
-class RemoteShardSource(RemoteRanges[Any], ShardSource):
+class RemoteShardSource(ReadsRanges[Any], ShardSource):
     """Shards by URL, all of one file system; else as ``ShardSource``.
 
     Where an epoch's order keeps neighbours together, runs of them are read, else single examples.

@@ -23,7 +23,7 @@ from stoker.sources.source import FetchesMany, Indices, Reader, ReadsAhead, T_co
 T = TypeVar("T")
 
 
-class RemoteRanges(ReadsAhead[T_co], FetchesMany[T_co]):
+class ReadsRanges(ReadsAhead[T_co], FetchesMany[T_co]):
     """A source of files, or ranges of files, of one remote file system, which are read ahead.
 
     It is ``Files`` for its readers. Open connections belong to the readers.

@@ -13,7 +13,7 @@ from stoker.sources.files import FileVersion
 from stoker.sources.patterns import Paths
 from stoker.sources.remote.options import RemoteOptions
 from stoker.sources.remote.reader import RemoteFile
-from stoker.sources.remote.source import RemoteRanges
+from stoker.sources.remote.source import ReadsRanges
 from stoker.sources.remote.urls import access_to, find_urls, read_parts
 from stoker.sources.source import Rows
 from stoker.sources.tokens import TokenFile, TokenSource, token_file
@@ -22,7 +22,7 @@ from stoker.sources.tokens import TokenFile, TokenSource, token_file
 _HEADER_BYTES = 4096
 
 
-class RemoteTokenSource(RemoteRanges[Any], TokenSource):
+class RemoteTokenSource(ReadsRanges[Any], TokenSource):
     """Windows over token files at URLs, all of one file system; else as ``TokenSource``.
 
     Args:

@@ -19,7 +19,7 @@ from stoker.sources.patterns import Paths, find_files, shown
 from stoker.sources.shards.index import ShardIndex
 from stoker.sources.shards.index_files import index_shards
 from stoker.sources.shards.zip_members import unzip
-from stoker.sources.source import Blocks, Fingerprints, Indices, OwnSource
+from stoker.sources.source import Fingerprinted, Indices, OwnSource, ReadsBlocks
 
 KEY = "__key__"
 # A disk reads that much in a fraction of a seek's time; of larger examples nothing between their
@@ -33,7 +33,7 @@ Read = Callable[[int, int], bytes]
 """``read(start, nbytes)``: reads bytes of a shard."""
 
 
-class ShardSource(OwnSource, Blocks[Any], Fingerprints[Any]):
+class ShardSource(OwnSource, ReadsBlocks[Any], Fingerprinted[Any]):
     """Files in tar or zip archives, grouped by key; an example is a dict of their bytes.
 
     Args:

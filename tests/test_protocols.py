@@ -20,7 +20,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ROOT / "src" / "stoker"
 PROTOCOLS = {
-    "stages/stage.py": ("Stage",),
+    "stages/stage.py": ("ChainStage",),
     "stages/functions/operation.py": ("Operation",),
     "sources/origin.py": ("Origin", "IndexedSource"),
     "sources/source.py": (

@@ -47,6 +47,7 @@ from stoker.errors import (
 from stoker.pipeline import Pipeline
 from stoker.replicas.thread_safety import thread_safe
 from stoker.sources.source import Source
+from stoker.stages.composite import Stage
 from stoker.stages.scan import DROP
 from stoker.stats import (
     CacheStats,
@@ -115,6 +116,7 @@ __all__ = [
     "share",
     "Skip",
     "Source",
+    "Stage",
     "StageError",
     "StageStats",
     "StateError",

@@ -16,7 +16,7 @@ from stoker.basics.resources import format_bytes
 from stoker.basics.warn import warn
 from stoker.errors import CacheWarning
 from stoker.sources.origin import IndexedSource, Origin
-from stoker.stages.stage import ChainView, PoolSize, Stage, StagePlan, Traits, first_with
+from stoker.stages.stage import ChainStage, ChainView, EnginePlan, PoolSize, Traits, first_with
 
 if TYPE_CHECKING:
     from stoker.cache.example_cache import ExampleCache
@@ -111,7 +111,7 @@ class Miss:
 
 
 @dataclass(frozen=True)
-class CacheStage(Stage):
+class CacheStage(ChainStage):
     """The stage ``.cache(limit)``.
 
     Attributes:
@@ -179,7 +179,7 @@ class CacheStage(Stage):
         return CacheStage(cache, bool(keep_pages))
 
     @property
-    def name(self) -> str:
+    def call(self) -> str:
         limit = self.cache.limit
         shown = format_bytes(limit) if isinstance(limit, int) else limit
         return f"cache({shown})"
@@ -208,7 +208,7 @@ class CacheStage(Stage):
             + ". Build a new pipeline, with another version= if it has one"
         )
 
-    def lower(self, to: StagePlan) -> None:
+    def lower(self, to: EnginePlan) -> None:
         to.cache(self)
 
     def count(self, items: int) -> int:

@@ -3,6 +3,7 @@
 import importlib as _importlib
 import typing as _typing
 
+from stoker.basics.buffers import Allocator
 from stoker.basics.fingerprint import Fingerprint
 from stoker.sources.source import (
     Described,
@@ -10,6 +11,7 @@ from stoker.sources.source import (
     Fingerprinted,
     GathersRows,
     Identified,
+    Indices,
     Labeled,
     Outlined,
     Reader,
@@ -27,12 +29,14 @@ if _typing.TYPE_CHECKING:
 
 __all__ = [
     "Access",
+    "Allocator",
     "Described",
     "FetchesMany",
     "Fingerprint",
     "Fingerprinted",
     "GathersRows",
     "Identified",
+    "Indices",
     "Labeled",
     "Outlined",
     "Reader",

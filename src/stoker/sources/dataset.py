@@ -102,8 +102,10 @@ class DatasetSource(IndexedSource):
     def fetch(self, indices: Indices) -> list[Any]:
         """Ask the object: a ``FetchesMany`` with these indices, others with plain integers."""
         if not self._lists:
-            examples: list[Any] = self.data.fetch(indices)
-            return examples
+            fetched: Any = self.data.fetch(indices)
+            if not isinstance(fetched, list):
+                raise TypeError(f"fetch() returned {_shown(fetched)}: return a list")
+            return fetched
         if self.takes_many:
             plain = _plain(indices)
             found = list(self.data.__getitems__(plain))

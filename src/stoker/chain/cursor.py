@@ -18,14 +18,12 @@ from stoker.basics.buffers import Recycler
 from stoker.basics.resources import process_group
 from stoker.basics.validate import is_whole_number
 from stoker.chain import state
-from stoker.chain.accelerate import EndSignal
 from stoker.chain.agreement import agreed
 from stoker.chain.chain import Chain
 from stoker.chain.iterator import PipelineIterator, warn_of_second_iterator
 from stoker.chain.scheduler_check import warn_of_overshooting
 from stoker.chain.seek import behind_pool, nearest
 from stoker.chain.state import StateSchema
-from stoker.distributed.frameworks import ends_epoch, left_aside, overfits, reads_ahead, untrained
 from stoker.engine.build import EpochSetup
 from stoker.engine.checkpoint import Position
 from stoker.engine.echo.rank_sync import pin, ranks
@@ -35,6 +33,8 @@ from stoker.engine.workers.make import KeptWorkers
 from stoker.engine.workers.threads import is_worker
 from stoker.engine.workers.tuning import Autotuner
 from stoker.errors import StateError
+from stoker.frameworks.framework import TrainingLoop
+from stoker.frameworks.queries import calling_loop, epoch_listener
 from stoker.schedule.echo_record import EchoRecord, written
 from stoker.schedule.owners import OwnerSnapshot
 from stoker.stages.stage import PoolSize
@@ -102,16 +102,16 @@ class Cursor:
 
     def begin(self) -> PipelineIterator[Any]:
         """Start the next epoch, or go on in one that was loaded; closes a live iterator."""
-        live, going = self._live(), self._live_run()
+        live, going, loop = self._live(), self._live_run(), calling_loop()
         if live is not None:
             left = going is None or not going.has_handed_out_all
-            if left and reads_ahead() is None:  # Lightning leaves epochs early, and keeps iterators
+            if left and not loop.reads_ahead:  # one that does leaves epochs early
                 if going is not None and not going.was_asked:
                     live.is_superseded = True  # tqdm.auto makes one that it never asks
                 else:
                     warn_of_second_iterator()
             live.close()
-        self._heed_lightning()
+        self._heed(loop)
         self._agree((self.epoch + (not self._fresh_start), self._outputs_to(self._skip)))
         return self._begin_pass()
 
@@ -134,13 +134,13 @@ class Cursor:
         at = self.position.yielded if self._fresh_start and self.position is not None else 0
         return max(at, skip)
 
-    def _heed_lightning(self) -> None:
-        """Be where Lightning wants an epoch to begin, if it is calling and does not say so."""
-        if overfits():
+    def _heed(self, loop: TrainingLoop) -> None:
+        """Be where a framework's loop wants an epoch to begin, if it does not say so."""
+        if loop.repeats_first_epoch:
             if not self.is_loaded:
                 self.set_epoch(0)
             return
-        saved = left_aside(self._is_of)
+        saved = loop.take_state(self._is_of)
         if saved is not None:
             self.load(saved)
 
@@ -183,7 +183,8 @@ class Cursor:
         self._carried = {}
         run = Run(setup)
         if run.length is None and chain.steps is None:
-            run.wrapper = reads_ahead()
+            loop = calling_loop()
+            run.wrapper = loop.framework if loop.reads_ahead else None
         iterator = self._iterate(run)
         self._started(epoch, run, iterator, skip, spent)
         for _ in range(missed):
@@ -214,7 +215,7 @@ class Cursor:
         return self.chain if self._live_run() is not None else self.chain.measured()
 
     def _iterate(self, run: Run) -> PipelineIterator[Any]:
-        return PipelineIterator(run, self._ended, EndSignal.of(run))
+        return PipelineIterator(run, self._ended, epoch_listener(run))
 
     def resume_at(self, outputs: Any) -> None:
         """Have the next ``iter()`` begin behind so many outputs of its epoch.
@@ -448,8 +449,8 @@ class Cursor:
         return self.epoch, run.position(late), self.before
 
     def _is_left(self) -> bool:
-        """Return whether Lightning asks for no more of the epoch at hand, which is not over."""
-        return not self._fresh_start and ends_epoch()
+        """Return whether a framework asks for no more of the epoch at hand, which is not over."""
+        return not self._fresh_start and calling_loop().has_ended_epoch()
 
     def _left_a_pass(self) -> bool:
         """Return whether a loader stands in a pass that ``.steps(n)``, say, ended in its middle."""
@@ -469,7 +470,7 @@ class Cursor:
         """Return how many of the outputs handed out last the trainer has not finished with."""
         if run.finished is not None:
             return run.late
-        return min(untrained(), run.yielded - run.began_at)
+        return min(calling_loop().untrained(), run.yielded - run.began_at)
 
     def saved(self) -> dict[str, Any]:
         """Return the state where ``where()`` says, ready for JSON but for a loader's own state."""

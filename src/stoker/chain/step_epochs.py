@@ -15,15 +15,15 @@ from typing import Any, NamedTuple, cast
 from stoker.basics.validate import is_whole_number
 from stoker.basics.warn import warn
 from stoker.chain import state
-from stoker.chain.accelerate import EndSignal
 from stoker.chain.chain import Chain
 from stoker.chain.cursor import Cursor
-from stoker.chain.iterator import PipelineIterator, T
+from stoker.chain.iterator import PipelineIterator, T, warn_of_second_iterator
 from stoker.chain.seek import can_jump, nearest
-from stoker.distributed.frameworks import ends_epoch, reads_ahead
 from stoker.engine.checkpoint import Position
 from stoker.engine.run import Run
 from stoker.errors import StateError, StokerError
+from stoker.frameworks.framework import EpochListener
+from stoker.frameworks.queries import calling_loop, epoch_listener
 from stoker.stats import Clock, Stats
 
 
@@ -49,17 +49,14 @@ class StepEpochs(Cursor):
 
     def begin(self) -> PipelineIterator[Any]:
         """Start the next round, or go on in one that was loaded; closes a live iterator."""
-        live = self._round() if self._round is not None else None
+        live, loop = self._round() if self._round is not None else None, calling_loop()
         if live is not None and not live.is_closed:
-            if not live.is_last and reads_ahead() is None:  # as in Cursor
-                warn(
-                    "a second iterator over one pipeline closes the first; give each loop a "
-                    "pipeline of its own (every method returns a new one)",
-                )
+            if not live.is_last and not loop.reads_ahead:  # as in Cursor
+                warn_of_second_iterator()
             live.close()
         if self._run is not None and self._run.is_inherited:
             self._pass = None
-        self._heed_lightning()
+        self._heed(loop)
         skip, self._skip = self._skip, 0
         if not self._goes_on:
             self.handed_out = self.next_round * (self.chain.steps or 0)
@@ -294,7 +291,11 @@ class StepEpochs(Cursor):
         run, steps = self._live_run(), self.chain.steps
         late = 0 if run is None else self._late(run)
         finished = self.handed_out - late - len(self._unfinished)
-        return -(-finished // steps) * steps if steps and ends_epoch() else finished
+        return (
+            -(-finished // steps) * steps
+            if steps and calling_loop().has_ended_epoch()
+            else finished
+        )
 
     def _is_left(self) -> bool:
         """Return False: the next epoch goes on behind the last output."""
@@ -335,8 +336,8 @@ class StepEpochIterator(PipelineIterator[T]):
     def __init__(self, rounds: StepEpochs, end: int | None) -> None:
         self._rounds = rounds
         self._end = StepEpochEnd(rounds, end)
-        self._signal = EndSignal.of(self._end)
-        self._finish = weakref.finalize(self, _left, rounds, self._signal)
+        self._listener = epoch_listener(self._end)
+        self._finish = weakref.finalize(self, _left, rounds, self._listener)
 
     @property
     def is_last(self) -> bool:
@@ -354,12 +355,12 @@ class StepEpochIterator(PipelineIterator[T]):
         if self.is_last:
             self._rounds.rest()
             self._finish.detach()
-            if self._signal is not None:
-                self._signal.end()
+            if self._listener is not None:
+                self._listener.end()
             raise StopIteration
         output = self._rounds.next()
-        if self._signal is not None:
-            self._signal.begin()
+        if self._listener is not None:
+            self._listener.begin()
         return cast(T, output)
 
     def __len__(self) -> int:
@@ -368,9 +369,9 @@ class StepEpochIterator(PipelineIterator[T]):
         return self._end.at - self._rounds.handed_out
 
 
-def _left(rounds: StepEpochs, signal: EndSignal | None) -> None:
+def _left(rounds: StepEpochs, listener: EpochListener | None) -> None:
     try:
         rounds.leave()
     finally:
-        if signal is not None:
-            signal.end()
+        if listener is not None:
+            listener.end()

@@ -2,7 +2,7 @@
 
 Some dimensions split the data; along the others ranks work on the same batch. The names that
 Accelerate, torchtitan and Lightning give dimensions decide which is which. Nothing here imports
-torch or Accelerate.
+torch.
 """
 
 from __future__ import annotations
@@ -76,12 +76,6 @@ def part_in(mesh: Any, dims: str | Sequence[str] | None) -> MeshPart:
                 f"{names} of it: give the whole mesh"
             )
     return MeshPart(rank, world, tuple(int(number) for number in root.mesh.flatten().tolist()))
-
-
-def mesh_of_accelerate() -> Any:
-    """Return the mesh that Accelerate has set up, None where there is none."""
-    state: Any = sys.modules.get("accelerate.state")
-    return None if state is None else state.AcceleratorState._shared_state.get("device_mesh")
 
 
 def undivided() -> str | None:

@@ -13,6 +13,7 @@ from stoker.basics.resources import own_rank, process_group
 from stoker.basics.validate import is_whole_number
 from stoker.distributed import mesh as meshes
 from stoker.distributed.launchers import launched
+from stoker.frameworks.queries import framework_mesh
 from stoker.schedule.orders import PaddedDeal, Share
 from stoker.stages.skip import RAISE
 from stoker.stages.stage import ChainView, PoolSize, Stage, StagePlan, Traits, first_with
@@ -287,7 +288,7 @@ def _found(
 ) -> tuple[int, int, tuple[int, ...] | None]:
     """Return rank, world, and who shares an epoch, as a mesh, a group or a launcher tells."""
     if mesh is None and process_group() is not None:
-        mesh = meshes.mesh_of_accelerate()
+        mesh = framework_mesh()
     if mesh is not None:
         if not meshes.is_mesh(mesh):
             raise TypeError(f".shard() takes a torch DeviceMesh, not {mesh!r}")

@@ -1,7 +1,7 @@
-"""Registry of a Ray cluster's keepers, in Ray's key-value store.
+"""The registry of a Ray cluster's keepers, in Ray's key-value store.
 
-A keeper's whole entry is in its key, so that one request lists all keepers. Keepers on nodes that
-Ray takes for dead are left out.
+A keeper's whole entry is in its key, so one request lists all keepers. The list leaves out keepers
+on nodes that Ray considers dead.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Registry:
         return self._store.token()
 
     def enter(self, member: Member) -> None:
-        """Enter a node's keeper, in place of an earlier entry."""
+        """Add a node's keeper; it replaces an earlier entry."""
         self.leave(member.name)
         key = "/".join((self._cache, member.name, str(member.weight_bytes), member.address))
         self._store.put(key, b"1")
@@ -41,7 +41,7 @@ class Registry:
         self._store.remove_all(f"{self._cache}/{node}/")
 
     def members(self) -> tuple[Member, ...]:
-        """Return the keepers, by their nodes' names."""
+        """Return the keepers on live nodes, sorted by node."""
         alive = self._store.nodes()
         entries = (key.split("/", 3) for key in self._store.keys(f"{self._cache}/"))
         found = [

@@ -233,7 +233,7 @@ class Bookmark:
         loaded = state.read(saved, chain.outline(), given, fit)
         begun = bool(loaded.epoch) or loaded.position is not None
         self.chain = replace(
-            chain.seeded(loaded.seed), is_seed_open=chain.is_seed_drawn and not begun
+            chain.with_seed(loaded.seed), is_seed_open=chain.is_seed_drawn and not begun
         )
         self._to_agree, self._set_by_epoch = True, False
         self.go_to(loaded.epoch, loaded.position)

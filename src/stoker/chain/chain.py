@@ -68,7 +68,7 @@ class Chain:
         """Return this with one more stage; raises what the stage does where it cannot stand."""
         return replace(self, stages=(*self.stages, stage.placed(self)))
 
-    def seeded(self, seed: int) -> Chain:
+    def with_seed(self, seed: int) -> Chain:
         """Return this with another seed, for good."""
         return replace(self, seed=seed, is_seed_open=False)
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from stoker.basics.buffers import Recycler
 from stoker.basics.resources import process_group
 from stoker.basics.validate import is_whole_number
-from stoker.chain.agreement import agreed
+from stoker.chain.agreement import agree
 from stoker.chain.bookmark import Bookmark
 from stoker.chain.chain import Chain
 from stoker.chain.iterator import PipelineIterator, warn_of_second_iterator
@@ -93,7 +93,7 @@ class Cursor(Bookmark):
         if not self._to_agree and not self.chain.source.may_grow:
             return
         is_later = self._set_by_epoch or not self._to_agree
-        self.chain = agreed(self.chain, place, long=is_later)
+        self.chain = agree(self.chain, place, long=is_later)
         self._to_agree = self._set_by_epoch = False
 
     def _outputs_to(self, skip: int) -> int:
@@ -125,11 +125,11 @@ class Cursor(Bookmark):
         if self._fresh_start:
             epoch, position = self.epoch, self.position or position
         chain.check_start()
-        position, missed = self._skipped(epoch, position, skip)
-        owners = self._pinned(position)
+        position, missed = self._start_behind(epoch, position, skip)
+        owners = self._agree_owners(position)
         spent = self.stats().totals
         if not position.yielded:
-            position = self._recorded_start(epoch) or position
+            position = self._start_of_record(epoch) or position
         together = chain.follows_clock and (process_group() or (0, 1))[1] > 1
         setup = EpochSetup(
             chain.plan,
@@ -188,7 +188,7 @@ class Cursor(Bookmark):
             raise ValueError(f"a number of batches is a whole number from 0, not {outputs!r}")
         self._skip = int(outputs)
 
-    def _skipped(self, epoch: int, position: Position, skip: int) -> tuple[Position, int]:
+    def _start_behind(self, epoch: int, position: Position, skip: int) -> tuple[Position, int]:
         """Return where to begin so that so much of the epoch is skipped, and what is left of it."""
         if not skip or position.yielded == skip:
             return position, 0
@@ -209,7 +209,7 @@ class Cursor(Bookmark):
             found = behind_pool(self.chain, epoch, skip, self.sizes)
         return (position, missed) if found is None else (found, 0)
 
-    def _pinned(self, position: Position) -> OwnerSnapshot | None:
+    def _agree_owners(self, position: Position) -> OwnerSnapshot | None:
         """Return by whose parts the epoch is dealt, None where it is not; ranks agree on it."""
         share, cluster = self.chain.selection.share, self.chain.cluster
         if share is None or not share.is_dealt:
@@ -218,7 +218,7 @@ class Cursor(Bookmark):
         agreeing = ranks("whose part is whose") if share.world > 1 else None
         return pin(position.owners, cluster, share, agreeing)
 
-    def _recorded_start(self, epoch: int) -> Position | None:
+    def _start_of_record(self, epoch: int) -> Position | None:
         """Return where an epoch began whose record is replayed, None where none is."""
         plan = self.chain.plan
         if not plan.carries_pool or (record := plan.echoes[0].echo.record) is None:

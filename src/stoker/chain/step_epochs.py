@@ -71,7 +71,7 @@ class StepEpochs(Cursor):
         self._finish_all()
         steps = self.chain.steps
         end = None if steps is None else (self.handed_out // steps + 1) * steps
-        missed = self._advanced(skip if steps is None else min(skip, steps)) if skip else 0
+        missed = self._advance(skip if steps is None else min(skip, steps)) if skip else 0
         self._goes_on = False
         self._number = 0 if end is None or steps is None else end // steps - 1
         self._ended_stats, self._earlier_stats = None, self._data_epoch_stats()
@@ -219,10 +219,10 @@ class StepEpochs(Cursor):
         self.go_to(0, None)
         self.before = Clock()
         self.handed_out = 0
-        self._advanced(int(epoch) * (steps or 0))
+        self._advance(int(epoch) * (steps or 0))
         self._goes_on = False
 
-    def _advanced(self, outputs: int) -> int:
+    def _advance(self, outputs: int) -> int:
         """Go on by so many outputs of a step epoch, of which those behind a resume were handed out.
 
         Returns how many of them have to be made to know what follows.

@@ -12,7 +12,7 @@ from typing import Any
 
 from stoker.basics.resources import own_rank
 from stoker.basics.warn import warn
-from stoker.distributed.launchers import launched
+from stoker.distributed.launchers import find_launcher
 from stoker.frameworks.framework import SAMPLER, Framework
 from stoker.frameworks.queries import sharding_framework
 
@@ -74,7 +74,7 @@ def warn_unsharded_feed() -> None:
 
 def _ranks() -> int:
     """Return the number of ranks; without a process group, of the launcher's processes."""
-    group, there = own_rank(), launched()
+    group, there = own_rank(), find_launcher()
     if group is None:
         return 1 if there is None else there.world
     return group[1]

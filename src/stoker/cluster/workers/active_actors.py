@@ -201,7 +201,7 @@ class _ActorConnection:
         """
         self.was_asked = False
         if self._link is None or anew:
-            self._link = self._connected()
+            self._link = self._connect()
             if self._closed:
                 raise LinkError("the iterator was closed")
             works.send(self._link)
@@ -209,7 +209,7 @@ class _ActorConnection:
         request.send(self._link)
         return self._inbox.receive(self._link, wait_s=SILENCE_S)
 
-    def _connected(self) -> Link:
+    def _connect(self) -> Link:
         """Connect, as long as the actor may be alive but too busy to answer."""
         address, tls = self.actor.place.address, host_tls()
         until = time.monotonic() + SILENCE_S

@@ -109,7 +109,7 @@ class Chain:
         own = Applied(stage, range(before, before + len(parts)))
         return replace(self, stages=(*self.stages, *parts), applied=(*chain.applied, own))
 
-    def seeded(self, seed: int) -> Chain:
+    def with_seed(self, seed: int) -> Chain:
         """Return this with another seed, for good."""
         return replace(self, seed=seed, is_seed_open=False)
 
@@ -149,7 +149,7 @@ class Chain:
         return replace(self, flows=True)
 
     @property
-    def pass_steps(self) -> int | None:
+    def data_epoch_steps(self) -> int | None:
         """With how many outputs a pass over the data ends at the latest, None for all it has."""
         return None if self.flows else self.steps
 
@@ -279,17 +279,17 @@ class Chain:
         Raises TypeError where only the end tells; what a foreign loader raises in ``len()``.
         """
         if not self.flows:
-            return self.count_of_pass()
+            return self.count_of_data_epoch()
         if self.steps is None:
             raise TypeError(".repeat() has no end; .steps(n) ends an epoch after n batches")
         return self.steps
 
-    def count_of_pass(self) -> int:
+    def count_of_data_epoch(self) -> int:
         """Return the outputs of a pass over the data; raises as ``count`` does."""
-        return self._count_of_pass(promised=True)
+        return self._count_of_data_epoch(promised=True)
 
-    def _count_of_pass(self, *, promised: bool) -> int:
-        limit = self.pass_steps
+    def _count_of_data_epoch(self, *, promised: bool) -> int:
+        limit = self.data_epoch_steps
         try:
             count = self._all_steps(promised=promised)
         except TypeError:
@@ -303,7 +303,7 @@ class Chain:
 
         ``.steps(n)`` without ``.repeat()``: ``n``. Raises TypeError where only the end tells.
         """
-        limit = self.pass_steps
+        limit = self.data_epoch_steps
         return self._all_steps(echoed=False) if limit is None else limit
 
     def _all_steps(self, *, echoed: bool = True, promised: bool = True) -> int:
@@ -335,11 +335,11 @@ class Chain:
         return None
 
     def sure_count(self) -> int | None:
-        """Return ``count_of_pass()``, or None if it is not known, or may turn out different."""
+        """Return ``count_of_data_epoch()``; None if it is unknown or may turn out different."""
         if not self.source.is_counted:
-            return self.pass_steps
+            return self.data_epoch_steps
         try:
-            return self._count_of_pass(promised=False)
+            return self._count_of_data_epoch(promised=False)
         except Exception:  # a foreign loader's may raise anything
             return None
 

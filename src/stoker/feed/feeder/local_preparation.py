@@ -52,7 +52,7 @@ class LocalPreparation:
                 f"the pipeline now has seed {self.seed}, but the earlier feeder had seed {seed}: "
                 "restart the jobs"
             )
-        return LocalPreparation(Pipeline(self._chain.seeded(seed)))
+        return LocalPreparation(Pipeline(self._chain.with_seed(seed)))
 
     def outputs(self, blocks: Blocks) -> PipelineOutputs:
         return PipelineOutputs(self._chain, blocks)

@@ -73,12 +73,12 @@ class RelayPreparation:
 
     def __init__(self, url: FeedUrl, continues: Continues | None = None) -> None:
         self._url = url
-        self._goes_on_for = continues
+        self._continues = continues
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self.is_closed = False
         self._end, welcome = self._connect_within(_START_S)
-        self._goes_on_for = welcome.seed, welcome.outline
+        self._continues = welcome.seed, welcome.outline
         self.target = welcome.target
         self.about = FeedSpec(
             welcome.batched, welcome.length, welcome.is_repeatable, welcome.outline
@@ -87,8 +87,8 @@ class RelayPreparation:
 
     @property
     def seed(self) -> int:
-        assert self._goes_on_for is not None
-        return self._goes_on_for[0]
+        assert self._continues is not None
+        return self._continues[0]
 
     def with_seed(self, seed: int) -> RelayPreparation:
         """Close this preparation; return one that joins the feed with another seed."""
@@ -122,7 +122,7 @@ class RelayPreparation:
 
     def _connect(self) -> tuple[RelaySourceEnd, Welcome]:
         end = protocol.connect(self._url.address, find_token())
-        seed, outline = self._goes_on_for or (None, [])
+        seed, outline = self._continues or (None, [])
         label = clip_text(f"relay on {socket.gethostname()}", 100)
         try:
             end.send(Join(protocol.VERSION, self._url.name, label, seed, outline))

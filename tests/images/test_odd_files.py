@@ -103,8 +103,8 @@ def test_what_is_no_list_of_formats_is_refused(formats: Any, error: Any, words: 
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ("cats/1.jpg", r"not its name, 'cats/1.jpg': Path\(name\)\.read_bytes"),
-        (Path("cats/1.jpg"), "not its name"),
+        ("cats/1.jpg", r"not as its name, 'cats/1.jpg': Path\(name\)\.read_bytes"),
+        (Path("cats/1.jpg"), "not as its name"),
         (ROWS, r"bytes, not array of \[60, 80, 3\]: on="),
         (None, "bytes, not NoneType: on="),
         ({"bytes": JPEG}, "bytes, not dict: on="),
@@ -133,7 +133,7 @@ def test_tensors_are_to_be_arrays() -> None:
 
 @pytest.mark.parametrize("name", ["cats/1.jpg", Path("cats/1.jpg")])
 def test_names_are_not_cropped(name: Any) -> None:
-    with pytest.raises(TypeError, match=r"not its name, 'cats/1\.jpg': Path"):
+    with pytest.raises(TypeError, match=r"not as its name, 'cats/1\.jpg': Path"):
         resize(8)(name)
 
 
@@ -146,12 +146,12 @@ def test_a_file_in_an_array_of_bytes_is_a_file() -> None:
 
 @pytest.mark.parametrize("shape", [(0, 5, 3), (5, 0, 3), (5, 5, 2), (3, 60, 80), (60, 80)])
 def test_arrays_of_other_shapes_are_refused(shape: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match="of 1, 3 or 4 channels, not "):
+    with pytest.raises(ValueError, match="with 1, 3 or 4 channels, not "):
         resize(8)(np.zeros(shape, np.uint8))
 
 
 def test_grey_arrays_are_told_what_they_lack() -> None:
-    with pytest.raises(ValueError, match=r"a grey one is image\[\.\.\., None\]"):
+    with pytest.raises(ValueError, match=r"for a grey image give image\[\.\.\., None\]"):
         resize(8)(ROWS[..., 0])
 
 
@@ -181,7 +181,7 @@ def test_scans_are_counted_in_files_of_several_pictures_too() -> None:
     last = data.rindex(b"\xff\xda", 0, data.index(b"\xff\xd9"))
     end = data.index(b"\xff\xd9")
     many = data[:end] + data[last:end] * 300 + data[end:]
-    with pytest.raises(ValueError, match="scans: more than"):
+    with pytest.raises(ValueError, match="scans, more than"):
         decode(many, max_pixels=60 * 80)
 
 
@@ -305,7 +305,7 @@ def test_so_do_those_that_take_no_size(make: Any, what: str) -> None:
 @pytest.mark.parametrize("fn", [normalize(), to_chw])
 @pytest.mark.parametrize("given", [JPEG, [ROWS], {"image": ROWS}])
 def test_pixels_are_not_files(fn: Any, given: Any) -> None:
-    with pytest.raises(TypeError, match=r"an array or a tensor, not \w+: a crop, or decode"):
+    with pytest.raises(TypeError, match=r"an array or a tensor, not \w+: decode or crop"):
         fn(given)
 
 
@@ -316,7 +316,7 @@ def test_ranges_are_two_numbers(wrong: Any) -> None:
     if wrong != 0.5:
         with pytest.raises(ValueError, match="brightness= takes"):
             color_jitter(brightness=wrong)
-        with pytest.raises(ValueError, match="hue= takes"):
+        with pytest.raises(ValueError, match="hue= must be"):
             color_jitter(hue=wrong)
 
 

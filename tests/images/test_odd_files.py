@@ -157,7 +157,7 @@ def test_grey_arrays_are_told_what_they_lack() -> None:
 
 @pytest.mark.parametrize("dtype", [np.float32, np.uint16, np.int64, bool])
 def test_arrays_of_other_dtypes_are_refused(dtype: Any) -> None:
-    with pytest.raises(TypeError, match=f"before they are {np.dtype(dtype)}"):
+    with pytest.raises(TypeError, match=f"need uint8 images, not {np.dtype(dtype)}"):
         center_crop(8)(ROWS.astype(dtype))
 
 

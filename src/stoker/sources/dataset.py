@@ -89,28 +89,29 @@ class DatasetSource(IndexedSource):
         """Ask the dataset, with plain integers."""
         if self.takes_many:
             plain = _plain(indices)
-            examples = list(self.dataset.__getitems__(plain))
+            examples: list[Any] = list(self.dataset.__getitems__(plain))
             if len(examples) != len(plain):
                 raise ValueError(f"__getitems__ gave {len(examples)} examples for {len(plain)}")
             return examples
-        examples, error = self.fetch_up_to_error(indices)
+        examples = []
+        error = self.read_into(examples, indices)
         if error is not None:
             raise error
         return examples
 
-    def fetch_up_to_error(self, indices: Indices) -> tuple[list[Any], Exception | None]:
-        """Read one by one; return the examples before the first error, and the error.
+    def read_into(self, examples: list[Any], indices: Indices) -> Exception | None:
+        """Append examples one by one, up to the first error, which is returned.
 
         So each index is read once: after an error the dataset may be half changed, and return
         another value for the same index.
         """
-        examples: list[Any] = []
+        dataset = self.dataset
         try:
             for index in _plain(indices):
-                examples.append(self.dataset[index])
+                examples.append(dataset[index])
         except Exception as error:
-            return examples, error
-        return examples, None
+            return error
+        return None
 
     def path(self, index: int) -> str | None:
         """Return None: a dataset has no file names."""

@@ -10,7 +10,8 @@ import numpy as np
 
 from stoker.basics.fingerprint import Fingerprint, told_by_rows
 from stoker.basics.validate import names_in
-from stoker.sources.arrow.rows import GroupedRows, to_examples
+from stoker.sources.arrow.examples import to_examples
+from stoker.sources.arrow.rows import GroupedRows
 from stoker.sources.files import read_file
 from stoker.sources.source import IndexedSource, Indices, Rows
 

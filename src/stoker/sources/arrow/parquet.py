@@ -15,7 +15,7 @@ from stoker.basics.validate import names_in
 from stoker.basics.warn import warn
 from stoker.schedule.numbering import Numbering
 from stoker.sources.arrow.blocks import HeldBlocks
-from stoker.sources.arrow.rows import GroupedRows, RowGroup, kinds_of
+from stoker.sources.arrow.rows import Columns, GroupedRows, RowGroup
 from stoker.sources.arrow.table import import_pyarrow, without_views
 from stoker.sources.files import FileVersion, version_of
 from stoker.sources.patterns import Paths, find_files, shown
@@ -85,7 +85,7 @@ class ParquetSource(IndexedSource):
         if schema is None:
             raise ValueError(f"{self.name} has no rows, in {files:,} files")
         self._columns: list[str] = list(schema.names)
-        self._kinds = kinds_of(without_views(schema.empty_table()).schema, nulls)
+        self._read_columns = Columns(without_views(schema.empty_table()).schema, nulls)
         self._rows_by_group, self._rows_by_file = Numbering(counts), Numbering(file_rows)
         self.held = HeldBlocks(int(usable_memory_bytes() * _KEPT_SHARE))
         self._used = 0
@@ -109,7 +109,7 @@ class ParquetSource(IndexedSource):
 
     @property
     def rows(self) -> Rows | None:
-        return None if self._kinds is None else self._grouped(self._read)
+        return self._grouped(self._read) if self._read_columns.are_stacked else None
 
     def fetch(self, indices: Indices) -> list[Any]:
         return self.examples_of(indices, self._read)
@@ -124,10 +124,14 @@ class ParquetSource(IndexedSource):
 
     def _grouped(self, read: Callable[[int], Any]) -> GroupedRows:
         def group(number: int) -> RowGroup:
-            found: RowGroup = self.held.get(number, lambda: RowGroup(without_views(read(number))))
+            found: RowGroup = self.held.get(number, lambda: decoded(number))
             return found
 
-        return GroupedRows(self._rows_by_group, group, self._kinds, self._note)
+        def decoded(number: int) -> RowGroup:
+            return RowGroup(without_views(read(number)), self._read_columns)
+
+        row_bytes = self._nbytes / len(self)
+        return GroupedRows(self._rows_by_group, group, self._read_columns, row_bytes, self._note)
 
     def _note(self, rows: int) -> None:
         self._used += rows

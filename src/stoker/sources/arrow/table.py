@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from stoker.basics.fingerprint import Fingerprint, told_by_rows
-from stoker.sources.arrow.rows import GroupedRows, is_list
+from stoker.sources.arrow.chunks import is_list
+from stoker.sources.arrow.rows import GroupedRows
 from stoker.sources.source import IndexedSource, Indices, Rows
 
 _INDEX_OF_PANDAS = re.compile(r"__index_level_\d+__")

@@ -127,11 +127,12 @@ class SegmentRunner:
         try:
             batch = self.rows.gathered(indices, self._recycler)
             batches = self.rows.split(batch, self._group)
+            nbytes = self.rows.data_bytes(batch)
         except Exception as error:
             pass_on(error)
             return None
         ns[0] = time.perf_counter_ns() - began
-        ns[-1] = pytree.data_bytes(batch)
+        ns[-1] = nbytes
         self._count_gathered(ns, len(indices))
         return batches
 

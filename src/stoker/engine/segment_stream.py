@@ -373,7 +373,9 @@ class SegmentStream(PulledStream):
             return 0
         each_ns = max(cost.batch_ns(), self._last_ns)
         if not 0 < each_ns < (cost.inline_ns if self._gathers_alone else _HERE_NS):
-            return 1 if self._gathers_alone and not pool.limit else 0
+            if pool.limit or not self._gathers_alone:
+                return 0
+            return self._together if cost.whole else 1
         if self._gathers_alone:
             quickly = self._together if cost.whole else int(_GATHERED_NS / each_ns)
             return max(1, min(self._together, quickly))
@@ -403,7 +405,7 @@ class SegmentStream(PulledStream):
     def _task_size(self, at_most: int | None) -> int:
         """Return how many outputs the next task makes."""
         if self._batches:
-            return 1 if self._worker_pool.inline else self._at_once()
+            return 1 if self._worker_pool.inline and not self._cost.whole else self._at_once()
         # Items share tasks, which cost the consumer time, but wait for no more than an eighth of a
         # batch. (Nothing is known at first: then the consumer waits for a batch anyway.)
         group, cost = self._group, self._cost

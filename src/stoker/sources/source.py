@@ -206,6 +206,10 @@ class Rows(ABC):
     def gather(self, indices: NDArray[np.int64], batch: Any, start: int) -> None:
         """Copy rows into ``batch``, from its row ``start`` on."""
 
+    def data_bytes(self, batch: Any) -> int:
+        """Return how many bytes ``gathered`` has gathered."""
+        return pytree.data_bytes(batch)
+
     def gathered(self, indices: NDArray[np.int64], recycler: Recycler) -> Any:
         """Return the arrays of a batch, filled."""
         batch = self.allocate(len(indices), recycler)

@@ -29,7 +29,7 @@ NOWHERE = -1
 """The place of a bitmap that is not there: no value is null."""
 # Of a value, on average. Longer ones are copied one by one (0.2 us), shorter ones by the item
 # (4 ns each).
-SHORT_ITEMS = 48
+_SHORT_ITEMS = 48
 
 
 class MisalignedError(Exception):
@@ -140,7 +140,7 @@ class Numbers(Values):
             # A run as one item: never by ``take``, which would copy all of such an array first.
             items = _memory_of_runs(self.dtype, most)[begins]
             return items.view(self.dtype)
-        if int(lengths.sum()) <= SHORT_ITEMS * len(lengths):
+        if int(lengths.sum()) <= _SHORT_ITEMS * len(lengths):
             return _memory(self.dtype).take(_numbers_of(begins, lengths), mode="clip")
         ends = np.cumsum(lengths)
         out = np.empty(int(ends[-1]), self.dtype)
@@ -182,7 +182,7 @@ class Booleans(Values):
         return out
 
 
-class Runs(Values):
+class Sequences(Values):
     """Values of different lengths, or of one: lists, text, bytes.
 
     Attributes:
@@ -280,16 +280,13 @@ class Runs(Values):
             found = self.inner.numbers(places[3:], np.repeat(which, lengths), inner_rows)
         return found.reshape(len(rows), length)
 
-    def slices(
-        self,
-        places: Places,
-        which: NDArray[np.int64],
-        begins: NDArray[np.int64],
-        lengths: NDArray[np.int64],
-        valid: Bools | None,
-    ) -> list[Any]:
-        """Return texts, or bytes, that ``spans`` found, as Python's, each copied by itself."""
-        begins = begins + _each(places[4], which)
+    def texts(self, places: Places, which: NDArray[np.int64], rows: NDArray[np.int64]) -> list[Any]:
+        """Return texts, or bytes, as Python's; long ones are copied each by itself, and once."""
+        begins, lengths, valid = self.spans(places, which, rows)
+        if int(lengths.sum()) <= _SHORT_ITEMS * len(lengths):
+            short: list[Any] = self.take(places, which, rows).to_pylist()
+            return short
+        begins += _each(places[4], which)
         memory = _bytes_of_memory()
         spans = zip(begins.tolist(), (begins + lengths).tolist(), strict=True)
         if self.is_text:
@@ -334,10 +331,10 @@ def values_of(kind: Any) -> Values | None:
     if types.is_temporal(kind) and kind.bit_width in (32, 64):
         return Numbers(kind, np.dtype(f"i{kind.bit_width // 8}"))
     if is_text(kind):
-        return Runs(kind, Numbers(pa.uint8(), np.dtype(np.uint8)))
+        return Sequences(kind, Numbers(pa.uint8(), np.dtype(np.uint8)))
     if is_list(kind):
         inner = values_of(kind.value_type)
-        return None if inner is None else Runs(kind, inner)
+        return None if inner is None else Sequences(kind, inner)
     return None
 
 

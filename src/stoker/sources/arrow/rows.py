@@ -21,13 +21,12 @@ from stoker.basics.resources import usable_memory_bytes
 from stoker.schedule.numbering import Numbering
 from stoker.sources.arrow.chunks import (
     NOWHERE,
-    SHORT_ITEMS,
     Booleans,
     Extended,
     MisalignedError,
     Numbers,
     Places,
-    Runs,
+    Sequences,
     Values,
     is_list,
     is_number,
@@ -41,10 +40,12 @@ from stoker.sources.source import Indices, Rows
 _RUN_ROWS = 16_384
 # The same in bytes: what is gathered stays in the CPU's caches until it is handed out.
 _RUN_BYTES = 4 << 20
+# Groups for each row: a list of more takes longer than sorting the rows. Chosen, not measured.
+_LISTED = 16
 # Rows of each group from which on Arrow's take, 7 us a call, beats taking by address.
 _MANY = 64
-# Of a text, on average: longer ones are copied once, each by itself (0.2 us), shorter ones by Arrow
-# twice, all together.
+# Of a row, on average: texts of longer ones are copied once, each by itself (0.2 us), of shorter
+# ones by Arrow twice, all together.
 _LONG_BYTES = 1024
 # Chunks of a table are joined up to this size, half a second's copying, and up to a share of the
 # memory that is free. Then rows of numbers take 0.7 of the time.
@@ -52,7 +53,7 @@ _JOINED_BYTES = 1 << 30
 _JOINED_SHARE = 0.125
 
 
-class Columns:
+class TableColumns:
     """What the rows of tables of one schema consist of.
 
     Attributes:
@@ -79,12 +80,13 @@ class RowGroup:
     """A part of a table; a column is copied where it cannot be read in place.
 
     Attributes:
+        num_rows, nbytes: its size; it is a ``HeldBlock``.
         columns: an Arrow array for each column.
         places: where their buffers lie, ``int64 [all columns' widths]``.
     """
 
-    def __init__(self, table: Any, columns: Columns) -> None:
-        self._table = table
+    def __init__(self, table: Any, columns: TableColumns) -> None:
+        self.num_rows, self.nbytes = int(table.num_rows), int(table.nbytes)
         self.columns = [
             column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
             for column in table.columns
@@ -99,14 +101,6 @@ class RowGroup:
                 self.columns[at] = _aligned(self.columns[at])
                 places += values.places(self.columns[at])
         self.places = np.array(places, np.int64)
-
-    @property
-    def num_rows(self) -> int:
-        return int(self._table.num_rows)
-
-    @property
-    def nbytes(self) -> int:
-        return int(self._table.nbytes)
 
 
 class GroupedRows(Rows):
@@ -126,7 +120,7 @@ class GroupedRows(Rows):
         self,
         numbering: Numbering,
         group: Callable[[int], RowGroup],
-        columns: Columns,
+        columns: TableColumns,
         row_bytes: float,
         used: Callable[[int], None] = lambda rows: None,
     ) -> None:
@@ -143,7 +137,7 @@ class GroupedRows(Rows):
         import pyarrow as pa
 
         nulls = [name for name in table.column_names if table.column(name).null_count]
-        columns = Columns(table.schema, nulls)
+        columns = TableColumns(table.schema, nulls)
         row_bytes = table.nbytes / max(1, table.num_rows)
         if is_joined(table):
             table = table.combine_chunks()
@@ -197,18 +191,28 @@ class GroupedRows(Rows):
         found = self._found(indices)
         return {name: found.column(at, recycler) for at, name in enumerate(self._columns.names)}
 
+    def data_bytes(self, batch: dict[str, Any]) -> int:
+        """Return the bytes of its columns; of text and bytes those of as many rows, on average."""
+        each = batch.values()
+        if any(isinstance(column, list) for column in each):
+            return int(len(next(iter(each))) * self._row_bytes)
+        return sum(column.nbytes for column in each)
+
     def _found(self, indices: NDArray[np.int64]) -> _Found:
         if self._all is not None and len(self._all[0]) == 1:
-            return _Found(self._columns, *self._all, np.zeros_like(indices), indices)
+            return _Found(
+                self._columns, *self._all, np.zeros_like(indices), indices, self._row_bytes
+            )
         which, rows = self._numbering.find_many(indices)
         if self._all is not None:
             groups, places = self._all
         else:
-            numbers, which = _told_apart(which)
+            which, rows = self._numbering.find_many(indices)
+            numbers, which = _told_apart(which, len(self._numbering.ends))
             groups = [self._group(number) for number in numbers.tolist()]
             places = _stacked_places(groups)
         self._used(len(indices))
-        return _Found(self._columns, groups, places, which, rows)
+        return _Found(self._columns, groups, places, which, rows, self._row_bytes)
 
 
 class _Found:
@@ -219,21 +223,24 @@ class _Found:
         groups, places: their groups, and where the buffers of each lie.
         which: the group of each row, by its number in ``groups``.
         rows: the number of each row in its group.
+        row_bytes: of a row, about.
     """
 
     def __init__(
         self,
-        columns: Columns,
+        columns: TableColumns,
         groups: Sequence[RowGroup],
         places: Places,
         which: NDArray[np.int64],
         rows: NDArray[np.int64],
+        row_bytes: float,
     ) -> None:
         self._columns = columns
         self._groups = groups
         self._places = places
         self._which = which
         self._rows = rows
+        self._row_bytes = row_bytes
 
     def examples(self, at: int) -> list[Any]:
         """Return the values of a column, as ``to_examples`` does."""
@@ -241,7 +248,7 @@ class _Found:
         if isinstance(values, Numbers | Booleans) and is_number(values.kind):
             if not _has_nulls(places):
                 return list(values.numbers(places, self._which, self._rows))
-        elif isinstance(values, Runs) and not values.is_list:
+        elif isinstance(values, Sequences) and not values.is_list:
             return self._texts(at, values, places)
         return values_in(self._taken(at, values, places))
 
@@ -251,11 +258,11 @@ class _Found:
         if isinstance(values, Numbers | Booleans):
             if not _has_nulls(places):
                 return self.numbers(at, recycler.array((len(self._rows),), values.dtype))
-        elif isinstance(values, Runs) and not values.is_list:
+        elif isinstance(values, Sequences) and not values.is_list:
             return self._texts(at, values, places)
         else:
             lists = values.inner if isinstance(values, Extended) else values
-            assert isinstance(lists, Runs)
+            assert isinstance(lists, Sequences)
             found = lists.matrix(places, self._which, self._rows)
             if found is not None:
                 shape = values.kind.shape if isinstance(values, Extended) else found.shape[1:]
@@ -271,17 +278,11 @@ class _Found:
     def _of(self, at: int) -> tuple[Values | None, Places]:
         return self._columns.values[at], self._places[self._columns.spans[at]]
 
-    def _texts(self, at: int, values: Runs, places: Places) -> list[Any]:
-        begins, lengths, valid = values.spans(places, self._which, self._rows)
-        nbytes, count = int(lengths.sum()), len(lengths)
-        if nbytes <= _LONG_BYTES * count and count >= _MANY * len(self._by_group[0]):
-            array = self._by_arrow(at)
-        elif nbytes <= SHORT_ITEMS * count:
-            array = values.take(places, self._which, self._rows)
-        else:
-            return values.slices(places, self._which, begins, lengths, valid)
-        texts: list[Any] = array.to_pylist()
-        return texts
+    def _texts(self, at: int, values: Sequences, places: Places) -> list[Any]:
+        if self._row_bytes <= _LONG_BYTES and len(self._rows) >= _MANY * len(self._by_group[0]):
+            texts: list[Any] = self._by_arrow(at).to_pylist()
+            return texts
+        return values.texts(places, self._which, self._rows)
 
     def _taken(self, at: int, values: Values | None, places: Places) -> Any:
         if values is None:
@@ -344,10 +345,18 @@ def _stacked_places(groups: Sequence[RowGroup]) -> Places:
     return np.ascontiguousarray(np.stack([group.places for group in groups], axis=1))
 
 
-def _told_apart(numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the different numbers in ascending order, and which of them each one is."""
-    found, which = np.unique(numbers, return_inverse=True)
-    return found, which
+def _told_apart(
+    numbers: NDArray[np.int64], count: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the different numbers, of ``count``, in ascending order, and which each one is."""
+    if count > _LISTED * len(numbers):
+        found, which = np.unique(numbers, return_inverse=True)
+        return found, which
+    places = np.zeros(count, np.int64)
+    places[numbers] = 1
+    found = np.flatnonzero(places)
+    places[found] = np.arange(len(found))
+    return found, places[numbers]
 
 
 def _part(column: Any, span: slice) -> Any:
@@ -358,7 +367,8 @@ def _part(column: Any, span: slice) -> Any:
     if array.null_count == len(array):
         return [None] * len(array)
     rows = values_in(array)
-    if array.null_count or len({np.shape(row) for row in rows}) > 1:
+    shapes = {row.shape if isinstance(row, np.ndarray | np.generic) else None for row in rows}
+    if len(shapes) > 1 or None in shapes:
         raise ValueError("a batch's rows cannot be stacked")
     return np.stack(rows)
 

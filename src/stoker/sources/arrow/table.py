@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from stoker.basics.fingerprint import Fingerprint, told_by_rows
+from stoker.basics.resources import format_bytes
 from stoker.sources.arrow.chunks import is_list
-from stoker.sources.arrow.rows import GroupedRows
+from stoker.sources.arrow.rows import GroupedRows, is_joined
 from stoker.sources.source import IndexedSource, Indices, Rows
 
 _INDEX_OF_PANDAS = re.compile(r"__index_level_\d+__")
@@ -60,6 +61,14 @@ class TableSource(IndexedSource):
     def path(self, index: int) -> str | None:
         """Return None: there are no files."""
         return None
+
+    def extent(self, *, is_followed: bool) -> str:
+        chunks = max(column.num_chunks for column in self._table.columns)
+        told = f"{len(self):,} examples"
+        if chunks == 1:
+            return told
+        told += f" in {chunks:,} chunks of {format_bytes(self._table.nbytes)}"
+        return f"{told}, which are joined in a copy" if is_joined(self._table) else told
 
     def contents(self) -> str:
         return told_by_rows(self.fetch, len(self))

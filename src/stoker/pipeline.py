@@ -317,7 +317,7 @@ class Pipeline(DataLoaderApi, Generic[T]):
         stage = Echo.of(factor, max_factor, min_distance, pool, record)
         chain = chain if stage is None else chain.then(stage)
         if record is not None and chain.is_seed_drawn:
-            chain = chain.seeded(record.seed)
+            chain = chain.with_seed(record.seed)
         return Pipeline(chain)
 
     def cache(

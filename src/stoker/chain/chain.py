@@ -68,7 +68,7 @@ class Chain:
         """Return this with one more stage; raises what the stage does where it cannot stand."""
         return replace(self, stages=(*self.stages, stage.placed(self)))
 
-    def seeded(self, seed: int) -> Chain:
+    def with_seed(self, seed: int) -> Chain:
         """Return this with another seed, for good."""
         return replace(self, seed=seed, is_seed_open=False)
 
@@ -108,7 +108,7 @@ class Chain:
         return replace(self, flows=True)
 
     @property
-    def pass_steps(self) -> int | None:
+    def data_epoch_steps(self) -> int | None:
         """With how many outputs a pass over the data ends at the latest, None for all it has."""
         return None if self.flows else self.steps
 
@@ -238,14 +238,14 @@ class Chain:
         Raises TypeError where only the end tells; what a foreign loader raises in ``len()``.
         """
         if not self.flows:
-            return self.count_of_pass()
+            return self.count_of_data_epoch()
         if self.steps is None:
             raise TypeError(".repeat() has no end; .steps(n) ends an epoch after n batches")
         return self.steps
 
-    def count_of_pass(self) -> int:
+    def count_of_data_epoch(self) -> int:
         """Return the outputs of a pass over the data; raises as ``count`` does."""
-        limit = self.pass_steps
+        limit = self.data_epoch_steps
         try:
             count = self._all_steps()
         except TypeError:
@@ -259,7 +259,7 @@ class Chain:
 
         ``.steps(n)`` without ``.repeat()``: ``n``. Raises TypeError where only the end tells.
         """
-        limit = self.pass_steps
+        limit = self.data_epoch_steps
         return self._all_steps(echoed=False) if limit is None else limit
 
     def _all_steps(self, *, echoed: bool = True) -> int:
@@ -272,11 +272,11 @@ class Chain:
         return count
 
     def sure_count(self) -> int | None:
-        """Return ``count_of_pass()``, or None if it is not known, or may turn out different."""
+        """Return ``count_of_data_epoch()``; None if it is unknown or may turn out different."""
         if not self.source.is_counted:
-            return self.pass_steps
+            return self.data_epoch_steps
         try:
-            return self.count_of_pass()
+            return self.count_of_data_epoch()
         except Exception:  # a foreign loader's may raise anything
             return None
 

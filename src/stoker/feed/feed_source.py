@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from stoker.chain.chain import Chain
-from stoker.distributed.frameworks import warn_unsharded_feed
+from stoker.distributed.unsharded import warn_unsharded_feed
 from stoker.feed.client import FeedClient, FeedEpoch
 from stoker.feed.connection import FeedAddress
 from stoker.pipeline import Pipeline

@@ -308,7 +308,7 @@ class FeedServer:
             if len(self.branches):
                 return "the feeder was started again with another seed"
             try:
-                self._serve_from(self._prepared.seeded(hello.seed))
+                self._serve_from(self._prepared.with_seed(hello.seed))
             except FeedError as error:
                 return str(error)
         return None

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from stoker.distributed.frameworks import warn_unsharded_loader
+from stoker.distributed.unsharded import warn_unsharded_loader
 from stoker.errors import StateError
 from stoker.sources.iterable import Passes, Standing
 from stoker.sources.source import ChainOfSource, Source, SourcePlan

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from stoker.basics import pytree
 from stoker.basics.buffers import Recycler
 from stoker.basics.fingerprint import Fingerprint
-from stoker.distributed.frameworks import warn_unsharded
+from stoker.distributed.unsharded import warn_unsharded
 from stoker.schedule.dealing import Dealer, Order
 from stoker.schedule.orders import Selection
 from stoker.stats import PartStats

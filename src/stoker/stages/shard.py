@@ -12,7 +12,8 @@ from typing import Any
 from stoker.basics.resources import own_rank, process_group
 from stoker.basics.validate import is_whole_number
 from stoker.distributed import mesh as meshes
-from stoker.distributed.launchers import launched
+from stoker.distributed.launchers import find_launcher
+from stoker.frameworks.queries import framework_mesh
 from stoker.schedule.orders import PaddedDeal, Share
 from stoker.stages.skip import RAISE
 from stoker.stages.stage import ChainView, PoolSize, Stage, StagePlan, Traits, first_with
@@ -287,14 +288,14 @@ def _found(
 ) -> tuple[int, int, tuple[int, ...] | None]:
     """Return rank, world, and who shares an epoch, as a mesh, a group or a launcher tells."""
     if mesh is None and process_group() is not None:
-        mesh = meshes.mesh_of_accelerate()
+        mesh = framework_mesh()
     if mesh is not None:
         if not meshes.is_mesh(mesh):
             raise TypeError(f".shard() takes a torch DeviceMesh, not {mesh!r}")
-        return meshes.part_in(mesh, dims)
+        return meshes.shard_of(mesh, dims)
     group = own_rank()
     if group is None:
-        there = launched()
+        there = find_launcher()
         if there is None:
             return 0, 1, None
         if not env:
@@ -310,7 +311,7 @@ def _found(
                 "the rank of this process: give rank= and world="
             )
         return there.rank, there.world, None
-    if process_group() is not None and (name := meshes.undivided()) is not None:
+    if process_group() is not None and (name := meshes.unsplit_dimension()) is not None:
         raise ValueError(
             f".shard(): there is a device mesh with the dimension {name!r}, along which ranks may "
             "work on the same batch: give the mesh, .shard(mesh), or rank= and world="

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import itertools
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -107,11 +106,10 @@ def expected(table: pa.Table) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(params=["joined", "by address"])
-def _memory(request: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _memory(request: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """With much memory small chunks are joined, with none they are not."""
     usable = 1 << 40 if request.param == "joined" else 0
     monkeypatch.setattr("stoker.sources.arrow.rows.usable_memory_bytes", lambda: usable)
-    return
 
 
 def outcome(pipeline: Any) -> tuple[list[Any], str]:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.basics.buffers import Recycler
+from stoker.basics.buffers import Allocator
 from stoker.basics.resources import usable_memory_bytes
 from stoker.schedule.numbering import Numbering
 from stoker.sources.arrow.chunks import (
@@ -163,7 +163,7 @@ class GroupedRows(Rows):
         most = min(_RUN_ROWS, _RUN_BYTES / max(1.0, self._row_bytes))
         return max(1, min(64, int(most) // rows))
 
-    def allocate(self, rows: int, recycler: Recycler) -> dict[str, Any]:
+    def allocate(self, rows: int, recycler: Allocator) -> dict[str, Any]:
         """Return arrays for numbers without nulls; a list for any other column."""
         return {
             name: recycler.array((rows,), values.dtype)
@@ -186,7 +186,7 @@ class GroupedRows(Rows):
         for at, out in enumerate(batch.values()):
             found.numbers(at, out[start : start + len(indices)])
 
-    def gathered(self, indices: NDArray[np.int64], recycler: Recycler) -> dict[str, Any]:
+    def gathered(self, indices: NDArray[np.int64], recycler: Allocator) -> dict[str, Any]:
         """Return columns, for ``split``; what may differ from batch to batch as Arrow arrays."""
         found = self._found(indices)
         return {name: found.column(at, recycler) for at, name in enumerate(self._columns.names)}
@@ -252,7 +252,7 @@ class _Found:
             return self._texts(at, values, places)
         return values_in(self._taken(at, values, places))
 
-    def column(self, at: int, recycler: Recycler) -> Any:
+    def column(self, at: int, recycler: Allocator) -> Any:
         """Return a column as an array or a list; else as an Arrow array."""
         values, places = self._of(at)
         if isinstance(values, Numbers | Booleans):

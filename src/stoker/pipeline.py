@@ -20,6 +20,7 @@ from stoker.schedule.echo_record import read as read_record
 from stoker.stages.batching.batch import Batch
 from stoker.stages.batching.pack import Pack, Packed
 from stoker.stages.cache import CacheStage
+from stoker.stages.composite import Stage
 from stoker.stages.echo import Echo, Factor
 from stoker.stages.filter import Filter
 from stoker.stages.map import Map
@@ -27,7 +28,7 @@ from stoker.stages.scan import Scan
 from stoker.stages.select import Shuffle, SkipFirst, Take
 from stoker.stages.shard import Shard
 from stoker.stages.skip import OnError
-from stoker.stages.stage import Stage
+from stoker.stages.stage import ChainStage
 from stoker.stages.to import To
 from stoker.stats import Stats
 
@@ -49,8 +50,15 @@ class Pipeline(DataLoaderApi, Generic[T]):
     def __init__(self, chain: Chain) -> None:
         self._cursor = StepEpochs(chain) if chain.flows else Cursor(chain)
 
-    def _then(self, stage: Stage) -> Pipeline[Any]:
+    def _then(self, stage: ChainStage) -> Pipeline[Any]:
         return Pipeline(self.chain.then(stage))
+
+    def apply(self, stage: Stage) -> Pipeline[Any]:
+        """Add a stage of your own: a ``stoker.Stage``, which is made of the methods below.
+
+        Raises TypeError for anything else, and what its ``check`` and the methods raise.
+        """
+        return Pipeline(self.chain.applying(stage, self))
 
     def shuffle(self, buffer: Int = None, *, block: int | bool | None = None) -> Pipeline[T]:
         """Draw a new order every epoch.

@@ -217,7 +217,7 @@ class PipelineJob:
 
     def try_requests(self) -> None:
         """Ask for some of the files behind URLs, wholly and for a byte of each."""
-        source = self._pipeline.chain.plan.indexed
+        source = getattr(self._pipeline.chain.plan.indexed, "data", None)
         if not isinstance(source, (RemoteFolderSource, FilesSource)) or source.access is None:
             return
         self.say("packing: asking for files, and for a byte of each")

@@ -39,8 +39,8 @@ from stoker.replicas.replica import USER_LOCK
 from stoker.schedule import rng
 from stoker.schedule.dealing import Order
 from stoker.schedule.rng import Rekeyed
-from stoker.sources.dataset import DatasetSource
-from stoker.sources.source import IndexedSource, Reader
+from stoker.sources.origin import IndexedSource
+from stoker.sources.source import Reader
 from stoker.stages.batching.batch import Collate, RowError, UnlikeError
 from stoker.stages.cache import CacheStage, LeftOutBefore, Miss
 from stoker.stages.functions.operation import Operation
@@ -325,8 +325,8 @@ class Work:
 
     def _fetched(self, indices: NDArray[np.int64], reads: Reader | IndexedSource) -> list[Any]:
         """Return examples; what a copy fails on is read by the original."""
-        if isinstance(reads, DatasetSource) and not reads.takes_many:
-            return self._asked(indices, reads)
+        if reads is self._indexed and not self._indexed.takes_many:
+            return self._asked(indices, self._indexed)
         call = self._reading
         with _turn(call):
             values = self._each(reads.fetch, self._indexed, indices)
@@ -336,8 +336,8 @@ class Work:
                     values[at] = self._read_by_original(value, int(indices[at]))
         return values
 
-    def _asked(self, indices: NDArray[np.int64], dataset: DatasetSource) -> list[Any]:
-        """Return examples of a dataset, which is asked for each once, whatever it raises.
+    def _asked(self, indices: NDArray[np.int64], source: IndexedSource) -> list[Any]:
+        """Return examples of a user's object, which is asked for each once, whatever it raises.
 
         After an error it may be half changed: asked again, it could give what is wrong, and say
         nothing. So a copy that failed where its original does not is not asked for the rest either.
@@ -347,7 +347,7 @@ class Work:
             failure = self._spent
             if failure is None:
                 with _turn(self._reading):
-                    read, error = dataset.fetch_up_to_error(indices[len(values) :])
+                    read, error = source.fetch_up_to_error(indices[len(values) :])
                 values += read
                 if error is None:
                     break
@@ -409,7 +409,7 @@ class Work:
 
         They may be of many small parts, which take longer to weigh than to read.
         """
-        if isinstance(self._indexed, DatasetSource):
+        if self._indexed.runs_user_code:
             return sum(map(pytree.data_bytes, values[:1])) * len(values)
         return sum(map(pytree.data_bytes, values))
 
@@ -421,7 +421,10 @@ class Work:
     ) -> list[Any]:
         """Return what ``get`` does; where it fails, one by one, to know which."""
         try:
-            return get(indices)
+            found = get(indices)
+            if len(found) != len(indices):
+                raise ValueError(f"{len(found)} examples came, and {len(indices)} were asked for")
+            return found
         except Exception as error:
             pass_on(error)
             if len(indices) == 1:

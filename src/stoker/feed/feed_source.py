@@ -11,12 +11,12 @@ from stoker.feed.connection import FeedAddress
 from stoker.pipeline import Pipeline
 from stoker.sources.iterable import IterableSource
 from stoker.sources.loader import LoaderSource
-from stoker.sources.source import Source
+from stoker.sources.origin import Origin
 
 
 def open_feed(address: FeedAddress, seed: int | None) -> Pipeline[Any]:
     client = FeedClient(address)
-    source: Source = FeedBatches(client) if client.about.batched else FeedExamples(client)
+    source: Origin = FeedBatches(client) if client.about.batched else FeedExamples(client)
     return Pipeline(Chain.begin(source, seed))
 
 

@@ -9,10 +9,10 @@ from typing import Any
 from stoker.distributed.unsharded import warn_unsharded_loader
 from stoker.errors import StateError
 from stoker.sources.iterable import Passes, Standing
-from stoker.sources.source import ChainOfSource, Source, SourcePlan
+from stoker.sources.origin import ChainOfSource, Origin, SourcePlan
 
 
-class LoaderSource(Source):
+class LoaderSource(Origin):
     """Any re-iterable of ready batches, with the user's settings, one epoch at a time.
 
     Attributes:

@@ -16,7 +16,7 @@ from stoker.distributed.launchers import find_launcher
 from stoker.frameworks.queries import framework_mesh
 from stoker.schedule.orders import PaddedDeal, Share
 from stoker.stages.skip import RAISE
-from stoker.stages.stage import ChainView, PoolSize, Stage, StagePlan, Traits, first_with
+from stoker.stages.stage import ChainStage, ChainView, EnginePlan, PoolSize, Traits, first_with
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class Padding:
 
 
 @dataclass(frozen=True)
-class Shard(Stage):
+class Shard(ChainStage):
     """The stage ``.shard()``.
 
     Attributes:
@@ -185,7 +185,7 @@ class Shard(Stage):
         return replace(self, padding=padding)
 
     @property
-    def name(self) -> str:
+    def call(self) -> str:
         how = ", uneven" * self.uneven + ", near='cache'" * self.near
         how += "" if self.padding is None else f", {self.padding}"
         return f"shard(rank={self.rank}, world={self.world}{how})"
@@ -250,7 +250,7 @@ class Shard(Stage):
                 "get all examples: build the pipeline after it, or give rank= and world="
             )
 
-    def lower(self, to: StagePlan) -> None:
+    def lower(self, to: EnginePlan) -> None:
         to.shard(self.rank, self.world, uneven=self.uneven, dealt=self.near)
         if self.padding is not None:
             to.pad(fills=self.padding.fills, mask=self.padding.mask)
@@ -263,7 +263,7 @@ class Shard(Stage):
     def outline(self) -> str:
         """Return the world: ranks of equal length share a state."""
         if self.uneven:
-            return self.name
+            return self.call
         padding = "" if self.padding is None else f", pad={self.padding.to}"
         return f"shard(world={self.world}{', near=cache' * self.near}{padding})"
 

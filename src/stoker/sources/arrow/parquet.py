@@ -19,7 +19,7 @@ from stoker.sources.arrow.rows import GroupedRows, RowGroup, kinds_of
 from stoker.sources.arrow.table import import_pyarrow, without_views
 from stoker.sources.files import FileVersion, version_of
 from stoker.sources.patterns import Paths, find_files, shown
-from stoker.sources.source import IndexedSource, Indices, Rows
+from stoker.sources.source import Fingerprinted, GathersRows, Indices, OwnSource, ReadsBlocks, Rows
 
 # Of usable memory. bench/records.py, row "disk: parquet": where row groups stay, later epochs are
 # 100 times as fast as the first.
@@ -33,7 +33,7 @@ class _File(NamedTuple):
     version: FileVersion
 
 
-class ParquetSource(IndexedSource):
+class ParquetSource(OwnSource, ReadsBlocks[Any], GathersRows[Any], Fingerprinted[Any]):
     """The rows of Parquet files, as dicts by column.
 
     A row is read with its whole row group. Each reading process keeps decoded groups, in up to a
@@ -53,8 +53,6 @@ class ParquetSource(IndexedSource):
             column, or there are no rows.
         TypeError: wrong kinds of arguments.
     """
-
-    prefers_blocks = True
 
     def __init__(self, paths: Paths, columns: Sequence[str] | None = None) -> None:
         if columns is not None:
@@ -133,7 +131,7 @@ class ParquetSource(IndexedSource):
         self._used += rows
         self._tell_waste()
 
-    def extent(self, *, is_followed: bool) -> str:
+    def extent(self) -> str:
         return (
             f"{len(self):,} examples in {len(self._groups):,} row groups of "
             f"{format_bytes(self._nbytes)}, encoded; decoded, up to "

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.basics.buffers import Recycler
+from stoker.basics.buffers import Allocator
 from stoker.schedule.numbering import Numbering
 from stoker.sources.source import Indices, Rows
 
@@ -201,7 +201,7 @@ class GroupedRows(Rows):
             return super().together(rows)
         return max(1, min(16, _TOGETHER_ROWS // rows))
 
-    def allocate(self, rows: int, recycler: Recycler) -> dict[str, Any]:
+    def allocate(self, rows: int, recycler: Allocator) -> dict[str, Any]:
         assert self._kinds is not None
         return {
             name: [None] * rows if dtype is None else recycler.array((rows,), dtype)
@@ -209,7 +209,7 @@ class GroupedRows(Rows):
         }
 
     def split(self, batch: dict[str, Any], rows: int) -> list[dict[str, Any]]:
-        count = len(next(iter(batch.values())))
+        count = len(next(iter(batch.values())))  # columns of text are lists, not leaves
         if count <= rows:
             return [batch]
         spans = [slice(start, start + rows) for start in range(0, count, rows)]

@@ -8,21 +8,18 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from stoker.basics.fingerprint import Fingerprint, told_by_rows
 from stoker.sources.arrow.rows import GroupedRows, is_list
-from stoker.sources.source import IndexedSource, Indices, Rows
+from stoker.sources.source import GathersRows, Indices, OwnSource, Rows
 
 _INDEX_OF_PANDAS = re.compile(r"__index_level_\d+__")
 
 
-class TableSource(IndexedSource):
+class TableSource(OwnSource, GathersRows[Any]):
     """The rows of a table. A table in memory has no identity.
 
     Raises ImportError without pyarrow, TypeError for an object that is not a table, ValueError for
     a table without rows or columns, or with two columns of one name.
     """
-
-    is_numbered = True
 
     def __init__(self, data: Any) -> None:
         self._kind = type(data).__name__
@@ -55,16 +52,6 @@ class TableSource(IndexedSource):
 
     def fetch(self, indices: Indices) -> list[Any]:
         return self._grouped.examples(indices)
-
-    def path(self, index: int) -> str | None:
-        """Return None: there are no files."""
-        return None
-
-    def contents(self) -> str:
-        return told_by_rows(self.fetch, len(self))
-
-    def fingerprint(self, index: int) -> Fingerprint:
-        return Fingerprint(int(index))
 
 
 def import_pyarrow(asked: str, module: str = "pyarrow") -> Any:

@@ -19,9 +19,9 @@ from stoker.basics import pytree
 from stoker.basics.buffers import Allocator, Recycler
 from stoker.basics.signals import pass_on
 from stoker.basics.validate import is_whole_number
-from stoker.sources.source import UserObject
+from stoker.sources.origin import UserObject
 from stoker.stages.batching.stacking import stacked, write_rows
-from stoker.stages.stage import ChainView, Stage, StagePlan, Traits, first_with
+from stoker.stages.stage import ChainStage, ChainView, EnginePlan, Traits, first_with
 
 Collate = Callable[[list[Any]], Any]
 
@@ -39,7 +39,7 @@ class UnlikeError(ValueError):
 
 
 @dataclass(frozen=True)
-class Batch(Stage):
+class Batch(ChainStage):
     """The stage ``.batch(n)``."""
 
     n: int
@@ -59,7 +59,7 @@ class Batch(Stage):
         return Batch(int(n), bool(drop_last), collate)
 
     @property
-    def name(self) -> str:
+    def call(self) -> str:
         return f"batch({self.n})"
 
     def placed(self, before: ChainView) -> Batch:
@@ -73,7 +73,7 @@ class Batch(Stage):
             echo.check_holds(self.n)
         return self
 
-    def lower(self, to: StagePlan) -> None:
+    def lower(self, to: EnginePlan) -> None:
         to.batch(self)
 
     def user_objects(self) -> list[UserObject]:

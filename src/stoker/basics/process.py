@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 
 _this_process = object()  # replaced in every forked child
+_pid = os.getpid()
+_forks = 0  # forks under way: in a child, hooks that were registered before ours run before it
 _sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
 
@@ -34,7 +36,7 @@ class OwningProcess:
     @property
     def is_current(self) -> bool:
         """Whether this is still that process, and not a forked child of it."""
-        return self._process is _this_process
+        return self._process is _this_process and (not _forks or os.getpid() == _pid)
 
 
 def close_in_children(sock: socket.socket) -> None:
@@ -50,16 +52,26 @@ def has_jax_started() -> bool:
     return is_initialized is not None and bool(is_initialized())
 
 
+def _before_fork() -> None:
+    global _forks
+    _forks += 1
+
+
+def _in_parent() -> None:
+    global _forks
+    _forks -= 1
+
+
 def _in_child() -> None:
-    global _this_process
-    _this_process = object()
+    global _this_process, _pid, _forks
+    _this_process, _pid, _forks = object(), os.getpid(), 0
     for sock in list(_sockets):
         sock.close()
     _sockets.clear()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_in_child)
+    os.register_at_fork(before=_before_fork, after_in_parent=_in_parent, after_in_child=_in_child)
 
 
 # A constant of prctl(2) that Python does not name.

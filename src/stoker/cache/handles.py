@@ -135,6 +135,7 @@ class Handles:
         self._closed = False
         self._interrupts = Deferred()  # an exception in a fork hook would be lost
         self._forking = 0  # the thread that forks, and holds the locks
+        self._released_in_fork: list[Handle] = []  # by that thread, meanwhile
 
     def get(self, folder: str, join: Callable[[], StoreDir | None]) -> Handle | None:
         """Return the handle of a folder, opened with ``join`` if there is none; None if no room.
@@ -162,6 +163,10 @@ class Handles:
         """Release a handle; the last user closes it."""
         with deferred(again_soon):
             if not handle.is_alive:
+                return
+            if self._forking == threading.get_ident():
+                # The garbage collector runs in a fork hook. Closing a store needs the held locks.
+                self._released_in_fork.append(handle)
                 return
             with self.lock:
                 handle.uses -= 1
@@ -209,14 +214,17 @@ class Handles:
         for handle in self._open.values():
             handle.after_fork()
         self._forking = 0
+        released, self._released_in_fork = self._released_in_fork, []
         self.lock.release()
+        for handle in released:
+            self.release(handle)
         if self._interrupts.end():
             again_soon()
 
     def in_child(self) -> None:
         for handle in self._open.values():
             handle.drop()
-        self._open = {}
+        self._open, self._released_in_fork = {}, []
         self._closed = False
         self.lock = threading.RLock()
         self._forking = 0

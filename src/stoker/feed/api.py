@@ -95,12 +95,13 @@ def share(
     name; ClusterError if this process has joined no Ray cluster; ImportError if Ray is not
     installed; TypeError or ValueError for invalid arguments.
     """
-    from stoker.adapters.entrypoint import FeedSettings, target_of
+    from stoker.adapters.entrypoint import target_of
     from stoker.feed.autostart import check_not_in_feeder, connect_or_start
     from stoker.feed.connection import FeedAddress
     from stoker.feed.feed_source import open_feed
     from stoker.feed.local_socket import check_name
     from stoker.feed.lookup.ray_cluster import cluster_address
+    from stoker.feed.settings import FeedSettings
     from stoker.transport.link import split_address
 
     check_name(name)

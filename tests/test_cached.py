@@ -435,7 +435,7 @@ def test_rare_randomness_is_told_by_the_generators(library: str, workers: int) -
     with pytest.raises(ValueError, match=f"draws random numbers from {library}.*random part"):
         next(iter(loader))
     assert dataset.cache_stats().items == 0
-    with pytest.raises(ValueError, match=f"draws from {library}"):
+    with pytest.raises(ValueError, match=f"draws random numbers from {library}"):
         _ = dataset[0]
 
 

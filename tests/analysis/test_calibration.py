@@ -49,7 +49,7 @@ ALONE = Parts(
 """A job without workers that never waited, and all of whose parts are slower than it was."""
 JOBS = {"fed": FED, "slow": SLOW, "quick": QUICK}
 LIMITS = {
-    "compute": "fed: ",
+    "compute": "kept busy: ",
     "prep": "limited by preparing data",
     "fetch": "limited by fetching data",
     "processors": "limited by the host's processors",

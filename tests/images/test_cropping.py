@@ -326,7 +326,7 @@ def test_larger_images_than_allowed_are_refused(form: str) -> None:
 
 
 def test_what_is_no_image_is_refused() -> None:
-    with pytest.raises(TypeError, match="bytes or an array, not int: on= says"):
+    with pytest.raises(TypeError, match="bytes or an array, not int: give on="):
         resize(8)((b"", 3)[1])
     with pytest.raises(TypeError, match="before they are float32"):
         resize(8)(ROWS.astype(np.float32))
@@ -340,7 +340,7 @@ def test_what_is_no_image_is_refused() -> None:
 
 def test_generators_of_a_device_are_refused() -> None:
     torch = pytest.importorskip("torch")
-    with pytest.raises(TypeError, match=r"NumPy, not Generator: put it before \.to\(\)"):
+    with pytest.raises(TypeError, match=r"not a Generator: put this stage before \.to\(\)"):
         random_resized_crop(8)(ROWS, torch.Generator())
 
 

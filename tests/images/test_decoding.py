@@ -199,7 +199,7 @@ def test_tiffs_are_turned_once(turn: int) -> None:
 def test_larger_images_than_allowed_are_refused(kind: str) -> None:
     data = encoded(Image.fromarray(gradient(3)), kind)
     assert decode(data, max_pixels=24 * 32).shape == (24, 32, 3)
-    with pytest.raises(ValueError, match=f"32 x 24 pixels, more than {24 * 32 - 1}"):
+    with pytest.raises(ValueError, match=f"32 x 24 pixels: more than {24 * 32 - 1}"):
         decode(data, max_pixels=24 * 32 - 1)
 
 
@@ -208,7 +208,7 @@ def test_no_memory_is_asked_for_what_is_refused(monkeypatch: pytest.MonkeyPatch)
     frame = data.index(b"\xff\xc0")
     data[frame + 5 : frame + 9] = b"\xff\xdc\xff\xdc"  # height and width
     monkeypatch.setattr(np, "empty", pytest.fail)
-    with pytest.raises(ValueError, match=r"65500 x 65500 pixels, more than|than Pillow"):
+    with pytest.raises(ValueError, match=r"65500 x 65500 pixels: more than|than Pillow"):
         decode(bytes(data))
 
 
@@ -217,7 +217,7 @@ def test_a_file_of_too_many_scans_is_refused() -> None:
     assert decode(data, max_pixels=24 * 32 * 8).shape == (24, 32, 3)
     last = data.rindex(b"\xff\xda")
     many = data[:-2] + data[last:-2] * 300 + data[-2:]
-    with pytest.raises(ValueError, match="scans, more than"):
+    with pytest.raises(ValueError, match="scans: more than"):
         decode(many, max_pixels=24 * 32 * 8)
 
 

@@ -396,8 +396,8 @@ def _make_store(path: str, limit_bytes: int, describes: str, temporary: bool) ->
     """Make a store; None if another process was faster."""
     parent = os.path.dirname(path)
     os.makedirs(parent, mode=0o700, exist_ok=True)
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError), CacheFolder(path) as damage:
-        if damage.list_names() and not _is_store(damage):
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError), CacheFolder(path) as existing:
+        if existing.list_names() and not _is_store(existing):
             raise CacheError(
                 f"{path} holds other files than a cache's: give path= an empty or new folder"
             )

@@ -257,7 +257,7 @@ def _find_other_format(data: bytes, formats: Sequence[str]) -> str | None:
 
 def _check_pixels(height: int, width: int, max_pixels: int) -> None:
     if width * height > max_pixels:
-        raise ValueError(f"the image has {width} x {height} pixels, more than {max_pixels=}")
+        raise ValueError(f"{width} x {height} pixels: more than {max_pixels}")
 
 
 def _check_size(data: bytes, image: Any, max_pixels: int) -> None:
@@ -267,8 +267,8 @@ def _check_size(data: bytes, image: Any, max_pixels: int) -> None:
     scans = data.count(b"\xff\xda") if is_jpeg(data) else 1
     if scans > 1 and width * height * scans > _MAX_SCANS * max_pixels:
         raise ValueError(
-            f"the image has {width} x {height} pixels in {scans} scans, more than "
-            f"{_MAX_SCANS} x {max_pixels=}"
+            f"{width} x {height} pixels in {scans} scans: more than {_MAX_SCANS * max_pixels} "
+            "times pixel"
         )
 
 

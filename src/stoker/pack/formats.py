@@ -183,13 +183,13 @@ class ParquetShard:
                     "column has no type: put an example with a value first, or give all examples "
                     "a value"
                 )
-        table = self._pa.Table.from_pylist(self._rows, self._schema)  # 0.5 becomes a whole 0
+        cast = self._pa.Table.from_pylist(self._rows, self._schema)  # 0.5 becomes a whole 0
         for name, kind, earlier_kind in kinds:
-            if kind != earlier_kind and not _same(table[name].to_pylist(), table[name].to_pylist()):
+            if kind != earlier_kind and not _same(cast[name].to_pylist(), table[name].to_pylist()):
                 raise ValueError(
                     f"{name!r} has type {kind}, but had type {earlier_kind} in earlier examples"
                 )
-        return table
+        return cast
 
 
 def _are_equal(left: Any, right: Any) -> bool:

@@ -8,6 +8,7 @@ uses get the item itself, and what is left of it behind that is copied. Items ar
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from typing import Any
@@ -36,7 +37,9 @@ class SegmentRunner:
         group: the number of examples in a batch.
 
     Attributes:
-        rows: what gathers batches from arrays, where they are not made of single examples.
+        rows: what gathers batches from arrays, where they are not made of single examples. Where
+            that holds the GIL, a task is gathered as a whole: threads would only wait for one
+            another.
     """
 
     def __init__(
@@ -71,7 +74,8 @@ class SegmentRunner:
         if batch is None:
             task.values = [None] * task.rows
         elif self.rows is not None:
-            task.batch = self.rows.allocate(task.rows, self._recycler)
+            if self.rows.releases_gil:
+                task.batch = self.rows.allocate(task.rows, self._recycler)
         else:
             task.builder = Builder(task.rows, batch.collate, self._recycler)
 
@@ -90,10 +94,22 @@ class SegmentRunner:
 
     def _made(self, number: int, indices: Any, start: int) -> list[Any]:
         began, ns = time.perf_counter_ns(), [0] * self._counters
+        values = self._outputs(self.work, number, indices, start, ns)
+        with self.worker_pool.lock:
+            wall = time.perf_counter_ns() - began
+            self.cost.note(len(indices), wall)
+            self.worker_pool.made_here(wall)
+            self.account(ns)
+        return values
+
+    def _outputs(
+        self, work: Work, number: int, indices: Any, start: int, ns: list[int]
+    ) -> list[Any]:
+        """Return outputs from ``number`` on, made of fresh examples ``start ...``."""
         values = self._gathered(indices, ns) if self.rows is not None else None
         if values is None:
-            values = self.work.fetch(indices, ns)
-            self.work.apply(values, range(start, start + len(indices)), None, ns)
+            values = work.fetch(indices, ns)
+            work.apply(values, range(start, start + len(indices)), None, ns)
             if self.segment.batch is not None:
                 starts = range(0, len(values), self._group)
                 parts = [values[at : at + self._group] for at in starts]
@@ -101,12 +117,7 @@ class SegmentRunner:
                     self._batch(part, number + i, start + i * self._group, ns)
                     for i, part in enumerate(parts)
                 ]
-        self._finish(self.work, values, number, ns, len(indices))
-        with self.worker_pool.lock:
-            wall = time.perf_counter_ns() - began
-            self.cost.note(len(indices), wall)
-            self.worker_pool.made_here(wall)
-            self.account(ns)
+        self._finish(work, values, number, ns, len(indices))
         return values
 
     def _gathered(self, indices: Any, ns: list[int]) -> list[Any] | None:
@@ -115,13 +126,15 @@ class SegmentRunner:
         began = time.perf_counter_ns()
         try:
             batch = self.rows.gathered(indices, self._recycler)
+            batches = self.rows.split(batch, self._group)
+            nbytes = self.rows.data_bytes(batch)
         except Exception as error:
             pass_on(error)
             return None
         ns[0] = time.perf_counter_ns() - began
-        ns[-1] = pytree.data_bytes(batch)
+        ns[-1] = nbytes
         self._count_gathered(ns, len(indices))
-        return self.rows.split(batch, self._group)
+        return batches
 
     def _batch(self, examples: list[Any], number: int, first: int, ns: list[int]) -> Any:
         """Return a batch of all its examples, from ordinal ``first`` on; or a ``Failure``."""
@@ -169,6 +182,12 @@ class SegmentRunner:
             ns[0] = time.perf_counter_ns() - began
             ns[-1] = pytree.data_bytes(task.batch) * (stop - start) // task.rows
             self._count_gathered(ns, stop - start)
+        elif self.rows is not None:
+            calls = self.segment.batch_maps
+            work = self._own_work() if calls else self.work
+            held = CALLING and calls and work is self.work
+            with USER_LOCK if held else contextlib.nullcontext():
+                task.values = self._outputs(work, task.number, task.indices, task.ordinals[0], ns)
         elif remote is not None and self.work.worth_sending:
             self._run_remotely(task, start, stop, remote, ns)
         else:

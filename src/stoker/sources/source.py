@@ -218,6 +218,10 @@ class Rows(ABC):
         nbytes = rows * pytree.nbytes(self.allocate(1, Recycler()))
         return max(4, min(64, _TOGETHER_BYTES // max(1, nbytes)))
 
+    def data_bytes(self, batch: Any) -> int:
+        """Return how many bytes ``gathered`` has gathered."""
+        return pytree.data_bytes(batch)
+
     def gathered(self, indices: NDArray[np.int64], recycler: Allocator) -> Any:
         """Return the arrays of a batch, filled."""
         batch = self.allocate(len(indices), recycler)

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from stoker.basics.validate import names_in
-from stoker.sources.arrow.rows import GroupedRows, to_examples
+from stoker.sources.arrow.examples import to_examples
+from stoker.sources.arrow.rows import GroupedRows
 from stoker.sources.files import read_file
 from stoker.sources.source import GathersRows, Identified, Indices, Labeled, OwnSource, Rows
 

@@ -139,7 +139,7 @@ def test_an_interval_that_reaches_0_is_said_first() -> None:
         FETCH, rates=msgspec.structs.replace(FETCH.rates, S=Rate(900.0, 0.0, 1_800.0))
     )
     report = msgspec.structs.replace(report, doubts=find_doubts(report))
-    assert report.doubts == ["the interval of S reaches 0"]
+    assert report.doubts == ["the 95 % interval of S reaches 0"]
     assert write_verdict(report).startswith(
         "Uncertain: the interval of S reaches 0. The job seems to be"
     )

@@ -92,7 +92,7 @@ def test_what_cannot_be_answered() -> None:
         images.advise(whole.map(images.flip, on="image").random_map(CROP, on="image"))
     with pytest.raises(ValueError, match="work on different fields"):
         images.advise(files().map(images.decode, on="image").random_map(CROP, on="n"))
-    with pytest.raises(TypeError, match="ndarray, and not files"):
+    with pytest.raises(TypeError, match="of type ndarray, not encoded"):
         images.advise(stoker.from_arrays(np.stack([photograph(60, 60)]), seed=0).random_map(CROP))
     with pytest.raises(ValueError, match="no examples"):
         images.advise(stoker.from_dataset([], seed=0).random_map(CROP))

@@ -328,7 +328,7 @@ def test_larger_images_than_allowed_are_refused(form: str) -> None:
 def test_what_is_no_image_is_refused() -> None:
     with pytest.raises(TypeError, match="bytes or an array, not int: give on="):
         resize(8)((b"", 3)[1])
-    with pytest.raises(TypeError, match="before they are float32"):
+    with pytest.raises(TypeError, match="need uint8 images, not float32"):
         resize(8)(ROWS.astype(np.float32))
     with pytest.raises(ValueError, match=r"not \[77, 101\]"):
         resize(8)(ROWS[..., 0])

@@ -315,7 +315,7 @@ def test_ranges_are_two_numbers(wrong: Any) -> None:
     with pytest.raises(ValueError, match="scale= must be the smallest and the largest"):
         random_resized_crop(8, scale=wrong)
     if wrong != 0.5:
-        with pytest.raises(ValueError, match="brightness= takes"):
+        with pytest.raises(ValueError, match="brightness= must be"):
             color_jitter(brightness=wrong)
         with pytest.raises(ValueError, match="hue= must be"):
             color_jitter(hue=wrong)

@@ -141,10 +141,10 @@ def test_an_interval_that_reaches_0_is_said_first() -> None:
     report = msgspec.structs.replace(report, doubts=find_doubts(report))
     assert report.doubts == ["the 95 % interval of S reaches 0"]
     assert write_verdict(report).startswith(
-        "Uncertain: the interval of S reaches 0. The job seems to be"
+        "Uncertain: the 95 % interval of S reaches 0. The job seems to be"
     )
     assert find_doubts(FETCH) == []
     off = msgspec.structs.replace(FETCH, predicted=1.2 * (FETCH.predicted or 0.0))
     both = msgspec.structs.replace(report, doubts=find_doubts(off) + report.doubts)
     assert write_verdict(both).startswith("Uncertain: predicted")
-    assert ". The interval of S reaches 0. The job seems" in write_verdict(both)
+    assert ". The 95 % interval of S reaches 0. The job seems" in write_verdict(both)

@@ -51,7 +51,7 @@ def value_of(number: int) -> NDArray[np.float64]:
 
 
 @functools.cache
-def table_of(examples: int) -> str:
+def values_in(examples: int) -> str:
     """Return a table of so many examples; it is removed when the process ends."""
     folder = tempfile.mkdtemp(prefix="stoker-lmdb-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -121,7 +121,9 @@ class Built:
         if own:
             made = stoker.from_dataset(Examples(self.examples), seed=3, on_error=budget)
         else:
-            made = stoker_lmdb.from_lmdb(table_of(self.examples), numbered, seed=3, on_error=budget)
+            made = stoker_lmdb.from_lmdb(
+                values_in(self.examples), numbered, seed=3, on_error=budget
+            )
         if self.mixed:
             made = made.shuffle().map(_twice, on=1) if own else self._applied(made.shuffle())
             other = stoker.from_dataset(Examples(9), seed=3, on_error=budget)
@@ -226,7 +228,7 @@ def test_states_of_one_fit_the_other_where_the_source_is_not_compared(built: Bui
 @pytest.mark.parametrize("workers", [1, 3])
 def test_an_echo_that_follows_the_stall_can_be_replayed(workers: int) -> None:
     def auto(**replayed: Any) -> stoker.Pipeline[Any]:
-        table = stoker_lmdb.from_lmdb(table_of(MOST), numbered, seed=3).shuffle()
+        table = stoker_lmdb.from_lmdb(values_in(MOST), numbered, seed=3).shuffle()
         table = table.apply(stoker_lmdb.Dedup(key_of)).echo(**replayed)
         return table.apply(stoker_lmdb.Doubled(1)).random_map(noisy, on=1).batch(3).steps(5)
 
@@ -245,7 +247,7 @@ def test_an_echo_that_follows_the_stall_can_be_replayed(workers: int) -> None:
 
 def test_ranks_have_disjoint_parts() -> None:
     def part(rank: int) -> list[int]:
-        table = stoker_lmdb.from_lmdb(table_of(MOST), numbered, seed=3).shuffle()
+        table = stoker_lmdb.from_lmdb(values_in(MOST), numbered, seed=3).shuffle()
         return [number for number, _ in table.shard(rank=rank, world=3, uneven=True)]
 
     parts = [part(rank) for rank in range(3)]
@@ -253,7 +255,7 @@ def test_ranks_have_disjoint_parts() -> None:
 
 
 def test_a_copy_of_a_source_and_of_a_stage_does_the_same() -> None:
-    table = pickle.loads(pickle.dumps(stoker_lmdb.LmdbTable(table_of(7), numbered)))
+    table = pickle.loads(pickle.dumps(stoker_lmdb.LmdbTable(values_in(7), numbered)))
     stage = pickle.loads(pickle.dumps(stoker_lmdb.Dedup(key_of)))
     pipeline = stoker.from_dataset(table, seed=1).apply(stage)
     assert [number for number, _ in pipeline] == list(range(7))
@@ -309,7 +311,7 @@ SERVED = """
 def served(tmp_path: Path) -> Iterator[Any]:
     """Return what starts ``stoker feed`` with a function of a script, and returns its name."""
     script = tmp_path / "prepare.py"
-    text = SERVED.format(package=str(PACKAGE.parent), table=table_of(MOST))
+    text = SERVED.format(package=str(PACKAGE.parent), table=values_in(MOST))
     script.write_text(textwrap.dedent(text))
     feeders: list[subprocess.Popen[bytes]] = []
 
@@ -335,7 +337,7 @@ def served(tmp_path: Path) -> Iterator[Any]:
 
 
 def test_a_feed_serves_them(served: Any) -> None:
-    table = stoker_lmdb.from_lmdb(table_of(MOST), numbered, seed=3).shuffle()
+    table = stoker_lmdb.from_lmdb(values_in(MOST), numbered, seed=3).shuffle()
     table = table.apply(stoker_lmdb.Dedup(key_of)).apply(stoker_lmdb.Doubled(1)).batch(4)
     expected = stream(table)
     name = served("batches")

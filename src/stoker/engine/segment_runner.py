@@ -22,7 +22,7 @@ from stoker.engine.workers.thread_copies import CALLING, ThreadCopies
 from stoker.engine.workers.threads import Request, Task, WorkerPool
 from stoker.engine.workers.tuning import CostEstimate
 from stoker.replicas.replica import USER_LOCK
-from stoker.stages.batching.batch import Builder, Columns, Misfits, collate_examples
+from stoker.stages.batching.batch import Builder, Columns, Misfits, batch_of, collate_examples
 
 
 class SegmentRunner:
@@ -140,28 +140,23 @@ class SegmentRunner:
         """Return a batch of all its examples, from ordinal ``first`` on; or a ``Failure``."""
         if Failure in {*map(type, examples)}:
             return next(each for each in examples if type(each) is Failure)
-        rows, collate = len(examples), self.work.collate
-        self._count_batched(ns, rows)
+        work, rows = self.work, len(examples)
+        ns[work.batched_at] += rows
         began = time.perf_counter_ns()
         try:
+            collate = work.collate
             if collate is not None:
                 return collate_examples(collate, examples)
-            builder = Builder(rows, None, self._recycler)
-            builder.put(0, examples)
-            return builder.finish()
+            return batch_of(examples, self._recycler)
         except Exception as error:
             pass_on(error)
-            ordinals = range(first, first + rows)
-            return self.work.batch_failure(error, number, ordinals)
+            return work.batch_failure(error, number, range(first, first + rows))
         finally:
-            ns[self.work.batch_at] += time.perf_counter_ns() - began
+            ns[work.batch_at] += time.perf_counter_ns() - began
 
     def _count_gathered(self, ns: list[int], rows: int) -> None:
         ns[self.work.stages] += rows
-        self._count_batched(ns, rows)
-
-    def _count_batched(self, ns: list[int], rows: int) -> None:
-        ns[self.work.stages + self.work.batch_at] += rows
+        ns[self.work.batched_at] += rows
 
     def _finish(self, work: Work, values: list[Any], number: int, ns: list[int], rows: int) -> None:
         """Run the maps behind the batching stage over batches from ``number`` on, in place.
@@ -309,7 +304,7 @@ class SegmentRunner:
                 self._fail(task, row, value)
                 return
         self._put(task, start, task.builder.put, values, ns)
-        self._count_batched(ns, len(values))
+        ns[self.work.batched_at] += len(values)
 
     def _put(
         self, task: Task, start: int, put: Callable[[int, Any], None], rows: Any, ns: list[int]
@@ -349,7 +344,7 @@ class SegmentRunner:
                 ns[i] += each
             if isinstance(answer, Columns):
                 self._put(task, start, task.builder.put_columns, answer, ns)
-                self._count_batched(ns, stop - start)
+                ns[self.work.batched_at] += stop - start
             elif isinstance(answer, Misfits):
                 self._put(task, start, task.builder.put, pytree.copied(answer), ns)
             elif type(answer) is Failure and is_batched:
@@ -358,7 +353,7 @@ class SegmentRunner:
                 task.values[start:stop] = [answer] * (stop - start)
             elif is_batched:  # a whole batch, its maps done
                 self._keep_batch(task, answer)
-                self._count_batched(ns, stop - start)
+                ns[self.work.batched_at] += stop - start
             else:
                 task.values[start:stop] = [
                     failed.get(i, value) if type(value) is Failure else self._kept(value, ordinal)

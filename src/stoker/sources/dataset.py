@@ -112,24 +112,25 @@ class DatasetSource(IndexedSource):
             if len(found) != len(plain):
                 raise ValueError(f"__getitems__ gave {len(found)} examples for {len(plain)}")
             return found
-        examples, error = self.fetch_up_to_error(indices)
+        examples: list[Any] = []
+        error = self.read_into(examples, indices)
         if error is not None:
             raise error
         return examples
 
-    def fetch_up_to_error(self, indices: Indices) -> tuple[list[Any], Exception | None]:
-        """Read one by one; return the examples before the first error, and the error.
+    def read_into(self, examples: list[Any], indices: Indices) -> Exception | None:
+        """Append examples one by one, up to the first error, which is returned.
 
         So each index is read once: after an error the object may be half changed, and return
         another value for the same index.
         """
-        examples: list[Any] = []
+        data = self.data
         try:
             for index in _plain(indices):
-                examples.append(self.data[index])
+                examples.append(data[index])
         except Exception as error:
-            return examples, error
-        return examples, None
+            return error
+        return None
 
     def path(self, index: int) -> str | None:
         return self.data.path(int(index)) if isinstance(self.data, Described) else None

@@ -203,9 +203,10 @@ class IndexedSource(Origin):
     def fetch(self, indices: Indices) -> list[Any]:
         """Return the examples at these indices. An error concerns the first of them alone."""
 
-    def fetch_up_to_error(self, indices: Indices) -> tuple[list[Any], Exception | None]:
-        """Return the examples before the first error, and the error; each is read once."""
-        return self.fetch(indices), None
+    def read_into(self, examples: list[Any], indices: Indices) -> Exception | None:
+        """Append examples up to the first error, which is returned; each is read once."""
+        examples += self.fetch(indices)
+        return None
 
     @abstractmethod
     def path(self, index: int) -> str | None:

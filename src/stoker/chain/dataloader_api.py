@@ -20,13 +20,33 @@ if TYPE_CHECKING:
     from stoker.frameworks.torch_loader import PipelineLoader
 
 
+class Fate:
+    """What became of a pipeline that a method made of another one.
+
+    Attributes:
+        call: the method.
+        is_used: whether anybody has asked it for anything.
+        is_dropped: whether it is gone.
+    """
+
+    call = ""
+    is_used = False
+    is_dropped = False
+
+
 class DataLoaderApi:
     """The side of a pipeline that training frameworks and schedules look at."""
 
     prefetch_factor: None = None
     """As in a ``DataLoader`` without workers: one that is made of these parts has none."""
 
-    _cursor: Cursor
+    _position: Cursor
+    _fate: Fate
+
+    @property
+    def _cursor(self) -> Cursor:
+        self._fate.is_used = True
+        return self._position
 
     @property
     def chain(self) -> Chain:

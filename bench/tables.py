@@ -48,7 +48,8 @@ Goals are ratios of processor time, by hand over stoker. Behind, and why:
 - Parquet at 4,096: half to two thirds is Arrow's reading of row groups, one by one as they are
   wanted. By hand sixteen are read by one call, into memory that is freed behind it. The order by
   blocks takes 40 ns a row, by hand 10. Text takes 55 ns a row from sixteen groups, which are
-  joined by hand. An epoch that finds its row groups in memory takes 95 ns a row of numbers, by hand 175.
+  joined by hand. An epoch that finds its row groups in memory takes 95 ns a row of numbers, by
+  hand 175.
 - windows: rows are copied in as little time as by hand (7.5 us a batch). The order takes 2.5 us
   more, and the engine as much again.
 - packed: of 35 us a sequence, joining takes 6 and looking at its documents 3. The rest is the

@@ -130,10 +130,8 @@ def outcome(pipeline: Any) -> tuple[list[Any], str]:
 
 
 def test_it_is_said_whether_chunks_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
-    numbers = pa.chunked_array([[1, 2], [3]])
-    assert "in 2 chunks of 24 B, which are joined" in str(
-        stoker.from_table(pa.table([numbers], ["n"]))
-    )
+    table = pa.table({"n": pa.chunked_array([[1, 2], [3]])})
+    assert "in 2 chunks of 24 B, which are joined" in str(stoker.from_table(table))
     monkeypatch.setattr("stoker.sources.arrow.rows.usable_memory_bytes", lambda: 0)
     assert "joined" not in str(stoker.from_table(table))
 

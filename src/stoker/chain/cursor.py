@@ -28,6 +28,7 @@ from stoker.chain.state import StateSchema
 from stoker.distributed.frameworks import ends_epoch, left_aside, overfits, reads_ahead, untrained
 from stoker.engine.build import EpochSetup
 from stoker.engine.checkpoint import Position
+from stoker.engine.echo.pool_inputs import PoolStart
 from stoker.engine.echo.rank_sync import pin, ranks
 from stoker.engine.items import Item
 from stoker.engine.run import FORGOTTEN, Run
@@ -262,7 +263,7 @@ class Cursor:
             return None
         items = plan.items_of_first(self.chain.examples())
         moment = record.carried(0, epoch, items)
-        return Position(snapshots=[moment], items=[None]) if moment is not None else Position()
+        return Position(parts=[PoolStart(moment)]) if moment is not None else Position()
 
     def _look_at_schedulers(self) -> None:
         """Once, behind the first whole epoch that echoed: is one carried past its end?"""

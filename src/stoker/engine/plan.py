@@ -38,6 +38,22 @@ StageKind = TypeVar("StageKind", bound=Stage)
 
 
 @dataclass
+class Behind:
+    """What stands behind the part at hand, as far as its work depends on it.
+
+    Attributes:
+        group: the number of examples in a batch.
+        into_pool: whether a pool is next; ``is_followed``: whether that follows the stall.
+        leaks: whether anything is left out, anywhere behind.
+    """
+
+    group: int
+    into_pool: bool = False
+    is_followed: bool = False
+    leaks: bool = False
+
+
+@dataclass
 class Segment:
     """Stages that run together: examples in, examples or batches out; or batches throughout.
 
@@ -67,7 +83,9 @@ class Segment:
     into_pool: bool = False
     is_followed: bool = False
     renumbered: bool = False
+    kind = None
     needs_work_behind = False
+    is_one_to_one = True
 
     @property
     def is_plain(self) -> bool:
@@ -164,9 +182,26 @@ class Segment:
         """Return zeros: nanoseconds in each stage, examples through each, ``TIMED``, bytes read."""
         return [0] * (2 * len(self.names) + 5)
 
+    def look(self, behind: Behind) -> None:
+        """Take note of what stands behind this."""
+        self.into_pool, self.is_followed = behind.into_pool, behind.is_followed
+        behind.into_pool = behind.is_followed = False
+
 
 @dataclass
-class FilterPoint:
+class _OrderedPoint:
+    """A point where items are decided upon one after another: only the end tells how many come."""
+
+    needs_work_behind = True
+    is_one_to_one = False
+
+    def look(self, behind: Behind) -> None:
+        """Take note of what stands behind this."""
+        behind.leaks = True
+
+
+@dataclass
+class FilterPoint(_OrderedPoint):
     """The point after a segment some of whose outputs do not survive.
 
     Attributes:
@@ -177,11 +212,12 @@ class FilterPoint:
 
     budgets: Mapping[int, Budget]
     at: int = 0
-    needs_work_behind = True
+    kind = "filter"
+    is_one_to_one = True
 
 
 @dataclass
-class PackPoint:
+class PackPoint(_OrderedPoint):
     """The point where sequences are joined into full ones.
 
     Attributes:
@@ -191,11 +227,11 @@ class PackPoint:
 
     pack: Pack
     at: int = 0
-    needs_work_behind = True
+    kind = "pack"
 
 
 @dataclass
-class ScanPoint:
+class ScanPoint(_OrderedPoint):
     """The point where a function with a state is called with one item after another.
 
     Attributes:
@@ -205,7 +241,7 @@ class ScanPoint:
 
     scan: Scan
     at: int = 0
-    needs_work_behind = True
+    kind = "scan"
 
 
 @dataclass
@@ -227,7 +263,15 @@ class EchoPoint:
     group: int = 1
     leaks: bool = False
     at: int = 0
+    kind = "echo"
     needs_work_behind = True
+    is_one_to_one = True
+
+    def look(self, behind: Behind) -> None:
+        """Take note of what stands behind this."""
+        self.group = 1 if self.holds_batches else behind.group
+        self.leaks = behind.leaks
+        behind.into_pool, behind.is_followed = True, self.echo.is_adaptive
 
 
 @dataclass
@@ -241,10 +285,18 @@ class DevicePoint:
 
     to: To
     at: int = 0
+    kind = None
     needs_work_behind = False
+    is_one_to_one = True
+
+    def look(self, behind: Behind) -> None:
+        """Take note of what stands behind this."""
+        behind.into_pool = False
 
 
 Part = Segment | FilterPoint | PackPoint | ScanPoint | EchoPoint | DevicePoint
+"""What a plan is made of. Each says its ``kind`` in a state, or None where nothing of it is kept
+there; and whether each of its outputs ``is_one_to_one``: made of one input alone."""
 
 
 @dataclass(frozen=True)
@@ -287,20 +339,25 @@ class Plan:
         """The pools among the parts."""
         return tuple(part for part in self.parts if isinstance(part, EchoPoint))
 
-    @property
-    def filters(self) -> int:
-        """How many filter points there are."""
-        return sum(isinstance(part, FilterPoint) for part in self.parts)
+    @cached_property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of nodes in a state, in the order of their parts."""
+        return tuple(part.kind for part in self.parts if part.kind is not None)
 
     @property
     def packs(self) -> bool:
         """Whether sequences are joined."""
-        return any(isinstance(part, PackPoint) for part in self.parts)
+        return PackPoint.kind in self.kinds
 
     @property
-    def scans(self) -> int:
-        """How many scans there are."""
-        return sum(isinstance(part, ScanPoint) for part in self.parts)
+    def scans(self) -> bool:
+        """Whether there is a scan."""
+        return ScanPoint.kind in self.kinds
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether values decide how many items there are: filters, budgets, packs and scans."""
+        return any(kind != EchoPoint.kind for kind in self.kinds)
 
     @property
     def has_filter(self) -> bool:
@@ -336,7 +393,7 @@ class Plan:
         nothing can be left out, so that all epochs have equally many items; and if the next epoch
         knows the order of this one, which dealing by this one's owners keeps from it.
         """
-        if self.indexed is None or self.filters or self.scans or len(self.echoes) != 1:
+        if self.indexed is None or self.is_decided or len(self.echoes) != 1:
             return False
         if self.selection.is_dealt:
             return False
@@ -487,21 +544,10 @@ class Lowering:
         self._close()
         if self._parts and self._parts[-1].needs_work_behind:
             self._parts.append(self._new())
-        into_pool = is_followed = leaks = False  # of what comes after the part at hand
+        behind = Behind(self._group)
         for at, part in reversed(list(enumerate(self._parts))):
             part.at = at
-            match part:
-                case Segment():
-                    part.into_pool, part.is_followed = into_pool, is_followed
-                    into_pool = is_followed = False
-                case FilterPoint() | PackPoint() | ScanPoint():
-                    leaks = True
-                case EchoPoint():
-                    part.group = 1 if part.holds_batches else self._group
-                    part.leaks = leaks
-                    into_pool, is_followed = True, part.echo.is_adaptive
-                case DevicePoint():
-                    into_pool = False
+            part.look(behind)
         return Plan(
             self._indexed,
             self._iterable,

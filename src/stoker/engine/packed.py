@@ -87,7 +87,6 @@ class PackedStream(OrderedStream):
         self._stage, self._length = point.pack, point.pack.length
         self._pieces: deque[_Piece] = deque()
         self._tokens = 0  # in the pieces
-        self._inputs = 0
         self._skipped = 0  # tokens of the next input that came before a resume
         self._made = 0
         self._starts: deque[PackStart] = deque()  # of the last ones made

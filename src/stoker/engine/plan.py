@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import takewhile
-from typing import Any, TypeVar
+from typing import Any, TypeVar, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,22 +35,6 @@ from stoker.stages.to import To
 
 Caller = TypeVar("Caller", bound=IndexedSource | Stage)
 StageKind = TypeVar("StageKind", bound=Stage)
-
-
-@dataclass
-class Behind:
-    """What stands behind the part at hand, as far as its work depends on it.
-
-    Attributes:
-        group: the number of examples in a batch.
-        into_pool: whether a pool is next; ``is_followed``: whether that follows the stall.
-        leaks: whether anything is left out, anywhere behind.
-    """
-
-    group: int
-    into_pool: bool = False
-    is_followed: bool = False
-    leaks: bool = False
 
 
 @dataclass
@@ -182,26 +166,9 @@ class Segment:
         """Return zeros: nanoseconds in each stage, examples through each, ``TIMED``, bytes read."""
         return [0] * (2 * len(self.names) + 5)
 
-    def look(self, behind: Behind) -> None:
-        """Take note of what stands behind this."""
-        self.into_pool, self.is_followed = behind.into_pool, behind.is_followed
-        behind.into_pool = behind.is_followed = False
-
 
 @dataclass
-class _OrderedPoint:
-    """A point where items are decided upon one after another: only the end tells how many come."""
-
-    needs_work_behind = True
-    is_one_to_one = False
-
-    def look(self, behind: Behind) -> None:
-        """Take note of what stands behind this."""
-        behind.leaks = True
-
-
-@dataclass
-class FilterPoint(_OrderedPoint):
+class FilterPoint:
     """The point after a segment some of whose outputs do not survive.
 
     Attributes:
@@ -213,11 +180,12 @@ class FilterPoint(_OrderedPoint):
     budgets: Mapping[int, Budget]
     at: int = 0
     kind = "filter"
+    needs_work_behind = True
     is_one_to_one = True
 
 
 @dataclass
-class PackPoint(_OrderedPoint):
+class PackPoint:
     """The point where sequences are joined into full ones.
 
     Attributes:
@@ -228,10 +196,12 @@ class PackPoint(_OrderedPoint):
     pack: Pack
     at: int = 0
     kind = "pack"
+    needs_work_behind = True
+    is_one_to_one = False
 
 
 @dataclass
-class ScanPoint(_OrderedPoint):
+class ScanPoint:
     """The point where a function with a state is called with one item after another.
 
     Attributes:
@@ -242,6 +212,8 @@ class ScanPoint(_OrderedPoint):
     scan: Scan
     at: int = 0
     kind = "scan"
+    needs_work_behind = True
+    is_one_to_one = False
 
 
 @dataclass
@@ -267,12 +239,6 @@ class EchoPoint:
     needs_work_behind = True
     is_one_to_one = True
 
-    def look(self, behind: Behind) -> None:
-        """Take note of what stands behind this."""
-        self.group = 1 if self.holds_batches else behind.group
-        self.leaks = behind.leaks
-        behind.into_pool, behind.is_followed = True, self.echo.is_adaptive
-
 
 @dataclass
 class DevicePoint:
@@ -288,10 +254,6 @@ class DevicePoint:
     kind = None
     needs_work_behind = False
     is_one_to_one = True
-
-    def look(self, behind: Behind) -> None:
-        """Take note of what stands behind this."""
-        behind.into_pool = False
 
 
 Part = Segment | FilterPoint | PackPoint | ScanPoint | EchoPoint | DevicePoint
@@ -544,10 +506,23 @@ class Lowering:
         self._close()
         if self._parts and self._parts[-1].needs_work_behind:
             self._parts.append(self._new())
-        behind = Behind(self._group)
+        into_pool = is_followed = leaks = False  # of what comes after the part at hand
         for at, part in reversed(list(enumerate(self._parts))):
             part.at = at
-            part.look(behind)
+            match part:
+                case Segment():
+                    part.into_pool, part.is_followed = into_pool, is_followed
+                    into_pool = is_followed = False
+                case FilterPoint() | PackPoint() | ScanPoint():
+                    leaks = True
+                case EchoPoint():
+                    part.group = 1 if part.holds_batches else self._group
+                    part.leaks = leaks
+                    into_pool, is_followed = True, part.echo.is_adaptive
+                case DevicePoint():
+                    into_pool = False
+                case _:
+                    assert_never(part)
         return Plan(
             self._indexed,
             self._iterable,

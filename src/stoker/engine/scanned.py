@@ -106,10 +106,6 @@ class ScannedStream(OrderedStream):
     def end(self) -> int | None:
         return self._outputs if self._ended else None
 
-    def ready_since(self) -> tuple[int, int | None]:
-        ready, since = self.upstream.ready_since()
-        return len(self._kept) + ready, since
-
     def recompute(self, number: int) -> Item:
         """Return an output from before a resume, each time another copy."""
         item = self._again[number]

@@ -60,6 +60,7 @@ class OrderedStream(Stream):
         self._arriving: deque[Item] = deque()
         self._kept: deque[Item] = deque()  # what is decided
         self._ended = False
+        self._inputs = 0  # that were decided upon
         self._fresh: int | None = None
 
     @property
@@ -90,6 +91,11 @@ class OrderedStream(Stream):
 
     def wait_for(self, count: int) -> None:
         self._have(count)
+
+    def ready_since(self) -> tuple[int, int | None]:
+        """Return how many items wait, decided or not, and since when there is no room for more."""
+        ready, since = self.upstream.ready_since()
+        return len(self._kept) + ready, since
 
     @property
     def is_full(self) -> bool:
@@ -268,9 +274,8 @@ class FilteredStream(OrderedStream):
         self._point = point
         self._part = point.at - 1  # the segment before it
         self._skip_log = skip_log
-        self._known = FilterRecord()  # decided before a resume
         self._spent = False
-        self.record = FilterRecord()
+        self.record = FilterRecord()  # reaches further than the inputs behind a resume
 
     @property
     def segment(self) -> Segment:
@@ -285,14 +290,9 @@ class FilteredStream(OrderedStream):
         ready, ended = super().poll(count)
         return min(count, max(ready, self._spent)), ended
 
-    def ready_since(self) -> tuple[int, int | None]:
-        """Return how many items wait, decided or not, and since when there is no room for more."""
-        ready, since = self.upstream.ready_since()
-        return len(self._kept) + ready, since
-
     def left_to(self, number: int, taken: int) -> int:
         """Return how many survivors wait of the items up to a number, once all are decided."""
-        while self.record.seen < number and not self._ended:
+        while self._inputs < number and not self._ended:
             self._have(len(self._kept) + 1)
         return sum(item.fresh <= number for item in self._kept)
 
@@ -302,16 +302,11 @@ class FilteredStream(OrderedStream):
 
     @property
     def end(self) -> int | None:
-        return self.record.total if self.record.total is not None else self._known.total
+        return self.record.total
 
     def needed(self, survivor: int) -> tuple[FilterRecord, int]:
         """Return all that is decided from a survivor on, also what was before a resume."""
-        record, known = self.record.since(survivor), self._known
-        if known.seen >= record.seen:
-            record.drops += known.drops[bisect.bisect_left(known.drops, record.seen) :]
-            record.seen = known.seen
-            if record.total is None:
-                record.total = known.total
+        record = self.record.since(survivor)
         return record, record.number
 
     def forget_before(self, survivor: int) -> int:
@@ -328,28 +323,26 @@ class FilteredStream(OrderedStream):
             again = frozenset(n for n in again if n < record.total)
         if node is not None and not record.covers({*again, following}):
             raise damaged("what was left out does not fit the rest")
-        self._known = record = replace(record, seen=max(record.seen, following))
-        number = record.number_of(following)
-        # Numbers below stay known: items in a pool are made again by them.
-        self.record = FilterRecord(
-            record.number, record.survivors, number,
-            record.drops[: bisect.bisect_left(record.drops, number)], None,
-        )  # fmt: skip
+        # Numbers below stay known, too: items in a pool are made again by them.
+        self.record = replace(record, seen=max(record.seen, following), drops=record.drops[:])
+        self._inputs = number = self.record.number_of(following)
         oldest = asked.oldest if node is None else record.number
-        again = frozenset(map(record.number_of, again))
+        again = frozenset(map(self.record.number_of, again))
         return Asked(number, number, oldest, again, asked.loaded)
 
     def _end(self) -> None:
         record = self.record
+        record.seen = self._inputs
+        record.drops = record.drops[: bisect.bisect_left(record.drops, record.seen)]
         record.total = record.survivors + record.seen - record.number - len(record.drops)
 
     def _decide(self, item: Item) -> None:
-        record, known = self.record, self._known
-        number = record.seen
+        record, number = self.record, self._inputs
         value = item.task.values[item.row]
-        if number < known.seen:
-            at = bisect.bisect_left(known.drops, number)
-            drop = at < len(known.drops) and known.drops[at] == number
+        is_known = number < record.seen
+        if is_known:
+            at = bisect.bisect_left(record.drops, number)
+            drop = at < len(record.drops) and record.drops[at] == number
         elif type(value) is not Failure:
             drop = False
         elif isinstance(value.error, Rejected):
@@ -357,9 +350,12 @@ class FilteredStream(OrderedStream):
             self._skip_log.filtered += 1
         else:
             drop = self._skipped(item, value)
-        record.seen += 1
+        self._inputs = number + 1
+        if not is_known:
+            record.seen = number + 1
+            if drop:
+                record.drops.append(number)
         if drop:
-            record.drops.append(number)
             item.task.values[item.row] = None
         else:
             self._kept.append(item)

@@ -40,28 +40,25 @@ class PoolStart(Node):
     @classmethod
     def read(cls, point: EchoPoint, saved: Any, bounds: Bounds) -> PoolStart:
         """Read what ``saved`` returned."""
-        echo, group = point.echo, point.group
+        echo, most, exact = point.echo, bounds.most, bounds.exact
         if echo.record is not None:
-            size = echo.record.size(echo.position, echo.name, group)
+            size = echo.record.size(echo.position, echo.name, point.group)
         else:
             size = bounds.sizes[echo.position].size
-        fits = {"size": size, "group": group, "items": bounds.most}
+        fits = {"size": size, "group": point.group, "items": most}
         snapshot: Snapshot | AdaptiveSnapshot
-        if echo.counts is None:
-            earlier = bounds.epoch * bounds.most if bounds.carries_pool else 0
-            snapshot = adaptive.unpack(saved, max_factor=echo.max_factor, earlier=earlier, **fits)
-        else:
+        if echo.counts is not None:
             snapshot = fixed.unpack(saved, counts=echo.counts, **fits)
+            bounds.pass_pool(echo.count(most), None if exact is None else echo.count(exact))
+        else:
+            earlier, before = (bounds.epoch * most, size) if bounds.carries_pool else (0, 0)
+            snapshot = adaptive.unpack(saved, max_factor=echo.max_factor, earlier=earlier, **fits)
+            bounds.pass_pool(echo.max_factor * (most + before), None)
         items = saved["items"]
         if items is not None:
-            least, most = (0, bounds.most) if bounds.exact is None else (bounds.exact, bounds.exact)
-            items = whole(items, max(least, snapshot.admitted), most)
-        if echo.counts is None:
-            before = size if bounds.carries_pool else 0
-            bounds.pass_pool(echo.max_factor * (bounds.most + before), None)
-        else:
-            exact = None if bounds.exact is None else echo.count(bounds.exact)
-            bounds.pass_pool(echo.count(bounds.most), exact)
+            items = whole(
+                items, max(exact or 0, snapshot.admitted), most if exact is None else exact
+            )
         return cls(snapshot, items)
 
     def saved(self) -> dict[str, Any]:

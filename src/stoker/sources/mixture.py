@@ -16,14 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.basics import pytree
-from stoker.basics.buffers import Recycler
+from stoker.basics.buffers import Allocator, Recycler
 from stoker.basics.fingerprint import Fingerprint
 from stoker.schedule.dealing import Dealer, Order
 from stoker.schedule.mixed_order import MixedOrder
 from stoker.schedule.numbering import Numbering
 from stoker.schedule.orders import Selection
 from stoker.schedule.proportions import Proportions
-from stoker.sources.source import IndexedSource, Indices, Reader, Rows, UserObject
+from stoker.sources.origin import IndexedSource, UserObject
+from stoker.sources.source import Indices, Reader, Rows
 from stoker.stats import PartStats
 
 
@@ -71,7 +72,6 @@ class MixtureSource(IndexedSource):
         self._lengths = [len(part.source) for part in parts]
         self._numbering = Numbering(self._lengths)
         self.runs_user_code = any(part.source.runs_user_code for part in parts)
-        self.fits_page_cache = all(part.source.fits_page_cache for part in parts)
         for number, part in enumerate(parts, 1):
             if not part.selection.count(len(part.source)):
                 raise ValueError(f"mix(): part {number}, {part.described}, has no examples")
@@ -87,6 +87,10 @@ class MixtureSource(IndexedSource):
     @property
     def name(self) -> str:
         return f"mix({len(self.parts)} parts, stop={'all' if self._until_all else 'first'!r})"
+
+    @property
+    def kind(self) -> str:
+        return type(self).__name__
 
     @property
     def fields(self) -> Sequence[str | int] | None:
@@ -335,7 +339,7 @@ class _MixedRows(Rows):
         self.releases_gil = all(each.releases_gil for each in rows)
         self.parts = sum(each.parts for each in rows)
 
-    def allocate(self, rows: int, recycler: Recycler) -> Any:
+    def allocate(self, rows: int, recycler: Allocator) -> Any:
         return self._rows[0].allocate(rows, recycler)
 
     def split(self, batch: Any, rows: int) -> list[Any]:

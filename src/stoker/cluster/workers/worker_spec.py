@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from stoker.engine.plan import Segment
 from stoker.engine.work import UndeclaredRng, Work, WorkAddress
 from stoker.schedule.orders import Selection
-from stoker.sources.source import IndexedSource
+from stoker.sources.origin import IndexedSource
 
 
 @dataclass(frozen=True)

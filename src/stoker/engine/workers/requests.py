@@ -92,8 +92,9 @@ class WorkExecutor:
         for i, ordinal in enumerate(request.ordinals):
             self._reseed(work, ordinal, use_keys[i] if use_keys else 0)
             one = [next(coming)]
-            work.apply(one, [ordinal], use_keys and use_keys[i : i + 1], ns)
-            examples.append(one[0])
+            if not segment.is_plain:
+                work.apply(one, [ordinal], use_keys and use_keys[i : i + 1], ns)
+            examples += one
         return examples
 
     def _reseed(self, work: Work, ordinal: int, use_key: int) -> None:

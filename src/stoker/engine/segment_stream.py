@@ -378,14 +378,15 @@ class SegmentStream(PulledStream):
         if not pool.inline or not (self._gathers_alone or (self._is_read and at_most is None)):
             return 0
         each_ns = max(cost.batch_ns(), self._last_ns)
-        if not 0 < each_ns < (cost.inline_ns if self._gathers_alone else _HERE_NS):
-            if pool.limit or not self._gathers_alone:
-                return 0
-            return self._together if cost.whole else 1
-        if self._gathers_alone:
-            quickly = self._together if cost.whole else int(_GATHERED_NS / each_ns)
-            return max(1, min(self._together, quickly))
-        return max(1, min(_HERE_OUTPUTS if pool.limit else 1, int(_HERE_NS / each_ns)))
+        inline_ns = cost.inline_ns if self._gathers_alone else _HERE_NS
+        if not 0 < each_ns < inline_ns and (pool.limit or not self._gathers_alone):
+            return 0
+        if not self._gathers_alone:
+            return max(1, min(_HERE_OUTPUTS if pool.limit else 1, int(_HERE_NS / each_ns)))
+        if cost.whole:
+            return self._together
+        quickly = int(_GATHERED_NS / each_ns) if each_ns else 1
+        return max(1, min(self._together, quickly))
 
     def _at_once(self) -> int:
         """Return how many batches a task gathers: many if they are quickly gathered, or if that

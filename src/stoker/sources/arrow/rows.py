@@ -130,10 +130,14 @@ class GroupedRows(Rows):
         self._row_bytes = row_bytes
         self._used = used
         self._all: tuple[list[RowGroup], Places] | None = None
+        self._picked: GroupedRows | None = None
 
     @classmethod
-    def of(cls, table: Any) -> GroupedRows:
-        """Return the rows of a table: of its chunks joined, or by its chunks (``is_joined``)."""
+    def of(cls, table: Any, picked: Any = None) -> GroupedRows:
+        """Return the rows of a table: of its chunks joined, or by its chunks (``is_joined``).
+
+        ``picked``: a table of one column, the numbers of the rows that are meant; None: all.
+        """
         import pyarrow as pa
 
         nulls = [name for name in table.column_names if table.column(name).null_count]
@@ -145,6 +149,7 @@ class GroupedRows(Rows):
         groups = [RowGroup(pa.Table.from_batches([batch]), columns) for batch in batches]
         numbering = Numbering([group.num_rows for group in groups])
         made = cls(numbering, groups.__getitem__, columns, row_bytes)
+        made._picked = None if picked is None else cls.of(picked)
         made._all = groups, _stacked_places(groups)
         return made
 
@@ -199,6 +204,9 @@ class GroupedRows(Rows):
         return sum(column.nbytes for column in each)
 
     def _found(self, indices: NDArray[np.int64]) -> _Found:
+        if self._picked is not None:
+            picked = self._picked._found(indices)
+            indices = picked.numbers(0, np.empty(len(indices), picked.dtype(0))).astype(np.int64)
         if self._all is not None and len(self._all[0]) == 1:
             return _Found(
                 self._columns, *self._all, np.zeros_like(indices), indices, self._row_bytes
@@ -274,6 +282,12 @@ class _Found:
         values, places = self._of(at)
         assert isinstance(values, Numbers | Booleans)
         return values.numbers(places, self._which, self._rows, out)
+
+    def dtype(self, at: int) -> np.dtype[Any]:
+        """Return the dtype of a column of numbers."""
+        values = self._columns.values[at]
+        assert isinstance(values, Numbers | Booleans)
+        return values.dtype
 
     def _of(self, at: int) -> tuple[Values | None, Places]:
         return self._columns.values[at], self._places[self._columns.spans[at]]

@@ -32,6 +32,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
+from stoker.engine.checkpoint import Asked, damaged
 from stoker.engine.items import (
     DoneTask,
     Inputs,
@@ -89,7 +90,7 @@ class SegmentStream(PulledStream):
         read_ahead: int = 0,
     ) -> None:
         self._runner = runner
-        self.feed = feed
+        self.feed = self.upstream = feed
         self._order = order
         self._examples = examples
         self._group = group
@@ -290,9 +291,14 @@ class SegmentStream(PulledStream):
         """Wrap what went wrong where an output was to be used."""
         return self._runner.work.failure(stage, error, ordinal)
 
-    def start_at(self, number: int) -> None:
-        """Continue with output ``number``; what feeds this stream must be there already."""
-        self._next = number
+    def needed(self, output: int) -> tuple[None, int]:
+        return None, output * self.inputs_each
+
+    def resume(self, node: None, asked: Asked) -> Asked:
+        if self.total is not None and asked.next > self.total:
+            raise damaged(f"it is at {asked.next:,} of {self.total:,}")
+        self._next = asked.next
+        return asked.times(self.inputs_each)
 
     def ahead(self) -> int:
         """Return how many outputs the window holds besides the one that was asked for."""
@@ -372,14 +378,15 @@ class SegmentStream(PulledStream):
         if not pool.inline or not (self._gathers_alone or (self._is_read and at_most is None)):
             return 0
         each_ns = max(cost.batch_ns(), self._last_ns)
-        if not 0 < each_ns < (cost.inline_ns if self._gathers_alone else _HERE_NS):
-            if pool.limit or not self._gathers_alone:
-                return 0
-            return self._together if cost.whole else 1
-        if self._gathers_alone:
-            quickly = self._together if cost.whole else int(_GATHERED_NS / each_ns)
-            return max(1, min(self._together, quickly))
-        return max(1, min(_HERE_OUTPUTS if pool.limit else 1, int(_HERE_NS / each_ns)))
+        inline_ns = cost.inline_ns if self._gathers_alone else _HERE_NS
+        if not 0 < each_ns < inline_ns and (pool.limit or not self._gathers_alone):
+            return 0
+        if not self._gathers_alone:
+            return max(1, min(_HERE_OUTPUTS if pool.limit else 1, int(_HERE_NS / each_ns)))
+        if cost.whole:
+            return self._together
+        quickly = int(_GATHERED_NS / each_ns) if each_ns else 1
+        return max(1, min(self._together, quickly))
 
     def _at_once(self) -> int:
         """Return how many batches a task gathers: many if they are quickly gathered, or if that

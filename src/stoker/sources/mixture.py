@@ -230,7 +230,7 @@ class MixtureSource(IndexedSource):
         forms = {_form(rows) for rows in known}
         if len(known) < len(each) or len(forms) > 1 or None in forms:
             return None
-        return _MixedRows(self, known)
+        return known[0].joined(known[1:]) or _MixedRows(self, known)
 
     def path(self, index: int) -> str | None:
         number, own = self.locate(index)

@@ -221,6 +221,13 @@ class Rows(ABC):
         nbytes = rows * pytree.nbytes(self.allocate(1, Recycler()))
         return max(4, min(64, _TOGETHER_BYTES // max(1, nbytes)))
 
+    def joined(self, others: Sequence[Rows]) -> Rows | None:
+        """Return what gathers these rows and others as one: all are numbered one after another.
+
+        None where that would not be faster.
+        """
+        return None
+
     def data_bytes(self, batch: Any) -> int:
         """Return how many bytes ``gathered`` has gathered."""
         return pytree.data_bytes(batch)

@@ -6,6 +6,7 @@ If it stops at an error, NumPy continues, and raises the precise error.
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable, Sequence
 from typing import Any, BinaryIO, NamedTuple
@@ -145,6 +146,21 @@ class TokenSource(OwnSource, GathersRows[Any], Fingerprinted[Any], Outlined[Any]
         path = os.path.abspath(file.path)
         return of_file(path, os.stat(path), token)
 
+    def joined(self, others: Sequence[Rows]) -> TokenSource | None:
+        """Return the windows of all these sources as those of one, if they are of one form."""
+        each = [self, *(other for other in others if isinstance(other, TokenSource))]
+        if len(each) <= len(others) or len({source._form for source in each}) > 1:
+            return None
+        made = copy.copy(self)
+        made._files = [file for source in each for file in source._files]
+        made._windows = Numbering(
+            np.concatenate([source._windows.ends - source._windows.starts for source in each])
+        )
+        made._reader = WindowReader(made._files)
+        made.releases_gil = made._reader.releases_gil
+        # With more files than stay open, or other dtypes, a reader for each is faster.
+        return made if made.releases_gil == all(source.releases_gil for source in each) else None
+
     def together(self, rows: int) -> int:
         return max(1, min(4, _TOGETHER_BYTES // (2 * 8 * rows * self._length)))
 
@@ -184,6 +200,10 @@ class TokenSource(OwnSource, GathersRows[Any], Fingerprinted[Any], Outlined[Any]
     @property
     def _kind(self) -> type[Window] | type[DocumentWindow]:
         return Window if self._separator is None else DocumentWindow
+
+    @property
+    def _form(self) -> tuple[Any, ...]:
+        return type(self), self._length, self._stride, self._separator
 
     def _locate(self, index: int) -> tuple[TokenFile, int]:
         file, window = self._windows.find(index)

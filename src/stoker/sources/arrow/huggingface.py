@@ -10,7 +10,8 @@ import numpy as np
 
 from stoker.basics.validate import names_in
 from stoker.sources.arrow.examples import to_examples
-from stoker.sources.arrow.rows import GroupedRows
+from stoker.sources.arrow.rows import GroupedRows, in_chunks
+from stoker.sources.arrow.table import without_views
 from stoker.sources.files import read_file
 from stoker.sources.source import GathersRows, Identified, Indices, Labeled, OwnSource, Rows
 
@@ -59,16 +60,22 @@ class HuggingFaceSource(OwnSource, GathersRows[Any], Identified[Any], Labeled[An
 
     @property
     def rows(self) -> Rows | None:
-        return self._grouped
+        found = self._grouped
+        return found if found is not None and found.are_stacked else None
 
     @functools.cached_property
     def _grouped(self) -> GroupedRows | None:
-        """Its tables, if all rows are selected and all columns can be stacked."""
+        """Its tables, and which of their rows were selected; None where files must be read."""
         data = getattr(self._dataset, "data", None)
-        picked = getattr(self._dataset, "_indices", self)  # unknown where there is no such thing
-        if data is None or picked is not None or len(data) != self._length:
+        if data is None or not hasattr(self._dataset, "_indices"):
             return None
-        return _grouped(data.table.select(self._columns))
+        picked: Any = self._dataset._indices  # has no public name
+        if len(data if picked is None else picked) != len(self):
+            return None
+        table = _with_stored_bytes(data.table.select(self._columns))
+        if table is None:
+            return None
+        return GroupedRows.of(table, None if picked is None else picked.table)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_grouped"}
@@ -81,6 +88,11 @@ class HuggingFaceSource(OwnSource, GathersRows[Any], Identified[Any], Labeled[An
             return self._grouped.examples(indices)
         table = self._dataset[np.asarray(indices, np.int64).tolist()]
         return to_examples(_with_bytes(table.select(self._columns)))
+
+    def extent(self) -> str:
+        data = getattr(self._dataset, "data", None)
+        chunks = "" if data is None else in_chunks(data.table.select(self._columns))
+        return super().extent() + chunks
 
     def identity(self) -> str | None:
         """Return the data set's own fingerprint: a digest of its data and transforms."""
@@ -122,8 +134,8 @@ def _check_kind(dataset: Any) -> None:
         )
 
 
-def _grouped(table: Any) -> GroupedRows | None:
-    """Return the rows of a table; None where not all columns are stacked, or files not in it."""
+def _with_stored_bytes(table: Any) -> Any:
+    """Return a table with the files' bytes in place of files; None where they are not in it."""
     import pyarrow as pa
 
     for at, field in enumerate(table.schema):
@@ -133,8 +145,7 @@ def _grouped(table: Any) -> GroupedRows | None:
             if column.null_count or any(each.null_count for each in data):
                 return None
             table = table.set_column(at, field.name, pa.chunked_array(data, data[0].type))
-    rows = GroupedRows.of(table)
-    return rows if rows.are_stacked else None
+    return without_views(table)
 
 
 def _is_file(kind: Any) -> bool:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.basics.buffers import Allocator
-from stoker.basics.resources import usable_memory_bytes
+from stoker.basics.resources import format_bytes, usable_memory_bytes
 from stoker.schedule.numbering import Numbering
 from stoker.sources.arrow.chunks import (
     NOWHERE,
@@ -130,21 +130,26 @@ class GroupedRows(Rows):
         self._row_bytes = row_bytes
         self._used = used
         self._all: tuple[list[RowGroup], Places] | None = None
+        self._picked: GroupedRows | None = None
 
     @classmethod
-    def of(cls, table: Any) -> GroupedRows:
-        """Return the rows of a table: of its chunks joined, or by its chunks (``is_joined``)."""
+    def of(cls, table: Any, picked: Any = None) -> GroupedRows:
+        """Return the rows of a table: of its chunks joined, or by its chunks (``_is_joined``).
+
+        ``picked``: a table of one column, the numbers of the rows that are meant; None: all.
+        """
         import pyarrow as pa
 
         nulls = [name for name in table.column_names if table.column(name).null_count]
         columns = TableColumns(table.schema, nulls)
         row_bytes = table.nbytes / max(1, table.num_rows)
-        if is_joined(table):
+        if _is_joined(table):
             table = table.combine_chunks()
         batches = [batch for batch in table.to_batches() if batch.num_rows]
         groups = [RowGroup(pa.Table.from_batches([batch]), columns) for batch in batches]
         numbering = Numbering([group.num_rows for group in groups])
         made = cls(numbering, groups.__getitem__, columns, row_bytes)
+        made._picked = None if picked is None else cls.of(picked)
         made._all = groups, _stacked_places(groups)
         return made
 
@@ -199,6 +204,9 @@ class GroupedRows(Rows):
         return sum(column.nbytes for column in each)
 
     def _found(self, indices: NDArray[np.int64]) -> _Found:
+        if self._picked is not None:
+            picked = self._picked._found(indices)
+            indices = picked.numbers(0, np.empty(len(indices), picked.dtype(0))).astype(np.int64)
         if self._all is not None and len(self._all[0]) == 1:
             return _Found(
                 self._columns, *self._all, np.zeros_like(indices), indices, self._row_bytes
@@ -275,6 +283,12 @@ class _Found:
         assert isinstance(values, Numbers | Booleans)
         return values.numbers(places, self._which, self._rows, out)
 
+    def dtype(self, at: int) -> np.dtype[Any]:
+        """Return the dtype of a column of numbers."""
+        values = self._columns.values[at]
+        assert isinstance(values, Numbers | Booleans)
+        return values.dtype
+
     def _of(self, at: int) -> tuple[Values | None, Places]:
         return self._columns.values[at], self._places[self._columns.spans[at]]
 
@@ -315,7 +329,16 @@ class _Found:
         return each, back
 
 
-def is_joined(table: Any) -> bool:
+def in_chunks(table: Any) -> str:
+    """Return what ``print`` says of a table's chunks, and whether they are joined."""
+    chunks = max(column.num_chunks for column in table.columns)
+    if chunks == 1:
+        return ""
+    told = f" in {chunks:,} chunks of {format_bytes(table.nbytes)}"
+    return f"{told}, which are joined in a copy" if _is_joined(table) else told
+
+
+def _is_joined(table: Any) -> bool:
     """Whether the chunks of a table are joined, in memory of their own.
 
     Values that are large gain nothing by that.

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import os
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Generic, TypeVar, overload
 
 from numpy.typing import NDArray
 
-from stoker.basics.warn import warn
 from stoker.chain.chain import Chain
 from stoker.chain.cursor import Cursor
-from stoker.chain.dataloader_api import DataLoaderApi, Fate
+from stoker.chain.dataloader_api import DataLoaderApi
 from stoker.chain.describe import describe
+from stoker.chain.fate import Fate
 from stoker.chain.iterator import PipelineIterator, T
 from stoker.chain.step_epochs import StepEpochs
 from stoker.engine.workers.make import Workers
@@ -51,17 +50,13 @@ class Pipeline(DataLoaderApi, Generic[T]):
 
     def __init__(self, chain: Chain) -> None:
         self._fate = Fate()
-        self._fate_of_derived: Fate | None = None
         self._position = StepEpochs(chain) if chain.flows else Cursor(chain)
 
     def _then(self, stage: ChainStage) -> Pipeline[Any]:
         return self._derive(self.chain.then(stage), stage.name)
 
     def _derive(self, chain: Chain, call: str) -> Pipeline[Any]:
-        made = Pipeline[Any](chain)
-        self._fate_of_derived = fate = made._fate
-        fate.call, fate.pipeline = call, weakref.ref(made)
-        return made
+        return self._fate.derived(Pipeline[Any](chain), call)
 
     def apply(self, stage: Stage) -> Pipeline[Any]:
         """Add a stage of your own: a ``stoker.Stage``, which is made of the methods below.
@@ -330,10 +325,9 @@ class Pipeline(DataLoaderApi, Generic[T]):
         Raises TypeError or ValueError for a factor below 1, a pool too small for a batch, or
         conflicting arguments; StateError for a damaged record.
         """
-        chain = self.chain
-        record = None if replay is None else read_record(replay, chain.most_items())
+        record = None if replay is None else read_record(replay, self.chain.most_items())
         stage = Echo.of(factor, max_factor, min_distance, pool, record)
-        chain = chain if stage is None else chain.then(stage)
+        chain = self.chain if stage is None else self.chain.then(stage)
         if record is not None and chain.is_seed_drawn:
             chain = chain.with_seed(record.seed)
         return self._derive(chain, stage.name if stage else "echo(1)")
@@ -436,17 +430,8 @@ class Pipeline(DataLoaderApi, Generic[T]):
         return self._then(To.of(device))
 
     def __iter__(self) -> PipelineIterator[T]:
-        """Start the next epoch, or continue a loaded one.
-
-        Warns if the last pipeline made of this one was dropped unused: an assignment is missing.
-        """
-        derived, self._fate_of_derived = self._fate_of_derived, None
-        if derived is not None and derived.was_dropped:
-            warn(
-                f".{derived.call} changes nothing in the pipeline that is iterated here: it "
-                "returned a new one, which was dropped. Keep it (train = train.shuffle())"
-            )
-        return self._cursor.begin()
+        """Start the next epoch, or continue a loaded one."""
+        return super().__iter__()
 
     def __len__(self) -> int:
         """Return the batches (or examples, without batches) of the running epoch, or the next.
@@ -455,9 +440,6 @@ class Pipeline(DataLoaderApi, Generic[T]):
         length, filters, skip budgets and ``.echo("auto")``; unless ``.steps(n)`` is set.
         """
         return self._cursor.coming.count()
-
-    def __bool__(self) -> bool:
-        return True
 
     def record(self) -> dict[str, Any]:
         """Return the decisions of ``.echo("auto")`` in every epoch so far, ready for JSON.

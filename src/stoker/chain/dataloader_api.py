@@ -7,41 +7,18 @@ outputs, a sampler that counts them, nothing left to collate.
 from __future__ import annotations
 
 import sys
-import weakref
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from stoker.chain.chain import Chain
 from stoker.chain.cursor import Cursor
+from stoker.chain.fate import Fate
+from stoker.chain.iterator import PipelineIterator
 from stoker.errors import StateError
 from stoker.frameworks.queries import framework_with_one_state, unwrapped_state, wrapped_state
 from stoker.stats import Clock, Uses
 
 if TYPE_CHECKING:
     from stoker.frameworks.torch_loader import PipelineLoader
-
-
-class Fate:
-    """What became of a pipeline that a method made of another one.
-
-    Attributes:
-        call: the method.
-        pipeline: what it made, if it is still there.
-        is_used: whether anybody has asked that for anything.
-    """
-
-    def __init__(self) -> None:
-        self.call = ""
-        self.pipeline: weakref.ref[DataLoaderApi] | None = None
-        self.is_used = False
-
-    @property
-    def was_dropped(self) -> bool:
-        """Whether it is gone, and nobody has used it."""
-        return self.pipeline is not None and self.pipeline() is None and not self.is_used
-
-    def __reduce__(self) -> tuple[type[Fate], tuple[()]]:
-        return Fate, ()  # a copy of a pipeline begins anew, and references cannot be pickled
 
 
 class DataLoaderApi:
@@ -63,11 +40,15 @@ class DataLoaderApi:
         """The frozen value behind it: source, stages, seed."""
         return self._cursor.chain
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> PipelineIterator[Any]:
+        self._fate.warn_of_dropped()
         return self._cursor.begin()
 
     def __len__(self) -> int:
         return self._cursor.coming.count()
+
+    def __bool__(self) -> bool:
+        return True  # else it would ask for the length, which may not be known
 
     def __getitem__(self, index: Any) -> NoReturn:
         """Raise TypeError: a pipeline is iterated, and takes the place of a loader."""

@@ -1,0 +1,53 @@
+"""What became of a pipeline that a method made of another one: a warning where it was dropped.
+
+Pipelines are immutable, so ``train.shuffle()`` without an assignment does nothing.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, Protocol, TypeVar
+
+from stoker.basics.warn import warn
+
+
+class HasFate(Protocol):
+    """A pipeline, as far as it is looked at here."""
+
+    _fate: Fate
+
+
+Derived = TypeVar("Derived", bound=HasFate)
+
+
+class Fate:
+    """What became of a pipeline, and of the last one that was made of it.
+
+    Attributes:
+        is_used: whether anybody has asked the pipeline for anything.
+    """
+
+    def __init__(self) -> None:
+        self.is_used = False
+        self._last: Fate | None = None
+        self._call = ""
+        self._pipeline: weakref.ref[Any] | None = None
+
+    def derived(self, pipeline: Derived, call: str) -> Derived:
+        """Return a pipeline that a method, ``call``, made of this one, and note that it did."""
+        self._last = fate = pipeline._fate
+        fate._call, fate._pipeline = call, weakref.ref(pipeline)
+        return pipeline
+
+    def warn_of_dropped(self) -> None:
+        """Warn, once, if the last pipeline made of this one is gone and nobody has used it."""
+        last, self._last = self._last, None
+        if last is None or last._pipeline is None or last._pipeline() is not None or last.is_used:
+            return
+        warn(
+            f".{last._call} changes nothing in the pipeline that is iterated here: it returned a "
+            "new one, which was dropped. Keep it (train = train.shuffle())"
+        )
+
+    def __reduce__(self) -> tuple[type[Fate], tuple[()]]:
+        return Fate, ()  # a copy of a pipeline begins anew, and references cannot be pickled

@@ -14,8 +14,8 @@ from stoker.basics.warn import warn
 from stoker.engine.plan import Plan, lower
 from stoker.engine.workers.make import Workers
 from stoker.schedule import rng
-from stoker.schedule.orders import Selection
 from stoker.schedule.owners import OwnersKnown
+from stoker.schedule.selection import Selection
 from stoker.sources.source import Source
 from stoker.stages.batching.batch import Batch
 from stoker.stages.echo import Echo

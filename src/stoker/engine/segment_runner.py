@@ -9,7 +9,7 @@ uses get the item itself, and what is left of it behind that is copied. Items ar
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from stoker.basics import pytree
@@ -93,12 +93,12 @@ class SegmentRunner:
         values = self._gathered(indices, ns) if self.rows is not None else None
         if values is None:
             values = self.work.fetch(indices, ns)
-            self.work.apply(values, range(start, start + len(indices)), None, ns)
+            places = self.work.places(range(start, start + len(indices)))
+            self.work.apply(values, places, None, ns)
             if self.segment.batch is not None:
-                starts = range(0, len(values), self._group)
-                parts = [values[at : at + self._group] for at in starts]
+                parts = [slice(at, at + self._group) for at in range(0, len(values), self._group)]
                 values = [
-                    self._batch(part, number + i, start + i * self._group, ns)
+                    self._batch(values[part], number + i, places[part], ns)
                     for i, part in enumerate(parts)
                 ]
         self._finish(self.work, values, number, ns, len(indices))
@@ -123,8 +123,8 @@ class SegmentRunner:
         self._count_gathered(ns, len(indices))
         return self.rows.split(batch, self._group)
 
-    def _batch(self, examples: list[Any], number: int, first: int, ns: list[int]) -> Any:
-        """Return a batch of all its examples, from ordinal ``first`` on; or a ``Failure``."""
+    def _batch(self, examples: list[Any], number: int, places: Sequence[int], ns: list[int]) -> Any:
+        """Return a batch of all its examples, at these places; or a ``Failure``."""
         if Failure in {*map(type, examples)}:
             return next(each for each in examples if type(each) is Failure)
         rows, collate = len(examples), self.work.collate
@@ -138,8 +138,7 @@ class SegmentRunner:
             return builder.finish()
         except Exception as error:
             pass_on(error)
-            ordinals = range(first, first + rows)
-            return self.work.batch_failure(error, number, ordinals)
+            return self.work.batch_failure(error, number, places)
         finally:
             ns[self.work.batch_at] += time.perf_counter_ns() - began
 
@@ -193,7 +192,7 @@ class SegmentRunner:
             values = self.taken(task.items[start:stop], own=self.segment.borrows)
             copied = self._recycler.copied if self.segment.borrows else None
         use_keys = task.use_keys[start:stop] if task.use_keys is not None else None
-        work.apply(values, task.ordinals[start:stop], use_keys, ns, copied)
+        work.apply(values, task.places[start:stop], use_keys, ns, copied)
         return values
 
     def _gather(self, task: Task, start: int, stop: int) -> bool:
@@ -213,7 +212,7 @@ class SegmentRunner:
             (read,) = self.work.fetch(indices, [0] * self._counters)
             is_failure = type(read) is Failure
             if not is_failure:
-                number, one = task.number + start // self._group, task.ordinals[start:stop]
+                number, one = task.number + start // self._group, task.places[start:stop]
                 read = self.work.batch_failure(error, number, one)
             self._fail(task, start, read)
             return False
@@ -246,7 +245,7 @@ class SegmentRunner:
                 values = [task.builder.finish(work.collate)]
         except Exception as error:
             pass_on(error)
-            values = [work.batch_failure(error, task.number, task.ordinals)]
+            values = [work.batch_failure(error, task.number, task.places)]
         if task.failed is not None:  # the batches before it are there
             row, failure = task.failed
             values[row // self._group :] = [failure] * (len(values) - row // self._group)
@@ -270,7 +269,7 @@ class SegmentRunner:
                     value = self._recycler.copied(value)
                 except Exception as error:
                     pass_on(error)
-                    value = self.work.copy_failure(error, item.ordinal)
+                    value = self.work.copy_failure(error, *self.work.places([item.ordinal]))
             values.append(value)
         with lock:
             for item in items:
@@ -300,7 +299,7 @@ class SegmentRunner:
             put(start, rows)
         except Exception as error:
             pass_on(error)
-            failure = self.work.batch_failure(error, task.number, task.ordinals)
+            failure = self.work.batch_failure(error, task.number, task.places)
             self._fail(task, start, failure)
         ns[self.work.batch_at] += time.perf_counter_ns() - began
 
@@ -318,8 +317,8 @@ class SegmentRunner:
                 return
             assert values is not None
             values[i] = REJECTED
-        ordinals, whole = task.ordinals[start:stop], stop - start == task.rows
-        request = Request(self.depth, indices, values, ordinals, use_keys, task.number, whole)
+        places, whole = task.places[start:stop], stop - start == task.rows
+        request = Request(self.depth, indices, values, places, use_keys, task.number, whole)
         with remote.run(request) as answered:
             if answered is None:  # no remote worker is left
                 self._run_here(task, start, request, failed, ns)
@@ -334,16 +333,18 @@ class SegmentRunner:
             elif isinstance(answer, Misfits):
                 self._put(task, start, task.builder.put, pytree.copied(answer), ns)
             elif type(answer) is Failure and is_batched:
-                self._fail(task, start, answer)
+                self._fail(task, start, self.work.located(answer))
             elif type(answer) is Failure:
-                task.values[start:stop] = [answer] * (stop - start)
+                task.values[start:stop] = [self.work.located(answer)] * (stop - start)
             elif is_batched:  # a whole batch, its maps done
                 self._keep_batch(task, answer)
                 self._count_batched(ns, stop - start)
             else:
                 task.values[start:stop] = [
-                    failed.get(i, value) if type(value) is Failure else self._kept(value, ordinal)
-                    for i, (value, ordinal) in enumerate(zip(answer, ordinals, strict=True))
+                    failed.get(i) or self.work.located(value)
+                    if type(value) is Failure
+                    else self._kept(value, place)
+                    for i, (value, place) in enumerate(zip(answer, places, strict=True))
                 ]
 
     def _keep_batch(self, task: Task, batch: Any) -> None:
@@ -352,15 +353,15 @@ class SegmentRunner:
             task.values = [self._recycler.copied(batch)]
         except Exception as error:
             pass_on(error)
-            self._fail(task, 0, self.work.batch_failure(error, task.number, task.ordinals))
+            self._fail(task, 0, self.work.batch_failure(error, task.number, task.places))
 
-    def _kept(self, value: Any, ordinal: int) -> Any:
+    def _kept(self, value: Any, place: int) -> Any:
         """Copy an example out of what it came through; may return a ``Failure``."""
         try:
             return pytree.copied(value)
         except Exception as error:
             pass_on(error)
-            return self.work.send_failure(error, ordinal)
+            return self.work.send_failure(error, place)
 
     def _run_here(
         self, task: Task, start: int, request: Request, failed: dict[int, Failure], ns: list[int]
@@ -376,7 +377,7 @@ class SegmentRunner:
                 failed.get(i) or (self._recycler.copied(value) if is_stored else value)
                 for i, value in enumerate(request.values)
             ]
-        work.apply(values, request.ordinals, request.use_keys, ns)
+        work.apply(values, request.places, request.use_keys, ns)
         self._deliver(task, start, values, ns)
 
     def _fail(self, task: Task, row: int, failure: Failure) -> None:

@@ -86,7 +86,7 @@ class ActorPool:
         self._lock = threading.RLock()
         self._ordered: dict[Any, Any] = {}  # actors by what tells that they have come up
         self._options = {**_ONE_CORE, **options}
-        program = WorkerSpec(plan.segments, plan.selection, plan.indexed)
+        program = WorkerSpec(plan.segments, plan.indexed)
         # As bytes: arrays would come out of Ray's own memory, and could not be written to.
         self._program = ray.put(ray.cloudpickle.dumps(program))
         _fleets.add(self)

@@ -44,8 +44,8 @@ from stoker.engine.items import Planning, Stream, WouldBlock
 from stoker.engine.survivors import FilteredStream
 from stoker.errors import StateError, StokerError
 from stoker.schedule.adaptive import AdaptivePool
-from stoker.schedule.orders import Share
 from stoker.schedule.owners import Member, OwnerMap, OwnersKnown, OwnerSnapshot
+from stoker.schedule.selection import Share
 from stoker.stages.echo import WINDOW_STEPS
 
 

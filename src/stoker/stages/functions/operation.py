@@ -23,12 +23,12 @@ AnyOperation = TypeVar("AnyOperation", bound="Operation")
 
 
 class OfPart(NamedTuple):
-    """A part of a mixture."""
+    """A part of a mixture; its examples have places of their own (``schedule.orders.mixed``)."""
 
     number: int
     """Among its parts, from 1."""
-    indices: range
-    """Of its examples."""
+    parts: int
+    """How many there are."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class Operation(Stage):
         A filter's returns the item, or ``rejected``. It pickles if the user's function does.
         """
 
-    def key(self, seed: int, epoch: int, rank: int) -> NDArray[np.uint64] | None:
+    def key(self, seed: int, epoch: int) -> NDArray[np.uint64] | None:
         """Return what keys its generator in an epoch, None if it draws nothing."""
         return None
 

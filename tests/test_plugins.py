@@ -1,16 +1,23 @@
-"""What another package registers is found by name: kinds of workers, and caches over nodes."""
+"""What another package registers is found by name: workers, caches, commands, names of stoker."""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import textwrap
+import tomllib
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
 
+ROOT = Path(__file__).resolve().parents[1]
+
 PACKAGE = """
+    import typer
+
     from stoker.cache.example_cache import ExampleCache
     from stoker.engine.workers.threads import WorkerPool
 
@@ -25,6 +32,27 @@ PACKAGE = """
     def of_chain(limit, *, cluster, insecure, source, operations, version, **settings):
         print("cache over", cluster)
         return ExampleCache(limit, identity=version, examples=len(source), **settings)
+
+    def hello(name: str, loud: bool = False) -> None:
+        '''Greet somebody.
+
+        In as many words as it takes.
+        '''
+        print(f"hello {name}{'!' * loud}")
+
+    app = typer.Typer(add_completion=False)
+
+    @app.command()
+    def first() -> None:
+        '''The first of two.'''
+        print("one")
+
+    @app.command()
+    def second() -> None:
+        '''The second of two.'''
+
+    def from_nothing():
+        return "a name of stoker's"
 """
 ENTRY_POINTS = """
     [stoker.workers]
@@ -32,6 +60,18 @@ ENTRY_POINTS = """
     broken = other_rooms_that_are_gone
     [stoker.caches]
     other = other_rooms
+    [stoker.commands]
+    analyze = other_rooms:hello
+    cache.hello = other_rooms:hello
+    gone = other_rooms_that_are_gone:hello
+    hello = other_rooms:hello
+    lists = other_rooms:app
+    odd = other_rooms:__name__
+    torn = other_rooms_torn:hello
+    [stoker.names]
+    from_nothing = other_rooms:from_nothing
+    from_the_gone = other_rooms_that_are_gone:hello
+    share = other_rooms:from_nothing
 """
 
 
@@ -39,11 +79,17 @@ ENTRY_POINTS = """
 def installed(tmp_path: Path) -> Path:
     """Return a folder in which a package that registers something is installed."""
     (tmp_path / "other_rooms.py").write_text(textwrap.dedent(PACKAGE))
-    metadata = tmp_path / "other_rooms-1.0.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: other-rooms\nVersion: 1.0\n")
-    (metadata / "entry_points.txt").write_text(textwrap.dedent(ENTRY_POINTS))
+    (tmp_path / "other_rooms_torn.py").write_text("raise ValueError('torn in two')\n")
+    register(tmp_path, "other-rooms", ENTRY_POINTS)
     return tmp_path
+
+
+def register(folder: Path, name: str, entry_points: str) -> None:
+    """Install a package's metadata."""
+    metadata = folder / f"{name.replace('-', '_')}-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text(textwrap.dedent(entry_points))
 
 
 def run(folder: Path, script: str) -> str:
@@ -58,6 +104,18 @@ def run(folder: Path, script: str) -> str:
     )
     assert found.returncode == 0, found.stderr
     return found.stdout
+
+
+def call(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Call ``stoker`` beside the package."""
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", "from stoker.cli import main; main()", *arguments],
+        env={**os.environ, "PYTHONPATH": str(folder), "COLUMNS": "200", "NO_COLOR": "1"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
 
 
 def test_workers_of_another_package_make_the_stream(installed: Path) -> None:
@@ -90,11 +148,14 @@ def test_a_package_that_cannot_be_imported_says_why(installed: Path) -> None:
         """
         try:
             stoker.from_dataset([1, 2]).workers(1, kind="broken")
-        except ModuleNotFoundError as error:
+        except ImportError as error:
             print(error)
         """,
     )
-    assert said == "No module named 'other_rooms_that_are_gone'\n"
+    assert said == (
+        "other-rooms 1.0, which registers 'broken' in stoker.workers, cannot be imported: "
+        "ModuleNotFoundError: No module named 'other_rooms_that_are_gone'\n"
+    )
 
 
 def test_a_cache_of_another_package_holds_the_examples(installed: Path) -> None:
@@ -115,3 +176,83 @@ def test_a_cache_of_another_package_holds_the_examples(installed: Path) -> None:
         """,
     )
     assert said == "cache over other\n"
+
+
+def test_a_command_of_another_package_runs(installed: Path) -> None:
+    done = call(installed, "hello", "world", "--loud")
+    assert (done.stdout, done.stderr, done.returncode) == ("hello world!\n", "", 0)
+    done = call(installed, "cache", "hello", "cache")
+    assert (done.stdout, done.stderr, done.returncode) == ("hello cache\n", "", 0)
+    done = call(installed, "lists", "first")
+    assert (done.stdout, done.stderr, done.returncode) == ("one\n", "", 0)
+
+
+def test_the_help_lists_what_other_packages_add(installed: Path) -> None:
+    help_text = call(installed, "--help").stdout
+    own, others = help_text.split("Commands of other packages")
+    for command in ("analyze", "cache", "feed", "pack", "what-if"):
+        assert re.search(rf"^│ {command} ", own, re.MULTILINE), command
+    assert re.search(r"^│ hello +Greet somebody\. +│$", others, re.MULTILINE)
+    assert "hello" in call(installed, "cache", "--help").stdout
+    assert "In as many words as it takes." in call(installed, "hello", "--help").stdout
+
+
+def test_a_broken_package_stops_no_other_command(installed: Path) -> None:
+    shown = call(installed, "--help")
+    assert shown.returncode == 0
+    assert "No module named 'other_rooms_that_are_gone'" in shown.stdout
+    assert "ValueError: torn in two" in shown.stdout
+    assert call(installed, "cache", "list").returncode == 0
+    for name, why in (
+        ("gone", "ModuleNotFoundError: No module named 'other_rooms_that_are_gone'"),
+        ("torn", "ValueError: torn in two"),
+    ):
+        done = call(installed, name, "whatever", "--more")
+        assert done.returncode == 1
+        assert done.stderr == (
+            f"stoker {name}: other-rooms 1.0, which registers {name!r} in stoker.commands, cannot "
+            f"be imported: {why}\n"
+        )
+    odd = call(installed, "odd")
+    assert odd.returncode == 1
+    assert odd.stderr == "stoker odd: a command is a function or a typer.Typer, not 'other_rooms'\n"
+
+
+def test_a_name_of_stoker_stays_its_own(installed: Path) -> None:
+    assert "accelerator is idle" in call(installed, "analyze", "--help").stdout
+    said = run(
+        installed,
+        """
+        print(stoker.share.__module__, stoker.from_nothing(), sep=", ")
+        print("from_feed" in dir(stoker), hasattr(stoker, "from_elsewhere"))
+        try:
+            stoker.from_the_gone
+        except ImportError as error:
+            print(error)
+        """,
+    )
+    assert said.splitlines() == [
+        "stoker.feed.api, a name of stoker's",
+        "True False",
+        "other-rooms 1.0, which registers 'from_the_gone' in stoker.names, cannot be imported: "
+        "ModuleNotFoundError: No module named 'other_rooms_that_are_gone'",
+    ]
+
+
+def test_two_packages_that_claim_a_name_are_told_of(installed: Path) -> None:
+    register(installed, "more-rooms", "[stoker.commands]\nhello = other_rooms:hello\n")
+    done = call(installed, "hello", "world")
+    assert done.returncode == 1
+    assert "keep one of them" in done.stderr
+    assert {"more-rooms 1.0", "other-rooms 1.0"} <= set(re.findall(r"\w+-rooms 1.0", done.stderr))
+
+
+def test_the_installed_metadata_is_that_of_the_sources() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for group, wanted in project["entry-points"].items():
+        found = {
+            point.name: point.value
+            for point in entry_points(group=group)
+            if point.dist is not None and point.dist.name == "stoker"
+        }
+        assert found == wanted, f"{group}: run scripts/setup-venv (pip install -e . --no-deps)"

@@ -1,5 +1,7 @@
 """stoker: data loading that keeps accelerators fed."""
 
+import typing as _typing
+
 from stoker import collate as collate
 from stoker import images as images
 from stoker import testing as testing
@@ -10,7 +12,7 @@ from stoker.adapters.exposition import MetricsServer, serve_metrics
 from stoker.adapters.monitored import EpochWait, Monitored, monitor
 from stoker.adapters.scalars import metrics
 from stoker.adapters.schedules import LrSchedule, lr_schedule
-from stoker.analysis import analyze
+from stoker.basics import plugins as _plugins
 from stoker.basics.buffers import reads_only
 from stoker.chain.iterator import PipelineIterator
 from stoker.constructors import (
@@ -42,7 +44,6 @@ from stoker.errors import (
     TokenError,
     WorkerDied,
 )
-from stoker.feed.api import from_feed, share
 from stoker.pipeline import Pipeline
 from stoker.replicas.thread_safety import thread_safe
 from stoker.stages.scan import DROP
@@ -59,6 +60,10 @@ from stoker.stats import (
     WorkerTime,
 )
 from stoker.version import __version__
+
+if _typing.TYPE_CHECKING:
+    from stoker.analysis import analyze
+    from stoker.feed.api import from_feed, share
 
 __all__ = [
     "__version__",
@@ -123,3 +128,18 @@ __all__ = [
     "WorkerDied",
     "WorkerTime",
 ]
+
+if not _typing.TYPE_CHECKING:  # else any name would be right for a type checker
+
+    def __getattr__(name):
+        """Return what stoker's rooms on top, or other packages, register under a name."""
+        if name in _plugins.names(_plugins.NAMES):
+            found = globals()[name] = _plugins.load(_plugins.NAMES, name)
+            return found
+        missing = f"module 'stoker' has no attribute {name!r}"
+        if name in __all__:
+            missing += ": it comes from the metadata of an installed stoker (pip install)"
+        raise AttributeError(missing)
+
+    def __dir__():
+        return sorted({*globals(), *__all__})

@@ -1,34 +1,109 @@
-"""The commands: parse, call, print."""
+"""The command line: the core's own commands, and those that packages register.
+
+stoker's rooms on top register theirs as another package would (``basics/plugins.py``). A package is
+imported when its command is called, and for the list of commands. One that cannot be imported is
+listed with the reason, and stops no other command.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator
-from functools import partial
-from pathlib import Path
-from typing import Annotated
+from collections.abc import Iterator
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
-import stoker
+from stoker.basics import plugins
+from stoker.errors import StokerError
+from stoker.version import __version__
+
+# Whatever stands behind the name of such a command, it answers the same.
+_ANY_ARGUMENTS = {"ignore_unknown_options": True, "allow_extra_args": True}
+
+
+class CommandGroup(TyperGroup):
+    """A group's own commands, and those that packages register below its name."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        group = _group(ctx)
+        registered = (
+            name.removeprefix(group)
+            for name in plugins.names(plugins.COMMANDS)
+            if name.startswith(group)
+        )
+        own = super().list_commands(ctx)
+        return sorted({*own, *(name for name in registered if "." not in name)})
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        own, name = super().get_command(ctx, cmd_name), _group(ctx) + cmd_name
+        if own is not None or name not in plugins.names(plugins.COMMANDS):
+            return own
+        return _registered(name)
+
+
+def _group(ctx: Any) -> str:
+    """Return what the registered names of a group's commands begin with, such as ``cache.``."""
+    return "" if ctx.parent is None else f"{_group(ctx.parent)}{ctx.info_name}."
+
+
+def _registered(name: str) -> Any:
+    """Return the command that is registered under a name; where it is broken, one that says so."""
+    try:
+        command = _command(plugins.load(plugins.COMMANDS, name))
+    except Exception as error:  # another package's code may raise anything
+        command = _broken(name, error)
+    command.name = name.rpartition(".")[2]
+    command.help = _flowing(command.help)
+    if not plugins.is_own(plugins.COMMANDS, name):
+        command.rich_help_panel = "Commands of other packages"
+    return command
+
+
+def _command(found: Any, **settings: Any) -> Any:
+    """Make a command of a function, or of a ``typer.Typer``."""
+    if not isinstance(found, typer.Typer):
+        if not callable(found):
+            raise TypeError(f"a command is a function or a typer.Typer, not {found!r}")
+        app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+        app.command(**settings)(found)
+        found = app
+    return typer.main.get_command(found)
+
+
+def _broken(name: str, error: Exception) -> Any:
+    shown = name.replace(".", " ")
+
+    def fail() -> None:
+        typer.echo(f"stoker {shown}: {error}", err=True)
+        raise typer.Exit(1)
+
+    return _command(fail, help=f"Cannot be used: {error}", context_settings=_ANY_ARGUMENTS)
+
+
+def _flowing(text: str | None) -> str:
+    """Return a help text with a line a paragraph: the terminal's width breaks them."""
+    paragraphs = inspect.cleandoc(text or "").split("\n\n")
+    return "\n\n".join(each.replace("\n", " ") for each in paragraphs)
+
 
 app = typer.Typer(
     name="stoker",
-    help="Data loading that keeps accelerators fed.",
+    cls=CommandGroup,
+    help="Data loading that keeps accelerators fed.\n\nBegin with: stoker analyze train.py",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
 
-
 _Name = Annotated[str, typer.Argument(metavar="NAME", help="A name from the list, or a folder.")]
 
 
 @contextlib.contextmanager
-def _failing(command: str, *errors: type[Exception], stopped: str = "stopped") -> Iterator[None]:
+def failing(command: str, *errors: type[Exception], stopped: str = "stopped") -> Iterator[None]:
     """Say what goes wrong in a line on stderr: exit status 1, and 130 behind Ctrl-C."""
-    expected: tuple[type[Exception], ...] = (OSError, stoker.StokerError, *errors)
+    expected: tuple[type[Exception], ...] = (OSError, StokerError, *errors)
     try:
         yield
     except KeyboardInterrupt:
@@ -41,7 +116,7 @@ def _failing(command: str, *errors: type[Exception], stopped: str = "stopped") -
 
 def _version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"stoker {stoker.__version__}")
+        typer.echo(f"stoker {__version__}")
         raise typer.Exit
 
 
@@ -56,7 +131,7 @@ def _options(
 
 @app.command(
     hidden=True,
-    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+    context_settings=_ANY_ARGUMENTS,
 )
 def demo() -> None:
     """Say where the demo is: in the repository, not in the package."""
@@ -64,266 +139,9 @@ def demo() -> None:
     raise typer.Exit(2)
 
 
-@app.command(
-    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+caches = typer.Typer(
+    cls=CommandGroup, no_args_is_help=True, help="Look at the caches on this host, or remove them."
 )
-def analyze(
-    script: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="SCRIPT|-m MODULE|LAUNCHER",
-            help="The training script and its arguments, as you would give them to python; or a "
-            "launcher such as torchrun with its own.",
-        ),
-    ],
-    budget: Annotated[
-        float, typer.Option(min=0.1, help="Minutes that the analysis may take at most.")
-    ] = 5.0,
-    loader: Annotated[
-        str | None,
-        typer.Option(
-            help="The loader to analyze, by where it is built, such as train.py:41; "
-            "else the one that trains most."
-        ),
-    ] = None,
-    json: Annotated[Path | None, typer.Option(help="Write the report here, as JSON.")] = None,
-    html: Annotated[Path | None, typer.Option(help="Write the report here, as a page.")] = None,
-) -> None:
-    """Tell why the accelerator is idle in a training script, and what would help.
-
-    Runs the script, unedited, through four phases: as it is; with batches that are handed over
-    again and again (G, what training takes in); its loader alone, with the data in memory (P,
-    preparation); its files alone, cold and warm (S and C). From these: the split of the time
-    into compute, prep stall and fetch stall, and a list of what to do with what each brings.
-
-    Options of the analysis stand before the script. No root and no edits are needed. The exit
-    status is 1 where the script crashed, with a report of what was measured before, or where
-    nothing could be measured.
-
-    Examples:
-
-      stoker analyze train.py --epochs 90
-
-      stoker analyze --html report.html -m my.train --config base.yaml
-
-      stoker analyze --budget 10 torchrun --nproc-per-node 2 train.py
-    """
-    from rich.console import Console
-
-    from stoker.analysis.model.report import write_report
-    from stoker.analysis.model.trace import AnalysisError
-    from stoker.analysis.reports import terminal
-    from stoker.analysis.reports.diagnosis import make_report
-    from stoker.analysis.reports.page import write_page
-    from stoker.analysis.scripts.script_job import trace_script
-    from stoker.analysis.scripts.script_process import make_command, summarize_crash
-
-    errors = Console(stderr=True, highlight=False)
-    stopped = "stopped; nothing of the script is left running"
-    with _failing("analyze", ValueError, AnalysisError, stopped=stopped):
-        for path in (json, html):
-            if path is not None and not path.absolute().parent.is_dir():
-                raise ValueError(f"{path}: there is no folder {path.absolute().parent}")
-        command = make_command(script)
-        errors.print(terminal.describe_plan(command, budget * 60), markup=False)
-        with errors.status("") as status:
-            say = status.update if errors.is_terminal else partial(errors.print, markup=False)
-            trace = trace_script(command, budget_s=budget * 60, loader=loader, say=say)
-        report = make_report(trace)
-        if json is not None:
-            write_report(report, json)
-        if html is not None:
-            write_page(report, html)
-    terminal.show_report(report, Console(highlight=False))
-    if report.crash is not None:
-        errors.print(f"stoker analyze: {summarize_crash(report.crash)}", markup=False)
-        raise typer.Exit(1)
-
-
-@app.command("what-if")
-def what_if(
-    report: Annotated[
-        Path, typer.Argument(metavar="REPORT.json", help="What `stoker analyze --json` wrote.")
-    ],
-    cores: Annotated[
-        int | None, typer.Option(metavar="N", help="Cores, each with a worker on it.")
-    ] = None,
-    cache: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="A cache that never evicts, e.g. 200GiB.")
-    ] = None,
-    storage_mbps: Annotated[
-        float | None, typer.Option(metavar="MB/s", help="Storage bandwidth.")
-    ] = None,
-    accelerator: Annotated[
-        str | None, typer.Option(metavar="TIMES", help="Its speed, as a multiple: 2x, 0.5x.")
-    ] = None,
-    jobs: Annotated[
-        int, typer.Option(metavar="K", help="Jobs at a time on this host, on the same data.")
-    ] = 1,
-    echo: Annotated[
-        float, typer.Option(metavar="E", help="Echoing factor: mean uses of a fresh example.")
-    ] = 1.0,
-    echo_at: Annotated[
-        str,
-        typer.Option(metavar="PLACE", help="batch, after-augmentation or before-augmentation."),
-    ] = "batch",
-    hosts: Annotated[
-        int, typer.Option(metavar="N", help="Hosts whose caches hold a part of the data each.")
-    ] = 1,
-    network_mbps: Annotated[
-        float, typer.Option(metavar="MB/s", help="What a host takes from the others' memories.")
-    ] = 1250.0,
-    form: Annotated[
-        str | None,
-        typer.Option("--format", metavar="records", help="The files packed into shards."),
-    ] = None,
-    json: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the answer as JSON, too.")
-    ] = None,
-) -> None:
-    """Predict how fast a job that was analyzed would run if something were different.
-
-    Shows speed, what limits it and the split of the time, before and after; the cache and the
-    cores that would be enough; and speed as a curve over each quantity. Without options: the job
-    as it was measured, and all the curves. Any options together are one question.
-
-    Example: stoker what-if report.json --cache 200GiB --cores 16
-    """
-    from stoker.analysis.model.model import RECORDS, Change
-    from stoker.analysis.model.report import read_report, to_measured
-    from stoker.analysis.model.what_if import answer, write_answer
-    from stoker.analysis.reports import terminal
-    from stoker.basics.resources import parse_bytes
-
-    with _failing("what-if", ValueError):
-        found = read_report(report)
-        if form not in (None, "records"):
-            raise ValueError(f"format={form}: records, which are files packed into shards")
-        change = Change(
-            cores=cores,
-            cache_bytes=None if cache is None else parse_bytes(cache),
-            storage_mbps=storage_mbps,
-            accelerator=1.0 if accelerator is None else _parse_multiple(accelerator),
-            jobs=jobs,
-            echo=echo,
-            echo_at=echo_at,
-            hosts=hosts,
-            network_mbps=network_mbps,
-            records=RECORDS[-1] if form else "",
-        )
-        answered = answer(to_measured(found), change)
-        if json is not None:
-            write_answer(answered, json)
-        terminal.show_answer(found, answered)
-
-
-def _parse_multiple(text: str) -> float:
-    """Read a multiple such as ``2x`` or ``2``. Raises ValueError."""
-    try:
-        return float(text.strip().removesuffix("x"))
-    except ValueError:
-        raise ValueError(f"accelerator={text}: a multiple, for example 2x or 0.5x") from None
-
-
-@app.command()
-def feed(
-    target: Annotated[
-        str,
-        typer.Argument(
-            metavar="FILE.py:FUNCTION",
-            help="A function without arguments that returns a pipeline; or module:FUNCTION.",
-        ),
-    ],
-    name: Annotated[str, typer.Option(help="What jobs take it by.")],
-    staging: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N|SIZE",
-            help="Batches that may stand in shared memory, or bytes such as 2GiB (default: 8 "
-            "batches; where the pipeline yields examples, 64 chunks of up to 64 of them).",
-        ),
-    ] = None,
-    jobs: Annotated[
-        int, typer.Option(min=1, help="Jobs to wait for before the first epoch begins.")
-    ] = 1,
-    patience: Annotated[
-        float,
-        typer.Option(
-            min=0.1, help="Seconds that others wait for a job that says nothing, frozen perhaps."
-        ),
-    ] = 60.0,
-    listen: Annotated[
-        str,
-        typer.Option(
-            metavar="HOST:PORT",
-            help="Where jobs on other hosts find it: an address of this host, on the network of "
-            "the cluster. By default they do not.",
-        ),
-    ] = "",
-    insecure: Annotated[
-        bool,
-        typer.Option("--insecure", help="Do not encrypt what crosses the network to other hosts."),
-    ] = False,
-) -> None:
-    """Prepare an epoch once, for all jobs that take it, on this host and on others.
-
-    A job takes it with stoker.from_feed(NAME), which is a pipeline like any other: augment, echo,
-    batch and move there. Each job gets every batch exactly once an epoch; it joins where one
-    begins, and may leave, or be killed, at any moment. The slowest job sets the pace; the view says
-    which one that is. Ctrl-C ends the feed.
-
-    Example: stoker feed train.py:make_pipeline --name imagenet --jobs 4
-    """
-    from stoker.feed.foreground import serve
-
-    with _failing("feed", TypeError, ValueError):
-        limit = int(staging) if staging is not None and staging.isdigit() else staging
-        serve(
-            target,
-            name=name,
-            staging=limit,
-            jobs=jobs,
-            patience_s=patience,
-            listen_at=listen,
-            insecure=insecure,
-        )
-
-
-@app.command()
-def pack(
-    source: Annotated[
-        str,
-        typer.Argument(
-            metavar="SRC",
-            help="A folder of class folders of images, or its URL; or FILE.py:FUNCTION, a function "
-            "without arguments that returns a pipeline of a source alone.",
-        ),
-    ],
-    folder: Annotated[str, typer.Argument(metavar="DEST", help="The folder that gets the shards.")],
-    shard_size: Annotated[
-        str, typer.Option(metavar="SIZE", help="A shard ends where it has reached this.")
-    ] = "256MiB",
-    form: Annotated[str, typer.Option("--format", metavar="tar|parquet")] = "tar",
-) -> None:
-    """Turn many files into few: shards that from_tar or from_parquet reads by number.
-
-    A run that was stopped, or killed, goes on with the shard that it was at. Each shard is read
-    back and compared before it gets its name, and DEST/shards.json tells what is in it.
-
-    Example: stoker pack train/ train-shards/ --shard-size 1GiB
-    """
-    from rich.console import Console
-
-    from stoker.pack.run import pack_command
-
-    errors = Console(stderr=True, highlight=False)
-    with _failing("pack", ValueError, TypeError, ImportError), errors.status("") as status:
-        say = status.update if errors.is_terminal else None
-        told = pack_command(source, folder, shard_size, form, say)
-    typer.echo(told)
-
-
-caches = typer.Typer(no_args_is_help=True, help="Look at the caches on this host, or remove them.")
 app.add_typer(caches, name="cache")
 
 
@@ -346,7 +164,7 @@ def cache_info(which: _Name) -> None:
     """
     from stoker.cache.inventory import print_info
 
-    with _failing("cache"):
+    with failing("cache"):
         print_info(which)
 
 
@@ -358,70 +176,14 @@ def cache_remove(which: _Name) -> None:
     """
     from stoker.cache.inventory import remove, resolve_name
 
-    with _failing("cache"):
+    with failing("cache"):
         folder = resolve_name(which)
         remove(folder)
         typer.echo(f"removed {folder}")
 
 
-@caches.command("serve")
-def cache_serve(
-    listen: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="This host's address in the cluster.")
-    ] = "127.0.0.1:7117",
-    size: Annotated[
-        str, typer.Option(metavar="SIZE", help="How much to keep, such as 64GiB, or auto.")
-    ] = "auto",
-    folder: Annotated[
-        Path | None, typer.Option(help="Keep it on a local disk, and for the next time.")
-    ] = None,
-    token_file: Annotated[
-        Path | None,
-        typer.Option(
-            help="The cluster's token (default: $STOKER_TOKEN_FILE, or ~/.config/stoker/token)."
-        ),
-    ] = None,
-    insecure: Annotated[
-        bool,
-        typer.Option("--insecure", help="Do not encrypt what crosses the network to other hosts."),
-    ] = False,
-) -> None:
-    """Keep this host's part of a cache that is spread over several, until Ctrl-C.
-
-    Jobs name the keepers of all hosts: .cache(cluster=["node1:7117", "node2:7117"]), the same list
-    everywhere. Hosts need the same token file; where there is none, one is made.
-
-    Example: stoker cache serve --listen 10.0.0.5:7117 --size 64GiB
-    """
-    from stoker.cluster.keeper.command import serve_keeper
-
-    with _failing("cache serve", ValueError):
-        serve_keeper(listen, size, folder, token_file, insecure=insecure)
-
-
-@caches.command("end")
-def cache_end() -> None:
-    """End what jobs on this host's Ray cluster have left running for the next: their caches.
-
-    That frees the memory of all nodes, as soon as no job uses it any more. Jobs that go on read
-    from storage what other nodes had.
-
-    Example: stoker cache end
-    """
-    from stoker.cluster.members.ray_keeper import end_all
-
-    with _failing("cache end", ImportError):
-        typer.echo(f"ended {end_all()} keepers")
-
-
-def _flowing(command: Callable[..., object] | None) -> str:
-    """Return a command's docstring with a line a paragraph: the terminal's width breaks them."""
-    paragraphs = inspect.cleandoc((command and command.__doc__) or "").split("\n\n")
-    return "\n\n".join(text.replace("\n", " ") for text in paragraphs)
-
-
-for _command in (*app.registered_commands, *caches.registered_commands):
-    _command.help = _flowing(_command.callback)
+for _own in (*app.registered_commands, *caches.registered_commands):
+    _own.help = _flowing(_own.callback and _own.callback.__doc__)
 
 
 def main() -> None:

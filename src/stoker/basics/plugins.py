@@ -1,7 +1,8 @@
 """What other packages, and stoker's own rooms on top, add to the core: found by entry points.
 
 The core imports none of them. Each is registered in the metadata of its package
-(``[project.entry-points."stoker.workers"]`` in ``pyproject.toml``), and loaded when it is named.
+(``[project.entry-points."stoker.workers"]`` in ``pyproject.toml``), and loaded when it is named. A
+name that stoker registers is stoker's, whatever other packages register.
 """
 
 from __future__ import annotations
@@ -12,6 +13,13 @@ from typing import Any
 
 CACHES = "stoker.caches"
 """Caches over several nodes, by the name in ``.cache(cluster=NAME)``; see ``stages.cache``."""
+COMMANDS = "stoker.commands"
+"""Commands: ``hello`` is ``stoker hello``, and ``cache.hello`` is ``stoker cache hello``.
+
+Each is a function whose arguments are annotated for typer, or a ``typer.Typer``; see ``cli``.
+"""
+NAMES = "stoker.names"
+"""What is reached as ``stoker.NAME``; see the package's ``__init__``."""
 WORKERS = "stoker.workers"
 """Kinds of workers, by the name in ``.workers(n, kind=NAME)``; see ``engine.workers.make``."""
 
@@ -21,20 +29,48 @@ def names(group: str) -> list[str]:
     return sorted(_points(group))
 
 
+def is_own(group: str, name: str) -> bool:
+    """Return whether stoker itself registers a name."""
+    return _is_own(_points(group)[name][0])
+
+
 def load(group: str, name: str) -> Any:
     """Return what is registered under a name.
 
-    Raises LookupError where nothing is, and whatever importing it raises.
+    Raises LookupError if nothing is, or if several packages claim the name; ImportError, with the
+    package and the cause, if it cannot be imported.
     """
-    point = _points(group).get(name)
-    if point is None:
+    points = _points(group).get(name)
+    if points is None:
         raise LookupError(
             f"no installed package registers {name!r} in {group}; stoker's own names "
             "need it installed (pip install): sources on the path register nothing"
         )
-    return point.load()
+    if len(points) > 1:
+        claimants = ", ".join(map(_package, points))
+        raise LookupError(f"{claimants} all register {name!r} in {group}: keep one of them")
+    (point,) = points
+    try:
+        return point.load()
+    except Exception as error:  # another package's code may raise anything
+        raise ImportError(
+            f"{_package(point)}, which registers {name!r} in {group}, cannot be imported: "
+            f"{type(error).__name__}: {error}"
+        ) from error
 
 
 @cache
-def _points(group: str) -> dict[str, EntryPoint]:
-    return {point.name: point for point in entry_points(group=group)}
+def _points(group: str) -> dict[str, list[EntryPoint]]:
+    """Return who registers each name; stoker alone if it is among them."""
+    found: dict[str, list[EntryPoint]] = {}
+    for point in entry_points(group=group):
+        found.setdefault(point.name, []).append(point)
+    return {name: list(filter(_is_own, points)) or points for name, points in found.items()}
+
+
+def _is_own(point: EntryPoint) -> bool:
+    return point.dist is not None and point.dist.name == "stoker"
+
+
+def _package(point: EntryPoint) -> str:
+    return point.value if point.dist is None else f"{point.dist.name} {point.dist.version}"

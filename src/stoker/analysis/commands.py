@@ -1,0 +1,173 @@
+"""``stoker analyze`` and ``stoker what-if``."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from stoker.cli import failing
+
+analyze_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@analyze_app.command(
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)
+def analyze(
+    script: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SCRIPT|-m MODULE|LAUNCHER",
+            help="The training script and its arguments, as you would give them to python; or a "
+            "launcher such as torchrun with its own.",
+        ),
+    ],
+    budget: Annotated[
+        float, typer.Option(min=0.1, help="Minutes that the analysis may take at most.")
+    ] = 5.0,
+    loader: Annotated[
+        str | None,
+        typer.Option(
+            help="The loader to analyze, by where it is built, such as train.py:41; "
+            "else the one that trains most."
+        ),
+    ] = None,
+    json: Annotated[Path | None, typer.Option(help="Write the report here, as JSON.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write the report here, as a page.")] = None,
+) -> None:
+    """Tell why the accelerator is idle in a training script, and what would help.
+
+    Runs the script, unedited, through four phases: as it is; with batches that are handed over
+    again and again (G, what training takes in); its loader alone, with the data in memory (P,
+    preparation); its files alone, cold and warm (S and C). From these: the split of the time
+    into compute, prep stall and fetch stall, and a list of what to do with what each brings.
+
+    Options of the analysis stand before the script. No root and no edits are needed. The exit
+    status is 1 where the script crashed, with a report of what was measured before, or where
+    nothing could be measured.
+
+    Examples:
+
+      stoker analyze train.py --epochs 90
+
+      stoker analyze --html report.html -m my.train --config base.yaml
+
+      stoker analyze --budget 10 torchrun --nproc-per-node 2 train.py
+    """
+    from rich.console import Console
+
+    from stoker.analysis.model.report import write_report
+    from stoker.analysis.model.trace import AnalysisError
+    from stoker.analysis.reports import terminal
+    from stoker.analysis.reports.diagnosis import make_report
+    from stoker.analysis.reports.page import write_page
+    from stoker.analysis.scripts.script_job import trace_script
+    from stoker.analysis.scripts.script_process import make_command, summarize_crash
+
+    errors = Console(stderr=True, highlight=False)
+    stopped = "stopped; nothing of the script is left running"
+    with failing("analyze", ValueError, AnalysisError, stopped=stopped):
+        for path in (json, html):
+            if path is not None and not path.absolute().parent.is_dir():
+                raise ValueError(f"{path}: there is no folder {path.absolute().parent}")
+        command = make_command(script)
+        errors.print(terminal.describe_plan(command, budget * 60), markup=False)
+        with errors.status("") as status:
+            say = status.update if errors.is_terminal else partial(errors.print, markup=False)
+            trace = trace_script(command, budget_s=budget * 60, loader=loader, say=say)
+        report = make_report(trace)
+        if json is not None:
+            write_report(report, json)
+        if html is not None:
+            write_page(report, html)
+    terminal.show_report(report, Console(highlight=False))
+    if report.crash is not None:
+        errors.print(f"stoker analyze: {summarize_crash(report.crash)}", markup=False)
+        raise typer.Exit(1)
+
+
+def what_if(
+    report: Annotated[
+        Path, typer.Argument(metavar="REPORT.json", help="What `stoker analyze --json` wrote.")
+    ],
+    cores: Annotated[
+        int | None, typer.Option(metavar="N", help="Cores, each with a worker on it.")
+    ] = None,
+    cache: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="A cache that never evicts, e.g. 200GiB.")
+    ] = None,
+    storage_mbps: Annotated[
+        float | None, typer.Option(metavar="MB/s", help="Storage bandwidth.")
+    ] = None,
+    accelerator: Annotated[
+        str | None, typer.Option(metavar="TIMES", help="Its speed, as a multiple: 2x, 0.5x.")
+    ] = None,
+    jobs: Annotated[
+        int, typer.Option(metavar="K", help="Jobs at a time on this host, on the same data.")
+    ] = 1,
+    echo: Annotated[
+        float, typer.Option(metavar="E", help="Echoing factor: mean uses of a fresh example.")
+    ] = 1.0,
+    echo_at: Annotated[
+        str,
+        typer.Option(metavar="PLACE", help="batch, after-augmentation or before-augmentation."),
+    ] = "batch",
+    hosts: Annotated[
+        int, typer.Option(metavar="N", help="Hosts whose caches hold a part of the data each.")
+    ] = 1,
+    network_mbps: Annotated[
+        float, typer.Option(metavar="MB/s", help="What a host takes from the others' memories.")
+    ] = 1250.0,
+    form: Annotated[
+        str | None,
+        typer.Option("--format", metavar="records", help="The files packed into shards."),
+    ] = None,
+    json: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the answer as JSON, too.")
+    ] = None,
+) -> None:
+    """Predict how fast a job that was analyzed would run if something were different.
+
+    Shows speed, what limits it and the split of the time, before and after; the cache and the
+    cores that would be enough; and speed as a curve over each quantity. Without options: the job
+    as it was measured, and all the curves. Any options together are one question.
+
+    Example: stoker what-if report.json --cache 200GiB --cores 16
+    """
+    from stoker.analysis.model.model import RECORDS, Change
+    from stoker.analysis.model.report import read_report, to_measured
+    from stoker.analysis.model.what_if import answer, write_answer
+    from stoker.analysis.reports import terminal
+    from stoker.basics.resources import parse_bytes
+
+    with failing("what-if", ValueError):
+        found = read_report(report)
+        if form not in (None, "records"):
+            raise ValueError(f"format={form}: records, which are files packed into shards")
+        change = Change(
+            cores=cores,
+            cache_bytes=None if cache is None else parse_bytes(cache),
+            storage_mbps=storage_mbps,
+            accelerator=1.0 if accelerator is None else _parse_multiple(accelerator),
+            jobs=jobs,
+            echo=echo,
+            echo_at=echo_at,
+            hosts=hosts,
+            network_mbps=network_mbps,
+            records=RECORDS[-1] if form else "",
+        )
+        answered = answer(to_measured(found), change)
+        if json is not None:
+            write_answer(answered, json)
+        terminal.show_answer(found, answered)
+
+
+def _parse_multiple(text: str) -> float:
+    """Read a multiple such as ``2x`` or ``2``. Raises ValueError."""
+    try:
+        return float(text.strip().removesuffix("x"))
+    except ValueError:
+        raise ValueError(f"accelerator={text}: a multiple, for example 2x or 0.5x") from None

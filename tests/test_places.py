@@ -18,8 +18,8 @@ PLANS = [(4, 8), (2, 16), (8, 4), (1, 32)]
 """Worlds, and rows of a rank, of the same global batch."""
 STEPS = 31
 
-Drawn = dict[tuple[int, int], float]
-"""What was drawn for each use of each example."""
+Drawn = list[tuple[tuple[int, int], float]]
+"""Examples, the numbers of their uses, and what was drawn for them."""
 
 
 def drawing(x: Any, rng: np.random.Generator) -> Any:
@@ -54,21 +54,18 @@ def taken(train: stoker.Pipeline, epoch: int) -> tuple[list[list[int]], Drawn]:
     """Return the examples of each batch of an epoch, and what was drawn for each of their uses."""
     train.set_epoch(epoch)
     batches: list[list[int]] = []
-    drawn: Drawn = {}
+    drawn: Drawn = []
     for ids, draws in train:
         batches.append(ids.tolist())
         uses = train.last.number.tolist()
-        drawn.update(zip(zip(ids.tolist(), uses, strict=True), draws.tolist(), strict=True))
+        drawn += zip(zip(ids.tolist(), uses, strict=True), draws.tolist(), strict=True)
     return batches, drawn
 
 
 def of_all(ranks: list[stoker.Pipeline], epoch: int) -> tuple[list[list[int]], Drawn]:
     """Return the global batches of ranks, sorted, and what was drawn for the uses in them."""
     each = [taken(rank, epoch) for rank in ranks]
-    together: Drawn = {}
-    for _, drawn in each:
-        assert not together.keys() & drawn.keys()
-        together |= drawn
+    together = sorted(one for _, drawn in each for one in drawn)
     steps = zip(*(batches for batches, _ in each), strict=True)
     return [sorted(x for batch in step for x in batch) for step in steps], together
 
@@ -92,17 +89,17 @@ def test_global_batches_and_draws_are_the_same_for_any_ranks(
     assert len(batches) == STEPS
     assert all(len(batch) == 32 for batch in batches)
     assert all(other == (batches, drawn) for other in found)
-    assert len(set(drawn.values())) == len(drawn)
+    assert len({draw for _, draw in drawn}) == len(drawn)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_uses_of_an_echo_draw_the_same_for_any_ranks(kind: str) -> None:
-    found: Drawn = {}
+    found: dict[tuple[int, int], float] = {}
     for world, each in PLANS:
         for rank in range(world):
             train = of_rank(kind, 1_000, rank, world).echo(2, pool=64).random_map(drawing)
             _, drawn = taken(train.batch(each).steps(STEPS), 0)
-            assert all(found.setdefault(use, draw) == draw for use, draw in drawn.items())
+            assert all(found.setdefault(use, draw) == draw for use, draw in drawn)
     assert {use for _, use in found} == {1, 2}
     assert len(set(found.values())) == len(found)
 
@@ -115,10 +112,8 @@ def test_blocks_are_a_rank_s_own_and_draw_the_same(length: int, epoch: int, worl
         return train.shard(rank=rank, world=world, uneven=True).random_map(drawing).batch(8)
 
     whole = taken(build(0, 1), epoch)[1]
-    together: Drawn = {}
-    for rank in range(world):
-        together |= taken(build(rank, world), epoch)[1]
-    assert together == whole
+    together = [one for rank in range(world) for one in taken(build(rank, world), epoch)[1]]
+    assert sorted(together) == sorted(whole)
 
 
 def test_ranks_of_fixed_parts_and_of_batches_draw_apart() -> None:
@@ -143,16 +138,13 @@ class OldDataset:
 
 
 def test_old_datasets_in_processes_draw_the_same_for_any_ranks() -> None:
-    found: Drawn = {}
+    found: dict[tuple[int, int], float] = {}
     for world, each in [(1, 8), (2, 4)]:
         for rank in range(world):
-            train = (
-                stoker.from_dataset(OldDataset(), seed=3).shuffle().shard(rank=rank, world=world)
-            )
-            _, drawn = taken(
-                train.shard(rank=rank, world=world).batch(each).workers(1, kind="process"), 0
-            )
-            assert all(found.setdefault(use, draw) == draw for use, draw in drawn.items())
+            train = stoker.from_dataset(OldDataset(), seed=3).shuffle()
+            train = train.shard(rank=rank, world=world).batch(each)
+            _, drawn = taken(train.workers(1, kind="process"), 0)
+            assert all(found.setdefault(use, draw) == draw for use, draw in drawn)
     assert len(found) == 96
     assert len(set(found.values())) == 96
 

@@ -96,10 +96,10 @@ class SegmentRunner:
             places = self.work.places(range(start, start + len(indices)))
             self.work.apply(values, places, None, ns)
             if self.segment.batch is not None:
-                parts = [slice(at, at + self._group) for at in range(0, len(values), self._group)]
+                starts = range(0, len(values), self._group)
                 values = [
-                    self._batch(values[part], number + i, places[part], ns)
-                    for i, part in enumerate(parts)
+                    self._batch(values[at : at + self._group], number + i, places, at, ns)
+                    for i, at in enumerate(starts)
                 ]
         self._finish(self.work, values, number, ns, len(indices))
         with self.worker_pool.lock:
@@ -123,8 +123,10 @@ class SegmentRunner:
         self._count_gathered(ns, len(indices))
         return self.rows.split(batch, self._group)
 
-    def _batch(self, examples: list[Any], number: int, places: Sequence[int], ns: list[int]) -> Any:
-        """Return a batch of all its examples, at these places; or a ``Failure``."""
+    def _batch(
+        self, examples: list[Any], number: int, places: Sequence[int], at: int, ns: list[int]
+    ) -> Any:
+        """Return a batch of all its examples, from number ``at`` of places on; or a ``Failure``."""
         if Failure in {*map(type, examples)}:
             return next(each for each in examples if type(each) is Failure)
         rows, collate = len(examples), self.work.collate
@@ -138,7 +140,7 @@ class SegmentRunner:
             return builder.finish()
         except Exception as error:
             pass_on(error)
-            return self.work.batch_failure(error, number, places)
+            return self.work.batch_failure(error, number, places[at : at + rows])
         finally:
             ns[self.work.batch_at] += time.perf_counter_ns() - began
 

@@ -37,7 +37,7 @@ from stoker.engine.plan import Segment, WorkAddress
 from stoker.errors import CacheError, StageError
 from stoker.replicas.replica import USER_LOCK
 from stoker.schedule import rng
-from stoker.schedule.dealing import RankOrder
+from stoker.schedule.dealing import RankOrder, Stride
 from stoker.schedule.orders.order import as_array
 from stoker.schedule.rng import Rekeyed
 from stoker.sources.dataset import DatasetSource
@@ -139,6 +139,8 @@ class Work:
         self.gather: Lookups | None = None
         self._source = source
         self._order = None if segment.renumbered or segment.batches_in else order
+        taking_turns = Stride(address.rank, address.world)  # of streams and batches
+        self._stride = taking_turns if self._order is None else self._order.stride
         # Of the global generators.
         self.legacy_key = rng.key(address.seed, address.epoch, rng.LEGACY)
         self._random = Rekeyed()
@@ -202,23 +204,27 @@ class Work:
 
         Those of an earlier epoch have numbers, and places, below 0.
         """
-        _, _, _, rank, world = self.address
-        order = self._order
-        if order is None:
-            return ordinals if world == 1 else [rank + world * each for each in ordinals]
-        if order.is_whole:
-            return ordinals
-        if isinstance(ordinals, range):
-            places = order.places(ordinals)
-            return places if isinstance(places, range) else places.tolist()
-        rows = np.array(ordinals, np.int64)
-        found = as_array(order.places(np.maximum(rows, 0)))
-        places = np.where(rows < 0, rank + world * rows, found)
-        of_all: list[int] = places.tolist()
-        return of_all
+        stride = self._stride
+        if stride is not None:
+            first, step = stride.first, stride.step
+            if step == 1 and not first:
+                return ordinals
+            if isinstance(ordinals, range):
+                return range(first + ordinals.start * step, first + ordinals.stop * step, step)
+            if step == self.address.world:
+                return [first + step * each for each in ordinals]
+        assert self._order is not None
+        rows = ordinals if isinstance(ordinals, range) else np.array(ordinals, np.int64)
+        if isinstance(rows, range) or not len(rows) or rows.min() >= 0:
+            found = self._order.places(rows)
+        else:
+            there = as_array(self._order.places(np.maximum(rows, 0)))
+            found = np.where(rows < 0, self.batch_place(rows), there)
+        places: list[int] = as_array(found).tolist()
+        return places
 
-    def batch_place(self, number: int) -> int:
-        """Return the place of a batch, by its number on this rank."""
+    def batch_place(self, number: Any) -> Any:
+        """Return the place of a batch, or of several, by the number on this rank."""
         return number * self.address.world + self.address.rank
 
     @property
@@ -639,8 +645,7 @@ class Work:
         """Tell which examples are of other parts of a mixture; None where all are the stage's."""
         if stage.part is None:
             return None
-        number, parts = stage.part
-        return [place % parts != number - 1 for place in places]
+        return [not is_own for is_own in stage.part.has(places)]
 
     def _number_at(self, place: int) -> int:
         assert self._order is not None

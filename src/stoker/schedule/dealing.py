@@ -24,6 +24,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.schedule.orders.mixed import mixed_places, parts_and_numbers
 from stoker.schedule.orders.order import Order, Places, as_array, moved
 from stoker.schedule.proportions import Proportions
 
@@ -65,13 +66,16 @@ class RankOrder:
 
     Attributes:
         order, deal: as given.
-        is_whole: whether rows are places, as where there is one rank.
+        stride: the deal of its rows, if that is one; None otherwise.
     """
 
     def __init__(self, order: Order, deal: Deal, count: int, start: int = 0) -> None:
         self.order, self.deal = order, deal
         self._count, self._start = count, start
-        self.is_whole = deal == Stride() and not start
+        self.stride: Stride | None = None
+        if isinstance(deal, Stride):
+            self.stride = Stride(deal.first + start * deal.step, deal.step)
+        self._is_whole = self.stride == Stride()  # rows are places
         each = deal.together or 1
         self._rows = -(-max(order.together, deal.together) // each) * each
         self._known: OrderedDict[int, tuple[NDArray[np.int64], NDArray[np.int64]]] = OrderedDict()
@@ -82,10 +86,14 @@ class RankOrder:
 
     def span(self, start: int, stop: int) -> NDArray[np.int64]:
         """Return the numbers at rows ``start .. stop - 1``, ``int64``; possibly a view."""
-        start, stop = start + self._start, stop + self._start
-        if not self._rows:
-            return self.order.at(self.deal.places(range(start, stop)))
-        return self._from_blocks(start, stop, 1)
+        if self._rows:
+            return self._from_blocks(start + self._start, stop + self._start, 1)
+        if self._is_whole:
+            return self.order.at(range(start, stop))
+        if self.stride is None:
+            return self.order.at(self.places(range(start, stop)))
+        first, step = self.stride.first, self.stride.step
+        return self.order.at(range(first + start * step, first + stop * step, step))
 
     def places(self, rows: Places) -> Places:
         """Return the places of rows; ranges have step 1."""
@@ -311,18 +319,21 @@ class PartDeal:
         assert isinstance(rows, range)
         parts, world = self._parts, self._world
         if world == 1:
-            return _mixed_places(*self._proportions.parts(rows.start, rows.stop), parts)
-        begins, sizes, first, own = self._shares(
-            rows.start // self._group, -(-rows.stop // self._group)
-        )
-        of = np.repeat(np.arange(own.size), own.ravel())  # batch by batch, part by part
-        nth = np.arange(len(of)) - np.repeat(np.cumsum(own) - own.ravel(), own.ravel())
-        nth = first.ravel()[of] + nth * world  # among the part's examples of the global batch
-        batch, part = np.divmod(of, parts)
-        total = sizes.sum(axis=1)[batch]
-        where = (2 * nth + 1) * total // (2 * sizes.ravel()[of])  # if they are spread evenly
-        turn = np.argsort(batch * (self._group * world) + where, kind="stable")
-        return _mixed_places(part[turn], (begins.ravel()[of] + nth)[turn], parts)
+            return mixed_places(*self._proportions.parts(rows.start, rows.stop), parts)
+        group = self._group
+        begins, sizes, first, own = self._shares(rows.start // group, -(-rows.stop // group))
+        each = own.ravel()  # batch by batch, part by part
+        of = np.repeat(np.arange(len(each)), each)
+        turns = np.arange(len(of)) * world
+        # Of each its number among those of its part in the global batch: ``nth[of] + turns``.
+        nth = first.ravel() - world * (np.cumsum(each) - each)
+        spread = group / np.maximum(1, 2 * sizes.ravel())
+        where = (2 * (nth[of] + turns) + 1) * spread[of]  # from 0 to the rank's rows
+        where += np.repeat(np.arange(len(own)) * group, own.sum(axis=1))
+        kind = np.min_scalar_type(len(own) * group)
+        turn = np.argsort(where.astype(kind), kind="stable")  # in linear time, if 16 bits do
+        part = np.tile(np.arange(parts), len(own))
+        return mixed_places(part[of], (begins.ravel() + nth)[of] + turns, parts)[turn]
 
     def counts(self, rows: int) -> list[int]:
         if self._world == 1:
@@ -334,7 +345,7 @@ class PartDeal:
         if over:
             start = whole * self._group
             last = self.places(range(start, min(start + self._group, self._count)))[:over]
-            found += np.bincount(last % self._parts, minlength=self._parts)
+            found += np.bincount(parts_and_numbers(last, self._parts)[0], minlength=self._parts)
         counts: list[int] = found.tolist()
         return counts
 
@@ -376,14 +387,7 @@ class InStepDeal:
     def places(self, rows: Places) -> NDArray[np.int64]:
         assert isinstance(rows, range)
         parts, numbers = self._proportions.parts(rows.start, rows.stop)
-        return _mixed_places(parts, numbers + self._begins[parts], len(self._begins))
+        return mixed_places(parts, numbers + self._begins[parts], len(self._begins))
 
     def counts(self, rows: int) -> list[int]:
         return self._proportions.counts(rows)
-
-
-def _mixed_places(
-    parts: NDArray[np.int64], numbers: NDArray[np.int64], count: int
-) -> NDArray[np.int64]:
-    """Return the places that stand for numbers in parts, of so many parts."""
-    return numbers * count + parts

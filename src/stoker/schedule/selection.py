@@ -21,7 +21,7 @@ from stoker.schedule.dealing import Dealer, OwnerDeal, PaddedDeal, RankOrder, St
 from stoker.schedule.orders.blocks import WINDOW, BlockOrder, cut_to
 from stoker.schedule.orders.order import Order
 from stoker.schedule.orders.permutation import permutation
-from stoker.schedule.orders.plain import FixedPart, RepeatedEnd, Window
+from stoker.schedule.orders.plain import CutOrder, FixedPart, RepeatedEnd
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,7 @@ class Selection:
         if share is None or share.anew or share.padded is not None:
             key = rng.key(seed, epoch, purpose) if self.is_shuffled else None
             order = self._permuted(begins, length, key)
-            return Window(order, before, begins) if before or begins else order
+            return CutOrder(order, before, begins) if before or begins else order
         rank, world = share.rank, share.world
         key = rng.key(seed, epoch, purpose, rank) if self.is_shuffled else None
         own = self.between.count(share.count(length))

@@ -3,10 +3,10 @@
 A part is drawn from on and on: its own epochs follow each other, each in an order of its own, and
 an epoch of the mixture goes on in it where the one before ended.
 
-A place of a mixture stands for a part and a number in it: example ``n`` that an epoch of the
-mixture has of part ``p`` is at place ``n * parts + p``. So what is drawn for it depends neither on
-what comes before it nor on the rank that has it. Which part is next is decided by a deal
-(``PartDeal``, ``InStepDeal``).
+A place of a mixture stands for a part and a number in it: for the examples that an epoch of the
+mixture has of that part, counted from 0. So what is drawn for an example depends neither on what
+comes before it nor on the rank that has it. Which part is next is decided by a deal (``PartDeal``,
+``InStepDeal``).
 """
 
 from __future__ import annotations
@@ -25,9 +25,24 @@ from stoker.schedule.orders.order import Order, Places, as_array
 _EPOCHS = 2
 
 
-def parts_at(places: Sequence[int], parts: int) -> list[int]:
-    """Return which part is at each place of a mixture of so many, from 0 on."""
-    return [place % parts for place in places]
+def part_bits(parts: int) -> int:
+    """Return how many of a place's last bits tell the part, of so many."""
+    return (parts - 1).bit_length()
+
+
+def mixed_places(
+    parts: NDArray[np.int64], numbers: NDArray[np.int64], count: int
+) -> NDArray[np.int64]:
+    """Return the places that stand for numbers in parts, of ``count`` parts."""
+    return (numbers << part_bits(count)) + parts
+
+
+def parts_and_numbers(
+    places: NDArray[np.int64], count: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the parts that places stand for, of ``count``, and the numbers in them."""
+    bits = part_bits(count)
+    return places & ((1 << bits) - 1), places >> bits
 
 
 class MixedOrder:
@@ -55,7 +70,8 @@ class MixedOrder:
         count: int,
     ) -> None:
         self._make, self.sizes, self.begun, self._count = make, sizes, begun, count
-        self._firsts = Numbering(lengths).starts
+        self._firsts = Numbering(lengths).starts.tolist()
+        self._kind = np.min_scalar_type(len(lengths))
         self._orders: list[OrderedDict[int, Order]] = [OrderedDict() for _ in lengths]
         self._lock = threading.Lock()
 
@@ -63,21 +79,28 @@ class MixedOrder:
         return self._count
 
     def at(self, places: Places) -> NDArray[np.int64]:
-        numbers, parts = np.divmod(as_array(places), len(self._firsts))
+        parts, numbers = parts_and_numbers(as_array(places), len(self._firsts))
+        # In linear time, of numbers so small; the places of a part stay in their order.
+        by_part = parts.astype(self._kind).argsort(kind="stable")
+        numbers, start = numbers[by_part], 0
         found = np.empty(len(parts), np.int64)
+        counts = np.bincount(parts, minlength=len(self._firsts)).tolist()
         with self._lock:
-            for part, first in enumerate(self._firsts):
-                mine = np.flatnonzero(parts == part)
-                if len(mine):
-                    found[mine] = first + self._drawn(part, self.begun[part] + numbers[mine])
+            for part, count in enumerate(counts):
+                if count:
+                    stop = start + count
+                    drawn = self._drawn(part, numbers[start:stop] + self.begun[part])
+                    found[by_part[start:stop]] = drawn + self._firsts[part]
+                    start = stop
         return found
 
     def _drawn(self, part: int, draws: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return what the draws of a part are, counted over all its epochs."""
-        epochs, places = np.divmod(draws, self.sizes[part])
-        first, last = int(epochs.min()), int(epochs.max())
+        size = self.sizes[part]
+        first, last = int(draws.min()) // size, int(draws.max()) // size
         if first == last:
-            return self._order(part, first).at(places)
+            return self._order(part, first).at(draws - first * size)
+        epochs, places = np.divmod(draws, size)
         found = np.empty(len(draws), np.int64)
         for epoch in np.unique(epochs).tolist():
             its = epochs == epoch

@@ -23,7 +23,7 @@ class AsItLies:
         return as_array(places)
 
 
-class Window:
+class CutOrder:
     """Part of an order, of numbers that begin later.
 
     Args:

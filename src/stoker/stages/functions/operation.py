@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from stoker.basics.buffers import only_reads
 from stoker.images.image_map import releases_gil
+from stoker.schedule.orders.mixed import part_bits
 from stoker.sources.source import UserObject, check_fields
 from stoker.stages.functions.stray_draws import GlobalDraws
 from stoker.stages.functions.transforms import takes_seed
@@ -29,6 +30,11 @@ class OfPart(NamedTuple):
     """Among its parts, from 1."""
     parts: int
     """How many there are."""
+
+    def has(self, places: Sequence[int]) -> list[bool]:
+        """Tell which places of the mixture are of this part."""
+        of, own = (1 << part_bits(self.parts)) - 1, self.number - 1
+        return [place & of == own for place in places]
 
 
 @dataclass(frozen=True)

@@ -1195,7 +1195,7 @@ def test_a_value_that_cannot_be_cached_says_what_to_do(
     assert error.index == 0
     assert error.path == str(tmp_path / "train" / "cat" / "0.jpg")
     assert "cannot store or send a PIL.Image.Image (at image)" in str(error)
-    assert "Turn it into an array, or cache before what makes it" in str(error)
+    assert "Convert the value to an array, or put .cache() before the stage" in str(error)
 
 
 # -- what is worth keeping

@@ -21,7 +21,7 @@ from stoker.cluster.keeper.server import Keeper
 
 TOKEN = bytes(range(32))
 EXAMPLES = 60
-NO_STORE = "no keeper of this host keeps in"  # said where a path says: no store on this host
+NO_STORE = "no keeper on this host uses"  # said where a path says: no store on this host
 
 
 @stoker.thread_safe  # one for all threads: it counts

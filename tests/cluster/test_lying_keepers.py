@@ -16,7 +16,7 @@ from odd_records import ODD_RECORDS
 from stoker.cache.layout import checksum_of
 from stoker.cluster.cache_spec import CacheSpec
 from stoker.cluster.keeper import protocol
-from stoker.cluster.keeper.client import DefinitionRefused, KeeperClient, Record
+from stoker.cluster.keeper.client import KeeperClient, Record, SpecRefused
 from stoker.transport.link import Link, LinkError
 from stoker.transport.listener import Listener
 from strategies import FULL
@@ -45,16 +45,16 @@ class Lying:
     def _serve(self, link: Link) -> None:
         while True:
             request = protocol.decode_request(link.receive()[0])
-            if isinstance(request, protocol.Meet):
+            if isinstance(request, protocol.KeeperHello):
                 link.send(
                     protocol.encode(
-                        protocol.Met(request.id, "elsewhere", "/nowhere", 1 << 20, True)
+                        protocol.KeeperWelcome(request.id, "elsewhere", "/nowhere", 1 << 20, True)
                     )
                 )
-            elif isinstance(request, protocol.Get):
+            elif isinstance(request, protocol.GetRequest):
                 answers = [self._answer(key) for key in protocol.split_keys(request.keys)]
                 sizes = [len(record) for _, record in answers]
-                got = protocol.Got(request.id, sizes, [checksum for checksum, _ in answers])
+                got = protocol.GetReply(request.id, sizes, [checksum for checksum, _ in answers])
                 link.send(protocol.encode(got), *(record for _, record in answers))
 
 
@@ -102,11 +102,11 @@ def test_answers_of_any_bytes_end_a_connection_at_most() -> None:
     draw = random.Random(6)
     item = b"item" * 100
     answers: list[tuple[protocol.Reply, bytes]] = [
-        (protocol.Got(1, [400, -1], [5, 0]), item),
-        (protocol.Stored(1, [0], False), b""),
-        (protocol.Looked(1, 1, 2, 3, 4, True, 5), b""),
+        (protocol.GetReply(1, [400, -1], [5, 0]), item),
+        (protocol.PutReply(1, [0], False), b""),
+        (protocol.StatReply(1, 1, 2, 3, 4, True, 5), b""),
     ]
-    met = protocol.encode(protocol.Met(0, "elsewhere", "/nowhere", 1 << 20, True))
+    met = protocol.encode(protocol.KeeperWelcome(0, "elsewhere", "/nowhere", 1 << 20, True))
     said: list[bytes] = []
 
     def serve(link: Link) -> None:
@@ -124,7 +124,7 @@ def test_answers_of_any_bytes_end_a_connection_at_most() -> None:
             said[:] = mutated(protocol.encode(reply), draw), body
             try:
                 line = KeeperClient(listener.address, TOKEN, CacheSpec("", [], "", 1, "", ""), 1)
-            except (LinkError, DefinitionRefused):
+            except (LinkError, SpecRefused):
                 outcomes["refused"] += 1
                 continue
             try:
@@ -133,7 +133,7 @@ def test_answers_of_any_bytes_end_a_connection_at_most() -> None:
                 elif number % 3 == 1:
                     line.put([Record(keys[0], item, 5)])
                 else:
-                    line.look()
+                    line.stat()
                 outcomes["answered"] += 1
             except LinkError:
                 outcomes["refused"] += 1

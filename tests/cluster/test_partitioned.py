@@ -178,8 +178,8 @@ def test_a_keeper_that_comes_after_the_job_on_its_host_is_brought_its_part(tmp_p
                 for index in range(EXAMPLES):
                     dataset[index]
                 assert cache.flush()
-            told = client.KeeperClient(late, TOKEN, cache._definition, 0)
-            assert 0 < told.look().items < EXAMPLES
+            told = client.KeeperClient(late, TOKEN, cache._spec, 0)
+            assert 0 < told.stat().items < EXAMPLES
             told.close()
             assert dataset.cache_stats().misses == EXAMPLES
 
@@ -190,7 +190,7 @@ def test_a_child_that_is_forked_while_a_thread_reaches_the_others_is_not_held_up
     train = over(shuffled(), three).batch(7)
     expected = stream(train)
     cache = next(iter(s.cache for s in train.chain.stages if hasattr(s, "cache")))
-    with cache._peers_lock:  # as in a thread that connects just now
+    with cache._client_lock:  # as in a thread that connects just now
         child = os.fork()
         if not child:
             signal.alarm(30)

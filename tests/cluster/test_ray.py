@@ -50,14 +50,14 @@ def keepers() -> list[psutil.Process]:
 
 def stores(version: str) -> list[str]:
     """The folders of keepers' stores of a cache, in memory."""
-    name = f"keeper-{definition(version)}-"
+    name = f"keeper-{spec(version)}-"
     memory = location.memory_folder()
     return [each for each in os.listdir(memory) if each.startswith(name)]
 
 
-def definition(version: str) -> str:
+def spec(version: str) -> str:
     cache = plain().cache("8MiB", cluster="ray", version=version).chain.cluster
-    return cache._definition.digest().hex()  # type: ignore[union-attr, no-any-return]
+    return cache._spec.digest().hex()  # type: ignore[union-attr, no-any-return]
 
 
 def swept() -> bool:

@@ -19,7 +19,7 @@ from scripts import PATH, Watch
 from stoker.cluster.cache_spec import CacheSpec
 from stoker.cluster.keeper.client import KeeperClient
 from stoker.cluster.members import torchrun
-from stoker.cluster.opening import joining
+from stoker.cluster.opening import cluster_join
 from stoker.transport.link import LinkRefused
 
 RANK = """
@@ -57,8 +57,8 @@ def test_a_network_that_is_trusted(
     names = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "MASTER_PORT": store.port}
     for name, value in {**names, "MASTER_ADDR": "127.0.0.1", "XDG_STATE_HOME": tmp_path}.items():
         monkeypatch.setenv(name, str(value))
-    definition = CacheSpec("Numbered", [], "1", 10, "", "")
-    found = joining("torchrun", insecure=insecure)(definition, 1 << 21, None)
+    spec = CacheSpec("Numbered", [], "1", 10, "", "")
+    found = cluster_join("torchrun", insecure=insecure)(spec, 1 << 21, None)
     assert isinstance(found, torchrun.LaunchedHosts)
     (member,) = found.members().members
     monkeypatch.setattr("stoker.transport.link.within_host", lambda _: False)
@@ -66,9 +66,9 @@ def test_a_network_that_is_trusted(
     with (
         contextlib.nullcontext()
         if insecure
-        else pytest.raises(LinkRefused, match="within its host")
+        else pytest.raises(LinkRefused, match="on its own host")
     ):
-        KeeperClient(member.address, found.token, definition, 1).close()
+        KeeperClient(member.address, found.token, spec, 1).close()
     keeper = torchrun._keepers.pop()
     keeper.communicate()
 

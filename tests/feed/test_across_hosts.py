@@ -365,7 +365,7 @@ def test_without_the_token_nobody_joins(
     with feeding(served.batches, feed.name, listen=feed.listen):
         wait_until(lambda: feeder_of(feed.name), "the feeder is there")
         monkeypatch.setenv("STOKER_TOKEN_FILE", str(tmp_path / "none"))
-        with pytest.raises(stoker.errors.TokenError, match="no token can be read"):
+        with pytest.raises(stoker.errors.TokenError, match="cannot read the token"):
             stoker.from_feed(feed.url())
         monkeypatch.setenv("STOKER_TOKEN_FILE", str(tmp_path / "other"))
         make_token_file(tmp_path / "other")
@@ -387,13 +387,13 @@ def test_an_encrypted_feed(
         assert found == served.expected("batches", 0)
         wait_until(lambda: not feeder_of(feed.url()), "the relay ends")
         monkeypatch.setenv("STOKER_TLS_FOLDER", str(tmp_path / "theirs"))
-        with pytest.raises(stoker.FeedError, match="certificate is none of this host's authority"):
+        with pytest.raises(stoker.FeedError, match="authority did not sign its certificate"):
             stoker.from_feed(feed.url())
         monkeypatch.setenv("STOKER_TLS_FOLDER", str(tmp_path / "nowhere"))
-        with pytest.raises(stoker.errors.TokenError, match="no folder"):
+        with pytest.raises(stoker.errors.TokenError, match="no such folder"):
             stoker.from_feed(feed.url())
         monkeypatch.delenv("STOKER_TLS_FOLDER")
-        with pytest.raises(stoker.FeedError, match="encrypts its connections"):
+        with pytest.raises(stoker.FeedError, match="encrypts connections with"):
             stoker.from_feed(feed.url(HOSTS[1]))  # the other relay still tells everybody why
 
 

@@ -36,13 +36,13 @@ from strategies import FULL
 
 def lent(value: Any) -> tuple[bytes, bytearray]:
     """Return the head and the contents of a value's record."""
-    head, contents = codec.lend(value)
+    head, contents = codec.encode_views(value)
     return head, bytearray(b"".join(contents))
 
 
 @given(nested)
 def test_all_that_a_cache_keeps_crosses_as_it_was(value: Any) -> None:
-    head, contents = codec.lend(value)
+    head, contents = codec.encode_views(value)
     item = RemoteItem(0, 5, 1, 2, checksum(*contents), head)
     ours, theirs = socket.socketpair()
     gateway, relay = (
@@ -60,20 +60,20 @@ def test_all_that_a_cache_keeps_crosses_as_it_was(value: Any) -> None:
 
 def test_what_cannot_be_said_is_refused_with_its_place() -> None:
     with pytest.raises(TypeError, match=r"\(at field\.1\)"):
-        codec.lend({"field": [0, object()]})
+        codec.encode_views({"field": [0, object()]})
 
 
 def test_a_class_that_nobody_has_imported() -> None:
     """A named tuple is made up; a dataclass cannot be."""
     made, none = (
-        codec.lend(value)[0].replace(b"encodable", b"somewhere")
+        codec.encode_views(value)[0].replace(b"encodable", b"somewhere")
         for value in (Pair(1, 2), Record(1, 2))
     )
-    value = codec.view(made, b"")
+    value = codec.decode_views(made, b"")
     assert value == (1, 2)
     assert (type(value).__name__, value.right) == ("Pair", 2)
     with pytest.raises(codec.UnknownType, match=r"somewhere\.Record"):
-        codec.view(none, b"")
+        codec.decode_views(none, b"")
     with pytest.raises(codec.UnknownType, match=r"somewhere\.Pair"):
         codec.decode(memoryview(made))  # a store gives back what it was given, or nothing
 
@@ -120,7 +120,7 @@ def frame_of(message: Message, *contents: memoryview) -> bytes:
 def test_damaged_frames_harm_nobody() -> None:
     """Each end takes them for what they are; no value comes out that is another."""
     draw = random.Random(3)
-    head, contents = codec.lend(VALUE)
+    head, contents = codec.encode_views(VALUE)
     item = RemoteItem(0, 5, 1, 2, checksum(*contents), head)
     by_relays = [frame_of(message) for message in SAID_BY_RELAYS]
     by_gateways = [frame_of(message) for message in SAID_BY_GATEWAYS]
@@ -143,7 +143,7 @@ def test_damaged_frames_harm_nobody() -> None:
                         assert isinstance(message, Message)
                         if isinstance(message, RemoteItem):
                             assert message == item
-                            assert shown(codec.view(message.head, body)) == shown(VALUE)
+                            assert shown(codec.decode_views(message.head, body)) == shown(VALUE)
                     good += 1
             except (EOFError, OSError, Malformed):
                 bad += 1
@@ -167,7 +167,7 @@ def test_damaged_heads_are_values_or_refused() -> None:
     for _ in range(100_000 if FULL else 5_000):
         damaged = mutated(head, draw)
         try:
-            codec.view(damaged, body[: draw.choice([len(body), len(body), 64, 0])])
+            codec.decode_views(damaged, body[: draw.choice([len(body), len(body), 64, 0])])
         except (codec.Damaged, codec.UnknownType):
             refused += 1
     assert refused
@@ -179,20 +179,20 @@ def test_what_no_feed_hands_out_is_refused(name: str) -> None:
     lengths = struct.unpack_from("<II", record.ljust(8, b"\0"))
     start = min(len(record), 8 + sum(lengths))
     with pytest.raises(codec.Damaged):
-        codec.view(record[:start], bytearray(record[start:]))
+        codec.decode_views(record[:start], bytearray(record[start:]))
 
 
 @pytest.mark.parametrize("fields", [["a b"], ["_a"], ["class"]])
 def test_named_tuples_of_odd_names_are_not_made_up(fields: list[str]) -> None:
     record = record_of(["named", "m:N", fields, "plain"], [1])
     with pytest.raises(codec.Damaged):
-        codec.view(record, b"")
+        codec.decode_views(record, b"")
 
 
 def test_large_claims_take_no_memory() -> None:
     for shape in ([2**40], [0, 2**61], [2**31, 2**31, 2**31]):
         with pytest.raises(codec.Damaged, match=r"too small|offset|too big|dimension"):
-            codec.view(record_of(["array", "<f8"], [shape]), b"")
+            codec.decode_views(record_of(["array", "<f8"], [shape]), b"")
 
 
 @pytest.fixture

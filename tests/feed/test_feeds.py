@@ -344,7 +344,7 @@ def test_a_pipeline_that_fails_tells_every_job(name: str) -> None:
 def test_what_cannot_be_pickled_tells_the_jobs(name: str) -> None:
     with feeding(failing.unpicklable, name):
         feed = iter(stoker.from_feed(name).batch(2, collate=list))
-        with pytest.raises(stoker.StokerError, match="cannot hand this over"):
+        with pytest.raises(stoker.StokerError, match="cannot send this value"):
             next(feed)
 
 

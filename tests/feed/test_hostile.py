@@ -360,7 +360,7 @@ class Impostor:
     def item(self, number: int = 0, **changed: Any) -> None:
         """Send an output in shared memory."""
         with_descriptors = changed.pop("descriptors", None)
-        self.payload = payload.pack(np.full(10_000, float(number)), self._blocks)
+        self.payload = payload.to_payload(np.full(10_000, float(number)), self._blocks)
         self.payload.mark(number + 1)
         fields = {
             "turn": self._turn,

@@ -1,25 +1,27 @@
-"""Backoff: a member that did not answer is tried again, later each time."""
+"""Backoff: when to try again a member that did not answer."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 
-# Doubled each time: a node that was only busy is asked again before the next batch or two.
+# The first wait; it doubles each time. A node that was only busy is tried again within a batch or
+# two. Chosen, not measured.
 FIRST_S = 0.1
-# So long a node that is back goes unused at most; each try costs one connection.
+# The longest wait, and so the longest time for which a node that is back goes unused. Each try
+# costs one connection. Chosen, not measured.
 LAST_S = 5.0
 
 
 class Backoff:
-    """Whether a member answers, and when to try again if it does not.
+    """Remembers whether a member answers, and when to try it again if it does not.
 
     Args:
         clock: returns the time, in seconds.
 
     Attributes:
         is_alive: whether the last try succeeded.
-        due_s: the clock's time of the next try, if it failed.
+        due_s: the time of the next try by the clock, if the last one failed.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -30,16 +32,16 @@ class Backoff:
 
     @property
     def is_due(self) -> bool:
-        """Whether it is time to try again."""
+        """Whether the member does not answer and it is time to try again."""
         return not self.is_alive and self._clock() >= self.due_s
 
     def succeeded(self) -> None:
-        """Note an answer."""
+        """Record that the member answered."""
         self.is_alive = True
         self._delay_s = FIRST_S
 
     def failed(self) -> None:
-        """Note a failed try: the wait before the next try doubles each time, up to 5 s."""
+        """Record a failed try. The wait before the next try doubles, up to 5 s."""
         self.is_alive = False
         self.due_s = self._clock() + self._delay_s
         self._delay_s = min(LAST_S, 2 * self._delay_s)

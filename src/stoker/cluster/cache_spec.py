@@ -1,8 +1,8 @@
-"""Cache specification: a cache's contents, described alike on all hosts with the same data.
+"""Cache specification: what a cache holds, described the same way on every host with the same data.
 
-The stores of one host identify files by absolute paths, times and inodes, which differ between
-hosts. Nodes of a cluster compare this specification instead, when they connect: a node with another
-specification is refused, and told the difference.
+Stores of one host identify files by absolute paths, times and inodes. These differ between hosts,
+so the nodes of a cluster compare this specification instead when they connect. A node with another
+specification is refused, and the message names the differences.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import xxhash
 
 LABELS = {
     "kind": "the kind of source",
-    "operations": "what is done in front of the cache",
+    "operations": "the stages before the cache",
     "version": "version=",
     "examples": "the number of examples",
     "names": "the examples' names",
@@ -41,11 +41,11 @@ class CacheSpec(msgspec.Struct, frozen=True):
         return xxhash.xxh3_64_digest(msgspec.msgpack.encode(self))
 
     def differences(self, other: CacheSpec) -> str:
-        """Return the differences from another one, for people; "" for none."""
+        """Return the differences from another specification as text; "" for none."""
         found = []
         for name, label in LABELS.items():
             here, there = getattr(self, name), getattr(other, name)
             if here != there:
-                told = name not in ("names", "sizes")
-                found.append(f"{label} ({here!r}, not {there!r})" if told else label)
+                is_readable = name not in ("names", "sizes")  # the others are digests
+                found.append(f"{label} ({here!r}, not {there!r})" if is_readable else label)
         return ", ".join(found)

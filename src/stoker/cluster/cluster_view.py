@@ -1,9 +1,10 @@
-"""One process's view of the other members: the map, which ones answer, which have room.
+"""A process's view of the cluster: the owner map, which members answer, and which have room.
 
-An item belongs to the first live member in its ranking (``owners``). A process that misses an item
-asks that member and the next, and no others; an item that neither has is read from storage, and put
-into the first of them that has room. So a lost member costs one more read of each of its items, and
-a new or returning member gets items that other processes still find at the member behind it.
+Each item ranks the members (``OwnerMap``) and belongs to the first one that is alive. A process
+that lacks an item asks that member and the next one, and no others. If neither has the item, it is
+read from storage and stored at the first of the two that has room. So if a member is lost, each of
+its items is read from storage once more. If a member joins or returns, other processes still find
+its items at the next member in the ranking.
 """
 
 from __future__ import annotations
@@ -19,128 +20,136 @@ from stoker.cluster.keeper.client import KeeperClient
 from stoker.cluster.remote_node import MemberMap, RemoteNode
 from stoker.schedule.owners import OwnerMap
 
-# Members that are asked for an item, or brought it: its owner, and the next, who had it before the
-# map changed.
-_IN_TURN = 2
+# Members that may hold an item: its owner, and the next in the ranking, which had the item before
+# the map changed.
+_MAX_HOLDERS = 2
 
-HOME = "home"
-"""Stands for a member: this host's own store."""
+LOCAL = "local"
+"""In place of a member's name: the store on this host."""
 
 
 class ClusterView:
-    """The other members of a cluster, for one process.
+    """The members of a cluster as one process knows them.
 
     Args:
         token: the cluster's secret.
-        definition: what this process caches.
-        home_has_room: whether this host's store has room.
+        spec: the specification of this process's cache.
+        local_has_room: returns whether this host's store has room.
         on_change: called with the number of members, the number that answer, and the map's version.
 
     Attributes:
-        lock: guards all knowledge of members and all queues for them. No code under it waits for
-            another node.
-        changed: a condition over it: there is work.
-        is_closed: whether all work has ended.
-        view: the map, and the connections to its members.
+        lock: guards the state of all members and all their queues. Code that holds it never waits
+            for another node.
+        changed: a condition over ``lock``; notified when there is work.
+        is_closed: whether the cache is closed in this process.
+        map: the owner map, and the state of its members.
     """
 
     def __init__(
         self,
         token: bytes,
-        definition: CacheSpec,
-        home_has_room: Callable[[], bool],
+        spec: CacheSpec,
+        local_has_room: Callable[[], bool],
         on_change: Callable[[int, int, int], None],
     ) -> None:
         self._token = token
-        self._definition = definition
-        self._home_has_room = home_has_room
+        self._spec = spec
+        self._local_has_room = local_has_room
         self._on_change = on_change
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
         self.is_closed = False
-        self.view = MemberMap(OwnerMap.of((), 0), [])
+        self.map = MemberMap(OwnerMap.of((), 0), [])
 
     @property
-    def all(self) -> list[RemoteNode]:
-        """The members on other hosts."""
-        return [peer for peer in self.view.peers if peer is not None]
+    def others(self) -> list[RemoteNode]:
+        """The members on other hosts, in the map's order."""
+        return [node for node in self.map.nodes if node is not None]
 
     @property
-    def have_room(self) -> bool:
-        """Whether any of them, or this host's store, has room."""
-        return self._home_has_room() or any(peer.is_alive and not peer.is_full for peer in self.all)
-
-    def place(self, key: bytes, before: str | None = None) -> str | None:
-        """Return the member that should store an item: its name, ``HOME``, or None for none.
-
-        With ``before``, only members that rank before that one.
-        """
-        with self.lock:
-            view, alive = self.view, 0
-            if view.peers and view.first(key) == before:
-                return None
-            for number in view.ranked(key):
-                peer = view.peers[number]
-                if view.owners.members[number].name == before:
-                    return None
-                if peer is None and self._home_has_room():
-                    return HOME
-                if peer is not None and peer.is_alive and not peer.is_full:
-                    return peer.member.name
-                alive += peer is None or peer.is_alive
-                if alive == _IN_TURN:
-                    return None
-        return None
-
-    def whom_to_ask(self, keys: list[bytes], answered: frozenset[str]) -> list[RemoteNode | None]:
-        """Return the next member that may have each item; None for none. With ``lock`` held.
-
-        Args:
-            answered: the members that do not have them.
-        """
-        view = self.view
-        owners = view.owners.owners(_places(keys)).tolist() if len(view.owners) else [0] * len(keys)
-        found: list[RemoteNode | None] = []
-        for key, owner in zip(keys, owners, strict=True):
-            peer = view.peers[owner] if view.peers else None
-            if answered or peer is None or not peer.is_alive:
-                peer = None if self.is_closed else self._next(key, answered)
-            found.append(peer)
-        return found
-
-    def connect(self, peer: RemoteNode) -> KeeperClient:
-        """Connect to a member. Raises LinkError, DefinitionRefused."""
-        return KeeperClient(
-            peer.member.address, self._token, self._definition, self.view.owners.version
+    def has_room(self) -> bool:
+        """Whether this host's store, or any live member's, has room."""
+        return self._local_has_room() or any(
+            node.is_alive and not node.is_full for node in self.others
         )
 
-    def lose(self, peer: RemoteNode) -> None:
-        """Note that a member does not answer."""
+    def choose_store(self, key: bytes, before: str | None = None) -> str | None:
+        """Return the name of the member that should store an item, or ``LOCAL``; None if none can.
+
+        With ``before``, only members that rank before that member are considered.
+        """
         with self.lock:
-            if peer.is_alive:
-                peer.lost()
-            self.changed.notify_all()  # it is tried again in time
-        self.tell()
+            members_map, alive_count = self.map, 0
+            if members_map.nodes and members_map.first(key) == before:
+                return None
+            for number in members_map.ranked(key):
+                node = members_map.nodes[number]
+                if members_map.owners.members[number].name == before:
+                    return None
+                if node is None and self._local_has_room():
+                    return LOCAL
+                if node is not None and node.is_alive and not node.is_full:
+                    return node.member.name
+                alive_count += node is None or node.is_alive
+                if alive_count == _MAX_HOLDERS:
+                    return None
+        return None
 
-    def tell(self) -> None:
-        """Report the numbers of members and of members that answer."""
-        view = self.view
-        alive = sum(peer is None or peer.is_alive for peer in view.peers)
-        self._on_change(len(view.peers), alive, view.owners.version)
+    def next_holders(self, keys: list[bytes], answered: frozenset[str]) -> list[RemoteNode | None]:
+        """Return the next member to ask for each item; None if no more may have it.
 
-    def _next(self, key: bytes, answered: frozenset[str]) -> RemoteNode | None:
-        view, turn = self.view, 0
-        for number in view.ranked(key):
-            peer = view.peers[number]
-            if peer is not None and not peer.is_alive:
+        The caller holds ``lock``.
+
+        Args:
+            keys: the items' keys.
+            answered: the names of members that do not have these items.
+        """
+        members_map = self.map
+        owners = (
+            members_map.owners.owners(_item_numbers(keys)).tolist()
+            if len(members_map.owners)
+            else [0] * len(keys)
+        )
+        holders: list[RemoteNode | None] = []
+        for key, owner in zip(keys, owners, strict=True):
+            node = members_map.nodes[owner] if members_map.nodes else None
+            if answered or node is None or not node.is_alive:
+                node = None if self.is_closed else self._next_holder(key, answered)
+            holders.append(node)
+        return holders
+
+    def connect(self, node: RemoteNode) -> KeeperClient:
+        """Connect to a member. Raises LinkError, and SpecRefused if it holds another cache."""
+        return KeeperClient(node.member.address, self._token, self._spec, self.map.owners.version)
+
+    def mark_lost(self, node: RemoteNode) -> None:
+        """Record that a member does not answer."""
+        with self.lock:
+            if node.is_alive:
+                node.mark_lost()
+            self.changed.notify_all()  # so that it is tried again when its backoff ends
+        self.report()
+
+    def report(self) -> None:
+        """Call ``on_change`` with the current numbers."""
+        members_map = self.map
+        alive_count = sum(node is None or node.is_alive for node in members_map.nodes)
+        self._on_change(len(members_map.nodes), alive_count, members_map.owners.version)
+
+    def _next_holder(self, key: bytes, answered: frozenset[str]) -> RemoteNode | None:
+        members_map, tried = self.map, 0
+        for number in members_map.ranked(key):
+            node = members_map.nodes[number]
+            if node is not None and not node.is_alive:
                 continue
-            if peer is not None and peer.member.name not in answered:
-                return peer
-            turn += 1
-            if turn == _IN_TURN:
+            if node is not None and node.member.name not in answered:
+                return node
+            tried += 1
+            if tried == _MAX_HOLDERS:
                 return None
         return None
 
 
-def _places(keys: Sequence[bytes]) -> NDArray[np.uint64]:
+def _item_numbers(keys: Sequence[bytes]) -> NDArray[np.uint64]:
+    # A key is 16 bytes; the first 8 are the item's number in its source (`key_of`).
     return np.frombuffer(b"".join(keys), ">u8")[::2].astype(np.uint64)

@@ -1,4 +1,4 @@
-"""Lookups at other members: all keys that wait for one member go in one request."""
+"""Batched lookups at other members: all keys that wait for a member go into one request."""
 
 from __future__ import annotations
 
@@ -12,86 +12,90 @@ from stoker.transport.link import LinkError
 
 
 class FetchQueue:
-    """Batches lookups per member; reports keys that no member has. Any thread may call it.
+    """Batches lookups per member; keys that no member has are reported to the caller as missing.
 
-    Threads in ``run`` send the requests. Each serves one member at a time, no two the same.
+    Any thread may call `fetch`. A few threads call `run` and send the requests: each serves one
+    member at a time, and no two serve the same member.
     """
 
-    def __init__(self, neighbours: ClusterView) -> None:
-        self._neighbours = neighbours
+    def __init__(self, cluster: ClusterView) -> None:
+        self._cluster = cluster
         self._ready: deque[RemoteNode] = deque()
 
-    def ask(
+    def fetch(
         self, keys: Sequence[bytes], on_missing: Callable[[list[bytes]], None] | None
     ) -> PendingGet:
-        """Begin to ask for items that are not on this host; returns at once."""
-        asked = PendingGet(keys, on_missing)
-        self._route(asked, list(dict.fromkeys(keys)), frozenset())
-        return asked
+        """Request items from other members; returns at once.
+
+        ``on_missing`` is called by another thread with the keys that no member has.
+        """
+        pending = PendingGet(keys, on_missing)
+        self._route(pending, list(dict.fromkeys(keys)), frozenset())
+        return pending
 
     def run(self) -> None:
-        """Send requests until the view is closed."""
-        neighbours = self._neighbours
+        """Send requests until the cluster view is closed."""
+        cluster = self._cluster
         while True:
-            with neighbours.lock:
-                neighbours.changed.wait_for(lambda: self._ready or neighbours.is_closed)
-                if neighbours.is_closed:
+            with cluster.lock:
+                cluster.changed.wait_for(lambda: self._ready or cluster.is_closed)
+                if cluster.is_closed:
                     return
-                peer = self._ready.popleft()
-                errands, peer.errands = peer.errands, []
-            self._serve(peer, errands)
-            with neighbours.lock:
-                if peer.errands:
-                    self._ready.append(peer)
-                    neighbours.changed.notify_all()
+                node = self._ready.popleft()
+                queued, node.queue = node.queue, []
+            self._serve(node, queued)
+            with cluster.lock:
+                if node.queue:
+                    self._ready.append(node)
+                    cluster.changed.notify_all()
                 else:
-                    peer.is_served = False
+                    node.is_busy = False
 
-    def take_from(self, peer: RemoteNode) -> None:
+    def reroute(self, node: RemoteNode) -> None:
         """Ask other members for the keys that wait for a member that has left."""
-        with self._neighbours.lock:
-            errands, peer.errands = peer.errands, []
-        for errand in errands:
-            self._route(errand.asked, errand.keys, errand.answered)
+        with self._cluster.lock:
+            queued, node.queue = node.queue, []
+        for get in queued:
+            self._route(get.pending, get.keys, get.answered)
 
-    def _route(self, asked: PendingGet, keys: list[bytes], answered: frozenset[str]) -> None:
+    def _route(self, pending: PendingGet, keys: list[bytes], answered: frozenset[str]) -> None:
         """Queue each key at the next member that may have it; report the rest as missing."""
         missing: list[bytes] = []
-        neighbours = self._neighbours
-        with neighbours.lock:
-            by_peer: dict[RemoteNode, list[bytes]] = {}
-            for key, peer in zip(keys, neighbours.whom_to_ask(keys, answered), strict=True):
-                if peer is None:
+        cluster = self._cluster
+        with cluster.lock:
+            by_node: dict[RemoteNode, list[bytes]] = {}
+            for key, node in zip(keys, cluster.next_holders(keys, answered), strict=True):
+                if node is None:
                     missing.append(key)
                 else:
-                    by_peer.setdefault(peer, []).append(key)
-            for peer, some in by_peer.items():
-                peer.errands.append(QueuedGet(asked, some, answered))
-                if not peer.is_served:
-                    peer.is_served = True
-                    self._ready.append(peer)
-            if by_peer:
-                neighbours.changed.notify_all()
-        asked.miss(missing)
+                    by_node.setdefault(node, []).append(key)
+            for node, node_keys in by_node.items():
+                node.queue.append(QueuedGet(pending, node_keys, answered))
+                if not node.is_busy:
+                    node.is_busy = True
+                    self._ready.append(node)
+            if by_node:
+                cluster.changed.notify_all()
+        pending.add_missing(missing)
 
-    def _serve(self, peer: RemoteNode, errands: list[QueuedGet]) -> None:
+    def _serve(self, node: RemoteNode, queued: list[QueuedGet]) -> None:
         """Ask a member for all keys that wait for it, in one request."""
-        keys = [key for errand in errands for key in errand.keys]
-        name, line = peer.member.name, peer.asking
+        keys = [key for get in queued for key in get.keys]
+        name, client = node.member.name, node.get_client
         try:
-            if line is None:
-                raise LinkError(f"{name} is not there")
-            records = line.get(keys)
+            if client is None:
+                raise LinkError(f"{name} is not connected")
+            records = client.get(keys)
         except LinkError:
-            self._neighbours.lose(peer)
-            for errand in errands:
-                self._route(errand.asked, errand.keys, errand.answered)
+            self._cluster.mark_lost(node)
+            for get in queued:
+                self._route(get.pending, get.keys, get.answered)
             return
         start = 0
-        for asked, some, answered in errands:
-            got = records[start : start + len(some)]
-            start += len(some)
-            asked.give([Found(record, name) for record in got if record is not None])
-            rest = [key for key, record in zip(some, got, strict=True) if record is None]
+        for pending, node_keys, answered in queued:
+            got = records[start : start + len(node_keys)]
+            start += len(node_keys)
+            pending.add_found([Found(record, name) for record in got if record is not None])
+            rest = [key for key, record in zip(node_keys, got, strict=True) if record is None]
             if rest:
-                self._route(asked, rest, answered | {name})
+                self._route(pending, rest, answered | {name})

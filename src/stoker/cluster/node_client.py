@@ -1,9 +1,9 @@
-"""One process's client of the other members: it looks items up there and sends new ones.
+"""One process's client of the other members: it fetches items from them and sends them new ones.
 
-Three kinds of threads, all of this process: a few ask (``fetch_queue``), one brings
-(``replicate_queue``), one, here, looks after those that do not answer and after the membership.
-Nobody waits for a member that is known to be dead: it is tried again aside, later each time. Nobody
-waits for one that has just died for longer than a deadline.
+Each process that uses the cache has three kinds of threads. A few send lookups (``fetch_queue``),
+one sends new items (``replicate_queue``), and one follows the membership and tries dead members
+again. No lookup waits for a member that is known to be dead, and none waits longer than a deadline
+for a member that has just died.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from stoker.basics.warn import warn
 from stoker.cluster.cache_spec import CacheSpec
 from stoker.cluster.cluster_view import ClusterView
 from stoker.cluster.fetch_queue import FetchQueue
-from stoker.cluster.keeper.client import DefinitionRefused, Record
+from stoker.cluster.keeper.client import Record, SpecRefused
 from stoker.cluster.members.membership import Members, Membership
 from stoker.cluster.pending import PendingGet
 from stoker.cluster.remote_node import MemberMap, RemoteNode
@@ -27,12 +27,14 @@ from stoker.errors import CacheError, CacheWarning
 from stoker.schedule.owners import OwnerMap
 from stoker.transport.link import LinkError, LinkRefused
 
-# Members change by minutes: a second's delay costs a second of lookups that miss.
+# How often the list of members is read. Members change every few minutes at most; a delay of one
+# second costs a second of lookups that miss. Chosen, not measured.
 _REFRESH_S = 1.0
-# Threads, one for each keeper that is waited for; more would only share the network. Chosen, not
-# measured.
-_ASKERS = 8
-# As long as a user waits without a word for items that are still to be brought.
+# Threads that send lookups, one for each member that is waited for. More threads would only share
+# the same network. Chosen, not measured.
+_MAX_FETCHERS = 8
+# How long closing waits for queued items to be sent. A user would wait so long without an
+# explanation. Chosen, not measured.
 _JOIN_S = 5.0
 
 
@@ -40,24 +42,23 @@ class NodeClient:
     """The other members of a cluster, for one process.
 
     Args:
-        membership: lists them.
-        definition: the specification of this process's cache.
-        home_has_room: whether this host's store has room.
-        keep: stores an item on this host.
-        on_refused: called with the items that were taken for other members, and that none stored.
-        on_change: called with the number of members, the number of others that answer, and the
-            map's version.
+        membership: lists the members.
+        spec: the specification of this process's cache.
+        local_has_room: returns whether this host's store has room.
+        store_locally: stores an item on this host.
+        on_refused: called with items that `put` accepted and no member stored.
+        on_change: called with the number of members, the number that answer, and the map's version.
 
-    Raises DefinitionRefused where a member keeps another cache.
+    Raises SpecRefused if a member holds another cache.
     """
 
     def __init__(
         self,
         membership: Membership,
-        definition: CacheSpec,
+        spec: CacheSpec,
         *,
-        home_has_room: Callable[[], bool],
-        keep: Callable[[Record], None],
+        local_has_room: Callable[[], bool],
+        store_locally: Callable[[Record], None],
         on_refused: Callable[[Sequence[Record]], None],
         on_change: Callable[[int, int, int], None],
     ) -> None:
@@ -65,72 +66,75 @@ class NodeClient:
         self._owner = OwningProcess()
         self._has_warned = False
         self._members = Members(0, ())
-        self._neighbours = ClusterView(membership.token, definition, home_has_room, on_change)
-        self._asking = FetchQueue(self._neighbours)
-        self._bringing = ReplicateQueue(self._neighbours, keep, on_refused)
+        self._cluster = ClusterView(membership.token, spec, local_has_room, on_change)
+        self._fetches = FetchQueue(self._cluster)
+        self._replication = ReplicateQueue(self._cluster, store_locally, on_refused)
         self._threads: list[threading.Thread] = []
-        self._adopt(membership.members())
-        for peer in self._neighbours.all:
-            self._meet(peer, refuse=True)
-        self._neighbours.tell()
+        self._update_members(membership.members())
+        for node in self._cluster.others:
+            self._connect(node, refuse=True)
+        self._cluster.report()
         with deferred():
-            self._start("stoker-cluster", self._look_after)
-            self._start("stoker-cluster-bring", self._bringing.run)
+            self._start("stoker-cluster", self._maintain)
+            self._start("stoker-cluster-put", self._replication.run)
 
     @property
     def is_current(self) -> bool:
-        """Whether it can be used: it is open, and was made by this process."""
-        return self._owner.is_current and not self._neighbours.is_closed
+        """Whether this process may use it: it is open, and this process made it."""
+        return self._owner.is_current and not self._cluster.is_closed
 
     @property
     def owner_map(self) -> OwnerMap:
-        """The owner of each item, by the members known now."""
-        return self._neighbours.view.owners
+        """The current owner of each item."""
+        return self._cluster.map.owners
 
     @property
-    def have_room(self) -> bool:
-        """Whether any of them, or this host's store, has room."""
-        return self._neighbours.have_room
+    def has_room(self) -> bool:
+        """Whether this host's store, or any live member's, has room."""
+        return self._cluster.has_room
 
-    def ask(
+    def fetch(
         self, keys: Sequence[bytes], on_missing: Callable[[list[bytes]], None] | None = None
     ) -> PendingGet:
-        """Begin to ask for items that are not on this host; returns at once."""
-        return self._asking.ask(keys, on_missing)
+        """Request items from other members; returns at once.
 
-    def place(self, key: bytes, before: str | None = None) -> str | None:
-        """Return the member that should store an item: its name, ``HOME``, or None for none.
-
-        With ``before``, only members that rank before that one.
+        ``on_missing`` is called by another thread with the keys that no member has.
         """
-        return self._neighbours.place(key, before)
+        return self._fetches.fetch(keys, on_missing)
 
-    def bring(self, record: Record) -> bool:
-        """Queue an item for the member that it belongs to; False if the queue is full."""
-        return self._bringing.offer(record)
+    def choose_store(self, key: bytes, before: str | None = None) -> str | None:
+        """Return the name of the member that should store an item, or ``LOCAL``; None if none can.
+
+        With ``before``, only members that rank before that member are considered.
+        """
+        return self._cluster.choose_store(key, before)
+
+    def put(self, record: Record) -> bool:
+        """Queue an item for its owner; False if the queue is full."""
+        return self._replication.offer(record)
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until all queued items are stored, or refused; False after the timeout."""
-        return self._bringing.flush(timeout_s)
+        """Wait until all queued items are stored or refused; False after the timeout."""
+        return self._replication.flush(timeout_s)
 
     def close(self) -> None:
         """Send queued items for at most 5 s, then end connections and threads.
 
-        Does nothing in a forked child.
+        Does nothing in a forked child: connections and threads are its parent's.
         """
         if not self.is_current:
             return
         if threading.current_thread() not in self._threads:
             self.flush(_JOIN_S)
-        neighbours = self._neighbours
-        with neighbours.lock:
-            neighbours.is_closed = True
-            neighbours.changed.notify_all()
-            errands = [errand for peer in neighbours.all for errand in peer.errands]
-            for peer in neighbours.all:
-                peer.close()
-        for errand in errands:
-            errand.asked.miss(errand.keys)
+        cluster = self._cluster
+        with cluster.lock:
+            cluster.is_closed = True
+            cluster.changed.notify_all()
+            queued = [get for node in cluster.others for get in node.queue]
+            for node in cluster.others:
+                node.close()
+        for get in queued:
+            get.pending.add_missing(get.keys)
         until_s = time.monotonic() + _JOIN_S
         for thread in self._threads:
             if thread is not threading.current_thread():
@@ -141,72 +145,72 @@ class NodeClient:
         thread.start()
         self._threads.append(thread)
 
-    def _look_after(self) -> None:
-        neighbours = self._neighbours
+    def _maintain(self) -> None:
+        cluster = self._cluster
         refresh_s = time.monotonic() + _REFRESH_S
         while True:
-            with neighbours.lock:
-                due_s = [peer.backoff.due_s for peer in neighbours.all if not peer.is_alive]
+            with cluster.lock:
+                due_s = [node.backoff.due_s for node in cluster.others if not node.is_alive]
                 wait_s = min([refresh_s, *due_s]) - time.monotonic()
-                if neighbours.changed.wait_for(lambda: neighbours.is_closed, max(0.0, wait_s)):
+                if cluster.changed.wait_for(lambda: cluster.is_closed, max(0.0, wait_s)):
                     return
             if time.monotonic() >= refresh_s:
                 try:
-                    self._adopt(self._membership.members())
+                    self._update_members(self._membership.members())
                 except CacheError as error:
                     self._warn(str(error))
                 refresh_s = time.monotonic() + _REFRESH_S
-            for peer in neighbours.all:
-                if peer.backoff.is_due and not neighbours.is_closed:
-                    self._meet(peer)
-            neighbours.tell()
+            for node in cluster.others:
+                if node.backoff.is_due and not cluster.is_closed:
+                    self._connect(node)
+            cluster.report()
 
-    def _adopt(self, found: Members) -> None:
-        home = self._membership.home
-        if found == self._members:
+    def _update_members(self, members: Members) -> None:
+        local_member = self._membership.local_member
+        if members == self._members:
             return
-        self._members = found
-        owners = OwnerMap.of(found.members, found.version)
-        neighbours = self._neighbours
-        known = {peer.member: peer for peer in neighbours.all}
-        peers = [
-            None if member.name == home else known.pop(member, None) or RemoteNode(member)
+        self._members = members
+        owners = OwnerMap.of(members.members, members.version)
+        cluster = self._cluster
+        left = {node.member: node for node in cluster.others}
+        nodes = [
+            None if member.name == local_member else left.pop(member, None) or RemoteNode(member)
             for member in owners.members
         ]
-        with neighbours.lock:
-            neighbours.view = MemberMap(owners, peers)
-        for peer in known.values():
-            peer.lost()
-            self._asking.take_from(peer)
+        with cluster.lock:
+            cluster.map = MemberMap(owners, nodes)
+        for node in left.values():
+            node.mark_lost()
+            self._fetches.reroute(node)
         with deferred():
-            for _ in range(min(_ASKERS, len(neighbours.all)) - self._count_askers()):
-                self._start("stoker-cluster-ask", self._asking.run)
+            for _ in range(min(_MAX_FETCHERS, len(cluster.others)) - self._count_fetchers()):
+                self._start("stoker-cluster-fetch", self._fetches.run)
 
-    def _count_askers(self) -> int:
-        return sum(thread.name == "stoker-cluster-ask" for thread in self._threads)
+    def _count_fetchers(self) -> int:
+        return sum(thread.name == "stoker-cluster-fetch" for thread in self._threads)
 
-    def _meet(self, peer: RemoteNode, *, refuse: bool = False) -> None:
-        neighbours = self._neighbours
+    def _connect(self, node: RemoteNode, *, refuse: bool = False) -> None:
+        cluster = self._cluster
         try:
-            line = neighbours.connect(peer)
-        except DefinitionRefused as error:
-            peer.backoff.failed()
+            client = cluster.connect(node)
+        except SpecRefused as error:
+            node.backoff.failed()
             if refuse:
                 raise
             self._warn(str(error))
         except LinkRefused as error:
-            peer.backoff.failed()
+            node.backoff.failed()
             self._warn(str(error))
         except LinkError:
-            peer.backoff.failed()
+            node.backoff.failed()
         else:
-            with neighbours.lock:
-                peer.asking, peer.is_full = line, line.welcome.is_full
-                if neighbours.is_closed:
-                    line.close()
-                peer.backoff.succeeded()
+            with cluster.lock:
+                node.get_client, node.is_full = client, client.welcome.is_full
+                if cluster.is_closed:
+                    client.close()
+                node.backoff.succeeded()
 
     def _warn(self, text: str) -> None:
         if not self._has_warned:
             self._has_warned = True
-            warn(f"{text}. It is left out", CacheWarning)
+            warn(f"{text}. This node is not used", CacheWarning)

@@ -1,4 +1,4 @@
-"""Opening a cache over several nodes: its specification, and its members."""
+"""Builds a cache over several nodes: its specification, and the way to find its members."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from stoker.cluster.members.membership import Membership, NamedHosts, check_host
 from stoker.cluster.partitioned import Join, PartitionedCache
 from stoker.transport.token import read_token, token_path
 
-# Files whose sizes are compared: other data differ in some of them, and opening a cache does not
-# wait for all.
-_SIZES = 256
+# Files whose sizes are part of the specification. Other data differ in some of 256 files, and
+# reading all sizes would delay the start. Chosen, not measured.
+_MAX_COMPARED_SIZES = 256
 
 
 class Indexed(Protocol):
-    """A source's part of a specification."""
+    """What a specification needs from a source."""
 
     @property
     def name(self) -> str: ...
@@ -43,14 +43,14 @@ def of_chain(
     version: str | None,
     **settings: Any,
 ) -> PartitionedCache:
-    """Make a cache over several nodes for a source and its operations.
+    """Return a cache over several nodes for a source and its operations.
 
-    Raises TypeError or ValueError for an invalid ``cluster``, and ValueError where only a version
-    could identify the cache's contents on other nodes.
+    Raises TypeError or ValueError for an invalid ``cluster``, and ValueError if the cache needs a
+    version.
     """
-    join = joining(cluster, insecure=insecure)
-    definition = definition_of(source, operations, version)
-    return PartitionedCache(limit, join=join, definition=definition, **settings)
+    join = cluster_join(cluster, insecure=insecure)
+    spec = spec_of(source, operations, version)
+    return PartitionedCache(limit, join=join, spec=spec, **settings)
 
 
 def of_dataset(
@@ -64,16 +64,16 @@ def of_dataset(
     selects: str,
     **settings: Any,
 ) -> PartitionedCache:
-    """Make a cache over several nodes of a dataset object. Raises as ``of_chain`` does."""
-    join = joining(cluster, insecure=insecure)
-    definition = CacheSpec(kind, [], version, examples, selects, "")
-    return PartitionedCache(limit, join=join, definition=definition, **settings)
+    """Return a cache over several nodes for a dataset object. Raises as ``of_chain`` does."""
+    join = cluster_join(cluster, insecure=insecure)
+    spec = CacheSpec(kind, [], version, examples, selects, "")
+    return PartitionedCache(limit, join=join, spec=spec, **settings)
 
 
-def joining(cluster: object, *, insecure: bool = False) -> Join:
-    """Return a function that joins the cluster that ``cluster=`` names.
+def cluster_join(cluster: object, *, insecure: bool = False) -> Join:
+    """Return a function that joins the cluster named by the user's ``cluster=``.
 
-    Raises TypeError or ValueError for an invalid name, ImportError for Ray's without Ray.
+    Raises TypeError or ValueError for an invalid name, ImportError for "ray" if Ray is missing.
     """
     if cluster == "torchrun":
         from stoker.cluster.members.torchrun import join
@@ -86,38 +86,39 @@ def joining(cluster: object, *, insecure: bool = False) -> Join:
         return partial(ray_hosts.join, insecure=insecure)
     if insecure:
         raise ValueError(
-            "insecure=True is said to the keepers: stoker cache serve --insecure on each host"
+            "insecure=True has no effect on keepers that you start yourself: leave it out, and run "
+            "stoker cache serve --insecure on each host"
         )
     return partial(_join_hosts, check_hosts(cluster))
 
 
 def _join_hosts(
-    hosts: tuple[str, ...], definition: CacheSpec, limit: Limit, path: str | None
+    hosts: tuple[str, ...], spec: CacheSpec, limit: Limit, path: str | None
 ) -> Membership:
-    return NamedHosts(hosts, read_token(token_path()), definition, path)
+    return NamedHosts(hosts, read_token(token_path()), spec, path)
 
 
-def definition_of(source: Indexed, operations: Iterable[Any], version: str | None) -> CacheSpec:
+def spec_of(source: Indexed, operations: Iterable[Any], version: str | None) -> CacheSpec:
     """Return the specification of a source and its operations.
 
-    Raises ValueError where only a version could identify that on other nodes.
+    Raises ValueError if they cannot be identified on other nodes without a version.
     """
     operations = list(operations)
     if chain_identity(source, operations, version) is None:
         raise ValueError(
-            "a cache over several nodes has to know its items on all of them, but nothing tells "
-            "whether another node has the same data and functions: give version= (and change it "
-            "whenever data or functions change)"
+            "a cache over several nodes needs version= here: stoker cannot check that the other "
+            "nodes have the same data and functions. Give version=, and change it whenever data "
+            "or functions change"
         )
     count = len(source)
     names = xxhash.xxh3_128()
     for index in range(count):
         names.update(source.name_of(index).encode("utf-8", "surrogateescape") + b"\0")
-    step = max(1, count // _SIZES)
+    step = max(1, count // _MAX_COMPARED_SIZES)
     sizes = [_size(source, index) for index in range(0, count, step)]
     return CacheSpec(
         kind=source.outline().partition(" ")[0],
-        operations=[_named(operation) for operation in operations],
+        operations=[_operation_name(operation) for operation in operations],
         version=version or "",
         examples=count,
         names=names.hexdigest(),
@@ -125,9 +126,9 @@ def definition_of(source: Indexed, operations: Iterable[Any], version: str | Non
     )
 
 
-def _named(operation: Any) -> str:
+def _operation_name(operation: Any) -> str:
     module = getattr(operation.fn, "__module__", "") or ""
-    if module == "__main__":  # a script has another name where it is imported
+    if module == "__main__":  # the script has another module name in processes that import it
         module = ""
     return f"{operation.name}:{module}.{getattr(operation.fn, '__qualname__', '')}"
 
@@ -135,5 +136,5 @@ def _named(operation: Any) -> str:
 def _size(source: Indexed, index: int) -> int:
     try:
         return source.fingerprint(index).size_bytes
-    except OSError:  # the source says what is wrong when it is read
+    except OSError:  # the error is raised when the file is read
         return -1

@@ -1,4 +1,4 @@
-"""A cache partitioned over a cluster: each item is stored by one member."""
+"""A cache partitioned over the nodes of a cluster: one member stores each item."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from stoker.cache.layout import StoredItem, checksum_of
 from stoker.cache.location import LEAST_BYTES, Limit
 from stoker.cache.store import MISSING
 from stoker.cluster.cache_spec import CacheSpec
-from stoker.cluster.cluster_view import HOME
+from stoker.cluster.cluster_view import LOCAL
 from stoker.cluster.keeper.client import Record
 from stoker.cluster.members.membership import Membership
 from stoker.cluster.node_client import NodeClient
@@ -34,11 +34,12 @@ from stoker.stats import CacheCounts, CacheStats
 from stoker.transport import codec
 
 Join = Callable[[CacheSpec, Limit, str | None], Membership]
-"""Joins the cluster of a specification; limit and folder apply to a store made on this host."""
+"""Joins the cluster of a specification. The limit and the folder are those of a new store on this
+host."""
 
 
 class PendingLookups:
-    """Lookups that a run has sent to other members ahead of use; any thread may call it.
+    """A run's lookups at other members, sent ahead of use. Any thread may call it.
 
     Args:
         cache: the run's cache.
@@ -46,61 +47,61 @@ class PendingLookups:
 
     def __init__(self, cache: PartitionedCache) -> None:
         self._cache = cache
-        self._asked: dict[bytes, list[PendingGet]] = {}
-        self._lock = threading.RLock()  # finalisers may close
+        self._pending: dict[bytes, list[PendingGet]] = {}
+        self._lock = threading.RLock()  # a finalizer may close it in a thread that holds the lock
         self._closed = False
 
     def expect(
         self, keys: Sequence[bytes], on_missing: Callable[[list[bytes]], None] | None = None
     ) -> None:
-        """Start to look up items that this host lacks; each is for one ``find``. Returns at once.
+        """Request items that this host lacks, each for one later ``find``. Returns at once.
 
-        Another thread calls ``on_missing`` with the items that no member has.
+        Another thread calls ``on_missing`` with the keys that no member has.
         """
-        asked = self._cache.ask(keys, on_missing)
-        if asked is None:
+        pending = self._cache.fetch(keys, on_missing)
+        if pending is None:
             return
         with self._lock:
             if not self._closed:
                 for key in keys:
-                    self._asked.setdefault(key, []).append(asked)
+                    self._pending.setdefault(key, []).append(pending)
 
     def find(self, keys: Sequence[bytes], sizes: Sequence[int] | None = None) -> list[Any]:
-        """Return items as ``ExampleCache.find`` does; waits for the expected ones."""
+        """Return items as ``ExampleCache.find`` does; waits for requested ones."""
         waiting: dict[bytes, PendingGet] = {}
         with self._lock:
             for key in keys:
-                asked = self._asked.get(key)
-                if asked:
-                    waiting[key] = asked.pop(0)
-                    if not asked:
-                        del self._asked[key]
-        answers = {asked: asked.wait() for asked in set(waiting.values())}
-        gathered = {key: answers[asked].found.get(key) for key, asked in waiting.items()}
-        late = sum(key in answers[asked].late for key, asked in waiting.items())
-        return self._cache.find_gathered(keys, sizes, gathered, late)
+                pending = self._pending.get(key)
+                if pending:
+                    waiting[key] = pending.pop(0)
+                    if not pending:
+                        del self._pending[key]
+        answers = {pending: pending.wait() for pending in set(waiting.values())}
+        fetched = {key: answers[pending].found.get(key) for key, pending in waiting.items()}
+        late = sum(key in answers[pending].late for key, pending in waiting.items())
+        return self._cache.find_fetched(keys, sizes, fetched, late)
 
     def close(self) -> None:
-        """Drop all lookups whose items were not taken."""
+        """Drop all lookups that no ``find`` has used."""
         with self._lock:
             self._closed = True
-            self._asked.clear()
+            self._pending.clear()
 
 
 @thread_safe
 class PartitionedCache(ExampleCache):
-    """A cache over several nodes; picklable, and connects to the others in each process.
+    """A cache over several nodes. It is picklable; each process connects to the nodes itself.
 
-    The store on this host is looked up first, without anybody in the way. What it does not have is
-    asked for at the other members (``node_client``). On a host without a member nothing is kept: a
-    store of least size holds the counts.
+    `find` looks in this host's store first, directly and not through a keeper. It then asks the
+    other members for the rest (``node_client``). A host without a member stores no items: it has a
+    store of the least size, for the counters.
 
     Args:
-        limit: the size of this host's store, where the job starts the keepers itself.
+        limit: the size of this host's store, if the job starts the keepers itself.
         join: joins the cluster.
-        definition: the cache's specification, the same on all nodes.
+        spec: the cache's specification, the same on all nodes.
         path: the folder of the store on this host, or None.
-        describes: the contents, for people.
+        describes: the contents, for messages.
     """
 
     is_shared_by_nodes = True
@@ -110,7 +111,7 @@ class PartitionedCache(ExampleCache):
         limit: Limit,
         *,
         join: Join,
-        definition: CacheSpec,
+        spec: CacheSpec,
         path: str | os.PathLike[str] | None,
         keep: bool | None,
         describes: str,
@@ -118,53 +119,58 @@ class PartitionedCache(ExampleCache):
         on_damage: str,
     ) -> None:
         if admit != "first":
-            raise ValueError("a cache over several nodes admits what comes first: leave out admit=")
+            raise ValueError(
+                "a cache over several nodes admits examples in the order in which they come: "
+                'leave out admit=, or give admit="first"'
+            )
         super().__init__(
             limit,
             path=path,
             keep=keep,
-            identity=f"cluster {definition.digest().hex()}",
+            identity=f"cluster {spec.digest().hex()}",
             describes=describes,
-            examples=definition.examples,
+            examples=spec.examples,
             admit=admit,
             on_damage=on_damage,
         )
         self._join = join
-        self._definition = definition
-        self._digest = definition.digest()
+        self._spec = spec
+        self._digest = spec.digest()
         self._path = None if path is None else os.fspath(path)
         self._membership: Membership | None = None
 
     def _begin(self) -> None:
         super()._begin()
-        self._peers: NodeClient | None = None
+        self._client: NodeClient | None = None
 
     def _begin_admission(self) -> None:
-        super()._begin_admission()  # again in a forked child, where locks may be held
-        self._peers_lock = threading.Lock()
+        super()._begin_admission()  # runs again in a forked child, where this lock may be held
+        self._client_lock = threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
-        mine = ("_peers", "_peers_lock", "_join")
-        return {name: value for name, value in super().__getstate__().items() if name not in mine}
+        per_process = ("_client", "_client_lock", "_join")
+        return {
+            name: value for name, value in super().__getstate__().items() if name not in per_process
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         if self._membership is not None:
-            self._settle(self._membership)  # another node's store may be the near one now
+            self._use_store(self._membership)  # unpickled on another node, it has another store
 
     def open(self) -> bool:
         """Join the cluster, once, and open the store on this host.
 
-        Raises CacheError where there is no cluster to join, or it keeps another cache.
+        Raises CacheError if there is no cluster to join, or if it keeps another cache.
         """
         if self._membership is None:
-            self._settle(self._join(self._definition, self.limit, self._path))
+            self._use_store(self._join(self._spec, self.limit, self._path))
         is_first = super().open()
-        self._reached()
+        self._connected_client()
         return is_first
 
-    def _settle(self, membership: Membership) -> None:
-        """Use this host's store, or a small one for the counts."""
+    def _use_store(self, membership: Membership) -> None:
+        """Choose this host's store, or a small one for the counters if it has no member."""
         if membership.folder is not None:
             self.folder = membership.folder
         else:
@@ -176,44 +182,52 @@ class PartitionedCache(ExampleCache):
         self._membership = membership
 
     def key(self, fingerprint: Fingerprint, place: int | str) -> bytes:
-        """Return an item's key, the same on all nodes; it depends on a file's size."""
+        """Return an item's key, which is the same on all nodes.
+
+        It depends on a file's size, but not on its time, which may differ between nodes.
+        """
         version = 0 if fingerprint.changed_ns else fingerprint.version
-        told = (self._digest, fingerprint.size_bytes, version, fingerprint.label)
+        identity = (self._digest, fingerprint.size_bytes, version, fingerprint.label)
         if isinstance(place, str):
             place = xxhash.xxh3_64_intdigest(place.encode("utf-8", "surrogateescape"))
-        return key_of(place, xxhash.xxh3_64_digest(msgspec.msgpack.encode(told)))
+        return key_of(place, xxhash.xxh3_64_digest(msgspec.msgpack.encode(identity)))
 
-    def ask(
+    def fetch(
         self, keys: Sequence[bytes], on_missing: Callable[[list[bytes]], None] | None
     ) -> PendingGet | None:
-        """Ask the other members for items; None where there is no store, or it is closed."""
-        peers = self._reached()
-        return None if peers is None else peers.ask(keys, on_missing)
+        """Request items from the other members; None if there is no store or it is closed."""
+        client = self._connected_client()
+        return None if client is None else client.fetch(keys, on_missing)
 
     def find(self, keys: Sequence[bytes], sizes: Sequence[int] | None = None) -> list[Any]:
-        return self.find_gathered(keys, sizes, {})
+        return self.find_fetched(keys, sizes, {})
 
-    def find_gathered(
+    def find_fetched(
         self,
         keys: Sequence[bytes],
         sizes: Sequence[int] | None,
-        gathered: Mapping[bytes, Found | None],
+        fetched: Mapping[bytes, Found | None],
         late: int = 0,
     ) -> list[Any]:
-        """Return items as ``find`` does; the ``gathered`` ones are not looked up again.
+        """Return items as ``find`` does, but use the answers that came already.
 
-        ``late``: for how many of these no answer came in time.
+        Args:
+            keys: the items' keys.
+            sizes: their files' sizes in bytes, or None.
+            fetched: answers of other members by key, None for a missing item; these keys are not
+                looked up again.
+            late: the number of items whose answer did not come in time.
         """
-        here = [at for at, key in enumerate(keys) if key not in gathered]
+        local_at = [at for at, key in enumerate(keys) if key not in fetched]
         values: list[Any] = [MISSING] * len(keys)
-        asked = [keys[at] for at in here]
-        near, saved_bytes = self._look_up(asked, sizes and [sizes[at] for at in here])
-        for at, value in zip(here, near, strict=True):
+        local_keys = [keys[at] for at in local_at]
+        local, saved_bytes = self._look_up(local_keys, sizes and [sizes[at] for at in local_at])
+        for at, value in zip(local_at, local, strict=True):
             values[at] = value
-        found = dict(gathered)
-        missing = [keys[at] for at in here if values[at] is MISSING]
-        if missing and (peers := self._reached()) is not None:
-            answer = peers.ask(missing).wait()
+        found = dict(fetched)
+        missing = [keys[at] for at in local_at if values[at] is MISSING]
+        if missing and (client := self._connected_client()) is not None:
+            answer = client.fetch(missing).wait()
             found |= answer.found
             late += len(answer.late)
         peer_hits = peer_bytes = 0
@@ -237,47 +251,50 @@ class PartitionedCache(ExampleCache):
         return values
 
     def _read(self, found: Found) -> tuple[Any] | None:
-        """Return a member's item, and store it where it belongs; None if it is damaged."""
+        """Decode an item that a member sent, and send it to its owner if that is another member.
+
+        Return the value in a tuple; None if the item is damaged or cannot be decoded here.
+        """
         record = found.record
         try:
             if checksum_of(record.key, record.data) != record.checksum:
-                raise ValueError("another checksum")
+                raise ValueError("the checksum differs")
             value = codec.decode(memoryview(record.data))
         except codec.UnknownType:
             return None
-        except ValueError:  # Damaged among them
+        except ValueError:  # codec.Damaged is one
             self.count(damaged=1)
             return None
-        peers = self._reached()
-        to = None if peers is None else peers.place(record.key, before=found.member)
-        if to is not None:
-            self._bring(to, Record(record.key, bytes(record.data), record.checksum))
+        client = self._connected_client()
+        target = None if client is None else client.choose_store(record.key, before=found.member)
+        if target is not None:
+            self._send(target, Record(record.key, bytes(record.data), record.checksum))
         return (value,)
 
     @property
     def takes(self) -> bool:
-        """Whether any store, here or at other members, has room."""
-        peers = self._reached()
-        return peers is not None and peers.have_room
+        """Whether any store, on this host or at another member, has room."""
+        client = self._connected_client()
+        return client is not None and client.has_room
 
     def _enter(self, item: StoredItem) -> bool:
-        peers = self._reached()
-        to = HOME if peers is None else peers.place(item.key)
-        if to == HOME:
+        client = self._connected_client()
+        target = LOCAL if client is None else client.choose_store(item.key)
+        if target == LOCAL:
             return super()._enter(item)
-        if to is None:
+        if target is None:
             return False
         data = b"".join(item.record)
-        return self._bring(to, Record(item.key, data, checksum_of(item.key, data)))
+        return self._send(target, Record(item.key, data, checksum_of(item.key, data)))
 
-    def _bring(self, to: str, record: Record) -> bool:
-        """Store an item at the member that it belongs to; False if that is too slow."""
-        handle, peers = self._opened(), self._reached()
-        if handle is None or peers is None:
+    def _send(self, target: str, record: Record) -> bool:
+        """Store an item at ``target``; False if the queue for it is full."""
+        handle, client = self._opened(), self._connected_client()
+        if handle is None or client is None:
             return False
-        if to == HOME:
+        if target == LOCAL:
             return handle.writer.offer(_stored(record, self._user))
-        return peers.bring(record)
+        return client.put(record)
 
     @property
     def _limit_to_make(self) -> Limit:
@@ -287,9 +304,9 @@ class PartitionedCache(ExampleCache):
         return PendingLookups(self)
 
     def flush(self, timeout_s: float = 5.0) -> bool:
-        peers = self._peers
-        brought = peers is None or not peers.is_current or peers.flush(timeout_s)
-        return super().flush(timeout_s) and brought
+        client = self._client
+        sent = client is None or not client.is_current or client.flush(timeout_s)
+        return super().flush(timeout_s) and sent
 
     def stats(self, since: CacheCounts | None = None) -> CacheStats:
         found = super().stats(since)
@@ -306,51 +323,57 @@ class PartitionedCache(ExampleCache):
 
     @property
     def node(self) -> str:
-        """The name of the member on this host; empty where there is none."""
+        """The name of the member on this host; "" if there is none."""
         membership = self._membership
-        return "" if membership is None else membership.home or ""
+        return "" if membership is None else membership.local_member or ""
 
     def owner_map(self) -> OwnerMap:
-        """Return this process's current map."""
-        peers = self._reached()
-        return OwnerMap.of((), 0) if peers is None else peers.owner_map
+        """Return the owner map that this process currently uses."""
+        client = self._connected_client()
+        return OwnerMap.of((), 0) if client is None else client.owner_map
 
-    def _reached(self) -> NodeClient | None:
-        """Return this process's client of the other members; None where there is no store."""
-        peers = self._peers
-        if peers is not None and peers.is_current:
-            return peers
+    def _connected_client(self) -> NodeClient | None:
+        """Return this process's client of the other members; connect if there is none.
+
+        Return None if there is no store on this host.
+        """
+        client = self._client
+        if client is not None and client.is_current:
+            return client
         handle, membership = self._opened(), self._membership
         if handle is None:
             return None
         if membership is None:
-            raise CacheError("the cluster was not joined")
-        with self._peers_lock:
-            if self._peers is None or not self._peers.is_current:
-                peers = _reach(membership, self._definition, handle, self._user)
-                self._peers = peers
-                weakref.finalize(self, peers.close)
-                close_with_worker(peers.close)
-            return self._peers
+            raise CacheError("this process has not joined the cluster: open() was not called")
+        with self._client_lock:
+            if self._client is None or not self._client.is_current:
+                client = _connect(membership, self._spec, handle, self._user)
+                self._client = client
+                weakref.finalize(self, client.close)
+                close_with_worker(client.close)
+            return self._client
 
 
 def _stored(record: Record, user: tuple[int, int]) -> StoredItem:
     return StoredItem(record.key, [bytes(record.data)], len(record.data), user)
 
 
-def _reach(
-    membership: Membership, definition: CacheSpec, handle: Handle, user: tuple[int, int]
+def _connect(
+    membership: Membership, spec: CacheSpec, handle: Handle, user: tuple[int, int]
 ) -> NodeClient:
-    """Connect to the other members. Their callbacks hold no reference to the cache."""
+    """Connect to the other members.
+
+    The callbacks refer to the handle, not to the cache: its finalizer closes the client.
+    """
     store = handle.store
-    has_home = membership.home is not None
+    has_local_store = membership.local_member is not None
 
     def has_room() -> bool:
-        if not has_home or not handle.is_alive or store.is_full:
+        if not has_local_store or not handle.is_alive or store.is_full:
             return False
         return not store.counters.head[DAMAGED]
 
-    def keep(record: Record) -> None:
+    def store_locally(record: Record) -> None:
         if not handle.is_alive or not handle.writer.offer(_stored(record, user)):
             refuse([record])
 
@@ -369,9 +392,9 @@ def _reach(
 
     return NodeClient(
         membership,
-        definition,
-        home_has_room=has_room,
-        keep=keep,
+        spec,
+        local_has_room=has_room,
+        store_locally=store_locally,
         on_refused=refuse,
         on_change=note,
     )

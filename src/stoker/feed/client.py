@@ -34,7 +34,7 @@ from stoker.feed.messages import (
     Welcome,
 )
 from stoker.transport.codec import UnknownType
-from stoker.transport.payload import unpack
+from stoker.transport.payload import from_payload
 from stoker.transport.shared_memory import Stale, map_block
 
 # An example that ends each feeder would have feeders started for ever; kills from outside hardly
@@ -205,7 +205,7 @@ class FeedClient:
         try:
             for generation in item.generations:
                 mappings.append(map_block(self._descriptors.pop(0), generation))
-            value = unpack(item.header, item.places, mappings, _Unpickler)
+            value = from_payload(item.header, item.places, mappings, _Unpickler)
             if not self.about.batched and (type(value) is not list or len(value) != item.count):
                 raise ValueError(f"not the {item.count} examples that were announced")
         except BaseException as error:

@@ -1,4 +1,4 @@
-"""Values to and from another process: headers in a pipe, arrays in memory that both map.
+"""Send values to another process of this host: headers in a pipe, arrays in shared memory.
 
 Without memfd, arrays go through the pipe, too.
 """
@@ -18,9 +18,10 @@ from numpy.typing import DTypeLike, NDArray
 
 from stoker.transport.flatten import ALIGNMENT, Flattener
 
-# An arena grows in steps of this, so that arrays of varying size do not resize it each time.
-_PAGE_BYTES = 1 << 16
-# Arrays of less are copied sooner than looked after: a page, which an array of its own would take.
+# An arena grows in steps of this size, so that arrays of varying sizes do not resize it each time.
+# Chosen, not measured.
+_STEP_BYTES = 1 << 16
+# Smaller arrays are not made in the arena: copying less than a page is cheaper than tracking it.
 _SMALL_BYTES = 1 << 12
 
 Span = tuple[int, int]
@@ -28,33 +29,35 @@ Span = tuple[int, int]
 
 
 class Arena:
-    """Memory for the arrays of one value at a time, written by one process and read by another.
+    """Shared memory for the arrays of one value at a time: one process writes, another reads.
 
-    It is a memfd: it grows with its values, and the kernel frees it with its last owner.
+    It is a memfd: it grows with its values, and the kernel frees it when no process uses it.
     """
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._map: mmap.mmap | None = None
         self._size = 0
-        self._end = 0  # of the arrays that were made in it for the next value
-        self._made: list[tuple[NDArray[Any], int]] = []  # these, so that no address comes again
+        # Arrays made in the arena for the next value: where they end, and the arrays themselves,
+        # kept so that no other array gets the address of one.
+        self._end = 0
+        self._own_arrays: list[tuple[NDArray[Any], int]] = []
 
     @classmethod
     def create(cls) -> Arena | None:
-        """Return a new one; None where the system has no memfd."""
+        """Return a new arena; None if the system has no memfd."""
         if not hasattr(os, "memfd_create"):
             return None
         return cls(os.memfd_create("stoker", os.MFD_CLOEXEC))
 
     @property
     def handle(self) -> str:
-        """The path by which another process of the same user opens it."""
+        """The path under which another process of the same user can open it."""
         return f"/proc/{os.getpid()}/fd/{self._descriptor}"
 
     @classmethod
     def open(cls, handle: str) -> Arena:
-        """Open what another process has created."""
+        """Open the arena of another process by its handle."""
         return cls(os.open(handle, os.O_RDWR | os.O_CLOEXEC))
 
     def array(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
@@ -69,35 +72,35 @@ class Arena:
         start = self._end
         self._end = _aligned(start + size)
         self._grow(self._end)
-        array: NDArray[Any] = np.ndarray(shape, dtype, self._room(self._end), start)
-        self._made.append((array, start))
+        array: NDArray[Any] = np.ndarray(shape, dtype, self._memory(self._end), start)
+        self._own_arrays.append((array, start))
         return array
 
     def put(self, buffers: Sequence[memoryview]) -> list[Span]:
-        """Put buffers into it, over the last ones; return each one's place.
+        """Copy buffers into the arena, over the previous ones; return each one's place.
 
-        Buffers of arrays that were made in it are there already; the others are copied.
+        Buffers of arrays that ``array`` returned are in the arena already and are not copied.
         """
-        there = {_address(array): start for array, start in self._made}
+        own_starts = {_address(array): start for array, start in self._own_arrays}
         end, spans, copied = self._end, [], []
         for buffer in buffers:
-            start = there.get(_address(np.asarray(buffer))) if there else None
+            start = own_starts.get(_address(np.asarray(buffer))) if own_starts else None
             if start is None:
                 start, end = end, _aligned(end + buffer.nbytes)
                 copied.append((start, buffer))
             spans.append((start, buffer.nbytes))
         self._grow(end)
-        room = self._room(end)
+        memory = self._memory(end)
         for start, buffer in copied:
-            room[start : start + buffer.nbytes] = buffer
+            memory[start : start + buffer.nbytes] = buffer
         self._end = 0
-        self._made.clear()
+        self._own_arrays.clear()
         return spans
 
     def get(self, spans: Sequence[Span]) -> list[memoryview]:
-        """Return buffers, valid until the next ``put``."""
-        room = self._room(max((start + size for start, size in spans), default=0))
-        return [room[start : start + size] for start, size in spans]
+        """Return the buffers at these places, valid until the next ``put``."""
+        memory = self._memory(max((start + size for start, size in spans), default=0))
+        return [memory[start : start + size] for start, size in spans]
 
     def close(self) -> None:
         """Close the descriptor; the memory is freed with its last mapping."""
@@ -106,11 +109,11 @@ class Arena:
 
     def _grow(self, size: int) -> None:
         if size > self._size and size > os.fstat(self._descriptor).st_size:
-            # A quarter more, as values vary: each growth is a new mapping on both sides.
-            os.ftruncate(self._descriptor, -(-size * 5 // 4 // _PAGE_BYTES) * _PAGE_BYTES)
+            # A quarter more than needed: each growth is a new mapping on both sides.
+            os.ftruncate(self._descriptor, -(-size * 5 // 4 // _STEP_BYTES) * _STEP_BYTES)
 
-    def _room(self, size: int) -> memoryview:
-        """Return the memory, with the first ``size`` bytes."""
+    def _memory(self, size: int) -> memoryview:
+        """Return the mapped memory, at least its first ``size`` bytes."""
         if size > self._size:
             self._size = os.fstat(self._descriptor).st_size
             self._map = mmap.mmap(self._descriptor, self._size)
@@ -118,10 +121,10 @@ class Arena:
 
 
 class Unloadable(Exception):
-    """A received value cannot be loaded; see its cause.
+    """A received value cannot be unpickled; the cause says why.
 
     Attributes:
-        slot: the slot that it came through.
+        slot: the slot through which the value came.
     """
 
     def __init__(self, slot: int) -> None:
@@ -130,7 +133,7 @@ class Unloadable(Exception):
 
 
 def send(connection: Connection, value: Any, slot: int, arena: Arena | None) -> None:
-    """Send a value, its arrays through the arena of a slot. Raises pickle's errors."""
+    """Send a value; its arrays go through the arena of ``slot``. Raises pickle's errors."""
     flattener = Flattener() if arena is not None else _InHeader()
     header = flattener.flatten(value)
     spans = arena.put(flattener.buffers) if arena is not None else []
@@ -139,9 +142,9 @@ def send(connection: Connection, value: Any, slot: int, arena: Arena | None) -> 
 
 
 def receive(connection: Connection, arenas: Sequence[Arena | None]) -> tuple[int, Any]:
-    """Return the slot that a value came through, and the value: its arrays lie in that arena.
+    """Receive a value; return the slot through which it came, and the value.
 
-    Raises Unloadable if loading fails.
+    The value's arrays are views of that slot's arena. Raises Unloadable if unpickling fails.
     """
     slot, spans = pickle.loads(connection.recv_bytes())
     header = connection.recv_bytes()
@@ -153,6 +156,8 @@ def receive(connection: Connection, arenas: Sequence[Arena | None]) -> tuple[int
 
 
 class _InHeader(Flattener):
+    """Keeps all arrays in the header: there is no shared memory."""
+
     def is_in_header(self, buffer: memoryview) -> bool:
         return True
 

@@ -1,15 +1,15 @@
-"""Values as bytes and back, for stores, for other nodes and for relays; nothing is pickled.
+"""Encode values as bytes and decode them, for stores, for other nodes and for relays.
 
-A record is a head and contents. The head: the lengths of its two parts (4 bytes each), the outline
-(MessagePack: how the value is nested, and of what types), and the numbers (MessagePack: small
-values, lengths and shapes, in order). The contents: byte strings and the memory of arrays and
-tensors, in the order in which the outline comes to them, so there are no offsets to get wrong.
-Records of one kind have the same outline, so that their reader is made once. A byte string that is
-not nested has an empty outline, and no numbers.
+Nothing is pickled. A record is a head, then contents. The head holds the lengths of its two parts
+(4 bytes each), the schema (MessagePack: how the value is nested, and the types), and the numbers
+(MessagePack: small values, lengths and shapes, in order). The contents are byte strings and the
+memory of arrays and tensors, in the schema's order. No offsets are stored, so none can be wrong.
+Records of one kind have the same schema, so its reader is built once. A byte string that is not
+nested has an empty schema and no numbers.
 
-A record may come from another host, and be anything. Reading one runs no foreign code and imports
-nothing. It makes arrays of plain dtypes only (dtype ``O`` would take bytes for pointers), instances
-of already imported named tuples and dataclasses only, and takes no more memory than the record has
+A record from another host may hold anything. So decoding runs no foreign code and imports nothing.
+It builds arrays of plain dtypes only (dtype ``O`` would read bytes as pointers), and instances of
+named tuples and dataclasses that are already imported. It takes no more memory than the record has
 bytes.
 """
 
@@ -32,44 +32,45 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.basics import pytree
-from stoker.transport.dtypes import TENSOR_DTYPES, check_letters, is_plain, plain_dtype
+from stoker.transport.dtypes import TENSOR_DTYPES, check_code_points, is_plain, plain_dtype
 from stoker.transport.flatten import ALIGNMENT
 
 _LENGTHS = struct.Struct("<II")
-# No outline and no numbers: the bytes themselves follow.
-_BARE = _LENGTHS.pack(0, 0)
+# An empty schema and no numbers: the bytes themselves follow.
+_BYTES_HEAD = _LENGTHS.pack(0, 0)
 _PLAIN = (type(None), bool, float, str)
 _ZEROS = bytes(ALIGNMENT)
-# x87's long doubles have 63 bits of mantissa: 10 bytes, in 12 or 16.
-_PADS_LONG = np.finfo(np.longdouble).nmant == 63
-# Of an x87 long double: sign and exponent in two, mantissa in eight.
-_LONG_BYTES = 10
-# Outlines whose readers are kept: pipelines have a few, files with odd values may have any number.
-_KEPT = 256
-# Of the longest outline that is kept: readers take up to 51 times as much, 214 MB in all.
-_KEPT_BYTES = 1 << 14
-# Named tuples that are made up here, because nobody has imported theirs: damaged records are not to
-# make any number.
-_MOST_CLASSES = 256
-# Of nested parts: each takes three calls within each other, and Python stops at 1,000.
-_MOST_DEPTH = 100
-# Elements without bytes: nothing else in a record says how many there can be, so damage could ask
-# for any number.
-_MOST_EMPTY = 1 << 16
-_WORDS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64", 16: "complex128"}
-"""NumPy dtypes of the same size for a tensor's bytes: NumPy lacks some of torch's dtypes."""
+# An x87 long double has 63 bits of mantissa: 10 bytes of data, padded to 12 or 16.
+_LONGDOUBLE_IS_PADDED = np.finfo(np.longdouble).nmant == 63
+# Sign and exponent take two bytes of an x87 long double, the mantissa eight.
+_LONGDOUBLE_BYTES = 10
+# Readers that are kept. A pipeline needs a few; files with odd values may need any number.
+_MAX_READERS = 256
+# The longest schema whose reader is kept. A reader takes up to 51 times the memory of its schema,
+# so 256 readers take at most 214 MB.
+_MAX_KEPT_SCHEMA_BYTES = 1 << 14
+# Classes made here for named tuples that this process has not imported. Without a limit, damaged
+# records could fill the memory with classes.
+_MAX_MADE_CLASSES = 256
+# The deepest nesting. Each level takes three nested calls, and Python allows 1,000.
+_MAX_DEPTH = 100
+# The most elements of zero bytes in one array. Nothing else in a record bounds their number, so a
+# damaged record could ask for any.
+_MAX_EMPTY_ELEMENTS = 1 << 16
+_NUMPY_DTYPES = {1: "uint8", 2: "int16", 4: "int32", 8: "int64", 16: "complex128"}
+"""NumPy dtypes for a tensor's bytes, by item size: NumPy lacks some of torch's dtypes."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_numbers = msgspec.msgpack.Decoder(list[bool | int | float | str | list[int] | None]).decode
 _END = object()
-_written: weakref.WeakKeyDictionary[type, list[Any]] = weakref.WeakKeyDictionary()
+_tags: weakref.WeakKeyDictionary[type, list[Any]] = weakref.WeakKeyDictionary()
 
 
 class LeftOut:
-    """Stored for an example that a filter left out."""
+    """Stored in place of an example that a filter left out."""
 
     def __reduce__(self) -> str:
-        return "LEFT_OUT"  # one and the same in worker processes
+        return "LEFT_OUT"  # by name, so that worker processes get the same object
 
 
 LEFT_OUT = LeftOut()
@@ -84,107 +85,110 @@ class Damaged(ValueError):
 
 
 def encode(value: Any) -> list[bytes]:
-    """Return a value's record in pieces, to be joined. Arrays are copied, bytes are not.
+    """Return a value's record as a list of byte strings to join. Arrays are copied, bytes are not.
 
-    Raises TypeError for a part that cannot be encoded, with its place in the value.
+    Raises TypeError for a part that cannot be encoded; the message names the part's path.
     """
     if type(value) is bytes:
-        return [_BARE, value]
-    writer = _Writer(lends=False)
+        return [_BYTES_HEAD, value]
+    writer = _Writer(shares_memory=False)
     return [writer.head(value), *writer.contents]
 
 
 def decode(record: memoryview) -> Any:
-    """Return the value of a record; it shares no memory with it, and its arrays may be written.
+    """Return the value of a record, as copies that the caller owns and may write.
 
-    Raises UnknownType when a class is not imported, or has other fields now; Damaged for bytes that
-    ``encode`` has not written.
+    Raises UnknownType if a class is not imported or has other fields now, and Damaged for bytes
+    that ``encode`` did not write.
     """
     try:
-        outline_bytes, numbers_bytes = _LENGTHS.unpack_from(record)
-        middle = _LENGTHS.size + outline_bytes
-        start = middle + numbers_bytes
+        schema_bytes, numbers_bytes = _LENGTHS.unpack_from(record)
+        schema_end = _LENGTHS.size + schema_bytes
+        start = schema_end + numbers_bytes
         if start == _LENGTHS.size:
             return bytes(record[start:])
         head = bytes(record[:start])
-        form = _forms.get(head)
-        if form is not None and start + form[2] == len(record):
-            return np.ndarray(form[0], form[1], record, start).copy()
-        value = _read(head, middle, _Contents(record[start:], False))
+        array_form = _array_forms.get(head)
+        if array_form is not None and start + array_form[2] == len(record):
+            return np.ndarray(array_form[0], array_form[1], record, start).copy()
+        value = _read(head, schema_end, _Contents(record[start:], False))
     except (UnknownType, MemoryError):
         raise
-    except Exception as error:  # whatever it is, it is said of the bytes alone
+    except Exception as error:  # decoding calls no user code: only the bytes can be at fault
         raise Damaged(f"{type(error).__name__}: {error}") from error
     is_form = type(value) is np.ndarray and value.nbytes and value.dtype.kind not in "UV"
     if is_form and value.flags.c_contiguous:
-        if len(_forms) >= _KEPT:
-            _forms.clear()
-        _forms[head] = value.shape, value.dtype, value.nbytes
+        if len(_array_forms) >= _MAX_READERS:
+            _array_forms.clear()
+        _array_forms[head] = value.shape, value.dtype, value.nbytes
     return value
 
 
-def view(head: bytes, contents: Any) -> Any:
-    """Return the value of a record as views of its contents, a buffer of bytes.
+def decode_views(head: bytes, contents: Any) -> Any:
+    """Return the value of a record; its arrays and tensors are views of ``contents``.
 
-    Its arrays are read-only views of the contents, its tensors are views. A named tuple that this
-    process has not imported gets a new class. Raises as ``decode``.
+    Arrays are read-only, tensors are not. A named tuple that this process has not imported gets a
+    new class. Raises as ``decode`` does.
+
+    Args:
+        head: the head of the record.
+        contents: a buffer with all contents, one after another.
     """
     try:
-        if head == _BARE:
+        if head == _BYTES_HEAD:
             return bytes(contents)
-        outline_bytes, numbers_bytes = _LENGTHS.unpack_from(head)
-        middle = _LENGTHS.size + outline_bytes
-        if len(head) != middle + numbers_bytes:
-            raise ValueError("a head of another length")
-        return _read(head, middle, _Contents(memoryview(contents), True))
+        schema_bytes, numbers_bytes = _LENGTHS.unpack_from(head)
+        schema_end = _LENGTHS.size + schema_bytes
+        if len(head) != schema_end + numbers_bytes:
+            raise ValueError("the head has the wrong length")
+        return _read(head, schema_end, _Contents(memoryview(contents), True))
     except (UnknownType, MemoryError):
         raise
     except Exception as error:
         raise Damaged(f"{type(error).__name__}: {error}") from error
 
 
-def lend(value: Any) -> tuple[bytes, list[Any]]:
-    """Return the head and the contents of a value's record. Contents refer to the value's memory.
+def encode_views(value: Any) -> tuple[bytes, list[Any]]:
+    """Return the head and the contents of a value's record without copying dense arrays.
 
-    Dense arrays keep their memory layout, such as channels last.
-
-    Raises as ``encode``.
+    The contents refer to the value's memory. Dense arrays keep their memory layout, such as
+    channels last. Raises as ``encode`` does.
     """
     if type(value) is bytes:
-        return _BARE, [value]
-    writer = _Writer(lends=True)
+        return _BYTES_HEAD, [value]
+    writer = _Writer(shares_memory=True)
     return writer.head(value), writer.contents
 
 
 class RecordView:
-    """A record that unpickles as a view of its value."""
+    """A record that unpickles as its value; arrays are views of the pickle's buffer."""
 
     def __init__(self, head: bytes, contents: NDArray[np.uint8]) -> None:
         self._head = head
         self._contents = contents
 
     def __reduce__(self) -> Any:
-        return view, (self._head, pickle.PickleBuffer(self._contents.data))
+        return decode_views, (self._head, pickle.PickleBuffer(self._contents.data))
 
 
 # -- writing
 
 
 class _Writer:
-    """Collects the contents of a value, as copies or not."""
+    """Builds the head of one value's record, and collects its contents as copies or as views."""
 
-    def __init__(self, *, lends: bool) -> None:
+    def __init__(self, *, shares_memory: bool) -> None:
         self.contents: list[Any] = []
-        self._lends = lends
+        self._shares_memory = shares_memory
         self._numbers: list[Any] = []
         self._end = 0
 
     def head(self, value: Any) -> bytes:
-        outline = _encode(self._node(value, "", 0))
+        schema = _encode(self._add(value, "", 0))
         numbers = _encode(self._numbers)
-        return _LENGTHS.pack(len(outline), len(numbers)) + outline + numbers
+        return _LENGTHS.pack(len(schema), len(numbers)) + schema + numbers
 
-    def _node(self, value: Any, at: str, depth: int) -> Any:
+    def _add(self, value: Any, at: str, depth: int) -> Any:
         kind = type(value)
         if kind is str and not value.isascii() and value != value.encode(errors="ignore").decode():
             return self._text("surrogates", value.encode("utf-8", "surrogatepass"))
@@ -195,14 +199,16 @@ class _Writer:
             return self._text("bytes", value)
         if kind is bytearray:
             return self._text("bytearray", bytes(value))
-        if kind is np.bytes_ or kind is np.str_:  # as an array it would lose zeros at its end
-            return [kind.__name__, self._node(kind.__bases__[0](value), at, depth)]
-        tells_its_size = kind is np.ndarray and (value.itemsize or value.size <= _MOST_EMPTY)
-        if tells_its_size and _is_plain_dtype(value.dtype):
-            return ["array", _describe(value.dtype), *self._array(_without_padding(value))]
+        if kind is np.bytes_ or kind is np.str_:  # an array would drop trailing zeros
+            return [kind.__name__, self._add(kind.__bases__[0](value), at, depth)]
+        has_bounded_size = kind is np.ndarray and (
+            value.itemsize or value.size <= _MAX_EMPTY_ELEMENTS
+        )
+        if has_bounded_size and _is_plain_dtype(value.dtype):
+            return ["array", _describe_dtype(value.dtype), *self._array(_without_padding(value))]
         if isinstance(value, np.generic) and _is_plain_dtype(value.dtype):
-            self._add(_without_padding(np.asarray(value)).tobytes())
-            return ["scalar", _describe(value.dtype)]
+            self._add_content(_without_padding(np.asarray(value)).tobytes())
+            return ["scalar", _describe_dtype(value.dtype)]
         if kind is int:
             self._numbers.append(f"{value:x}")
             return "integer"
@@ -215,80 +221,84 @@ class _Writer:
             import torch
 
             value = value.detach().resolve_conj().resolve_neg()
-            words = value.view(getattr(torch, _WORDS[value.dtype.itemsize])).numpy()
-            return ["tensor", str(value.dtype).removeprefix("torch."), *self._array(words)]
-        if depth == _MOST_DEPTH:
-            raise TypeError(f"cannot store or send parts that are nested {depth} deep (at {at})")
-        return self._nested(value, kind, at, depth + 1)
+            same_bytes = value.view(getattr(torch, _NUMPY_DTYPES[value.dtype.itemsize])).numpy()
+            return ["tensor", str(value.dtype).removeprefix("torch."), *self._array(same_bytes)]
+        if depth == _MAX_DEPTH:
+            raise TypeError(
+                f"cannot store or send a value that is nested more than {depth} levels deep "
+                f"(at {at})"
+            )
+        return self._add_nested(value, kind, at, depth + 1)
 
-    def _nested(self, value: Any, kind: type, at: str, depth: int) -> list[Any]:
+    def _add_nested(self, value: Any, kind: type, at: str, depth: int) -> list[Any]:
         parts = pytree.children(value)
         tag = None if parts is None else _find_tag(value, kind, [name for name, _ in parts])
         if parts is None or tag is None:
             where = f" (at {at})" if at else ""
             raise TypeError(
-                f"cannot store or send a {kind.__module__}.{kind.__qualname__}{where}: arrays, "
-                "tensors on the CPU, bytes, strings and numbers can be, in tuples, lists, dicts, "
-                "named tuples and dataclasses, whose class is at the top of a module and which "
-                "hold no more than its fields. Turn it into an array, or cache before what makes it"
+                f"cannot store or send a {kind.__module__}.{kind.__qualname__}{where}. Arrays, CPU "
+                "tensors, bytes, strings and numbers work, and tuples, lists, dicts, named tuples "
+                "and dataclasses of them, if the class is at the top of a module and the instance "
+                "has no other attributes than its fields. Convert the value to an array, or put "
+                ".cache() before the stage that makes it"
             )
-        nodes = [self._node(part, f"{at}.{name}" if at else name, depth) for name, part in parts]
+        nodes = [self._add(part, f"{at}.{name}" if at else name, depth) for name, part in parts]
         if kind is dict:
-            tag = [*tag, [self._node(key, at, depth) for key in value]]
+            tag = [*tag, [self._add(key, at, depth) for key in value]]
         return [*tag, *nodes]
 
     def _text(self, tag: str, content: bytes) -> str:
         self._numbers.append(len(content))
-        self._add(content)
+        self._add_content(content)
         return tag
 
     def _array(self, array: NDArray[Any]) -> list[int]:
-        """Add an array; return the order of its axes in memory unless that is C's."""
+        """Add an array. Return the order of its axes in memory, or [] for C order."""
         self._numbers.append(array.shape)
         axes: list[int] = []
         if not array.nbytes:
             return axes
         if padding := -self._end % ALIGNMENT:
-            self._add(_ZEROS[:padding])
-        if not self._lends:
-            self._add(array.tobytes())
+            self._add_content(_ZEROS[:padding])
+        if not self._shares_memory:
+            self._add_content(array.tobytes())
             return axes
         if not array.flags.c_contiguous:
             order = sorted(range(array.ndim), key=lambda axis: -array.strides[axis])
-            turned = array.transpose(order)
-            if turned.flags.c_contiguous:
-                array, axes = turned, order
+            transposed = array.transpose(order)
+            if transposed.flags.c_contiguous:
+                array, axes = transposed, order
             else:
                 array = np.ascontiguousarray(array)
-        self._add(array.reshape(-1).view(np.uint8).data)
+        self._add_content(array.reshape(-1).view(np.uint8).data)
         return axes
 
-    def _add(self, content: bytes | memoryview) -> None:
+    def _add_content(self, content: bytes | memoryview) -> None:
         self.contents.append(content)
         self._end += len(content)
 
 
 def _find_tag(value: Any, kind: type, names: list[str]) -> list[Any] | None:
-    """Return the tag of a nested value's outline; None if its type cannot be restored."""
+    """Return the schema tag of a nested value; None if its type cannot be restored."""
     if kind is tuple or kind is list or kind is dict:
         return [kind.__name__]
     if getattr(value, "__dict__", {}).keys() - set(names):
         return None
-    tag = _written.get(kind)
+    tag = _tags.get(kind)
     if tag is None:
         is_tuple = isinstance(value, tuple) and hasattr(value, "_fields")
         name = f"{kind.__module__}:{kind.__qualname__}"
         if _find_class(name, names, is_tuple=is_tuple) is kind:
-            tag = _written[kind] = ["named" if is_tuple else "dataclass", name, names]
+            tag = _tags[kind] = ["named" if is_tuple else "dataclass", name, names]
     return tag
 
 
 def _without_padding(array: NDArray[Any]) -> NDArray[Any]:
-    """Return an array with its padding bytes set to zero."""
+    """Return an array with zeroed padding: padding may hold old memory of this process."""
     if not _has_padding(array.dtype):
         return array
     clean = np.zeros(array.shape, array.dtype)
-    _copy_numbers(clean, array)
+    _copy_without_padding(clean, array)
     return clean
 
 
@@ -296,22 +306,25 @@ def _has_padding(dtype: np.dtype[Any]) -> bool:
     if dtype.subdtype is not None:
         return _has_padding(dtype.subdtype[0])
     if dtype.names is None:
-        return _PADS_LONG and dtype.char in "gG"
+        return _LONGDOUBLE_IS_PADDED and dtype.char in "gG"
     fields = [dtype[name] for name in dtype.names]
     return sum(f.itemsize for f in fields) < dtype.itemsize or any(map(_has_padding, fields))
 
 
-def _copy_numbers(out: NDArray[Any], array: NDArray[Any]) -> None:
-    """Copy the numbers without the padding between them."""
+def _copy_without_padding(out: NDArray[Any], array: NDArray[Any]) -> None:
+    """Copy an array's numbers, but not the padding between them."""
     for name in array.dtype.names or ():
-        _copy_numbers(out[name], array[name])
+        _copy_without_padding(out[name], array[name])
     if array.dtype.names is None:
         if _has_padding(array.dtype):
             array = array.copy()
             size = np.dtype(np.longdouble).itemsize
             parts = array.reshape(-1).view(np.uint8).reshape(-1, size)
             parts[
-                :, slice(_LONG_BYTES, size) if array.dtype.isnative else slice(size - _LONG_BYTES)
+                :,
+                slice(_LONGDOUBLE_BYTES, size)
+                if array.dtype.isnative
+                else slice(size - _LONGDOUBLE_BYTES),
             ] = 0
         out[...] = array
 
@@ -319,23 +332,23 @@ def _copy_numbers(out: NDArray[Any], array: NDArray[Any]) -> None:
 def _is_plain_tensor(tensor: Any) -> bool:
     import torch
 
-    known = str(tensor.dtype).removeprefix("torch.") in TENSOR_DTYPES
-    strided = tensor.layout == torch.strided and tensor.device.type == "cpu"
-    return type(tensor) is torch.Tensor and strided and known
+    has_known_dtype = str(tensor.dtype).removeprefix("torch.") in TENSOR_DTYPES
+    is_dense_on_cpu = tensor.layout == torch.strided and tensor.device.type == "cpu"
+    return type(tensor) is torch.Tensor and is_dense_on_cpu and has_known_dtype
 
 
 def _is_plain_dtype(dtype: np.dtype[Any]) -> bool:
     """True if a dtype can be restored exactly."""
-    if dtype.names is None:  # other packages' dtypes call themselves V
+    if dtype.names is None:  # dtypes of other packages, such as bfloat16, have kind V too
         return is_plain(dtype.str) and (dtype.kind != "V" or dtype.type is np.void)
     try:
-        again = _parse_dtype(msgspec.msgpack.decode(_encode(_describe(dtype))))
+        restored = _parse_dtype(msgspec.msgpack.decode(_encode(_describe_dtype(dtype))))
     except (TypeError, ValueError):
         return False
-    return again == dtype and again.type is dtype.type
+    return restored == dtype and restored.type is dtype.type
 
 
-def _describe(dtype: np.dtype[Any]) -> Any:
+def _describe_dtype(dtype: np.dtype[Any]) -> Any:
     return dtype.str if dtype.names is None else np.lib.format.dtype_to_descr(dtype)
 
 
@@ -343,12 +356,12 @@ def _describe(dtype: np.dtype[Any]) -> Any:
 
 
 class _Contents:
-    """The contents of a record, taken one after the other.
+    """The contents of a record, read from the start to the end.
 
     Attributes:
         memory: all contents.
-        at: the offset of the next one.
-        is_lent: whether arrays are views of them.
+        at: the offset of the next content.
+        is_lent: whether decoded arrays are views of ``memory``; otherwise they are copies.
     """
 
     __slots__ = ("at", "is_lent", "memory")
@@ -362,73 +375,74 @@ class _Contents:
         start = self.at
         self.at = end = start + size
         if size < 0 or end > len(self.memory):
-            raise ValueError("there is less than the outline says")
+            raise ValueError("the contents are shorter than the schema says")
         return self.memory[start:end]
 
 
 _ReadPart = Callable[[Iterator[Any], _Contents], Any]
 _readers: dict[bytes, _ReadPart] = {}
-_forms: dict[bytes, tuple[tuple[int, ...], np.dtype[Any], int]] = {}
+_array_forms: dict[bytes, tuple[tuple[int, ...], np.dtype[Any], int]] = {}
 """Shape, dtype and bytes of an array that is not nested, by the head of its record."""
 
 
-def _read(head: bytes, middle: int, contents: _Contents) -> Any:
-    outline = head[_LENGTHS.size : middle]
-    read = _readers.get(outline)
+def _read(head: bytes, schema_end: int, contents: _Contents) -> Any:
+    schema = head[_LENGTHS.size : schema_end]
+    read = _readers.get(schema)
     if read is None:
-        read = _make_reader(msgspec.msgpack.decode(outline), 0)
-        if len(outline) <= _KEPT_BYTES:
-            if len(_readers) >= _KEPT:
+        read = _make_reader(msgspec.msgpack.decode(schema), 0)
+        if len(schema) <= _MAX_KEPT_SCHEMA_BYTES:
+            if len(_readers) >= _MAX_READERS:
                 _readers.clear()
-            _readers[outline] = read
-    numbers = iter(_decode_numbers(head[middle:]))
+            _readers[schema] = read
+    numbers = iter(_decode_numbers(head[schema_end:]))
     value = read(numbers, contents)
     if next(numbers, _END) is not _END or contents.at != len(contents.memory):
-        raise ValueError("there is more than the outline says")
+        raise ValueError("the record is longer than the schema says")
     return value
 
 
-def _make_reader(node: Any, depth: int) -> _ReadPart:
-    """Return a function that reads the values of an outline."""
-    if isinstance(node, str):
-        return _LEAVES[node]
-    if depth > _MOST_DEPTH:
-        raise ValueError("parts are nested too deep")
-    tag = node[0]
+def _make_reader(schema_node: Any, depth: int) -> _ReadPart:
+    """Return a function that decodes records of a schema."""
+    if isinstance(schema_node, str):
+        return _LEAVES[schema_node]
+    if depth > _MAX_DEPTH:
+        raise ValueError("the schema is nested too deep")
+    tag = schema_node[0]
     if tag == "array":
-        return _make_array_reader(_parse_dtype(node[1]), node[2:], is_tensor=False)
+        return _make_array_reader(_parse_dtype(schema_node[1]), schema_node[2:], is_tensor=False)
     if tag == "scalar":
-        return _make_scalar_reader(_parse_dtype(node[1]))
+        return _make_scalar_reader(_parse_dtype(schema_node[1]))
     if tag == "tensor":
-        return _make_tensor_reader(node[1], node[2:])
+        return _make_tensor_reader(schema_node[1], schema_node[2:])
     if tag == "dict":
-        keys = [_make_reader(key, depth + 1) for key in node[1]]
-        values = [_make_reader(child, depth + 1) for child in node[2:]]
+        keys = [_make_reader(key, depth + 1) for key in schema_node[1]]
+        values = [_make_reader(child, depth + 1) for child in schema_node[2:]]
 
         def read_dict(numbers: Iterator[Any], contents: _Contents) -> Any:
-            found = [read(numbers, contents) for read in values]  # as they were written
+            # The writer adds all values before the keys, so they are read in that order.
+            found = [read(numbers, contents) for read in values]
             return dict(zip([read(numbers, contents) for read in keys], found, strict=True))
 
         return read_dict
     if tag in ("bytes_", "str_"):
         kind = np.bytes_ if tag == "bytes_" else np.str_
-        return _make_text_reader(kind, _make_reader(node[1], depth + 1))
+        return _make_text_reader(kind, _make_reader(schema_node[1], depth + 1))
     if tag in ("list", "tuple"):
-        parts = [_make_reader(child, depth + 1) for child in node[1:]]
+        parts = [_make_reader(child, depth + 1) for child in schema_node[1:]]
         if tag == "list":
             return lambda numbers, contents: [read(numbers, contents) for read in parts]
         return lambda numbers, contents: tuple([read(numbers, contents) for read in parts])
     if tag in ("named", "dataclass"):
-        fields = [_make_reader(child, depth + 1) for child in node[3:]]
-        return _make_named_reader(node[1], node[2], fields, is_tuple=tag == "named")
-    raise ValueError(f"no part of a value: {tag!r}")
+        fields = [_make_reader(child, depth + 1) for child in schema_node[3:]]
+        return _make_named_reader(schema_node[1], schema_node[2], fields, is_tuple=tag == "named")
+    raise ValueError(f"unknown tag in the schema: {tag!r}")
 
 
 def _make_text_reader(kind: type[np.bytes_] | type[np.str_], inner: _ReadPart) -> _ReadPart:
     def read(numbers: Iterator[Any], contents: _Contents) -> Any:
         content = inner(numbers, contents)
-        if type(content) is not kind.__bases__[0]:  # of a number it would make as many zeros
-            raise TypeError(f"{kind.__name__} of a {type(content).__name__}")
+        if type(content) is not kind.__bases__[0]:  # np.bytes_(n) would allocate n zeros
+            raise TypeError(f"{kind.__name__} expected text, got a {type(content).__name__}")
         return kind(content)
 
     return read
@@ -438,18 +452,18 @@ def _make_named_reader(
     name: str, names: list[str], parts: list[_ReadPart], *, is_tuple: bool
 ) -> _ReadPart:
     if len(names) != len(parts):
-        raise ValueError("as many names as parts")
+        raise ValueError("the numbers of field names and of fields differ")
     module, _, path = name.partition(":")
     kind: type | None = None
 
     def find(contents: _Contents) -> Any:
-        """Return the current class of that name."""
+        """Return the class as it is imported now: a reload may have replaced it."""
         nonlocal kind
         found = kind
         if found is None or getattr(sys.modules.get(module), "__dict__", {}).get(path) is not found:
             found = kind = _find_class(name, names, is_tuple=is_tuple)
         if found is None and is_tuple and contents.is_lent:
-            return _make_up(path.rpartition(".")[2], tuple(names))
+            return _make_namedtuple(path.rpartition(".")[2], tuple(names))
         if found is None:
             raise UnknownType(f"{module}.{path}")
         return found
@@ -458,46 +472,47 @@ def _make_named_reader(
         return tuple.__new__(find(contents), [read(numbers, contents) for read in parts])
 
     def read_dataclass(numbers: Iterator[Any], contents: _Contents) -> Any:
-        # Without ``__init__``, which may take other arguments, or check what was checked when it
-        # was made.
-        made: Any = object.__new__(find(contents))
+        # ``__init__`` is not called: it may take other arguments, and its checks passed when the
+        # original was made.
+        instance: Any = object.__new__(find(contents))
         for field, read in zip(names, parts, strict=True):
-            object.__setattr__(made, field, read(numbers, contents))  # frozen ones included
-        return made
+            object.__setattr__(instance, field, read(numbers, contents))  # works if it is frozen
+        return instance
 
     return read_tuple if is_tuple else read_dataclass
 
 
 def _find_class(name: str, names: Sequence[str], *, is_tuple: bool) -> type | None:
-    """Return an already imported class with these fields. Imports nothing."""
+    """Return a class with these fields if it is imported already, else None. Imports nothing."""
     module, _, path = name.partition(":")
     main = sys.modules["__main__"]
-    # Whoever wrote it may have imported as a module what runs here as the script.
+    # The writer may have imported as a module the file that runs here as the script.
     is_script = os.path.basename(getattr(main, "__file__", None) or "") == f"{module}.py"
     for place in [sys.modules.get(module)] + [main] * is_script:
         found: Any = place
         for part in path.split("."):
-            found = getattr(found, "__dict__", {}).get(part)  # no code of the module may run
-        if isinstance(found, type) and _fields_of(found, is_tuple=is_tuple) == list(names):
+            # Not getattr(): a module's ``__getattr__`` or a property would run its code.
+            found = getattr(found, "__dict__", {}).get(part)
+        if isinstance(found, type) and _field_names(found, is_tuple=is_tuple) == list(names):
             return found
     return None
 
 
-def _fields_of(kind: type, *, is_tuple: bool) -> list[str] | None:
+def _field_names(kind: type, *, is_tuple: bool) -> list[str] | None:
     if is_tuple and issubclass(kind, tuple):
         return list(getattr(kind, "_fields", [None]))
     return [f.name for f in dataclasses.fields(kind)] if dataclasses.is_dataclass(kind) else None
 
 
-@functools.lru_cache(maxsize=_MOST_CLASSES)
-def _make_up(name: str, names: tuple[str, ...]) -> Any:
-    return namedtuple(name, names)  # raises ValueError for what are no names
+@functools.lru_cache(maxsize=_MAX_MADE_CLASSES)
+def _make_namedtuple(name: str, names: tuple[str, ...]) -> Any:
+    return namedtuple(name, names)  # raises ValueError for invalid names
 
 
 def _make_array_reader(dtype: np.dtype[Any], axes: list[int], *, is_tensor: bool) -> _ReadPart:
     if sorted(axes) != list(range(len(axes))):
-        raise ValueError("these are no axes")
-    back = sorted(range(len(axes)), key=axes.__getitem__)
+        raise ValueError("the axes are not a permutation")
+    inverse = sorted(range(len(axes)), key=axes.__getitem__)
     size, is_text = dtype.itemsize, dtype.kind in "UV"
 
     def read(numbers: Iterator[Any], contents: _Contents) -> NDArray[Any]:
@@ -509,18 +524,18 @@ def _make_array_reader(dtype: np.dtype[Any], axes: list[int], *, is_tensor: bool
             if not axes:
                 array: NDArray[Any] = np.ndarray(shape, dtype, contents.memory, start)
             elif len(axes) == len(shape):
-                laid_out = [shape[axis] for axis in axes]
-                array = np.ndarray(laid_out, dtype, contents.memory, start).transpose(back)
+                memory_shape = [shape[axis] for axis in axes]
+                array = np.ndarray(memory_shape, dtype, contents.memory, start).transpose(inverse)
             else:
-                raise ValueError("as many axes as the shape has")
+                raise ValueError("the numbers of axes and of dimensions differ")
             if not contents.is_lent:
                 array = array.copy("K")
             if is_text:
-                check_letters(array)
-        elif count <= _MOST_EMPTY:
-            array = np.ndarray(shape, dtype)  # np.empty has no strings of no length
+                check_code_points(array)
+        elif count <= _MAX_EMPTY_ELEMENTS:
+            array = np.ndarray(shape, dtype)  # np.empty would widen strings of length 0
         else:
-            raise ValueError(f"{count} elements without bytes")
+            raise ValueError(f"the array has {count} elements of 0 bytes, which is too many")
         if contents.is_lent and not is_tensor:
             array.flags.writeable = False
         return array
@@ -531,7 +546,7 @@ def _make_array_reader(dtype: np.dtype[Any], axes: list[int], *, is_tensor: bool
 def _make_scalar_reader(dtype: np.dtype[Any]) -> _ReadPart:
     def read(numbers: Iterator[Any], contents: _Contents) -> Any:
         scalar = np.ndarray((), dtype, bytearray(contents.take(dtype.itemsize)))
-        check_letters(scalar)
+        check_code_points(scalar)
         return scalar[()]
 
     return read
@@ -541,9 +556,9 @@ def _make_tensor_reader(name: str, axes: list[int]) -> _ReadPart:
     import torch
 
     if name not in TENSOR_DTYPES:
-        raise ValueError(f"no dtype: {name!r}")
+        raise ValueError(f"unknown tensor dtype: {name!r}")
     dtype = getattr(torch, name)
-    read = _make_array_reader(np.dtype(_WORDS[dtype.itemsize]), axes, is_tensor=True)
+    read = _make_array_reader(np.dtype(_NUMPY_DTYPES[dtype.itemsize]), axes, is_tensor=True)
     return lambda numbers, contents: torch.from_numpy(read(numbers, contents)).view(dtype)
 
 
@@ -551,14 +566,14 @@ def _parse_dtype(description: Any) -> np.dtype[Any]:
     """Return a dtype of plain numbers, texts and bytes. Raises ValueError, TypeError."""
     if isinstance(description, str):
         return plain_dtype(description)
-    made = np.lib.format.descr_to_dtype(_restore_tuples(description))
-    if made.hasobject:
-        raise ValueError("a dtype of objects")
-    return made
+    instance = np.lib.format.descr_to_dtype(_restore_tuples(description))
+    if instance.hasobject:
+        raise ValueError("the dtype holds Python objects")
+    return instance
 
 
 def _restore_tuples(description: Any) -> Any:
-    """Return a dtype's description with the tuples that MessagePack made lists."""
+    """Return a dtype's description with tuples again: MessagePack turns tuples into lists."""
     if isinstance(description, str):
         return plain_dtype(description).str
     return [

@@ -1,7 +1,7 @@
-"""Flattening values: a header, and the buffers of the value's arrays.
+"""Pickle a value as a header and the buffers of its arrays.
 
-The header is a pickle (protocol 5). The buffers hold the bytes of arrays and tensors, which the
-receiver finds in shared memory.
+The header is a pickle of protocol 5. The buffers are the memory of arrays and tensors; the receiver
+finds them in shared memory.
 """
 
 from __future__ import annotations
@@ -16,22 +16,23 @@ from numpy.typing import NDArray
 
 from stoker.basics import pytree
 
-# Of buffers in shared memory, in bytes: a cache line, and enough for all vector instructions.
+# Buffers in shared memory begin at multiples of 64 bytes: a cache line, and the widest vector
+# register (AVX-512).
 ALIGNMENT = 64
 
 
 class Flattener:
     """Pickles a value into a header; the bytes of its arrays and tensors become buffers.
 
-    An array that occurs twice is one array in the result. Subclasses of arrays and tensors, and
-    tensors that are not dense or not on the CPU, are pickled by their own methods.
+    An array that occurs twice in the value is one array in the result. Subclasses of arrays and
+    tensors, and tensors that are not dense or not on the CPU, are pickled by their own methods.
 
     Attributes:
         buffers: the buffers, in order, each contiguous.
     """
 
     read_only = False
-    """Whether arrays come out read-only; else those are that went in so."""
+    """Whether all arrays are unpickled read-only; otherwise arrays keep their own flag."""
 
     def __init__(self) -> None:
         self.buffers: list[memoryview] = []
@@ -39,29 +40,29 @@ class Flattener:
     def flatten(self, value: Any) -> bytes:
         """Return the header of a value. Raises pickle's errors."""
         header = BytesIO()
-        # A pickler with callbacks of its own would be a cycle, kept until it is collected; and
-        # Python 3.11 crashes when it collects a cycle that a memoryview is in.
+        # A subclass of Pickler with the callbacks as methods would refer to itself. Such a cycle
+        # lives until it is collected, and Python 3.11 crashes if a memoryview is part of it.
         pickler = _Pickler(header, 5, buffer_callback=self._keep)
-        pickler.reducer_override = self.reduced
+        pickler.reducer_override = self.reduce
         pickler.dump(value)
         return header.getvalue()
 
-    def reduced(self, value: Any) -> Any:
-        """Return the reduction of arrays and tensors."""
+    def reduce(self, value: Any) -> Any:
+        """Return how to pickle an array or tensor; NotImplemented for other values."""
         if type(value) is np.ndarray and not value.dtype.hasobject and value.dtype.itemsize:
             if value.flags.c_contiguous and not self.read_only:
-                return NotImplemented  # NumPy's own way does the same, faster
+                return NotImplemented  # NumPy's own reduction does the same, faster
             return _array, self._parts(value, self.read_only or not value.flags.writeable)
         if pytree.is_tensor(value):
-            return self._reduced_tensor(value)
+            return self._reduce_tensor(value)
         return NotImplemented
 
     def is_in_header(self, buffer: memoryview) -> bool:
-        """True if a buffer is pickled in the header."""
+        """True if a buffer is to be pickled in the header, not beside it."""
         return False
 
     def has_place(self, array: NDArray[Any]) -> bool:
-        """True if an array can be handed over in place, with its gaps."""
+        """True if a non-contiguous array need not be copied: the receiver maps its memory."""
         return False
 
     def _keep(self, pickled: pickle.PickleBuffer) -> bool:
@@ -71,7 +72,7 @@ class Flattener:
         self.buffers.append(buffer)
         return False
 
-    def _reduced_tensor(self, tensor: Any) -> Any:
+    def _reduce_tensor(self, tensor: Any) -> Any:
         import torch
 
         plain = type(tensor) is torch.Tensor and tensor.layout == torch.strided
@@ -80,7 +81,7 @@ class Flattener:
         tensor = tensor.detach().resolve_conj().resolve_neg()
         try:
             return _tensor, (None, *self._parts(tensor.numpy(), read_only=False))
-        except TypeError:  # a dtype that NumPy does not have
+        except TypeError:  # NumPy lacks this dtype: send integers of the same size
             word = (torch.uint8, torch.int16, torch.int32, torch.int64)
             array = tensor.contiguous().view(word[tensor.dtype.itemsize.bit_length() - 1]).numpy()
             dtype = str(tensor.dtype).removeprefix("torch.")
@@ -100,7 +101,10 @@ class _Pickler(pickle.Pickler):
 
 
 class _Span:
-    """All bytes from an array's lowest to its highest; its first element is at ``start``."""
+    """The bytes from an array's lowest address to its highest; its first element is at ``start``.
+
+    NumPy reads it through ``__array_interface__``, so gaps between the elements are included.
+    """
 
     def __init__(self, array: NDArray[Any], read_only: bool) -> None:
         first = array.__array_interface__["data"][0]
@@ -108,7 +112,7 @@ class _Span:
         if not array.flags.c_contiguous:
             low, high = np.lib.array_utils.byte_bounds(array)
         self.start = first - low
-        self._array = array  # whoever refers to the span keeps it
+        self._array = array  # keeps the memory alive as long as the span
         self.__array_interface__ = {
             "version": 3,
             "typestr": "|u1",
@@ -130,8 +134,8 @@ def _tensor(name: str | None, *parts: Any) -> Any:
     return tensor if name is None else tensor.view(getattr(torch, name))
 
 
-def starts_of(sizes: Sequence[int]) -> list[int]:
-    """Return the offsets of consecutive buffers of these sizes, and the end of the last."""
+def aligned_offsets(sizes: Sequence[int]) -> list[int]:
+    """Return aligned offsets for consecutive buffers of these sizes, and the end of the last."""
     starts = [0]
     for size in sizes:
         starts.append(starts[-1] + -(-size // ALIGNMENT) * ALIGNMENT)

@@ -1,14 +1,13 @@
-"""An authenticated connection between hosts: encrypted frames in both directions. Where a process
-listens: ``host:port``.
+"""An authenticated connection between hosts that carries frames in both directions.
 
-A process with the cluster's token may connect. Both ends prove that they have the token: each
-answers the other's random challenge by HMAC, before any other byte is read. The answer includes the
-listener's mode of the connection: encrypted, within a host, or plain because its user trusts the
-network. So an attacker on the way cannot weaken the encryption.
+Any process with the cluster's token may connect. Each end proves that it has the token: it answers
+the other's random nonce with an HMAC before any other byte is read. The HMAC covers the mode that
+the listener chose: encrypted, within a host, or plain because its user trusts the network. So an
+attacker between the hosts cannot weaken the encryption.
 
-A frame is a header of a few bytes and a body of any length. The header carries a keyed digest of
-itself and of its place on this connection: a frame of another connection, or a frame that was left
-out, doubled or moved, ends it, plain or not. Checking the body is the caller's task.
+A frame is a short header and a body of any length. The header carries a keyed digest of itself and
+of its number on this connection. So a frame of another connection ends this one, and so does a
+frame that is missing, doubled or out of order, encrypted or not. Callers check the body themselves.
 """
 
 from __future__ import annotations
@@ -38,9 +37,9 @@ if TYPE_CHECKING:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Return host and port of ``host:port``, or ``[host]:port`` with an address of IPv6.
+    """Return host and port of ``host:port``, or of ``[host]:port`` with an IPv6 address.
 
-    Raises ValueError.
+    Raises ValueError for other texts.
     """
     host, separator, port = address.rpartition(":")
     is_bracketed = host.startswith("[") and host.endswith("]")
@@ -49,7 +48,7 @@ def split_address(address: str) -> tuple[str, int]:
     is_port = port.isascii() and port.isdigit() and int(port) < 1 << 16
     if not (separator and host and is_port) or (":" in host and not is_bracketed):
         raise ValueError(
-            f"an address is host:port, or [host]:port with an address of IPv6, not {address!r}"
+            f"an address must be host:port, or [host]:port for IPv6, but it is {address!r}"
         )
     return host, int(port)
 
@@ -60,58 +59,60 @@ def joined_address(host: str, port: int) -> str:
 
 
 def local_host_towards(host: str) -> str:
-    """Return this host's own address on the interface that leads to another host.
+    """Return this host's address on the interface that leads to another host.
 
-    Nothing is sent. Raises OSError if no interface does.
+    Nothing is sent. Raises OSError if there is no such interface.
     """
-    # Any port will do: connecting a datagram socket sends nothing.
-    family, _, _, _, target = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+    # Any port will do (9 is "discard"): connecting a datagram socket sends nothing.
+    family, _, _, _, address_there = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect(target)
+        probe.connect(address_there)
         return str(probe.getsockname()[0])
 
 
-# As much as this side allocates for a peer's header; 2**14 keys of 16 bytes take 256 KiB of it.
+# The most that this side allocates for a peer's header. The largest one in use, 2**14 cache keys of
+# 16 bytes, takes 256 KiB.
 MAX_HEADER_BYTES = 16 << 20
-# More than any item or batch of use has; a damaged or hostile frame asks for no more. Chosen, not
-# measured.
+# More than a useful item or batch has, so that a damaged or hostile frame cannot ask for more.
+# Chosen, not measured.
 MAX_BODY_BYTES = 4 << 30
 
-_GREETING = b"stoker\x00\x02"  # the last byte: version of what follows
-# 256 bits, as long as the digests that they go into: none comes twice.
+_GREETING = b"stoker\x00\x02"  # the last byte is the version of the protocol
+# 256 random bits: the same nonce never comes twice.
 _NONCE_BYTES = 32
-# Of a keyed digest: as long as the token, so that guessing one is no easier than the other.
+# SHA-256, as long as the token: guessing a proof is no easier than guessing the token.
 _PROOF_BYTES = 32
 _WELCOME = b"\x01"
-_SIDES = (b"connects", b"listens")
-_MARK = b"STKF"
-_FRONT = struct.Struct("<4sIQ")  # mark, bytes of the header, of the body; then their digest
-# 128 bits of a header: a forger has one try, for the connection ends with a wrong one.
+_DIRECTIONS = (b"connects", b"listens")
+_MAGIC = b"STKF"
+_PREFIX = struct.Struct("<4sIQ")  # magic, header bytes, body bytes; the digest follows
+# 128 bits are enough for a header: a wrong digest ends the connection, so a forger has one try.
 _DIGEST_BYTES = 16
-# How a connection goes on, as the side that listens says.
-_BY_TOKEN = b"t"
-_BY_CERTIFICATES = b"c"
-_WITHIN_HOST = b"h"
-_INSECURE = b"i"
-# Of one system call; the kernel takes 1,024.
-_PARTS = 1_000
+# The listener's choice for a connection: encrypted by the token, encrypted by certificates, plain
+# because it stays within this host, plain because the user trusts the network.
+_MODE_TOKEN = b"t"
+_MODE_CERTIFICATES = b"c"
+_MODE_WITHIN_HOST = b"h"
+_MODE_INSECURE = b"i"
+# Buffers for one sendmsg(); the kernel takes up to 1,024 (IOV_MAX).
+_MAX_PARTS = 1_000
 
 Socket: TypeAlias = "socket.socket | EncryptedSocket"
 Buffer = bytes | bytearray | memoryview | np.ndarray
-Place = Callable[[bytes, int], memoryview]
-"""Returns writable memory for a body, by the frame's header and the body's bytes."""
+Allocate = Callable[[bytes, int], memoryview]
+"""Takes a frame's header and its body's size in bytes; returns writable memory for the body."""
 
 
 class LinkError(OSError):
-    """A connection cannot be made or has ended; the last request may or may not have been done."""
+    """A connection failed or ended. The peer may or may not have carried out the last request."""
 
 
 class LinkRefused(LinkError):
-    """The other end belongs to another cluster or version: retrying does not help."""
+    """The peer belongs to another cluster or runs another version. A retry does not help."""
 
 
 class Keys(NamedTuple):
-    """The keys of frame digests, one for each direction."""
+    """The keys for frame digests, one for each direction."""
 
     sending: bytes
     receiving: bytes
@@ -120,14 +121,14 @@ class Keys(NamedTuple):
 class Link:
     """A connection to a process of the same cluster.
 
-    One thread at a time may send, and one receive. An exception in the middle of a frame ends the
-    connection: what follows could not be told from the rest of that frame.
+    One thread at a time may send, and one may receive. An exception in the middle of a frame ends
+    the connection: nobody could tell where the next frame begins.
 
     Args:
-        connected: a socket whose other end has proved that it has the token.
-        peer: the other side's address.
+        connected: a socket whose peer has proved that it has the token.
+        peer: the peer's address.
         timeout_s: the longest silence within a frame, in seconds.
-        keys: this connection's own keys; by default none, for sockets that no other process can
+        keys: the keys of this connection; by default none, for sockets that no other process can
             reach.
     """
 
@@ -137,9 +138,9 @@ class Link:
         self.peer = peer
         self._socket = connected
         self._keys = keys or Keys(b"", b"")
-        self._sent = self._received = 0  # frames
+        self._sent_count = self._received_count = 0  # frames
         self.set_timeout(timeout_s)
-        # A connection that nobody closed would keep its peer waiting until the interpreter ends.
+        # A link that nobody closed would keep its peer waiting until the interpreter ends.
         weakref.finalize(self, connected.close)
 
     @classmethod
@@ -156,21 +157,22 @@ class Link:
             tls: certificates of this host; the listener must then have certificates, too. None: the
                 token encrypts.
 
-        Raises LinkError, LinkRefused, ValueError for an invalid address; TokenError.
+        Raises LinkError, or LinkRefused if a retry cannot help; ValueError for an invalid address;
+        TokenError for unusable certificate files.
         """
         host, port = split_address(address)
         contexts = _contexts(token, tls, host, server=False)
-        until = time.monotonic() + timeout_s
+        until_s = time.monotonic() + timeout_s
         try:
-            made = socket.create_connection((host, port), timeout_s)
+            sock = socket.create_connection((host, port), timeout_s)
         except OSError as error:
             raise LinkError(f"{address} does not answer: {error}") from error
-        return _proven(
-            made,
+        return _handshake(
+            sock,
             address,
             timeout_s,
-            until,
-            lambda: _introduce(made, token, purpose.encode(), until, address, contexts),
+            until_s,
+            lambda: _client_handshake(sock, token, purpose.encode(), until_s, address, contexts),
         )
 
     @classmethod
@@ -189,14 +191,16 @@ class Link:
 
         Raises LinkError.
         """
-        until = time.monotonic() + timeout_s
+        until_s = time.monotonic() + timeout_s
         contexts = _contexts(token, tls, connected.getsockname()[0], server=True)
-        return _proven(
+        return _handshake(
             connected,
             peer,
             timeout_s,
-            until,
-            lambda: _examine(connected, token, purpose.encode(), until, contexts, insecure),
+            until_s,
+            lambda: _server_handshake(
+                connected, token, purpose.encode(), until_s, contexts, insecure
+            ),
         )
 
     def set_timeout(self, timeout_s: float) -> None:
@@ -208,15 +212,15 @@ class Link:
 
         Raises LinkError.
         """
-        views = [view.cast("B") for view in map(_view, parts) if view.nbytes]
+        views = [view.cast("B") for view in map(_byte_view, parts) if view.nbytes]
         body_bytes = sum(view.nbytes for view in views)
         if len(header) > MAX_HEADER_BYTES or body_bytes > MAX_BODY_BYTES:
             raise ValueError(
-                f"a frame has a header of up to {MAX_HEADER_BYTES} bytes and a body of up to "
-                f"{MAX_BODY_BYTES}, not {len(header)} and {body_bytes}"
+                f"a frame may have a header of {MAX_HEADER_BYTES} bytes and a body of "
+                f"{MAX_BODY_BYTES} bytes at most, but these have {len(header)} and {body_bytes}"
             )
         try:
-            _send_all(self._socket, [memoryview(self._head(header, body_bytes)), *views])
+            _send_all(self._socket, [memoryview(self._next_header(header, body_bytes)), *views])
         except OSError as error:
             self.close()
             raise LinkError(f"the connection to {self.peer} ended: {error}") from error
@@ -225,21 +229,21 @@ class Link:
             raise
 
     def receive(
-        self, place: Place | None = None, *, wait_s: float | None = None
+        self, allocate: Allocate | None = None, *, wait_s: float | None = None
     ) -> tuple[bytes, memoryview]:
         """Return header and body of the next frame.
 
         Args:
-            place: returns memory for the body; by default new memory, owned by the caller.
-            wait_s: how long a frame may take to begin, in seconds; None: for ever.
+            allocate: returns memory for the body; by default new memory, owned by the caller.
+            wait_s: how long to wait for a frame to begin, in seconds; None: for ever.
 
-        Raises TimeoutError if none begins in that time (the connection stays usable); EOFError if
-        the other end closed it after a whole frame; LinkError.
+        Raises TimeoutError if no frame begins in that time (the connection stays usable); EOFError
+        if the peer closed the connection after a whole frame; LinkError.
         """
-        if not self._begins(wait_s):
+        if not self._wait_for_frame(wait_s):
             raise TimeoutError(f"{self.peer} has sent nothing for {wait_s:g} s")
         try:
-            return self._frame(place)
+            return self._receive_frame(allocate)
         except EOFError:
             self.close()
             raise
@@ -256,60 +260,60 @@ class Link:
     def close(self) -> None:
         """End the connection, from any thread; a waiting `receive` raises.
 
-        The socket itself is closed with this object: its number must not be reused while a thread
-        may still wait for it.
+        The socket itself is closed when this object is freed: its descriptor must not be reused
+        while a thread may still wait for it.
         """
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
-    def _head(self, header: bytes, body_bytes: int) -> bytes:
-        front = _FRONT.pack(_MARK, len(header), body_bytes)
-        digest = _digest(self._keys.sending, self._sent, front, header)
-        self._sent += 1
-        return front + digest + header
+    def _next_header(self, header: bytes, body_bytes: int) -> bytes:
+        prefix = _PREFIX.pack(_MAGIC, len(header), body_bytes)
+        digest = _digest(self._keys.sending, self._sent_count, prefix, header)
+        self._sent_count += 1
+        return prefix + digest + header
 
-    def _begins(self, wait_s: float | None) -> bool:
+    def _wait_for_frame(self, wait_s: float | None) -> bool:
         if not isinstance(self._socket, socket.socket) and self._socket.pending():
             return True
         number = self._socket.fileno()
         if number < 0:
-            raise LinkError(f"the connection to {self.peer} is another process's")
+            raise LinkError(f"the connection to {self.peer} belongs to another process")
         waiting = select.poll()
         waiting.register(number, select.POLLIN)
         return bool(waiting.poll(None if wait_s is None else wait_s * 1e3))
 
-    def _frame(self, place: Place | None) -> tuple[bytes, memoryview]:
-        head = bytearray(_FRONT.size + _DIGEST_BYTES)
-        got = self._socket.recv_into(head)
-        if not got:
+    def _receive_frame(self, allocate: Allocate | None) -> tuple[bytes, memoryview]:
+        head = bytearray(_PREFIX.size + _DIGEST_BYTES)
+        count = self._socket.recv_into(head)
+        if not count:
             raise EOFError(f"{self.peer} closed the connection")
-        _receive_all(self._socket, memoryview(head)[got:])
-        front, found = bytes(head[: _FRONT.size]), bytes(head[_FRONT.size :])
-        mark, header_bytes, body_bytes = _FRONT.unpack(front)
-        if mark != _MARK or header_bytes > MAX_HEADER_BYTES or body_bytes > MAX_BODY_BYTES:
-            raise LinkError(f"{self.peer} sent what is no frame")
+        _receive_into(self._socket, memoryview(head)[count:])
+        prefix, received_digest = bytes(head[: _PREFIX.size]), bytes(head[_PREFIX.size :])
+        magic, header_bytes, body_bytes = _PREFIX.unpack(prefix)
+        if magic != _MAGIC or header_bytes > MAX_HEADER_BYTES or body_bytes > MAX_BODY_BYTES:
+            raise LinkError(f"{self.peer} sent bytes that are not a frame")
         header = bytearray(header_bytes)
-        _receive_all(self._socket, memoryview(header))
-        digest = _digest(self._keys.receiving, self._received, front, header)
-        if not hmac.compare_digest(found, digest):
-            raise LinkError(f"{self.peer} sent a damaged frame, or it belongs elsewhere")
-        self._received += 1
-        if place is None:
-            body = _view(np.empty(body_bytes, np.uint8))
+        _receive_into(self._socket, memoryview(header))
+        digest = _digest(self._keys.receiving, self._received_count, prefix, header)
+        if not hmac.compare_digest(received_digest, digest):
+            raise LinkError(f"{self.peer} sent a frame that is damaged, out of order or forged")
+        self._received_count += 1
+        if allocate is None:
+            body = _byte_view(np.empty(body_bytes, np.uint8))
         else:
-            body = place(bytes(header), body_bytes)
-        _receive_all(self._socket, body)
+            body = allocate(bytes(header), body_bytes)
+        _receive_into(self._socket, body)
         return bytes(header), body
 
 
-def _view(memory: Buffer) -> memoryview:
+def _byte_view(memory: Buffer) -> memoryview:
     return memoryview(memory)  # type: ignore[arg-type]  # arrays have buffers; Python 3.11 has no name for that
 
 
-def _digest(key: bytes, place: int, front: bytes, header: bytes | bytearray) -> bytes:
-    """Return a digest that binds a header to its connection, direction and position."""
-    hashed = hashlib.blake2b(place.to_bytes(8, "little"), key=key, digest_size=_DIGEST_BYTES)
-    hashed.update(front)
+def _digest(key: bytes, number: int, prefix: bytes, header: bytes | bytearray) -> bytes:
+    """Return a digest that binds a header to its connection, direction and number."""
+    hashed = hashlib.blake2b(number.to_bytes(8, "little"), key=key, digest_size=_DIGEST_BYTES)
+    hashed.update(prefix)
     hashed.update(header)
     return hashed.digest()
 
@@ -322,202 +326,219 @@ class _Contexts(NamedTuple):
 
 
 def _contexts(token: bytes, tls: Tls | None, host: str, *, server: bool) -> _Contexts:
-    """Raises TokenError."""
+    """Return the contexts for either mode of encryption. Raises TokenError."""
     if tls is None and not _is_loopback(host):
-        token_context(token, server=server)  # it takes time, and nobody waits yet
+        # Making the certificate takes 20 ms (bench/encryption.py): do it before a peer waits.
+        token_context(token, server=server)
     return _Contexts(
         None if tls is None else tls.context(server=server),
         lambda: token_context(token, server=server),
     )
 
 
-class _Terms(NamedTuple):
-    """The agreed terms of a connection."""
+class _Session(NamedTuple):
+    """The result of a handshake."""
 
-    manner: bytes
+    mode: bytes
+    """One of ``_MODE_...``."""
     context: ssl.SSLContext | None
-    """The TLS context; None: no encryption."""
+    """The TLS context; None: the connection is not encrypted."""
     keys: Keys
     is_listening: bool
 
 
-def _proven(
-    made: socket.socket, who: str, timeout_s: float, until: float, prove: Callable[[], _Terms]
+def _handshake(
+    sock: socket.socket,
+    peer_name: str,
+    timeout_s: float,
+    until_s: float,
+    handshake: Callable[[], _Session],
 ) -> Link:
-    """Authenticate both ends, and encrypt the connection if agreed."""
-    connected: Socket = made
-    terms: _Terms | None = None
-    process.close_in_children(made)
+    """Authenticate both ends, and encrypt the connection unless the mode says otherwise."""
+    connected: Socket = sock
+    session: _Session | None = None
+    process.close_in_children(sock)
     try:
-        made.settimeout(max(1e-3, until - time.monotonic()))
-        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # A host that vanished is noticed where only this side waits.
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        terms = prove()
-        if terms.context is not None:
-            from stoker.transport.tls import EncryptedSocket  # it takes time
+        sock.settimeout(max(1e-3, until_s - time.monotonic()))
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # Without keepalive, a side that only waits would never notice that the peer's host is gone.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        session = handshake()
+        if session.context is not None:
+            from stoker.transport.tls import EncryptedSocket  # here: importing ssl takes time
 
             connected = EncryptedSocket(
-                made, terms.context, server_side=terms.is_listening, until_s=until
+                sock, session.context, server_side=session.is_listening, until_s=until_s
             )
-        if terms.is_listening:
+        if session.is_listening:
             connected.sendall(_WELCOME)
-        else:  # a refusal of what this side has shown comes here
-            _received(connected, len(_WELCOME), until)
+        else:  # if the listener refuses this side's proof, it closes the connection instead
+            _receive_exactly(connected, len(_WELCOME), until_s)
     except BaseException as error:
-        made.close()
+        sock.close()
         if isinstance(error, EOFError):
-            raise LinkError(f"{who} refused the connection") from error
+            raise LinkError(f"{peer_name} refused the connection") from error
         if not isinstance(error, OSError) or isinstance(error, LinkError):
             raise
-        if terms is not None and terms.context is not None:
-            from stoker.transport.tls import explained
+        if session is not None and session.context is not None:
+            from stoker.transport.tls import rejection_reason
 
-            reason = explained(error)
-            if reason and terms.manner == _BY_TOKEN:
+            reason = rejection_reason(error)
+            if reason and session.mode == _MODE_TOKEN:
                 raise LinkError(
-                    f"somebody without the token is in the way to {who}: {reason}"
+                    f"a host without the token answers in place of {peer_name}: {reason}"
                 ) from error
             if reason:
-                raise LinkRefused(f"{who} refused the connection: {reason}") from error
-        raise LinkError(f"{who} does not complete the connection: {error}") from error
-    return Link(connected, who, timeout_s, terms.keys)
+                raise LinkRefused(f"{peer_name} refused the connection: {reason}") from error
+        raise LinkError(f"{peer_name} did not complete the connection: {error}") from error
+    return Link(connected, peer_name, timeout_s, session.keys)
 
 
-def _introduce(
-    to: socket.socket,
+def _client_handshake(
+    sock: socket.socket,
     token: bytes,
     purpose: bytes,
-    until: float,
+    until_s: float,
     address: str,
     contexts: _Contexts,
-) -> _Terms:
+) -> _Session:
     """Prove that this end has the token, and check the listener's proof."""
-    challenge = secrets.token_bytes(_NONCE_BYTES)
-    to.sendall(_GREETING + bytes([len(purpose)]) + purpose + challenge)
+    nonce = secrets.token_bytes(_NONCE_BYTES)
+    sock.sendall(_GREETING + bytes([len(purpose)]) + purpose + nonce)
     try:
-        answer = _received(to, len(_GREETING) + 1 + _NONCE_BYTES + _PROOF_BYTES, until)
+        answer = _receive_exactly(sock, len(_GREETING) + 1 + _NONCE_BYTES + _PROOF_BYTES, until_s)
     except EOFError as error:
         raise LinkError(
-            f"{address} refused the connection: it is no {purpose.decode()} of this version"
+            f"{address} refused the connection: no {purpose.decode()} of this version listens there"
         ) from error
     if not answer.startswith(_GREETING):
-        raise LinkRefused(f"{address} is no {purpose.decode()} of this version")
-    manner, theirs = answer[len(_GREETING) :][:1], answer[len(_GREETING) + 1 : -_PROOF_BYTES]
-    session = manner + purpose + b"\x00" + challenge + theirs
-    if not hmac.compare_digest(answer[-_PROOF_BYTES:], _keyed(token, b"listens", session)):
-        raise LinkRefused(f"{address} has another token: it belongs to another cluster")
-    context = _agreed(manner, contexts, to, address)
-    to.sendall(_keyed(token, b"connects", session))
-    ours, others = (_keyed(token, b"frames of who " + who, session) for who in _SIDES)
-    return _Terms(manner, context, Keys(ours, others), is_listening=False)
+        raise LinkRefused(f"no {purpose.decode()} of this version listens at {address}")
+    mode, peer_nonce = answer[len(_GREETING) :][:1], answer[len(_GREETING) + 1 : -_PROOF_BYTES]
+    transcript = mode + purpose + b"\x00" + nonce + peer_nonce
+    if not hmac.compare_digest(answer[-_PROOF_BYTES:], _hmac(token, b"listens", transcript)):
+        raise LinkRefused(
+            f"{address} has another token, so it belongs to another cluster. Copy the token file "
+            "of one host to all hosts of the cluster"
+        )
+    context = _client_context(mode, contexts, sock, address)
+    sock.sendall(_hmac(token, b"connects", transcript))
+    sending_key, receiving_key = (
+        _hmac(token, b"frames of the side that " + side, transcript) for side in _DIRECTIONS
+    )
+    return _Session(mode, context, Keys(sending_key, receiving_key), is_listening=False)
 
 
-def _agreed(
-    manner: bytes, contexts: _Contexts, to: socket.socket, address: str
+def _client_context(
+    mode: bytes, contexts: _Contexts, sock: socket.socket, address: str
 ) -> ssl.SSLContext | None:
-    """Return the TLS context for the listener's mode.
+    """Return the TLS context for the mode that the listener chose; None for no encryption.
 
     Raises LinkRefused if this host does not accept that mode.
     """
-    if manner == _BY_CERTIFICATES:
+    if mode == _MODE_CERTIFICATES:
         if contexts.by_certificates is None:
             raise LinkRefused(
-                f"{address} encrypts its connections with certificates: this host needs them, too, "
-                "in ~/.config/stoker/tls or where STOKER_TLS_FOLDER says"
+                f"{address} encrypts connections with certificates, but this host has none. Put "
+                "certificate.pem, key.pem and authority.pem into ~/.config/stoker/tls, or set "
+                "STOKER_TLS_FOLDER to their folder"
             )
         return contexts.by_certificates
     if contexts.by_certificates is not None:
         raise LinkRefused(
-            f"{address} refused the connection: it does not encrypt its connections with "
-            "certificates (TLS), and this host does"
+            f"{address} does not encrypt connections with certificates (TLS), but this host does. "
+            "Give both hosts certificates, or neither"
         )
-    if manner == _BY_TOKEN:
+    if mode == _MODE_TOKEN:
         return contexts.by_token()
-    if manner not in (_WITHIN_HOST, _INSECURE):
-        raise LinkRefused(f"{address} is of another version")
-    if manner == _WITHIN_HOST and not within_host(to):
+    if mode not in (_MODE_WITHIN_HOST, _MODE_INSECURE):
+        raise LinkRefused(f"{address} runs another version of stoker")
+    if mode == _MODE_WITHIN_HOST and not within_host(sock):
         raise LinkRefused(
-            f"{address} takes this for a connection within its host, which is not encrypted: "
-            "something there passes it on. Connect to the address that it listens on"
+            f"{address} offers an unencrypted connection, as for a client on its own host. A proxy "
+            "or tunnel there probably forwards the connection. Connect to the address at which the "
+            "process listens"
         )
     return None
 
 
-def _examine(
-    whom: socket.socket,
+def _server_handshake(
+    sock: socket.socket,
     token: bytes,
     purpose: bytes,
-    until: float,
+    until_s: float,
     contexts: _Contexts,
     insecure: bool,
-) -> _Terms:
+) -> _Session:
     """Check a client's proof that it has the token, and prove it in turn."""
     context = None
     if contexts.by_certificates is not None:
-        manner, context = _BY_CERTIFICATES, contexts.by_certificates
+        mode, context = _MODE_CERTIFICATES, contexts.by_certificates
     elif insecure:
-        manner = _INSECURE
-    elif within_host(whom):
-        manner = _WITHIN_HOST
+        mode = _MODE_INSECURE
+    elif within_host(sock):
+        mode = _MODE_WITHIN_HOST
     else:
-        manner, context = _BY_TOKEN, contexts.by_token()
-    challenge = secrets.token_bytes(_NONCE_BYTES)
+        mode, context = _MODE_TOKEN, contexts.by_token()
+    nonce = secrets.token_bytes(_NONCE_BYTES)
     expected = _GREETING + bytes([len(purpose)]) + purpose
     try:
-        if _received(whom, len(expected), until) != expected:
-            raise LinkError("somebody asked for another service, or for another version")
-        theirs = _received(whom, _NONCE_BYTES, until)
-        session = manner + purpose + b"\x00" + theirs + challenge
-        whom.sendall(_GREETING + manner + challenge + _keyed(token, b"listens", session))
-        proof = _received(whom, _PROOF_BYTES, until)
+        if _receive_exactly(sock, len(expected), until_s) != expected:
+            raise LinkError("a client asked for another service or version")
+        peer_nonce = _receive_exactly(sock, _NONCE_BYTES, until_s)
+        transcript = mode + purpose + b"\x00" + peer_nonce + nonce
+        sock.sendall(_GREETING + mode + nonce + _hmac(token, b"listens", transcript))
+        proof = _receive_exactly(sock, _PROOF_BYTES, until_s)
     except EOFError as error:
-        raise LinkError("somebody left before it was known who it is") from error
-    if not hmac.compare_digest(proof, _keyed(token, b"connects", session)):
-        raise LinkError("somebody does not have the token")
-    others, ours = (_keyed(token, b"frames of who " + who, session) for who in _SIDES)
-    return _Terms(manner, context, Keys(ours, others), is_listening=True)
+        raise LinkError("a client left before it proved that it has the token") from error
+    if not hmac.compare_digest(proof, _hmac(token, b"connects", transcript)):
+        raise LinkError("a client does not have the token")
+    receiving_key, sending_key = (
+        _hmac(token, b"frames of the side that " + side, transcript) for side in _DIRECTIONS
+    )
+    return _Session(mode, context, Keys(sending_key, receiving_key), is_listening=True)
 
 
-def _keyed(token: bytes, what: bytes, session: bytes) -> bytes:
-    """Return 32 bytes for one use in one connection: its mode, purpose and challenges."""
-    return hmac.digest(token, what + b"\x00" + session, "sha256")
+def _hmac(token: bytes, use: bytes, transcript: bytes) -> bytes:
+    """Return 32 keyed bytes for one use on one connection.
+
+    ``transcript`` is what both ends have seen: mode, purpose and both nonces.
+    """
+    return hmac.digest(token, use + b"\x00" + transcript, "sha256")
 
 
 def within_host(connected: socket.socket) -> bool:
-    """True if a connection stays within this host: over loopback, or from one of its addresses to
-    itself.
+    """True if a connection stays within this host: over loopback, or from an address to itself.
 
-    Systems keep packets for their own addresses inside, and drop outside packets that claim to come
-    from such an address.
+    Operating systems do not send packets for their own addresses to the network, and they drop
+    packets from the network that claim such an address. So nobody outside can read or forge them.
     """
-    here, there = connected.getsockname()[0], connected.getpeername()[0]
-    return here == there or (_is_loopback(here) and _is_loopback(there))
+    own_host, peer_host = connected.getsockname()[0], connected.getpeername()[0]
+    return own_host == peer_host or (_is_loopback(own_host) and _is_loopback(peer_host))
 
 
 def _is_loopback(host: str) -> bool:
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:  # a name
+    except ValueError:  # a host name
         return False
     mapped = getattr(address, "ipv4_mapped", None)
     return (mapped or address).is_loopback
 
 
-def _received(whose: Socket, size: int, until: float) -> bytes:
-    """Receive this many bytes before a deadline.
+def _receive_exactly(sock: Socket, size: int, until_s: float) -> bytes:
+    """Receive ``size`` bytes before a deadline.
 
-    Raises OSError (TimeoutError at the deadline), and EOFError with the bytes received before the
-    end.
+    Raises EOFError with the bytes received so far if the connection ends, TimeoutError at the
+    deadline, and other OSErrors.
     """
     data = bytearray()
     while len(data) < size:
-        left_s = until - time.monotonic()
+        left_s = until_s - time.monotonic()
         if left_s <= 0:
-            raise TimeoutError("it takes too long")
-        whose.settimeout(left_s)
+            raise TimeoutError("the peer did not answer in time")
+        sock.settimeout(left_s)
         try:
-            part = whose.recv(size - len(data))
+            part = sock.recv(size - len(data))
         except ConnectionError:
             part = b""
         if not part:
@@ -526,20 +547,20 @@ def _received(whose: Socket, size: int, until: float) -> bytes:
     return bytes(data)
 
 
-def _receive_all(whose: Socket, into: memoryview) -> None:
-    if into.nbytes:  # memory of no bytes cannot be cast
+def _receive_into(sock: Socket, into: memoryview) -> None:
+    if into.nbytes:  # memoryview cannot cast zero bytes
         into = into.cast("B")
     while into.nbytes:
-        got = whose.recv_into(into)
-        if not got:
+        count = sock.recv_into(into)
+        if not count:
             raise LinkError("the connection ended in the middle of a frame")
-        into = into[got:]
+        into = into[count:]
 
 
-def _send_all(to: Socket, parts: list[memoryview]) -> None:
+def _send_all(sock: Socket, parts: list[memoryview]) -> None:
     first = 0
     while first < len(parts):
-        sent = to.sendmsg(parts[first : first + _PARTS])
+        sent = sock.sendmsg(parts[first : first + _MAX_PARTS])
         while first < len(parts) and sent >= parts[first].nbytes:
             sent -= parts[first].nbytes
             first += 1

@@ -15,13 +15,14 @@ from stoker.transport.link import Link, LinkError, joined_address
 if TYPE_CHECKING:
     from stoker.transport.tls import Tls
 
-# For a peer to show that it has the token: bench/encryption.py, at most 20 ms to connect on a busy
-# machine.
-_PROVE_S = 2.0
-# Connections at a time that have not shown it; for one more, the first is closed. Few beside 1,024
-# descriptors.
-_STRANGERS = 64
-# As long as a user waits without a word for a thread that ends.
+# How long a client may take to prove that it has the token. bench/encryption.py: connecting takes
+# at most 20 ms, on a busy machine too.
+_AUTHENTICATE_S = 2.0
+# Connections at a time that have not proved it yet; a further one closes the oldest. Small beside
+# the usual limit of 1,024 descriptors.
+_MAX_UNAUTHENTICATED = 64
+# How long closing waits for threads. A user would wait so long without an explanation. Chosen, not
+# measured.
 _JOIN_S = 5.0
 
 
@@ -29,16 +30,17 @@ class Listener:
     """Accepts connections on one interface, and serves each in a separate thread.
 
     Args:
-        host: the interface's address; all interfaces only if that address is given.
-        port: 0: any that is free.
+        host: the address of the interface; ``0.0.0.0`` for all interfaces.
+        port: the port; 0 for any free one.
         token: the cluster's secret.
         purpose: the name of the service.
-        serve: called with each authenticated connection, which is closed when the call returns or
-            raises because the connection ended. Other exceptions are reported like any thread's.
+        serve: called with each authenticated connection, in the connection's thread. The connection
+            is closed when the call returns or raises. An exception that is not LinkError or
+            EOFError is reported like any thread's.
         timeout_s: the connections' longest silence within a frame, in seconds.
         tls: certificates of this host that encrypt connections; None: the token encrypts them,
             except within this host.
-        insecure: the network is trusted: without ``tls`` connections are not encrypted.
+        insecure: do not encrypt connections without ``tls``: the user trusts the network.
 
     Raises OSError if the address is not free, TokenError if the TLS files cannot be used.
     """
@@ -62,14 +64,14 @@ class Listener:
         self._tls = tls
         self._insecure = insecure
         if tls is not None:
-            tls.context(server=True)  # what is wrong with it is said now
+            tls.context(server=True)  # raise for unusable files now, not in a connection's thread
         self._lock = threading.Lock()
         self._links: set[Link] = set()
         self._threads: set[threading.Thread] = set()
-        self._strangers: dict[socket.socket, None] = {}  # who came first is in front
+        self._unauthenticated: dict[socket.socket, None] = {}  # a dict keeps order: oldest first
         self._is_closed = False
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        # All jobs or nodes may connect at one moment; kernels before 5.4 take no more.
+        # All jobs or nodes may connect at once. 128 is the most that kernels before 5.4 take.
         self._socket = socket.create_server((host, port), family=family, backlog=128)
         process.close_in_children(self._socket)
         self.address = joined_address(host, self._socket.getsockname()[1])
@@ -83,36 +85,36 @@ class Listener:
         """Stop accepting, end all connections, and wait up to 5 s for their threads."""
         self._is_closed = True
         with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the accepting thread
         with self._lock:
             links, threads = list(self._links), list(self._threads)
         for link in links:
             link.close()
-        until = time.monotonic() + _JOIN_S
+        until_s = time.monotonic() + _JOIN_S
         for thread in (self._thread, *threads):
             if thread is not threading.current_thread():
-                thread.join(max(0.0, until - time.monotonic()))
+                thread.join(max(0.0, until_s - time.monotonic()))
         self._socket.close()
 
     def _accept(self) -> None:
         while not self._is_closed:
             try:
-                connected, found = self._socket.accept()
+                client, address = self._socket.accept()
             except OSError:
                 if self._is_closed:
                     return
-                time.sleep(0.05)  # no descriptors are left: those who connect wait
+                time.sleep(0.05)  # out of descriptors: let clients wait, and do not spin
                 continue
             with self._lock:
-                if len(self._strangers) == _STRANGERS:
-                    first = next(iter(self._strangers))
-                    del self._strangers[first]
+                if len(self._unauthenticated) == _MAX_UNAUTHENTICATED:
+                    oldest = next(iter(self._unauthenticated))
+                    del self._unauthenticated[oldest]
                     with contextlib.suppress(OSError):
-                        first.shutdown(socket.SHUT_RDWR)  # wakes its thread, which closes it
-                self._strangers[connected] = None
+                        oldest.shutdown(socket.SHUT_RDWR)  # wakes its thread, which closes it
+                self._unauthenticated[client] = None
             thread = threading.Thread(
-                target=self._attend,
-                args=(connected, joined_address(*found[:2])),
+                target=self._serve_connection,
+                args=(client, joined_address(*address[:2])),
                 name=f"stoker-{self._purpose}",
                 daemon=True,
             )
@@ -120,33 +122,33 @@ class Listener:
                 self._threads.add(thread)
             thread.start()
 
-    def _attend(self, connected: socket.socket, peer: str) -> None:
+    def _serve_connection(self, client: socket.socket, peer: str) -> None:
         try:
-            self._serve_one(self._authenticated(connected, peer))
+            self._serve_link(self._authenticate(client, peer))
         except (EOFError, LinkError):
-            pass  # a stranger, or it ended
+            pass  # a client without the token, or the connection ended
         finally:
             with self._lock:
                 self._threads.discard(threading.current_thread())
 
-    def _authenticated(self, connected: socket.socket, peer: str) -> Link:
+    def _authenticate(self, client: socket.socket, peer: str) -> Link:
         try:
             link = Link.accept(
-                connected,
+                client,
                 peer,
                 self._token,
                 self._purpose,
-                timeout_s=_PROVE_S,
+                timeout_s=_AUTHENTICATE_S,
                 tls=self._tls,
                 insecure=self._insecure,
             )
         finally:
             with self._lock:
-                self._strangers.pop(connected, None)
+                self._unauthenticated.pop(client, None)
         link.set_timeout(self._timeout_s)
         return link
 
-    def _serve_one(self, link: Link) -> None:
+    def _serve_link(self, link: Link) -> None:
         with self._lock:
             self._links.add(link)
         try:

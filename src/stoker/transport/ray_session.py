@@ -8,30 +8,32 @@ from typing import Any
 from stoker.basics.process import OwningProcess
 from stoker.errors import ClusterError
 
-_here = OwningProcess()
+_owner = OwningProcess()
 
 
-def check_installed(what: str) -> None:
-    """Raise ImportError without Ray; ``what`` needs it."""
+def check_installed(feature: str) -> None:
+    """Raise ImportError if Ray is not installed; ``feature`` names what needs it."""
     if importlib.util.find_spec("ray") is None:
-        raise ImportError(f"{what} needs Ray: pip install 'stoker[ray]'")
+        raise ImportError(f"{feature} needs Ray: pip install 'stoker[ray]'")
 
 
-def joined_ray(what: str) -> Any:
-    """Return the ``ray`` module of the cluster that this process has joined, for ``what``.
+def joined_ray(feature: str) -> Any:
+    """Return the ``ray`` module, connected to the cluster that this process has joined.
 
-    Raises ClusterError where the process has joined no cluster, or was forked from one that has.
+    Raises ClusterError if the process has joined no cluster, or was forked from one that has;
+    the message names ``feature``.
     """
     import ray
 
-    if not _here.is_current:
+    if not _owner.is_current:
         raise ClusterError(
-            f"{what}: the connection to Ray belongs to the process that this one was forked from. "
-            "Iterate there"
+            f"{feature} cannot be used in a forked process: the connection to Ray belongs to its "
+            "parent. Iterate in the parent"
         )
     if not ray.is_initialized():
         raise ClusterError(
-            f'{what} uses the cluster that this process has joined: call ray.init(address="auto") '
-            'first, or ray.init(address="local") for one of this host'
+            f"{feature} needs a Ray cluster, but this process has joined none. Call "
+            'ray.init(address="auto") first, or ray.init(address="local") for a cluster of this '
+            "host alone"
         )
     return ray

@@ -1,10 +1,10 @@
 """Blocks of shared memory that one process writes and others map.
 
-A block is a memfd: it has no name, needs no room in ``/dev/shm``, and the kernel frees it when the
-last process that has it open or mapped is gone, however that ended. Its first page holds the
-*generation* of its contents: the number of the hand-over that it belongs to, 0 while it belongs to
-none and may be written. Blocks are sealed: a receiver can neither write to one nor resize it. A
-receiver maps it privately: no other process sees its writes.
+A block is a memfd: it has no name and needs no room in ``/dev/shm``. The kernel frees it when the
+last process that uses it is gone, even if that process was killed. The first page of a block holds
+the *generation* of its contents: the number of the output that it belongs to, or 0 while the block
+is free and may be written. Blocks are sealed: a receiver can neither write to one nor resize it.
+Receivers map blocks privately, so no other process sees their writes.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from numpy.typing import NDArray
 
 from stoker.basics.buffers import Recycler
 
-# One page for the generation, so that the contents begin on a page, too.
+# One page for the generation, so that the contents are aligned to a page, too.
 _HEAD_BYTES = 4096
-# The smallest page there is: one byte written in each makes all of them this process's own.
+# The smallest page size of any system: a write every 4,096 bytes touches every page.
 _PAGE_BYTES = 4096
 _GENERATION = struct.Struct("<Q")
 _SIZE_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 # 0x10 is F_SEAL_FUTURE_WRITE, which Python's fcntl does not name.
-_LAST_SEALS = fcntl.F_SEAL_SEAL | 0x10
-# A recycler keeps nothing smaller (basics/buffers.py), and each block has a descriptor.
-_SMALLEST_BYTES = 1 << 16
-# Sizes of scratch memory between two powers of two: at most an eighth of a block is left over, and
-# few sizes are recycled.
-_STEPS = 8
+_WRITE_SEALS = fcntl.F_SEAL_SEAL | 0x10
+# Recyclers keep no smaller memory (basics/buffers.py), and each block costs a descriptor.
+_MIN_SCRATCH_BYTES = 1 << 16
+# Scratch sizes between two powers of two. So few sizes are recycled, and at most an eighth of a
+# block is unused.
+_SIZES_PER_DOUBLING = 8
 
 
 class Block:
@@ -44,9 +44,9 @@ class Block:
 
     Attributes:
         descriptor: the memfd.
-        size: bytes after the head.
-        generation: its contents' generation, 0 for none.
-        users: how many handed-over values it holds.
+        size: bytes after the first page.
+        generation: the generation of its contents; 0 while it is free.
+        users: how many payloads have buffers in it.
     """
 
     def __init__(self, size: int) -> None:
@@ -57,11 +57,12 @@ class Block:
         try:
             os.ftruncate(self.descriptor, _HEAD_BYTES + size)
             self._head = mmap.mmap(self.descriptor, _HEAD_BYTES)
-            # Whoever refers to this keeps the block; the block itself must not.
+            # The mapping keeps the block alive. `Blocks.allocate` takes it out of this object:
+            # otherwise the block would keep itself alive.
             self.contents: mmap.mmap | None = mmap.mmap(self.descriptor, _HEAD_BYTES + size)
             fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, _SIZE_SEALS)
             with contextlib.suppress(OSError):  # kernels before 5.1 have no seal of future writing
-                fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, _LAST_SEALS)
+                fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, _WRITE_SEALS)
         except BaseException:
             os.close(self.descriptor)
             raise
@@ -77,10 +78,10 @@ class Block:
 
 
 class Blocks:
-    """All blocks of a process. Safe to use from any thread, and from finalizers."""
+    """The blocks that a process has made. Safe to use from any thread, and from finalizers."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # a finaliser may come in between
+        self._lock = threading.RLock()  # a finalizer may run in a thread that holds it
         self._starts: list[int] = []
         self._blocks: dict[int, Block] = {}
         self._scratch = Recycler(allocate=self.allocate)
@@ -90,26 +91,25 @@ class Blocks:
         block = Block(size)
         contents, block.contents = block.contents, None
         assert contents is not None
-        # An array's finaliser runs before its memory is unmapped, that of a mapping after it, when
-        # something else may lie at the address.
+        # The finalizer is the array's, not the mapping's: an array's finalizer runs before its
+        # memory is unmapped. Afterwards something else could lie at that address.
         owner = _Memory((size,), np.uint8, contents, _HEAD_BYTES)
         start = _address_of(owner)
         with self._lock:
             self._blocks[start] = block
             self._starts = sorted(self._blocks)
-        # At exit the kernel frees all of it, and what this would call may be gone.
+        # Not at exit: the kernel frees the memory then, and modules may be gone.
         weakref.finalize(owner, self._forget, start).atexit = False
         return owner.data
 
     def scratch(self, size: int) -> NDArray[np.uint8]:
-        """Return at least ``size`` bytes of shared memory, recycled."""
-        size = max(size, _SMALLEST_BYTES)
-        step = 1 << max(0, size.bit_length() - _STEPS.bit_length())
+        """Return at least ``size`` bytes of shared memory; earlier scratch memory is reused."""
+        size = max(size, _MIN_SCRATCH_BYTES)
+        step = 1 << max(0, size.bit_length() - _SIZES_PER_DOUBLING.bit_length())
         return self._scratch.array((-(-size // step) * step,), np.uint8)
 
     def find(self, array: NDArray[Any]) -> tuple[Block, int] | None:
-        """Return an array's block and the offset of its first element; None if it is in no
-        block."""
+        """Return an array's block and its offset there; None if it lies in no block."""
         low, high = np.lib.array_utils.byte_bounds(array)
         with self._lock:
             at = bisect_right(self._starts, low) - 1
@@ -136,7 +136,7 @@ class Blocks:
 
 
 class _Memory(np.ndarray[Any, Any]):
-    """A separate type, so that NumPy does not take it for the base of views (see buffers)."""
+    """A subclass, so that views keep it as their base: NumPy skips plain arrays (see buffers)."""
 
 
 def _address_of(array: NDArray[Any]) -> int:
@@ -144,23 +144,24 @@ def _address_of(array: NDArray[Any]) -> int:
     return address
 
 
-# What follows runs in the processes that blocks are handed to.
+# The functions below run in the receiving processes.
 
 
 class Stale(Exception):
-    """A block no longer holds the announced contents."""
+    """A block no longer holds the contents that the message announced."""
 
 
 def map_block(descriptor: int, generation: int) -> mmap.mmap:
     """Map a block privately, and close its descriptor.
 
-    Raises Stale when it holds another generation now; OSError or ValueError when it is not a block.
+    Raises Stale if it holds another generation by now; OSError or ValueError if it is not a block.
     """
     try:
         if not fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
-            raise ValueError("a block that may shrink would end who reads it")
+            # Reading a mapping behind the end of its file kills the process (SIGBUS).
+            raise ValueError("the block is not sealed against shrinking")
         if os.fstat(descriptor).st_size <= _HEAD_BYTES:
-            raise ValueError("a block has contents behind its head")
+            raise ValueError("the block has no contents")
         mapping = mmap.mmap(descriptor, 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
     finally:
         os.close(descriptor)
@@ -175,7 +176,7 @@ def check_generation(mapping: mmap.mmap, generation: int) -> None:
 
 
 def contents(mapping: mmap.mmap, start: int, size: int) -> memoryview:
-    """Return a part of a mapped block's contents; less at its end."""
+    """Return ``size`` bytes of a mapped block's contents; fewer at its end."""
     return memoryview(mapping)[_HEAD_BYTES + start : _HEAD_BYTES + start + size]
 
 

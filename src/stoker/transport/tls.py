@@ -1,13 +1,13 @@
-"""Encryption of connections: by the token that both sides have, or by certificates of their hosts.
+"""Encrypt connections: with the token that both sides have, or with certificates of the hosts.
 
-One thread may receive while another sends. A socket of the standard library does not promise that
-(before Python 3.13 both would use OpenSSL's state at once). So here that state works on memory, in
-turns, and no thread waits for the network under a lock.
+The token needs no setup. But torchrun and Ray pass it through key-value stores that others may be
+able to read. Certificates are safer: they are files of the host, like the token of named hosts.
+Each end of a connection looks for these files, and uses them if they exist. A host with
+certificates does not talk to a host without.
 
-The token is enough, and needs no setup. But it may travel to hosts in ways that others can read
-(the key-value stores of torchrun and Ray). Certificates are files of the host, as is the token of
-named hosts: both ends of a connection look for them there, and use them if they exist. A host with
-certificates talks to no host without.
+One thread may receive while another sends. `ssl.SSLSocket` does not promise that: before Python
+3.13 both threads would use OpenSSL's state at once. So here OpenSSL works on buffers in memory,
+under a lock, and no thread holds that lock while it waits for the network.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import ssl
 
 
-# Sixteen TLS records of 16 KiB: encrypted at once without a second copy of a large body in memory.
+# Sixteen TLS records of 16 KiB are encrypted at a time, so a large body is never in memory twice.
 _PIECE_BYTES = 1 << 18
 
 
@@ -42,10 +42,10 @@ class EncryptedSocket:
     Args:
         connected: the socket.
         context: this end's certificate, and the trusted authority.
-        server_side: whether the other end connected.
-        until_s: the handshake's deadline, by the monotonic clock.
+        server_side: whether this end accepted the connection.
+        until_s: the deadline of the handshake, by the monotonic clock.
 
-    Raises OSError (ssl.SSLError included) if the handshake fails; TimeoutError.
+    Raises OSError if the handshake fails (ssl.SSLError is one), TimeoutError at the deadline.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class EncryptedSocket:
         until_s: float,
     ) -> None:
         self._socket = connected
-        self._lock = threading.Lock()  # on all that follows
+        self._lock = threading.Lock()  # guards the three below
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._state = context.wrap_bio(self._incoming, self._outgoing, server_side=server_side)
         self._shake_hands(until_s)
@@ -70,17 +70,17 @@ class EncryptedSocket:
                 with self._lock:
                     return self._state.read(size, into)  # type: ignore[return-value]
             except ssl.SSLWantReadError:
-                self._take_in()
+                self._feed_incoming()
             except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
                 return 0
 
     def recv(self, size: int) -> bytes:
-        """Receive up to so many bytes; none at the end of the connection."""
+        """Receive up to ``size`` bytes; none at the end of the connection."""
         into = bytearray(size)
         return bytes(into[: self.recv_into(into)])
 
     def sendmsg(self, parts: Sequence[bytes | memoryview]) -> int:
-        """Send the first bytes of the parts, one after another; return how many."""
+        """Send the first bytes of the parts, one after another; return how many were sent."""
         sent = 0
         with self._lock:
             for part in parts:
@@ -121,16 +121,16 @@ class EncryptedSocket:
                 self._state.do_handshake()
             except ssl.SSLWantReadError:
                 is_done = False
-            finally:  # what is wrong is said, too
+            finally:  # also after an error: OpenSSL may have an alert for the other side
                 self._socket.settimeout(max(1e-3, until_s - time.monotonic()))
                 self._socket.sendall(self._outgoing.read())
             if is_done:
                 return
             if time.monotonic() > until_s:
-                raise TimeoutError("it takes too long")
-            self._take_in()
+                raise TimeoutError("the TLS handshake took too long")
+            self._feed_incoming()
 
-    def _take_in(self) -> None:
+    def _feed_incoming(self) -> None:
         """Wait for bytes from the network."""
         data = self._socket.recv(_PIECE_BYTES)
         with self._lock:
@@ -140,27 +140,27 @@ class EncryptedSocket:
                 self._incoming.write_eof()
 
 
-def explained(error: OSError) -> str | None:
-    """Return why encryption failed for good; None if a retry may work."""
+def rejection_reason(error: OSError) -> str | None:
+    """Return why the peer or this host rejected a certificate; None if a retry may work."""
     if not isinstance(error, ssl.SSLError) or isinstance(error, ssl.SSLEOFError):
         return None
     if isinstance(error, ssl.SSLCertVerificationError):
-        return f"its certificate is none of this host's authority ({error.verify_message})"
-    return f"it does not accept this host's certificate ({error.reason})"
+        return f"this host's authority did not sign its certificate ({error.verify_message})"
+    return f"it rejected this host's certificate ({error.reason})"
 
 
-_FILES = ("certificate.pem", "key.pem", "authority.pem")
-_RAYS = ("RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY", "RAY_TLS_CA_CERT")
-# Tokens whose certificates are kept: making one takes 20 ms (bench/encryption.py).
-_KEPT = 16
+_FILE_NAMES = ("certificate.pem", "key.pem", "authority.pem")
+_RAY_VARIABLES = ("RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY", "RAY_TLS_CA_CERT")
+# Contexts that are kept: making a token's certificate takes 20 ms (bench/encryption.py).
+_MAX_CONTEXTS = 16
 
 
 @dataclass(frozen=True)
 class Tls:
-    """Files in PEM for TLS 1.3 in both directions: each side shows a certificate.
+    """PEM files for TLS 1.3 in both directions: each side shows a certificate.
 
-    A certificate need not name its host: a process with one of this authority, and with the
-    cluster's token, belongs to the cluster. So the authority should sign no other certificates.
+    A certificate need not name its host. A process belongs to the cluster if it has a certificate
+    of this authority and the cluster's token. So the authority should sign no other certificates.
     """
 
     certificate: Path
@@ -170,49 +170,45 @@ class Tls:
 
     def context(self, *, server: bool) -> ssl.SSLContext:
         """Return the TLS context. Raises TokenError for unusable files."""
-        context = _mutual(server)
+        context = _new_context(server)
         try:
             context.load_cert_chain(self.certificate, self.key)
             context.load_verify_locations(self.authority)
         except OSError as error:
             raise TokenError(
-                f"connections cannot be encrypted with {self.certificate}, {self.key} and "
+                f"cannot encrypt connections with {self.certificate}, {self.key} and "
                 f"{self.authority}: {error}"
             ) from error
         return context
 
 
-@functools.lru_cache(maxsize=_KEPT)
+@functools.lru_cache(maxsize=_MAX_CONTEXTS)
 def token_context(token: bytes, *, server: bool) -> ssl.SSLContext:
-    """Return a TLS context for connections between holders of a token only."""
+    """Return a TLS context that accepts only peers with the same token."""
     from stoker.transport.token_certificate import make_certificate
 
-    made = make_certificate(token)
-    context = _mutual(server)
-    context.load_verify_locations(cadata=made.certificate)
-    with _nameless_file() as file:  # OpenSSL takes keys from files
-        file.write(made.key + _pem(made.certificate))
+    certificate = make_certificate(token)
+    context = _new_context(server)
+    context.load_verify_locations(cadata=certificate.certificate)
+    with _nameless_file() as file:  # OpenSSL loads keys from files only
+        file.write(certificate.key + _pem(certificate.certificate))
         file.flush()
         context.load_cert_chain(f"/dev/fd/{file.fileno()}")
     return context
 
 
-def _mutual(server: bool) -> ssl.SSLContext:
-    """Return a context of TLS 1.3 in which each end must show a certificate."""
-    import ssl  # it takes time
-
+def _new_context(server: bool) -> ssl.SSLContext:
+    """Return a context for TLS 1.3 in which each end must show a certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False
     context.verify_mode = ssl.CERT_REQUIRED
     if server:
-        context.num_tickets = 0  # what comes first is what somebody waits for
+        context.num_tickets = 0  # otherwise tickets, which nobody uses, would be sent first
     return context
 
 
 def _pem(certificate: bytes) -> bytes:
-    import ssl
-
     return ssl.DER_cert_to_PEM_cert(certificate).encode()
 
 
@@ -222,24 +218,24 @@ def _nameless_file() -> IO[bytes]:
     return tempfile.TemporaryFile()
 
 
-def own_tls() -> Tls | None:
-    """Return the certificate files of this host, or None where it has only the token.
+def host_tls() -> Tls | None:
+    """Return the certificate files of this host; None if it has only the token.
 
-    They are in the folder ``$STOKER_TLS_FOLDER``, else ``~/.config/stoker/tls``; without that
-    folder, if Ray encrypts its own connections, they are Ray's.
+    They are in the folder ``$STOKER_TLS_FOLDER``, by default ``~/.config/stoker/tls``. Without that
+    folder they are Ray's, if Ray encrypts its own connections.
 
     Raises TokenError for a missing folder, and if other users can read the key.
     """
-    chosen = os.environ.get("STOKER_TLS_FOLDER")
-    folder = Path(chosen) if chosen else Path.home() / ".config" / "stoker" / "tls"
+    override = os.environ.get("STOKER_TLS_FOLDER")
+    folder = Path(override) if override else Path.home() / ".config" / "stoker" / "tls"
     if folder.is_dir():
-        found = Tls(*(folder / name for name in _FILES))
-        with contextlib.suppress(OSError):  # said where it is read
-            if stat.S_IMODE(found.key.stat().st_mode) & 0o077:
-                raise TokenError(f"{found.key} can be read by others: chmod 600 {found.key}")
-        return found
-    if chosen:
-        raise TokenError(f"STOKER_TLS_FOLDER names {chosen}, which is no folder")
+        files = Tls(*(folder / name for name in _FILE_NAMES))
+        with contextlib.suppress(OSError):  # `Tls.context` reports a missing file
+            if stat.S_IMODE(files.key.stat().st_mode) & 0o077:
+                raise TokenError(f"other users can read {files.key}: run chmod 600 {files.key}")
+        return files
+    if override:
+        raise TokenError(f"STOKER_TLS_FOLDER names {override}, but there is no such folder")
     if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
-        return Tls(*(Path(os.environ[name]) for name in _RAYS))
+        return Tls(*(Path(os.environ[name]) for name in _RAY_VARIABLES))
     return None

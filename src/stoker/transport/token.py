@@ -20,9 +20,9 @@ def new_token() -> bytes:
 
 
 def token_path() -> Path:
-    """Return the file of the user's token: ``$STOKER_TOKEN_FILE``, else one in ``~/.config``."""
-    chosen = os.environ.get("STOKER_TOKEN_FILE")
-    return Path(chosen) if chosen else Path.home() / ".config" / "stoker" / "token"
+    """Return the path of the user's token: ``$STOKER_TOKEN_FILE``, or one in ``~/.config``."""
+    override = os.environ.get("STOKER_TOKEN_FILE")
+    return Path(override) if override else Path.home() / ".config" / "stoker" / "token"
 
 
 def read_token(path: Path) -> bytes:
@@ -36,19 +36,27 @@ def read_token(path: Path) -> bytes:
             text = file.read(4 * TOKEN_BYTES)
     except OSError as error:
         raise TokenError(
-            f"no token can be read from {path} ({error.strerror}): copy the file from a host of "
-            "the cluster, or set STOKER_TOKEN_FILE to where it is"
+            f"cannot read the token in {path} ({error.strerror}): copy the file from another host "
+            "of the cluster, or set STOKER_TOKEN_FILE to its path"
         ) from error
     if stat.S_IMODE(status.st_mode) & 0o077:
-        raise TokenError(f"{path} can be read by others: chmod 600 {path}, and make a new token")
+        raise TokenError(
+            f"other users can read {path}: run chmod 600 {path}, and make a new token, as they may "
+            "have copied this one"
+        )
     if status.st_uid != os.geteuid():
-        raise TokenError(f"{path} belongs to user {status.st_uid}, not to this one")
+        raise TokenError(
+            f"{path} belongs to user {status.st_uid}, but this process runs as user {os.geteuid()}"
+        )
     try:
         token = bytes.fromhex(text.decode("ascii"))
     except ValueError:
         token = b""
     if len(token) != TOKEN_BYTES:
-        raise TokenError(f"{path} holds no token: it has {2 * TOKEN_BYTES} hexadecimal digits")
+        raise TokenError(
+            f"{path} holds no token: a token is {2 * TOKEN_BYTES} hexadecimal digits. Copy the "
+            "file from another host of the cluster again"
+        )
     return token
 
 
@@ -57,16 +65,16 @@ def make_token_file(path: Path) -> bytes:
 
     Raises TokenError.
     """
-    # The user's alone: whoever reads the token may join.
+    # Readable by the user alone: anybody who can read the token may join the cluster.
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    written = path.with_name(f".{path.name}-{os.getpid()}-{secrets.token_hex(4)}")
-    descriptor = os.open(written, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    temporary = path.with_name(f".{path.name}-{os.getpid()}-{secrets.token_hex(4)}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with os.fdopen(descriptor, "w", encoding="ascii") as file:
             file.write(new_token().hex() + "\n")
-        # One that is there already is from before, or from a process that was faster.
+        # If the file exists by now, another process was faster: its token is used.
         with contextlib.suppress(FileExistsError):
-            os.link(written, path)
+            os.link(temporary, path)
     finally:
-        written.unlink()
+        temporary.unlink()
     return read_token(path)

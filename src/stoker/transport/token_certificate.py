@@ -1,11 +1,12 @@
 """A TLS certificate derived from the token, the same for all holders of the token.
 
-Its private key is derived from the token, so each end knows in advance which certificate the other
-must show, and no process without the token can show it. Traffic is encrypted with keys of the
-single connection (TLS 1.3): not even the token decrypts recorded traffic.
+Its private key is derived from the token. So each end knows which certificate the other must show,
+and only a process with the token can show it. TLS 1.3 encrypts traffic with keys of the single
+connection: even with the token, nobody can decrypt recorded traffic.
 
-Python's ssl module can use certificates but not make them. This module makes one, by arithmetic on
-NIST's curve P-256 in some 20 ms; it does not resist timing attacks.
+Python's ssl module can use certificates but not make them. This module makes one with arithmetic on
+NIST's curve P-256, in about 20 ms (bench/encryption.py). The arithmetic does not resist timing
+attacks; it runs once per process, on a secret that peers never time.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import hashlib
 import hmac
 from typing import NamedTuple
 
-# P-256 (FIPS 186-4, D.1.2.3): y^2 = x^3 - 3x + b modulo a prime; a point of prime order generates.
+# The curve P-256 (FIPS 186-4, D.1.2.3): y^2 = x^3 - 3x + b modulo _PRIME. _GENERATOR is a point of
+# prime order _ORDER.
 _PRIME = 0xFFFFFFFF00000001000000000000000000000000FFFFFFFFFFFFFFFFFFFFFFFF
 _ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 _GENERATOR = (
@@ -24,16 +26,16 @@ _GENERATOR = (
 )
 _Point = tuple[int, int]
 
-# Object identifiers, and the name that is in all of them, as DER.
+# Object identifiers, and the subject's name, as DER.
 _EC_KEY = bytes.fromhex("06072a8648ce3d0201")
 _P256 = bytes.fromhex("06082a8648ce3d030107")
 _ECDSA_SHA256 = bytes.fromhex("300a06082a8648ce3d040302")
 _NAME = bytes.fromhex("3011310f300d06035504030c0673746f6b6572")  # CN=stoker
-_ALWAYS = b"\x17\x0d000101000000Z\x18\x0f99991231235959Z"  # from 2000, to the end of the calendar
+_VALIDITY = b"\x17\x0d000101000000Z\x18\x0f99991231235959Z"  # from 2000 to 9999: it never expires
 
 
 class TokenCertificate(NamedTuple):
-    """A certificate that signed itself, and its private key."""
+    """A self-signed certificate and its private key."""
 
     certificate: bytes
     """DER."""
@@ -42,58 +44,61 @@ class TokenCertificate(NamedTuple):
 
 
 def make_certificate(token: bytes) -> TokenCertificate:
-    """Return the certificate of a token's holders."""
-    secret = _derived(token, b"key")
-    x, y = _times(secret, _GENERATOR)
-    point = _bits(b"\x04" + x.to_bytes(32, "big") + y.to_bytes(32, "big"))
-    told = _sequence(
+    """Return the certificate for a token."""
+    secret = _derive_scalar(token, b"key")
+    x, y = _multiply(secret, _GENERATOR)
+    point = _bit_string(b"\x04" + x.to_bytes(32, "big") + y.to_bytes(32, "big"))
+    to_be_signed = _sequence(
         _der(0xA0, _integer(2)),  # version 3
         _integer(1),
         _ECDSA_SHA256,
         _NAME,
-        _sequence(_ALWAYS),
+        _sequence(_VALIDITY),
         _NAME,
         _sequence(_sequence(_EC_KEY, _P256), point),
     )
     key = _sequence(
         _integer(1), _der(0x04, secret.to_bytes(32, "big")), _der(0xA0, _P256), _der(0xA1, point)
     )
-    signature = _bits(_signature(told, secret, _derived(token, b"nonce" + told)))
+    signature = _bit_string(
+        _signature(to_be_signed, secret, _derive_scalar(token, b"nonce" + to_be_signed))
+    )
     pem = b"-----BEGIN EC PRIVATE KEY-----\n%s-----END EC PRIVATE KEY-----\n"
     return TokenCertificate(
-        _sequence(told, _ECDSA_SHA256, signature), pem % base64.encodebytes(key)
+        _sequence(to_be_signed, _ECDSA_SHA256, signature), pem % base64.encodebytes(key)
     )
 
 
-def _derived(token: bytes, what: bytes) -> int:
-    """Return a number from 1 to the order less 1; 512 bits, so that none is likelier."""
-    drawn = hmac.digest(token, b"stoker certificate\x00" + what, "sha512")
-    return int.from_bytes(drawn, "big") % (_ORDER - 1) + 1
+def _derive_scalar(token: bytes, purpose: bytes) -> int:
+    """Return a number from 1 to the order less 1, from 512 bits, so that all are equally likely."""
+    digest = hmac.digest(token, b"stoker certificate\x00" + purpose, "sha512")
+    return int.from_bytes(digest, "big") % (_ORDER - 1) + 1
 
 
 def _signature(data: bytes, secret: int, nonce: int) -> bytes:
-    """Sign by ECDSA. A nonce may never be used for other data: it is derived from the data."""
+    """Sign with ECDSA. Two signatures with one nonce would reveal the secret, so it is derived
+    from the data."""
     digest = int.from_bytes(hashlib.sha256(data).digest(), "big")
-    r = _times(nonce, _GENERATOR)[0] % _ORDER
+    r = _multiply(nonce, _GENERATOR)[0] % _ORDER
     s = pow(nonce, -1, _ORDER) * (digest + r * secret) % _ORDER
     return _sequence(_integer(r), _integer(s))
 
 
-def _times(number: int, point: _Point) -> _Point:
-    """Return a point that is added to itself; the number is below the order, and not 0."""
-    made: _Point | None = None
+def _multiply(number: int, point: _Point) -> _Point:
+    """Return ``number`` times a point, by doubling and adding; 0 < number < order."""
+    result: _Point | None = None
     for digit in f"{number:b}":
-        if made is not None:
-            made = _sum(made, made)
+        if result is not None:
+            result = _add(result, result)
         if digit == "1":
-            made = point if made is None else _sum(made, point)
-    assert made is not None
-    return made
+            result = point if result is None else _add(result, point)
+    assert result is not None
+    return result
 
 
-def _sum(one: _Point, other: _Point) -> _Point:
-    (x1, y1), (x2, y2) = one, other
-    if one == other:
+def _add(left: _Point, right: _Point) -> _Point:
+    (x1, y1), (x2, y2) = left, right
+    if left == right:
         slope = (3 * x1 * x1 - 3) * pow(2 * y1, -1, _PRIME)
     else:
         slope = (y2 - y1) * pow(x2 - x1, -1, _PRIME)
@@ -118,5 +123,5 @@ def _integer(number: int) -> bytes:
     return _der(0x02, number.to_bytes(number.bit_length() // 8 + 1, "big"))
 
 
-def _bits(content: bytes) -> bytes:
+def _bit_string(content: bytes) -> bytes:
     return _der(0x03, b"\x00", content)

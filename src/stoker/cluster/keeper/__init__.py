@@ -1,1 +1,1 @@
-"""The keeper: it serves one node's store to the processes of other nodes."""
+"""The keeper: a server that gives processes of other nodes access to this node's store."""

@@ -1,4 +1,4 @@
-"""A client's connection to a keeper: one request at a time, then its answer."""
+"""A client's connection to a keeper: it sends a request, then waits for the reply."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from stoker.cluster.cache_spec import CacheSpec
 from stoker.cluster.keeper import protocol
 from stoker.errors import CacheError, TokenError
 from stoker.transport.link import Buffer, Link, LinkError, LinkRefused
-from stoker.transport.tls import own_tls
+from stoker.transport.tls import host_tls
 
 DEADLINE_S = 0.5
-"""How long a keeper may be silent before it counts as dead: workers wait for it meanwhile, and
-then ask storage. Chosen, not measured."""
+"""How long a keeper may be silent before it counts as dead. Workers wait meanwhile, and then read
+from storage. Chosen, not measured."""
 PUT_DEADLINE_S = 5.0
-"""How long a keeper may take to store items that others bring; nobody waits for that: ten times
-as long."""
+"""How long a keeper may take to store items. No worker waits for that, so it is ten times as long.
+Chosen, not measured."""
 
 T = TypeVar("T")
 
 
-class DefinitionRefused(CacheError):
-    """The keeper's cache holds other data than this process caches."""
+class SpecRefused(CacheError):
+    """The keeper's cache has another specification than this process's."""
 
 
 class Record(NamedTuple):
-    """An item in a store's format."""
+    """An item in the store's format."""
 
     key: bytes
     data: bytes | memoryview
     checksum: int
-    """The checksum of the key and ``data``; each reader verifies it."""
+    """The checksum of the key and ``data``; every reader verifies it."""
 
 
 class KeeperClient:
@@ -40,76 +40,80 @@ class KeeperClient:
     Args:
         address: the keeper's ``host:port``.
         token: the cluster's secret.
-        definition: the specification of this process's cache.
+        spec: the specification of this process's cache.
         map_version: the newest map version that this process knows.
 
     Attributes:
-        welcome: the keeper's first answer.
+        welcome: the keeper's reply to the greeting.
 
-    Raises LinkError where there is no keeper or it does not answer in time, DefinitionRefused where
-    its cache holds other data. After any error the connection cannot be used.
+    Raises LinkError if no keeper answers in time, SpecRefused if its cache has another
+    specification. After any error the connection cannot be used.
     """
 
-    def __init__(self, address: str, token: bytes, definition: CacheSpec, map_version: int) -> None:
+    def __init__(self, address: str, token: bytes, spec: CacheSpec, map_version: int) -> None:
         self._address = address
         self._count = 0
         try:
-            tls = own_tls()
+            tls = host_tls()
             self._link = Link.connect(
                 address, token, protocol.PURPOSE, timeout_s=DEADLINE_S, tls=tls
             )
         except TokenError as error:
             raise LinkRefused(str(error)) from error
-        hello = protocol.Meet(0, definition, map_version)
-        reply, _ = self._ask(hello, (), DEADLINE_S, (protocol.Met, protocol.Differs))
-        if isinstance(reply, protocol.Differs):
+        hello = protocol.KeeperHello(0, spec, map_version)
+        reply, _ = self._request(
+            hello, (), DEADLINE_S, (protocol.KeeperWelcome, protocol.SpecDiffers)
+        )
+        if isinstance(reply, protocol.SpecDiffers):
             self.close()
-            raise DefinitionRefused(
-                f"the keeper at {address} keeps something else: it differs in "
-                f"{reply.differences}. All nodes need the same data and the same version=; a "
-                "keeper that is to keep something else has to be started anew"
+            raise SpecRefused(
+                f"the keeper at {address} holds another cache: it differs in "
+                f"{reply.differences}. Give all nodes the same data and the same version=. To use "
+                "the keeper for another cache, restart it"
             )
-        assert isinstance(reply, protocol.Met)
+        assert isinstance(reply, protocol.KeeperWelcome)
         self.welcome = reply
 
     def get(self, keys: Sequence[bytes]) -> list[Record | None]:
-        """Return items, None for each that the keeper lacks. Raises LinkError."""
+        """Return items, None for each one that the keeper lacks. Raises LinkError."""
         found: list[Record | None] = []
         while len(found) < len(keys):
-            some = keys[len(found) : len(found) + protocol.MAX_KEYS]
-            request = protocol.Get(self._number(), b"".join(some))
-            reply, body = self._ask(request, (), DEADLINE_S, (protocol.Got,))
-            assert isinstance(reply, protocol.Got)
-            if not 0 < len(reply.sizes) == len(reply.checksums) <= len(some):
-                raise self._broken(f"{len(reply.sizes)} answers to {len(some)} questions")
+            chunk = keys[len(found) : len(found) + protocol.MAX_KEYS]
+            request = protocol.GetRequest(self._number(), b"".join(chunk))
+            reply, body = self._request(request, (), DEADLINE_S, (protocol.GetReply,))
+            assert isinstance(reply, protocol.GetReply)
+            if not 0 < len(reply.sizes) == len(reply.checksums) <= len(chunk):
+                raise self._fail(f"{len(reply.sizes)} answers to {len(chunk)} keys")
             try:
                 records = protocol.split_body(body, reply.sizes)
             except LinkError:
                 self.close()
                 raise
-            for key, data, checksum in zip(some, records, reply.checksums, strict=False):
+            for key, data, checksum in zip(chunk, records, reply.checksums, strict=False):
                 found.append(None if data is None else Record(key, data, checksum))
         return found
 
-    def put(self, records: Sequence[Record]) -> protocol.Stored:
-        """Send items; they are stored when this returns. Raises LinkError."""
-        request = protocol.Put(
+    def put(self, records: Sequence[Record]) -> protocol.PutReply:
+        """Send items; they are stored when the call returns. Raises LinkError."""
+        request = protocol.PutRequest(
             self._number(),
             b"".join(record.key for record in records),
             [len(record.data) for record in records],
             [record.checksum for record in records],
         )
         data = [record.data for record in records]
-        reply, _ = self._ask(request, data, PUT_DEADLINE_S, (protocol.Stored,))
-        assert isinstance(reply, protocol.Stored)
-        if any(place >= len(records) for place in reply.refused):
-            raise self._broken("it refuses more than it was brought")
+        reply, _ = self._request(request, data, PUT_DEADLINE_S, (protocol.PutReply,))
+        assert isinstance(reply, protocol.PutReply)
+        if any(index >= len(records) for index in reply.refused):
+            raise self._fail("it refuses items that it was not sent")
         return reply
 
-    def look(self) -> protocol.Looked:
+    def stat(self) -> protocol.StatReply:
         """Return the state of the keeper's store. Raises LinkError."""
-        reply, _ = self._ask(protocol.Look(self._number()), (), DEADLINE_S, (protocol.Looked,))
-        assert isinstance(reply, protocol.Looked)
+        reply, _ = self._request(
+            protocol.StatRequest(self._number()), (), DEADLINE_S, (protocol.StatReply,)
+        )
+        assert isinstance(reply, protocol.StatReply)
         return reply
 
     def close(self) -> None:
@@ -120,24 +124,27 @@ class KeeperClient:
         self._count += 1
         return self._count
 
-    def _ask(
+    def _request(
         self,
         request: protocol.Request,
         parts: Sequence[Buffer],
         wait_s: float,
-        kinds: tuple[type[protocol.Reply], ...],
+        expected: tuple[type[protocol.Reply], ...],
     ) -> tuple[protocol.Reply, memoryview]:
         try:
             self._link.send(protocol.encode(request), *parts)
             header, body = self._link.receive(wait_s=wait_s)
             reply = protocol.decode_reply(header)
         except (EOFError, OSError) as error:
-            raise self._broken(str(error)) from error
-        if reply.id != request.id or not isinstance(reply, kinds):
-            raise self._broken("it answers another question")
+            raise self._fail(str(error)) from error
+        if reply.id != request.id or not isinstance(reply, expected):
+            raise self._fail("it answers another request")
         return reply, body
 
-    def _broken(self, why: str) -> LinkError:
-        """End the connection; a late answer on it would have no reader."""
+    def _fail(self, reason: str) -> LinkError:
+        """Close the connection and return the error to raise.
+
+        A late reply on it would be taken for the reply to the next request.
+        """
         self.close()
-        return LinkError(f"the keeper at {self._address}: {why}")
+        return LinkError(f"the keeper at {self._address}: {reason}")

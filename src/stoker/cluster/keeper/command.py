@@ -17,10 +17,10 @@ from stoker.transport.token import make_token_file, token_path
 def serve_keeper(
     address: str, size: str, folder: Path | None, token_file: Path | None, *, insecure: bool
 ) -> None:
-    """Keep a part of a cache until this process is interrupted.
+    """Run a keeper until this process is interrupted.
 
-    Raises CacheError where the store cannot be made, TokenError, OSError where the address is not
-    free, ValueError for wrong arguments, and KeyboardInterrupt at the end.
+    Raises CacheError if the store cannot be made, TokenError for an unusable token, OSError if the
+    address is not free, ValueError for invalid arguments, and KeyboardInterrupt at the end.
     """
     limit = parse_limit(size)
     path = token_file or token_path()
@@ -31,13 +31,13 @@ def serve_keeper(
     keeper = Keeper(address, token, limit=limit, folder=where, insecure=insecure)
     with closing(keeper):
         if is_new:
-            print(f"made a token in {path}: the other hosts need a copy", flush=True)
+            print(f"made a token in {path}: copy the file to the other hosts", flush=True)
         print(
             f"keeps {format_bytes(keeper.limit_bytes)} at {keeper.address}, in {keeper.folder}",
             flush=True,
         )
         while True:
-            # Until a signal ends it: the keeper's threads do the work.
+            # The keeper's threads do the work; a signal ends this process.
             time.sleep(3600)
 
 

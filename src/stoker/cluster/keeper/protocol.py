@@ -1,7 +1,7 @@
-"""The protocol between processes and a keeper: frame headers, checked as they are decoded.
+"""The protocol between clients and a keeper: message types, checked as they are decoded.
 
-Items travel in frame bodies in the stores' format, one after another, and are never unpickled. Each
-request is answered by one frame with its number.
+A message is the header of a frame. Items travel in the frame's body in the store's format, one
+after another; nothing is unpickled. Each request gets one reply, with the request's number.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from stoker.transport.link import LinkError
 
 PURPOSE = "cache"
 MAX_KEYS = 1 << 14
-"""In one request: 256 KiB of keys. Lookups of a window have hundreds."""
+"""The most keys in one request: 256 KiB. A window of lookups has hundreds."""
 MAX_PUT_BYTES = 256 << 20
-"""In one request, unless a single item is larger: what a keeper may have to hold for each
-connection."""
+"""The most bytes in one put, unless a single item is larger. It bounds the memory that a keeper
+needs for each connection. Chosen, not measured."""
 
 Size = Annotated[int, msgspec.Meta(ge=-1, le=1 << 40)]
 """The size of an item in bytes; -1: the keeper lacks it."""
@@ -28,50 +28,53 @@ Checksum = Annotated[int, msgspec.Meta(ge=0)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 
 
-class Meet(msgspec.Struct, tag=True, frozen=True):
-    """The first request: the process's cache, and the newest map version that it knows."""
+class KeeperHello(msgspec.Struct, tag="hello", frozen=True):
+    """The first request: the client's specification, and the newest map version that it knows."""
 
     id: Count
-    definition: CacheSpec
+    spec: CacheSpec
     map_version: Count
 
 
-class Met(msgspec.Struct, tag=True, frozen=True):
-    """The keeper keeps the same cache."""
+class KeeperWelcome(msgspec.Struct, tag="met", frozen=True):
+    """The reply if the keeper holds the same cache."""
 
     id: Count
     boot: str
-    """The boot id of its machine."""
+    """The boot id of the keeper's machine."""
     folder: str
-    """Of its store."""
+    """The folder of its store."""
     limit_bytes: Count
     is_full: bool
 
 
-class Differs(msgspec.Struct, tag=True, frozen=True):
-    """The keeper keeps another cache."""
+class SpecDiffers(msgspec.Struct, tag="differs", frozen=True):
+    """The reply if the keeper holds another cache."""
 
     id: Count
     differences: str
 
 
-class Get(msgspec.Struct, tag=True, frozen=True):
-    """Asks for items, by their keys one after another."""
+class GetRequest(msgspec.Struct, tag="get", frozen=True):
+    """Requests items; ``keys`` holds their keys, one after another."""
 
     id: Count
     keys: bytes
 
 
-class Got(msgspec.Struct, tag=True, frozen=True):
-    """The items in the order of the request, in the body. Later items must be requested again."""
+class GetReply(msgspec.Struct, tag="got", frozen=True):
+    """The first items of the request, in its order, in the body.
+
+    If the reply would be too large, it ends early, and the client requests the rest again.
+    """
 
     id: Count
     sizes: list[Size]
     checksums: list[Checksum]
 
 
-class Put(msgspec.Struct, tag=True, frozen=True):
-    """Sends items to store, in the body."""
+class PutRequest(msgspec.Struct, tag="put", frozen=True):
+    """Sends items to store; they are in the body."""
 
     id: Count
     keys: bytes
@@ -79,23 +82,23 @@ class Put(msgspec.Struct, tag=True, frozen=True):
     checksums: list[Checksum]
 
 
-class Stored(msgspec.Struct, tag=True, frozen=True):
-    """The result of ``Put``."""
+class PutReply(msgspec.Struct, tag="stored", frozen=True):
+    """The reply to ``PutRequest``."""
 
     id: Count
     refused: list[Count]
-    """The places of the items that were refused."""
+    """The positions of refused items in the request."""
     is_full: bool
     """Whether the store is full."""
 
 
-class Look(msgspec.Struct, tag=True, frozen=True):
-    """Asks for the state of the store."""
+class StatRequest(msgspec.Struct, tag="stat", frozen=True):
+    """Requests the state of the store."""
 
     id: Count
 
 
-class Looked(msgspec.Struct, tag=True, frozen=True):
+class StatReply(msgspec.Struct, tag="status", frozen=True):
     """The state of the store."""
 
     id: Count
@@ -108,8 +111,8 @@ class Looked(msgspec.Struct, tag=True, frozen=True):
     """The newest map version that any client knew."""
 
 
-Request = Meet | Get | Put | Look
-Reply = Met | Differs | Got | Stored | Looked
+Request = KeeperHello | GetRequest | PutRequest | StatRequest
+Reply = KeeperWelcome | SpecDiffers | GetReply | PutReply | StatReply
 
 _requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
 _replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
@@ -123,7 +126,7 @@ def decode_request(header: bytes) -> Request:
     try:
         return _requests.decode(header)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise LinkError(f"no request to a keeper: {error}") from error
+        raise LinkError(f"a request to a keeper is invalid: {error}") from error
 
 
 def decode_reply(header: bytes) -> Reply:
@@ -131,23 +134,23 @@ def decode_reply(header: bytes) -> Reply:
     try:
         return _replies.decode(header)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise LinkError(f"no reply of a keeper: {error}") from error
+        raise LinkError(f"a keeper's reply is invalid: {error}") from error
 
 
 def split_keys(keys: bytes) -> list[bytes]:
     """Return the keys of a request. Raises LinkError for a wrong length."""
     if len(keys) % KEY_BYTES or len(keys) > KEY_BYTES * MAX_KEYS:
-        raise LinkError(f"{len(keys)} bytes are no keys")
+        raise LinkError(f"a request has {len(keys)} bytes of keys, which is not a valid length")
     return [keys[start : start + KEY_BYTES] for start in range(0, len(keys), KEY_BYTES)]
 
 
 def split_body(body: memoryview, sizes: Sequence[int]) -> list[memoryview | None]:
     """Return the items in a body, None for each missing one.
 
-    Raises LinkError where the body has another size.
+    Raises LinkError if the body has another size.
     """
     if sum(size for size in sizes if size > 0) != len(body):
-        raise LinkError(f"{len(body)} bytes are not what the header says")
+        raise LinkError(f"the body has {len(body)} bytes, but the header says otherwise")
     items: list[memoryview | None] = []
     start = 0
     for size in sizes:

@@ -1,11 +1,11 @@
 """The keeper's server: it serves one node's store to the processes of the other nodes.
 
-Each connection has a thread of its own. Requests are answered one after another: a process has one
-connection for lookups and one for storing items, so that no lookup waits for a write. Views of the
-store are collected first and sent when its transaction has ended.
+Each connection has its own thread, which answers requests one after another. A client has one
+connection for lookups and one for storing items, so no lookup waits for a write. The server
+collects views of the store first, and sends them after the store's transaction has ended.
 
-The first process that connects sets the store's specification (``CacheSpec``); a process with
-another one is refused.
+The first client that connects sets the store's specification (``CacheSpec``). A client with another
+one is refused.
 """
 
 from __future__ import annotations
@@ -29,35 +29,37 @@ from stoker.cluster.keeper import protocol
 from stoker.errors import CacheError, CacheWarning
 from stoker.transport.link import Buffer, Link, LinkError, split_address
 from stoker.transport.listener import Listener
-from stoker.transport.tls import own_tls
+from stoker.transport.tls import host_tls
 
-# Of one reply, unless a single item is larger: the rest is asked for again. bench/cluster.py:
-# replies of 21 items of 110 KB have 2 MB.
+# The most bytes in one reply, unless a single item is larger; the client requests the rest again.
+# bench/cluster.py: replies of 21 items of 110 KB have 2 MB.
 _REPLY_BYTES = 64 << 20
-# A member sends its cache's definition at once; a busy host may take seconds. Chosen, not measured.
-_GREET_S = 10.0
-# As long as another process's commit of 1 MiB, some ten items of 110 KB at 36 us each, may last.
+# How long a client may take to send its specification. It does so at once, but a busy host may take
+# seconds. Chosen, not measured.
+_HELLO_S = 10.0
+# The wait before a busy store is tried again: about as long as another process's commit of 1 MiB
+# (ten items of 110 KB at 36 us each) may take.
 _BUSY_S = 0.002
-# On whose account items are stored: members that bring items count them themselves.
-_NOBODY = (1, 1)
+# The account for items that clients send: each client counts its own items itself.
+_NO_USER = (1, 1)
 
 
 class Keeper:
-    """Serves a store; makes it, or joins an existing one.
+    """Serves a store. It opens an existing store, or makes a new one.
 
     Args:
-        address: where to listen, ``host:port``; port 0: any that is free.
+        address: where to listen, ``host:port``; port 0 for any free port.
         token: the cluster's secret.
-        limit: the size of a new store; as in ``.cache()``.
-        folder: the store's folder on a local disk, which stays; None: a store in memory.
-        insecure: do not encrypt connections: the network is trusted.
+        limit: the size of a new store, as in ``.cache()``.
+        folder: a folder on a local disk, which is kept; None for a store in memory.
+        insecure: do not encrypt connections: the user trusts the network.
 
     Attributes:
         folder: the store's folder.
-        limit_bytes: its budget.
+        limit_bytes: the store's size limit.
 
-    Raises CacheError where the store cannot be made, OSError where the address is not free,
-    TokenError where the TLS key cannot be read.
+    Raises CacheError if the store cannot be made, OSError if the address is not free, TokenError if
+    the TLS key cannot be read.
     """
 
     def __init__(
@@ -74,12 +76,12 @@ class Keeper:
         self._store = self._handle.store
         self.folder = self._handle.store_dir.folder
         self.limit_bytes = self._store.limit_bytes
-        self._definition: CacheSpec | None = None
+        self._spec: CacheSpec | None = None
         self._map_version = 0
         self._lock = threading.Lock()
         try:
             self._listener = Listener(
-                host, port, token, protocol.PURPOSE, self._serve, tls=own_tls(), insecure=insecure
+                host, port, token, protocol.PURPOSE, self._serve, tls=host_tls(), insecure=insecure
             )
         except BaseException:
             HANDLES.release(self._handle)
@@ -92,43 +94,43 @@ class Keeper:
         HANDLES.release(self._handle)
 
     def _serve(self, link: Link) -> None:
-        header, _ = link.receive(_no_body, wait_s=_GREET_S)
+        header, _ = link.receive(_refuse_body, wait_s=_HELLO_S)
         hello = protocol.decode_request(header)
-        if not isinstance(hello, protocol.Meet):
-            raise LinkError(f"{link.peer} does not say what it caches")
-        differences = self._agree(hello)
+        if not isinstance(hello, protocol.KeeperHello):
+            raise LinkError(f"{link.peer} did not send its specification first")
+        differences = self._check_spec(hello)
         if differences:
-            link.send(protocol.encode(protocol.Differs(hello.id, differences)))
+            link.send(protocol.encode(protocol.SpecDiffers(hello.id, differences)))
             return
         link.send(
             protocol.encode(
-                protocol.Met(
+                protocol.KeeperWelcome(
                     hello.id, boot_id(), self.folder, self.limit_bytes, self._store.is_full
                 )
             )
         )
         while True:
-            header, body = link.receive(_place)
+            header, body = link.receive(_allocate_body)
             request = protocol.decode_request(header)
             match request:
-                case protocol.Get():
+                case protocol.GetRequest():
                     self._get(link, request)
-                case protocol.Put():
+                case protocol.PutRequest():
                     self._put(link, request, body)
-                case protocol.Look():
-                    self._look(link, request)
+                case protocol.StatRequest():
+                    self._stat(link, request)
                 case _:
-                    raise LinkError(f"{link.peer} says hello twice")
+                    raise LinkError(f"{link.peer} sent its specification twice")
 
-    def _agree(self, hello: protocol.Meet) -> str:
-        """Adopt the first process's specification; return another one's differences from it."""
+    def _check_spec(self, hello: protocol.KeeperHello) -> str:
+        """Adopt the first client's specification; return how another one differs, "" if not."""
         with self._lock:
-            if self._definition is None:
-                self._definition = hello.definition
+            if self._spec is None:
+                self._spec = hello.spec
             self._map_version = max(self._map_version, hello.map_version)
-            return hello.definition.differences(self._definition)
+            return hello.spec.differences(self._spec)
 
-    def _get(self, link: Link, request: protocol.Get) -> None:
+    def _get(self, link: Link, request: protocol.GetRequest) -> None:
         sizes: list[int] = []
         checksums: list[int] = []
         parts: list[Buffer] = []
@@ -145,22 +147,22 @@ class Keeper:
             checksums.append(checksum)
             parts.append(record)
             total += len(record)
-        link.send(protocol.encode(protocol.Got(request.id, sizes, checksums)), *parts)
+        link.send(protocol.encode(protocol.GetReply(request.id, sizes, checksums)), *parts)
 
-    def _put(self, link: Link, request: protocol.Put, body: memoryview) -> None:
+    def _put(self, link: Link, request: protocol.PutRequest, body: memoryview) -> None:
         keys = protocol.split_keys(request.keys)
         records = protocol.split_body(body, request.sizes)
         if not len(keys) == len(records) == len(request.checksums):
-            raise LinkError(f"{link.peer} brings items without keys")
+            raise LinkError(f"{link.peer} sent items without keys")
         items = [
-            StoredItem(key, [bytes(record)], len(record), _NOBODY)
+            StoredItem(key, [bytes(record)], len(record), _NO_USER)
             for key, record, checksum in zip(keys, records, request.checksums, strict=True)
             if record is not None and checksum_of(key, record) == checksum
         ]
         self._add(items)
-        there = self._store.holds(keys)
-        refused = [place for place, is_there in enumerate(there) if not is_there]
-        link.send(protocol.encode(protocol.Stored(request.id, refused, self._store.is_full)))
+        held = self._store.holds(keys)
+        refused = [index for index, is_held in enumerate(held) if not is_held]
+        link.send(protocol.encode(protocol.PutReply(request.id, refused, self._store.is_full)))
 
     def _add(self, items: list[StoredItem]) -> None:
         while not self._store.is_full:
@@ -168,21 +170,21 @@ class Keeper:
                 self._store.add(items)
             except Busy:
                 time.sleep(_BUSY_S)
-            except OSError as error:  # it is noted: nothing enters any more
+            except OSError as error:  # the store has marked itself as full
                 warn(
-                    f"the cache in {self.folder} admits nothing more: {error}. What is in it "
-                    "stays in use",
+                    f"the cache in {self.folder} stores no more examples: {error}. The examples "
+                    "in it are still used",
                     CacheWarning,
                 )
                 return
             else:
                 return
 
-    def _look(self, link: Link, request: protocol.Look) -> None:
+    def _stat(self, link: Link, request: protocol.StatRequest) -> None:
         head = self._store.counters.head
         link.send(
             protocol.encode(
-                protocol.Looked(
+                protocol.StatReply(
                     request.id,
                     int(head[ITEMS]),
                     int(head[PAYLOAD_BYTES]),
@@ -196,7 +198,7 @@ class Keeper:
 
 
 def _open(folder: str | None, limit: location.Limit, address: str) -> Handle:
-    """Open a keeper's store; make it if there is none."""
+    """Open a keeper's store, or make it."""
     if folder is None:
         name = "keeper-" + "".join(c if c.isalnum() else "-" for c in address)
         if address.endswith(":0"):
@@ -228,24 +230,28 @@ def _open(folder: str | None, limit: location.Limit, address: str) -> Handle:
     except OSError as error:
         raise location.cannot_make(path, error, in_memory=in_memory) from error
     if found is None:
-        raise CacheError(f"there is no room for a cache in {os.path.dirname(path)}")
+        raise CacheError(
+            f"{os.path.dirname(path)} has no room for a cache: free some space there, or choose "
+            "another folder"
+        )
     return found
 
 
-def _no_body(header: bytes, body_bytes: int) -> memoryview:
+def _refuse_body(header: bytes, body_bytes: int) -> memoryview:
     if body_bytes:
-        raise LinkError("a body where there is none")
+        raise LinkError("the first message has a body, but must not")
     return memoryview(bytearray())
 
 
-def _place(header: bytes, body_bytes: int) -> memoryview:
-    """Return memory for a request's body, if the request announces one."""
+def _allocate_body(header: bytes, body_bytes: int) -> memoryview:
+    """Return memory for a request's body. Raises LinkError if the request does not announce it."""
     if body_bytes:
         request = protocol.decode_request(header)
-        told = isinstance(request, protocol.Put) and sum(request.sizes) == body_bytes
-        if not told:
-            raise LinkError(f"{body_bytes} bytes that the header does not tell of")
+        is_announced = isinstance(request, protocol.PutRequest) and sum(request.sizes) == body_bytes
+        if not is_announced:
+            raise LinkError(f"the body has {body_bytes} bytes, but the header says otherwise")
         if body_bytes > protocol.MAX_PUT_BYTES and len(request.sizes) > 1:  # type: ignore[union-attr]
-            raise LinkError(f"{body_bytes} bytes are too many for a request")
-    # Not yet of the machine's memory: who announces much and sends little takes little.
+            raise LinkError(f"the body has {body_bytes} bytes, which is too many for a request")
+    # The kernel assigns pages as they are written, so a client that announces a large body and
+    # sends little takes little memory.
     return np.empty(body_bytes, np.uint8).data

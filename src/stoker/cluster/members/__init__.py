@@ -1,1 +1,1 @@
-"""Cluster membership: keepers named by the user, under torchrun, or in Ray."""
+"""Cluster membership: keepers at addresses from the user, under torchrun, or in Ray."""

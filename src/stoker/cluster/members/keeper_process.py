@@ -1,4 +1,4 @@
-"""A keeper in a separate process, which ends with the process that started it."""
+"""A keeper in a process of its own. It ends when the process that started it ends."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def main() -> None:
     end_with(start.parent, by_main_thread=False, first=keeper.close)
     try:
         _say(Started(keeper.address, keeper.folder, keeper.limit_bytes))
-        while os.read(0, 1):  # nothing more is said: the end is what is waited for
+        while os.read(0, 1):  # the parent sends nothing more: wait until it closes the pipe
             pass
     finally:
         keeper.close()

@@ -1,8 +1,8 @@
-"""Cluster membership: the protocol, and keepers that the user names.
+"""Cluster membership: the protocol, and members at addresses that the user gave.
 
-Membership says who there is and what they may keep. Who answers is found out by those who ask
-(``node_client``). To add a way to find members, make a class with the attributes and the method of
-``Membership``, and name it in ``cluster.opening``.
+A membership lists the members and the sizes of their stores. Whether they answer is the business of
+``node_client``. To add a way to find members, write a class with the attributes and the method of
+``Membership``, and name it in ``cluster/opening.py``.
 """
 
 from __future__ import annotations
@@ -15,148 +15,153 @@ from stoker.basics.warn import warn
 from stoker.cache.store_dir import boot_id
 from stoker.cluster.backoff import Backoff
 from stoker.cluster.cache_spec import CacheSpec
-from stoker.cluster.keeper.client import DefinitionRefused, KeeperClient
+from stoker.cluster.keeper.client import KeeperClient, SpecRefused
 from stoker.errors import CacheError, CacheWarning
 from stoker.schedule.owners import Member
 from stoker.transport.link import LinkError, split_address
 
 
 class Members(NamedTuple):
-    """The members of a cluster at one time."""
+    """The members of a cluster at one moment."""
 
     version: int
-    """Grows whenever they change."""
+    """Grows whenever the members change."""
     members: tuple[Member, ...]
 
 
 class Membership(Protocol):
-    """Lists a cluster's members. Picklable: workers, also on other hosts, get a copy.
+    """Lists a cluster's members. It is picklable: workers, on other hosts too, get a copy.
 
     Attributes:
         token: the cluster's secret.
-        home: the name of the member whose store is on this host; None if no member's is. It is
-            fixed for a process.
-        folder: that store's folder.
+        local_member: the name of the member with a store on this host; None if there is none. It
+            does not change within a process.
+        folder: the folder of that store.
     """
 
     token: bytes
-    home: str | None
+    local_member: str | None
     folder: str | None
 
     def members(self) -> Members:
-        """Return the members. May take a second: a separate thread calls it from time to time.
+        """Return the members. It may take a second: a thread of its own calls it now and then.
 
-        Raises CacheError where this process does not belong to the cluster.
+        Raises CacheError if this process does not belong to the cluster.
         """
         ...
 
 
-def is_elsewhere(boot: str, folder: str | None) -> bool:
-    """True if this host is not the one on which the membership began with that store."""
+def has_moved(boot: str, folder: str | None) -> bool:
+    """True if the membership came to another host, where that store's folder does not exist."""
     return boot != boot_id() or (folder is not None and not os.path.isdir(folder))
 
 
 class NamedHosts:
     """Keepers at addresses that the user gave: ``cluster=["host:port", ...]``.
 
-    A keeper becomes a member when it first answers, and stays one. Members' names are the addresses
-    as given, so all nodes must be given the same addresses.
+    A keeper becomes a member when it first answers, and stays a member. Its name is its address as
+    the user wrote it, so the user must give all nodes the same addresses.
 
     Args:
         addresses: the keepers' ``host:port``.
         token: the cluster's secret.
-        definition: the specification of this process's cache.
-        path: the folder of this host's store, if several keepers run here.
+        spec: the specification of this process's cache.
+        path: the folder of this host's store, if several keepers run on this host.
 
-    Raises DefinitionRefused where a keeper keeps another cache; CacheError where none answers.
+    Raises SpecRefused if a keeper holds another cache, CacheError if no keeper answers.
     """
 
     def __init__(
-        self, addresses: Sequence[str], token: bytes, definition: CacheSpec, path: str | None
+        self, addresses: Sequence[str], token: bytes, spec: CacheSpec, path: str | None
     ) -> None:
         self.token = token
-        self.home: str | None = None
+        self.local_member: str | None = None
         self.folder: str | None = None
-        self._definition = definition
+        self._spec = spec
         self._path = path
         self._boot = boot_id()
-        self._known: dict[str, Member] = {}
+        self._members: dict[str, Member] = {}
         self._stores: dict[str, tuple[str, str]] = {}
         self._addresses = tuple(addresses)
-        self._tries = {address: Backoff() for address in addresses}
-        self._has_begun = False
-        self._why = ""
-        found = self.members()
-        self._has_begun = True
-        self._settle()
-        if not found.members:
+        self._backoffs = {address: Backoff() for address in addresses}
+        self._is_ready = False
+        self._last_error = ""
+        members = self.members()
+        self._is_ready = True
+        self._use_local_store()
+        if not members.members:
             raise CacheError(
-                f"no keeper answers at {', '.join(addresses)} ({self._why}): each of these "
-                "hosts needs one (stoker cache serve --listen HOST:PORT), with the same token"
+                f"no keeper answers at {', '.join(addresses)} ({self._last_error}). Start one on "
+                "each of these hosts (stoker cache serve --listen HOST:PORT), with the same token"
             )
-        if path is not None and self.home is None:
-            here = [folder for boot, folder in self._stores.values() if boot == boot_id()]
+        if path is not None and self.local_member is None:
+            local_folders = [folder for boot, folder in self._stores.values() if boot == boot_id()]
             warn(
-                f"no keeper of this host keeps in {path}: nothing is kept here, and all that is "
-                "kept comes over the network. path= is the folder that a keeper printed; "
-                + (f"those here printed {', '.join(here)}" if here else "none runs on this host"),
+                f"no keeper on this host uses path={path!r}, so this host stores no examples and "
+                "gets all of them over the network. Give path= the folder that this host's keeper "
+                "printed: "
+                + (", ".join(local_folders) if local_folders else "no keeper runs on this host"),
                 CacheWarning,
             )
 
     def members(self) -> Members:
-        for address, tries in self._tries.items():
-            if address in self._known or not tries.is_due:
+        for address, backoff in self._backoffs.items():
+            if address in self._members or not backoff.is_due:
                 continue
             try:
-                line = KeeperClient(address, self.token, self._definition, len(self._known))
-            except DefinitionRefused:
-                if not self._has_begun:
+                client = KeeperClient(address, self.token, self._spec, len(self._members))
+            except SpecRefused:
+                if not self._is_ready:
                     raise
-                tries.failed()
+                backoff.failed()
             except LinkError as error:
-                self._why = str(error)
-                tries.failed()
+                self._last_error = str(error)
+                backoff.failed()
             else:
-                tries.succeeded()
-                welcome = line.welcome
-                line.close()
-                self._known[address] = Member(address, address, max(1, welcome.limit_bytes))
+                backoff.succeeded()
+                welcome = client.welcome
+                client.close()
+                self._members[address] = Member(address, address, max(1, welcome.limit_bytes))
                 self._stores[address] = welcome.boot, welcome.folder
-        return Members(len(self._known), tuple(self._known.values()))
+        return Members(len(self._members), tuple(self._members.values()))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        if is_elsewhere(self._boot, self.folder):
-            self._settle()
+        if has_moved(self._boot, self.folder):
+            self._use_local_store()
 
-    def _settle(self) -> None:
-        """Find the member on this host. A later one is reached over the network, as the others."""
+    def _use_local_store(self) -> None:
+        """Find the member on this host.
+
+        Called once: a keeper that starts here later is used over the network, like the others.
+        """
         self._boot = boot_id()
-        self.home = self.folder = None
+        self.local_member = self.folder = None
         for address, (boot, folder) in self._stores.items():
-            if self._is_here(boot, folder):
-                self.home, self.folder = address, folder
+            if self._is_local(boot, folder):
+                self.local_member, self.folder = address, folder
                 return
 
-    def _is_here(self, boot: str, folder: str) -> bool:
-        """True if a store is on this host, and in ``path`` if that was given."""
+    def _is_local(self, boot: str, folder: str) -> bool:
+        """True if a store is on this host, and in ``path`` if the user gave it."""
         if boot != boot_id() or not os.path.isdir(folder):
             return False
         return self._path is None or folder == os.path.realpath(os.path.expanduser(self._path))
 
 
 def check_hosts(hosts: object) -> tuple[str, ...]:
-    """Return addresses as a user gave them. Raises TypeError or ValueError."""
-    wrong = (
-        f"cluster= is 'ray', 'torchrun' or a list of addresses such as 'node1:7117', not {hosts!r}"
+    """Return the addresses in a user's ``cluster=``. Raises TypeError or ValueError."""
+    message = (
+        "cluster= must be 'ray', 'torchrun' or a list of addresses such as 'node1:7117', but it "
+        f"is {hosts!r}"
     )
     if isinstance(hosts, str) or not isinstance(hosts, Sequence):
-        raise (ValueError if isinstance(hosts, str) else TypeError)(wrong)
+        raise (ValueError if isinstance(hosts, str) else TypeError)(message)
     if not hosts or not all(isinstance(host, str) for host in hosts):
-        raise TypeError(wrong)
+        raise TypeError(message)
     check: Callable[[str], object] = split_address
     for host in hosts:
         check(host)
     if len(set(hosts)) < len(hosts):
-        raise ValueError(f"cluster= names a host twice: {list(hosts)}")
+        raise ValueError(f"cluster= has an address twice: {list(hosts)}")
     return tuple(hosts)

@@ -1,9 +1,9 @@
-"""A keeper in a Ray actor: one on each node, for all jobs there, present and later.
+"""A keeper in a Ray actor: one on each node, for all jobs on that node, now and later.
 
 The actor is detached, so it outlives the job that started it. It ends with its node, with the
-cluster, or by ``stoker cache end``. If it is killed, Ray starts it again on the same node: in the
-same folder, whose items remain if a job still uses it, and at the same port, if that is free. Ray
-would let an actor outlive its raylet, so this one watches its raylet and ends with it.
+cluster, or by ``stoker cache end``. If it is killed, Ray restarts it on the same node, in the same
+folder and at the same port if that is free. Its items remain if a job still uses the folder. Ray
+lets actors outlive their raylet, so this one watches its raylet and ends with it.
 """
 
 from __future__ import annotations
@@ -25,16 +25,19 @@ from stoker.schedule.owners import Member
 from stoker.transport.link import joined_address, split_address
 from stoker.transport.ray_session import check_installed
 
-# Ray may first have to start a process and install its environment on the node.
+# How long a keeper may take to start: Ray may first start a process and install its environment.
+# Chosen, not measured.
 _START_S = 120.0
-# A keeper closes a store, for which its writer has 5 s; Ray's own answers take longer.
+# How long a keeper may take to end: it closes its store, for which its writer has 5 s, and Ray
+# answers slowly under load. Chosen, not measured.
 _END_S = 30.0
-# An actor of that name may just be dying: then the second try makes a new one.
+# The first try may find an actor that is just dying; the second then makes a new one. The third is
+# a margin.
 _ATTEMPTS = 3
 
 
 class KeeperActor:
-    """Keeps a node's share of a cache; Ray runs it as an actor, and restarts it if it dies."""
+    """Runs a node's keeper as a Ray actor; Ray restarts it if it dies."""
 
     def __init__(self, cache: str, limit: Limit, folder: str | None, insecure: bool) -> None:
         import ray
@@ -49,11 +52,11 @@ class KeeperActor:
                 folder = os.path.join(location.make_memory_folder(), name)
             self._keeper = keeper = self._serve(ray.util.get_node_ip_address(), limit, folder)
         except (OSError, ValueError, ImportError, StokerError) as error:
-            self._place = Started(error=str(error))
+            self._started = Started(error=str(error))
             return
         atexit.register(keeper.close)
-        end_with(os.getppid(), by_main_thread=False, first=keeper.close)  # the raylet
-        self._place = Started(keeper.address, keeper.folder, keeper.limit_bytes)
+        end_with(os.getppid(), by_main_thread=False, first=keeper.close)  # the parent is the raylet
+        self._started = Started(keeper.address, keeper.folder, keeper.limit_bytes)
         self._registry.enter(Member(self._node, keeper.address, max(1, keeper.limit_bytes)))
 
     def _serve(self, host: str, limit: Limit, folder: str) -> Keeper:
@@ -66,22 +69,22 @@ class KeeperActor:
             if member.name == self._node:
                 try:
                     return make(joined_address(host, port))
-                except OSError:  # the port is another's now
+                except OSError:  # another process has the port now
                     break
         return make(joined_address(host, 0))
 
-    def place(self) -> Started:
-        """Return its address and store, or why it failed."""
-        return self._place
+    def started(self) -> Started:
+        """Return the keeper's address and store, or its error."""
+        return self._started
 
     def close(self) -> None:
-        """Leave the store, for good."""
+        """Leave the registry and close the store, for good."""
         self._registry.leave(self._node)
         if self._keeper is not None:
             self._keeper.close()
 
 
-def keep_here(
+def start_keeper(
     ray: Any, cache: str, limit: Limit, folder: str | None, *, insecure: bool = False
 ) -> Started:
     """Return the address and store of this node's keeper; start one if there is none.
@@ -90,9 +93,9 @@ def keep_here(
         ray: the ``ray`` module, in a process that has joined the cluster.
         cache: the cache's name.
         limit, folder: the size and folder of a new store.
-        insecure: whether a newly started keeper leaves its connections unencrypted.
+        insecure: whether a new keeper leaves its connections unencrypted.
 
-    Raises CacheError where the keeper does not start.
+    Raises CacheError if the keeper does not start.
     """
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -110,23 +113,23 @@ def keep_here(
     for _ in range(_ATTEMPTS):
         try:
             actor = make.remote(cache, limit, folder, insecure)
-            place: Started = ray.get(actor.place.remote(), timeout=_START_S)
-        except ray.exceptions.RayError as error:  # it may just be dying
+            started: Started = ray.get(actor.started.remote(), timeout=_START_S)
+        except ray.exceptions.RayError as error:
             cause = error
-            # A dying actor gives its name up a moment later.
+            # The actor may be dying; Ray frees its name a moment later.
             time.sleep(1.0)
             continue
-        if place.error:
+        if started.error:
             ray.kill(actor)
-            raise CacheError(f"the keeper of this node did not start: {place.error}")
-        return place
+            raise CacheError(f"the keeper of this node did not start: {started.error}")
+        return started
     raise CacheError(f"the keeper of this node does not answer: {cause}") from cause
 
 
 def end_all() -> int:
-    """End the keepers of all caches in the cluster that this host belongs to; return how many.
+    """End the keepers of all caches in this host's Ray cluster; return how many.
 
-    Raises CacheError where this host belongs to no cluster, ImportError without Ray.
+    Raises CacheError if this host belongs to no cluster, ImportError if Ray is not installed.
     """
     check_installed("stoker cache end")
     import ray
@@ -134,7 +137,7 @@ def end_all() -> int:
     try:
         ray.init(address="auto", log_to_driver=False, logging_level="ERROR")
     except (ConnectionError, RuntimeError) as error:
-        raise CacheError(f"this host belongs to no Ray cluster that runs ({error})") from error
+        raise CacheError(f"this host belongs to no running Ray cluster ({error})") from error
     try:
         named = ray.util.list_named_actors(all_namespaces=True)
         names = [each["name"] for each in named if each["namespace"] == NAMESPACE]
@@ -143,7 +146,7 @@ def end_all() -> int:
                 actor = ray.get_actor(name, NAMESPACE)
                 ray.get(actor.close.remote(), timeout=_END_S)
                 ray.kill(actor)
-            except (ValueError, ray.exceptions.RayError):  # it has ended by itself
+            except (ValueError, ray.exceptions.RayError):  # it has ended meanwhile
                 continue
         return len(names)
     finally:

@@ -1,8 +1,8 @@
-"""Registry of a Ray cluster's keepers, in Ray's key-value store.
+"""The registry of a Ray cluster's keepers, in Ray's key-value store.
 
-The store lives exactly as long as the cluster, and needs no extra process that could be lost. A
-keeper's whole entry is in its key, so that one request lists all keepers. Keepers on nodes that Ray
-takes for dead are left out.
+The store lives exactly as long as the cluster, and needs no further process that could be lost. A
+keeper's whole entry is in its key, so one request lists all keepers. The list leaves out keepers on
+nodes that Ray considers dead.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Registry:
         return token
 
     def enter(self, member: Member) -> None:
-        """Enter a node's keeper, in place of an earlier entry."""
+        """Add a node's keeper; it replaces an earlier entry."""
         self.leave(member.name)
         key = "/".join((self._cache, member.name, str(member.weight_bytes), member.address))
         self._store._internal_kv_put(key, b"1", namespace=NAMESPACE)
@@ -50,7 +50,7 @@ class Registry:
         )
 
     def members(self) -> tuple[Member, ...]:
-        """Return the keepers, by their nodes' names."""
+        """Return the keepers on live nodes, sorted by node."""
         alive = {node["NodeID"] for node in self._ray.nodes() if node["Alive"]}
         found = []
         for key in self._store._internal_kv_list(f"{self._cache}/", namespace=NAMESPACE):

@@ -1,10 +1,10 @@
-"""Cluster membership under torchrun: a keeper on each host, started by its first rank.
+"""Cluster membership under torchrun: the first rank of each host starts a keeper.
 
-Addresses and the token travel through the job's own key-value store, which every rank reaches by
-``MASTER_ADDR`` and ``MASTER_PORT``: under torchrun from the beginning, else once the script has
-called ``torch.distributed.init_process_group()``. Ranks open their caches in the same order, and
-that order identifies each cache. A keeper is a separate process and ends with the rank that started
-it.
+Addresses and the token travel through the job's key-value store at ``MASTER_ADDR:MASTER_PORT``.
+Under torchrun it exists from the start; otherwise it exists once the script has called
+``torch.distributed.init_process_group()``. All ranks must open their caches in the same order: the
+n-th cache of each rank is the same cache. A keeper is a process of its own, and ends with the rank
+that started it.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ import msgspec
 from stoker.cache.location import Limit
 from stoker.cache.store_dir import boot_id
 from stoker.cluster.cache_spec import CacheSpec
-from stoker.cluster.members.membership import Members, is_elsewhere
+from stoker.cluster.members.membership import Members, has_moved
 from stoker.errors import CacheError
 from stoker.schedule.owners import Member
 from stoker.transport.link import local_host_towards
 from stoker.transport.token import new_token
 
 WAIT_S = 300.0
-"""How long ranks wait for the keepers of all hosts: torch's own default for its stores."""
-# The store is there from the beginning or not at all: without torchrun a user waits no longer to be
-# told.
+"""How long ranks wait for the keepers of all hosts: the default timeout of torch's stores."""
+# How long to try to reach the store. It exists from the start or not at all, so without torchrun
+# the user sees the error soon. Chosen, not measured.
 _REACH_S = 15.0
 _KEEPER = "from stoker.cluster.members.keeper_process import main; main()"
-_needed = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-_count = 0
-_keepers: list[subprocess.Popen[bytes]] = []  # closing their input ends them
+_REQUIRED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_opened_count = 0
+_keepers: list[subprocess.Popen[bytes]] = []  # kept, because a keeper ends when its input closes
 
 
 class Start(msgspec.Struct):
@@ -58,19 +58,19 @@ class Started(msgspec.Struct):
 
 
 class LaunchedHosts:
-    """The hosts of a job, one member each: fixed for its life."""
+    """The hosts of a job, one member each. They do not change while the job runs."""
 
-    def __init__(self, token: bytes, members: Members, home: str, folder: str) -> None:
+    def __init__(self, token: bytes, members: Members, local_member: str, folder: str) -> None:
         self.token = token
-        self.home: str | None = home
+        self.local_member: str | None = local_member
         self.folder: str | None = folder
         self._members = members
         self._boot = boot_id()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        if is_elsewhere(self._boot, self.folder):  # a worker on a host that is none of the job's
-            self.home = self.folder = None
+        if has_moved(self._boot, self.folder):  # a worker on a host outside the job
+            self.local_member = self.folder = None
 
     def members(self) -> Members:
         return self._members
@@ -86,36 +86,36 @@ class _Entry(msgspec.Struct):
 
 
 def join(
-    definition: CacheSpec, limit: Limit, path: str | None, *, insecure: bool = False
+    spec: CacheSpec, limit: Limit, path: str | None, *, insecure: bool = False
 ) -> LaunchedHosts:
-    """Start this host's keeper, if this is its first rank, and wait for those of the others.
+    """Start this host's keeper if this is its first rank, and wait for the keepers of all hosts.
 
-    With ``insecure`` connections are not encrypted.
+    With ``insecure``, connections are not encrypted.
 
-    Raises CacheError outside of such a job, or where a host's keeper does not start.
+    Raises CacheError outside such a job, or if a host's keeper does not start.
     """
-    global _count
-    missing = [name for name in _needed if name not in os.environ]
+    global _opened_count
+    missing = [name for name in _REQUIRED if name not in os.environ]
     if missing:
         raise CacheError(
-            f"cluster='torchrun' needs the environment of a job, but {', '.join(missing)} is not "
-            "set: start the script with torchrun"
+            f"cluster='torchrun' needs a torchrun job, but {', '.join(missing)} is not set in the "
+            "environment: start the script with torchrun"
         )
     rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     hosts = int(os.environ.get("GROUP_WORLD_SIZE", int(os.environ["WORLD_SIZE"]) // ranks_here))
     host = int(os.environ.get("GROUP_RANK", rank // ranks_here))
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    _count += 1
+    _opened_count += 1
     store = _reach_store()
-    prefix = f"stoker/cache/{attempt}/{_count}"
+    prefix = f"stoker/cache/{attempt}/{_opened_count}"
     try:
         if rank == 0:
             store.set(f"{prefix}/token", new_token().hex())
         token = bytes.fromhex(store.get(f"{prefix}/token").decode())
         if local_rank == 0:
-            own = _own_address(store, prefix, host, hosts)
-            started = _start(Start(own, token, limit, path, os.getpid(), insecure))
+            address = _reachable_address(store, prefix, host, hosts)
+            started = _start(Start(address, token, limit, path, os.getpid(), insecure))
             entry = _Entry(started.address, started.folder, started.limit_bytes, started.error)
             store.set(f"{prefix}/{host}", msgspec.msgpack.encode(entry))
         entries = [
@@ -124,8 +124,8 @@ def join(
         ]
     except (RuntimeError, ValueError, msgspec.MsgspecError) as error:
         raise CacheError(
-            f"the hosts of this job did not find each other's caches within {WAIT_S:.0f} s: every "
-            f"rank has to open the same caches in the same order ({error})"
+            f"the hosts of this job did not find each other's caches within {WAIT_S:.0f} s. Open "
+            f"the same caches in the same order on every rank ({error})"
         ) from error
     for number, entry in enumerate(entries):
         if entry.error:
@@ -155,17 +155,18 @@ def _reach_store() -> Any:
     return store
 
 
-def _own_address(store: Any, prefix: str, host: int, hosts: int) -> str:
-    """Return this host's address on the interface that leads to the others."""
-    towards = os.environ["MASTER_ADDR"]
-    own = local_host_towards(towards)
+def _reachable_address(store: Any, prefix: str, host: int, hosts: int) -> str:
+    """Return the address at which the other hosts can reach this one."""
+    master = os.environ["MASTER_ADDR"]
+    address = local_host_towards(master)
     if hosts > 1 and host == 0:
-        # The way to the master is the loopback here: the other hosts know a better one.
-        store.set(f"{prefix}/from/0", own)
-        own = local_host_towards(store.get(f"{prefix}/from/1").decode())
+        # This host is the master, so its route to the master is the loopback. Use the route to
+        # host 1 instead.
+        store.set(f"{prefix}/from/0", address)
+        address = local_host_towards(store.get(f"{prefix}/from/1").decode())
     elif host > 0:
-        store.set(f"{prefix}/from/{host}", own)
-    return own
+        store.set(f"{prefix}/from/{host}", address)
+    return address
 
 
 def _start(start: Start) -> Started:
@@ -174,15 +175,15 @@ def _start(start: Start) -> Started:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
-        start_new_session=True,  # Ctrl-C is the parent's to handle
+        start_new_session=True,  # Ctrl-C reaches the parent only, which ends the keeper
     )
     _keepers.append(keeper)
     assert keeper.stdin is not None
     assert keeper.stdout is not None
     keeper.stdin.write(msgspec.json.encode(start) + b"\n")
     keeper.stdin.flush()
-    line = keeper.stdout.readline()
+    answer = keeper.stdout.readline()
     keeper.stdout.close()
-    if not line:
-        return Started(error=f"it ended with code {keeper.wait()}")
-    return msgspec.json.decode(line, type=Started)
+    if not answer:
+        return Started(error=f"its process ended with exit code {keeper.wait()}")
+    return msgspec.json.decode(answer, type=Started)

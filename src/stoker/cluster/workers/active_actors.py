@@ -21,7 +21,7 @@ from stoker.engine.plan import WorkAddress
 from stoker.engine.workers.threads import Answer, Request
 from stoker.errors import WorkerDied
 from stoker.transport.link import Link, LinkError
-from stoker.transport.tls import own_tls
+from stoker.transport.tls import host_tls
 
 # An actor that is at work says so every second: ten words in a row do not get lost.
 SILENCE_S = 10.0
@@ -207,7 +207,7 @@ class _ActorConnection:
 
     def _connected(self) -> Link:
         """Connect, as long as the actor may be alive but too busy to answer."""
-        address, tls = self.actor.place.address, own_tls()
+        address, tls = self.actor.place.address, host_tls()
         until = time.monotonic() + SILENCE_S
         while True:
             try:

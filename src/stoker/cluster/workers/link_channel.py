@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from stoker.transport.flatten import Flattener, starts_of
+from stoker.transport.flatten import Flattener, aligned_offsets
 from stoker.transport.link import Buffer, Link, LinkError
 
 _ALIVE = b""
@@ -33,7 +33,7 @@ class FlatValue:
         flattener = _OnLink()
         buffers = [memoryview(flattener.flatten(value)), *flattener.buffers]
         sizes = [buffer.nbytes for buffer in buffers]
-        starts = starts_of(sizes)
+        starts = aligned_offsets(sizes)
         self._header = struct.pack(f"<{len(sizes)}Q", *sizes)
         self._parts: list[Buffer] = []
         for n, buffer in enumerate(buffers):
@@ -59,7 +59,7 @@ class Inbox:
         while header == _ALIVE:
             header, body = link.receive(self._place, wait_s=wait_s)
         sizes = struct.unpack(f"<{len(header) // 8}Q", header[: len(header) // 8 * 8])
-        starts = starts_of(sizes)
+        starts = aligned_offsets(sizes)
         if not sizes or len(header) % 8 or starts[-1] != body.nbytes:
             raise LinkError(f"{link.peer} sent a frame whose parts do not fit")
         first, *rest = (

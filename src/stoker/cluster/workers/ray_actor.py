@@ -25,7 +25,7 @@ from stoker.cluster.workers.worker_spec import WorkerSpec
 from stoker.engine.workers.requests import WorkExecutor
 from stoker.transport.link import Link, LinkError
 from stoker.transport.listener import Listener
-from stoker.transport.tls import own_tls
+from stoker.transport.tls import host_tls
 
 PURPOSE = "worker"
 # How often an actor says that it is at work: a tenth of ``SILENCE_S``.
@@ -72,7 +72,7 @@ class PreparingActor:
             PURPOSE,
             self._serve,
             timeout_s=_PATIENCE_S,
-            tls=own_tls(),
+            tls=host_tls(),
             insecure=insecure,
         )
         return ActorPlace(self._listener.address, node, os.getpid())

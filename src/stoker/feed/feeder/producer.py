@@ -13,7 +13,7 @@ from stoker.errors import FeedError
 from stoker.feed import messages
 from stoker.feed.feeder.log import At, Broken, EpochEnd, StagedItem
 from stoker.feed.feeder.preparation import Outputs
-from stoker.transport.payload import pack
+from stoker.transport.payload import to_payload
 from stoker.transport.shared_memory import Blocks
 
 
@@ -110,5 +110,5 @@ class Producer:
         made = self._outputs.next()
         if made is None:
             return None
-        payload = pack(made.value, self._blocks)
+        payload = to_payload(made.value, self._blocks)
         return StagedItem(epoch, number, made.count, made.rows, payload.nbytes, payload)

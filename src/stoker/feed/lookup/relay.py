@@ -13,7 +13,7 @@ from stoker.feed.autostart import connect_or_start
 from stoker.feed.connection import FeedAddress
 from stoker.feed.relay.url import FeedUrl
 from stoker.feed.token import find_token
-from stoker.transport.tls import own_tls
+from stoker.transport.tls import host_tls
 
 # Of a feeder, where nothing else is known: as long as a node may take to start one.
 _PATIENCE_S = 60.0
@@ -25,7 +25,7 @@ def relayed(url: FeedUrl) -> FeedAddress:
     Raises TokenError if the relay could not read the token or the TLS key.
     """
     find_token()
-    own_tls()
+    host_tls()
     settings = relay_settings(url)
     return FeedAddress(str(url), lambda: connect_or_start(settings), is_restarted=True)
 

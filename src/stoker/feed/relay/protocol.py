@@ -36,7 +36,7 @@ from stoker.feed.messages import (
     Welcome,
 )
 from stoker.transport.link import Link
-from stoker.transport.tls import own_tls
+from stoker.transport.tls import host_tls
 
 # Raised whenever a message between hosts changes.
 VERSION = 2
@@ -102,7 +102,7 @@ _decode_from_gateway = msgspec.msgpack.Decoder(FromGateway).decode
 
 def connect(address: str, token: bytes) -> RelaySourceEnd:
     """Connect to the gateway of a feed. Raises LinkError, TokenError."""
-    return RelaySourceEnd(Link.connect(address, token, PURPOSE, timeout_s=SILENT_S, tls=own_tls()))
+    return RelaySourceEnd(Link.connect(address, token, PURPOSE, timeout_s=SILENT_S, tls=host_tls()))
 
 
 class _End:

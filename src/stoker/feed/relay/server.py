@@ -22,7 +22,7 @@ from stoker.feed.token import find_or_make_token
 from stoker.transport import codec
 from stoker.transport.link import Link, split_address
 from stoker.transport.listener import Listener
-from stoker.transport.tls import own_tls
+from stoker.transport.tls import host_tls
 
 # How long the feeder of this host may take until it listens.
 _CONNECT_S = 5.0
@@ -48,7 +48,7 @@ class RelayServer:
                 protocol.PURPOSE,
                 self._serve,
                 timeout_s=protocol.SILENT_S,
-                tls=own_tls(),
+                tls=host_tls(),
                 insecure=insecure,
             )
         except OSError as error:
@@ -201,7 +201,7 @@ class RelayedJob:
             value = outputs[0]
             rows = batch_rows(value)
         try:
-            head, contents = codec.lend(value)
+            head, contents = codec.encode_views(value)
         except TypeError as error:
             raise TypeError(f"this feed cannot go to other hosts: {error}") from None
         digest = protocol.checksum(*contents)

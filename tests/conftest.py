@@ -13,8 +13,11 @@ import os
 import signal
 import threading
 import time
+import tomllib
 import warnings
 from collections.abc import Generator, Iterator
+from importlib.metadata import entry_points
+from pathlib import Path
 
 import psutil
 import pytest
@@ -56,6 +59,22 @@ def _has_accelerator() -> bool:
         patch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
         warnings.simplefilter("ignore")
         return torch.cuda.is_available()
+
+
+def pytest_configure() -> None:
+    """Refuse to run with metadata that is older than the sources: commands would be missing."""
+    pyproject = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())
+    for group, wanted in pyproject["project"]["entry-points"].items():
+        found = {
+            point.name: point.value
+            for point in entry_points(group=group)
+            if point.dist is not None and point.dist.name == "stoker"
+        }
+        if found != wanted:
+            raise pytest.UsageError(
+                f"stoker was installed before {group} in pyproject.toml changed: "
+                "pip install --no-deps -e . (scripts/setup-venv does it too)"
+            )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

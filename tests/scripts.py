@@ -65,9 +65,9 @@ class Examples:
 class Script:
     """A Python program in a session of its own."""
 
-    def __init__(self, folder: Path, body: str) -> None:
+    def __init__(self, folder: Path, body: str, first: str = "") -> None:
         path = folder / "script.py"
-        path.write_text(PRELUDE + textwrap.dedent(body))
+        path.write_text(first + PRELUDE + textwrap.dedent(body))
         self.process = subprocess.Popen(
             [sys.executable, "-W", "error", str(path)],
             stdout=subprocess.PIPE,
@@ -107,9 +107,9 @@ class Script:
 
 
 @contextlib.contextmanager
-def script(folder: Path, body: str) -> Iterator[Script]:
+def script(folder: Path, body: str, first: str = "") -> Iterator[Script]:
     """Start a program; whatever is left of its session is killed at the end."""
-    running = Script(folder, body)
+    running = Script(folder, body, first)
     try:
         yield running
     finally:
@@ -118,9 +118,12 @@ def script(folder: Path, body: str) -> Iterator[Script]:
         running.process.communicate(timeout=TIMEOUT_S)
 
 
-def run(folder: Path, body: str) -> list[Any]:
-    """Run a program to its good and silent end; return the JSON lines it said."""
-    with script(folder, body) as running:
+def run(folder: Path, body: str, first: str = "") -> list[Any]:
+    """Run a program to its good and silent end; return the JSON lines it said.
+
+    ``first`` is what it does before it imports stoker.
+    """
+    with script(folder, body, first) as running:
         code, out, errors = running.finish()
     assert code == 0, errors
     assert errors == "", errors

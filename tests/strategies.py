@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import dataclasses
+import functools
 import json
+import shutil
+import tempfile
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -13,10 +17,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import stoker_lmdb
 from hypothesis import settings
 from hypothesis import strategies as st
 
 import stoker
+from stoker.stages import StagePlan
 
 FULL = settings.get_current_profile_name() == "full"
 
@@ -95,7 +101,7 @@ def specs(
     max_examples: int = 40,
     max_echoes: int = 2,
     min_echoes: int = 0,
-    sources: tuple[str, ...] = ("dataset", "many", "arrays", "tuples"),
+    sources: tuple[str, ...] = ("dataset", "many", "arrays", "tuples", "lmdb"),
     points: tuple[str, ...] = POINTS,
     byte_pools: bool = False,
     max_filters: int = 0,
@@ -160,6 +166,21 @@ class Examples:
         return {"id": index, "x": np.full(3, index, np.float64), "name": f"example {index}"}
 
 
+@functools.cache
+def table_of(examples: int) -> str:
+    """Return a table of another package, of so many numbers; it goes when the process ends."""
+    folder = tempfile.mkdtemp(prefix="stoker-lmdb-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    stoker_lmdb.write_lmdb(folder, ((b"%06d" % number, b"") for number in range(examples)))
+    return folder
+
+
+def example_of(key: bytes, value: bytes) -> dict[str, Any]:
+    """Make of an item of the table what ``Examples`` gives."""
+    index = int(key)
+    return {"id": index, "x": np.full(3, index, np.float64), "name": f"example {index}"}
+
+
 class ManyExamples(Examples):
     """The same, asked for many at once."""
 
@@ -203,6 +224,16 @@ def halve(x: Any) -> Any:
     return x / 2
 
 
+@dataclass(frozen=True)
+class Halve(stoker.Stage):
+    """Halve a field."""
+
+    on: str | int
+
+    def lower(self, plan: StagePlan) -> StagePlan:
+        return plan.map(halve, on=self.on)
+
+
 def jitter(x: Any, rng: np.random.Generator) -> Any:
     """Add noise in place, as careless augmentations do."""
     x += rng.random(x.shape)
@@ -229,6 +260,9 @@ def source_of(spec: Spec, data: Any = None) -> stoker.Pipeline:
         ids = np.arange(spec.examples)
         rows = np.repeat(ids[:, None], 3, 1).astype(np.float64)
         return stoker.from_arrays(ids, rows, seed=spec.seed)
+    if spec.source == "lmdb":
+        table = stoker_lmdb.LmdbTable(table_of(spec.examples), example_of)
+        return stoker.from_dataset(table, seed=spec.seed, on_error=spec.on_error)
     kinds = {"dataset": Examples, "many": ManyExamples, "tuples": TupleExamples}
     data = kinds[spec.source](spec.examples)
     return stoker.from_dataset(data, seed=spec.seed, on_error=spec.on_error)
@@ -261,7 +295,10 @@ def built(
         pipeline = pipeline.shuffle()
     if spec.shard and anew:
         pipeline = pipeline.shard(rank=rank, world=world, uneven=uneven)
-    pipeline = echoed(filtered(pipeline, "first").map(halve, on=on), "before")
+    pipeline = filtered(pipeline, "first")
+    # Of another package's source a step is another package's, too: the same by a stage.
+    halved = pipeline.apply(Halve(on)) if spec.source == "lmdb" else pipeline.map(halve, on=on)
+    pipeline = echoed(halved, "before")
     pipeline = filtered(pipeline, "middle").random_map(jitter, on=on)
     pipeline = filtered(echoed(pipeline, "after"), "last")
     pipeline = pipeline.batch(spec.batch, drop_last=spec.drop_last)

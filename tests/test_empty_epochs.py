@@ -1,9 +1,10 @@
-"""Epochs without a batch, though there were examples."""
+"""Epochs without a batch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
 import stoker
@@ -34,6 +35,20 @@ EMPTY: dict[str, tuple[Callable[[], stoker.Pipeline], str]] = {
         lambda: stoker.from_dataset(range(3), seed=0).filter(lambda n: n > 3).batch(2),
         "left out 3 examples",
     ),
+    "packed": (
+        lambda: stoker.from_arrays(np.ones((3, 4), np.int64), seed=0).pack(64).batch(2),
+        "do not fill one packed sequence",
+    ),
+    "no data": (lambda: stoker.from_dataset([], seed=0).batch(2), "there are no examples"),
+    "all skipped": (
+        lambda: stoker.from_dataset(range(3), seed=0).shuffle().skip(3).batch(2),
+        "there are no examples",
+    ),
+    "an empty stream": (
+        lambda: stoker.from_iterable(lambda: iter(()), seed=0).shuffle(buffer=4).batch(2),
+        "there are no examples",
+    ),
+    "an empty loader": (lambda: stoker.from_loader([], seed=0).echo(2, pool=2), "gave none"),
 }
 
 
@@ -49,8 +64,3 @@ def test_under_repeat_it_is_an_error(case: str) -> None:
     build, why = EMPTY[case]
     with pytest.raises(stoker.StokerError, match=f"would not end: .*{why}"):
         list(build().repeat().steps(4))
-
-
-def test_no_data_have_no_batch() -> None:
-    empty: list[int] = []
-    assert list(stoker.from_dataset(empty, seed=0).batch(2)) == []

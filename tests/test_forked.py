@@ -90,3 +90,67 @@ def test_a_child_that_was_forked_while_locks_were_held_ends(tmp_path: Path) -> N
         iterator.close()
     """
     assert run(tmp_path, body) == [[0] * 40]
+
+
+EARLY = """
+import gc, os
+
+# A hook of a fork that is older than stoker's, as those of the standard library are: it runs in the
+# child before them, and in the parent behind them.
+hooks = {"before": [], "after_in_child": []}
+os.register_at_fork(
+    before=lambda: [each() for each in hooks["before"]],
+    after_in_child=lambda: [each() for each in hooks["after_in_child"]],
+)
+"""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_child_that_drops_it_within_the_fork_ends_nothing_of_its_parents(
+    tmp_path: Path, kind: str
+) -> None:
+    body = f"""
+    if __name__ == "__main__":
+        pipeline = {KINDS[kind]}
+        held = [iter(pipeline)]
+        next(held[0])
+        faulthandler.cancel_dump_traceback_later()
+        hooks["after_in_child"].append(held.clear)
+        child = os.fork()
+        if not child:
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        say(json.dumps([os.waitstatus_to_exitcode(status), sum(1 for _ in held[0])]))
+    """
+    assert run(tmp_path, body, EARLY) == [[0, 15]]
+
+
+@pytest.mark.parametrize("when", ["before", "after_in_child"])
+def test_a_cache_that_is_collected_within_a_fork_is_closed_behind_it(
+    tmp_path: Path, when: str
+) -> None:
+    body = f"""
+    def cached():
+        examples = stoker.from_dataset(Examples(8), seed=0)
+        return examples.cache("4MiB", path={str(tmp_path / "kept")!r}, version="1").batch(4)
+
+
+    if __name__ == "__main__":
+        gc.disable()
+        for _ in range(2):
+            pipeline = cached()
+            list(pipeline)
+            cycle = [pipeline]
+            cycle.append(cycle)
+            del pipeline, cycle
+            hooks[{when!r}].append(gc.collect)
+            child = os.fork()
+            if not child:
+                assert len(list(cached())) == 2
+                os._exit(0)
+            hooks[{when!r}].clear()
+            say(json.dumps(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])))
+            again = cached()
+            say(json.dumps([len(list(again)), again.stats().cache.hits]))
+    """
+    assert run(tmp_path, body, EARLY) == [0, [2, 8], 0, [2, 8]]

@@ -20,9 +20,14 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ROOT / "src" / "stoker"
 PROTOCOLS = {
-    "stages/stage.py": ("Stage",),
+    "stages/stage.py": ("ChainStage",),
     "stages/functions/operation.py": ("Operation",),
-    "sources/source.py": ("Source", "IndexedSource", "Rows", "Reader"),
+    "sources/origin.py": ("Origin", "IndexedSource"),
+    "sources/source.py": (
+        *("Source", "FetchesMany", "Outlined", "Labeled", "Identified", "Fingerprinted"),
+        *("ReadsFiles", "ReadsBlocks", "ReadsAhead", "Reader", "GathersRows", "Rows"),
+    ),
+    "sources/remote/source.py": ("ReadsRanges",),
     "engine/items.py": ("Stream", "PulledStream", "DrivenStream", "HeadStream", "Inputs"),
     "schedule/dealing.py": ("Order", "Dealer"),
 }
@@ -78,7 +83,7 @@ def wanted(node: ast.ClassDef) -> set[str]:
 
 def inherited(node: ast.ClassDef, by_name: dict[str, ast.ClassDef]) -> set[str]:
     """Return the names of all classes that one inherits from."""
-    own = {ast.unparse(base) for base in node.bases}
+    own = {ast.unparse(base).partition("[")[0] for base in node.bases}
     return own.union(*(inherited(by_name[name], by_name) for name in own & by_name.keys()))
 
 

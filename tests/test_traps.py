@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import re
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -44,6 +46,39 @@ def test_two_iterators_at_once_are_told_of() -> None:
     next(first)
     with pytest.warns(UserWarning, match="a second iterator over one pipeline closes the first"):
         iter(train)
+
+
+DERIVED: dict[str, Callable[[stoker.Pipeline[Any]], object]] = {
+    "shuffle()": lambda p: p.shuffle(),
+    "echo(2)": lambda p: p.echo(2, pool=8),
+    "batch(4)": lambda p: p.batch(4),
+    "workers(2)": lambda p: p.workers(2),
+    "steps(2)": lambda p: p.steps(2),
+    "repeat()": lambda p: p.repeat(),
+}
+
+
+@pytest.mark.parametrize("call", DERIVED)
+def test_a_method_whose_result_is_dropped_is_told_of(call: str) -> None:
+    train = numbers()
+    DERIVED[call](train)
+    with pytest.warns(UserWarning, match=re.escape(f".{call} changes nothing")) as caught:
+        assert len(list(train)) == 24
+    assert [said.filename for said in caught] == [__file__]
+    assert len(list(train)) == 24  # once
+
+
+def test_pipelines_that_were_looked_at_or_are_kept_are_not_told_of() -> None:
+    train = numbers()
+    assert len(train.batch(4)) == 6
+    assert len(list(train)) == 24
+    assert "batch(4)" in str(train.batch(4))
+    assert len(list(train)) == 24
+    assert len(list(train.shuffle().batch(4))) == 6
+    assert len(list(train)) == 24
+    kept = train.batch(4)
+    assert len(list(train)) == 24
+    assert len(list(kept)) == 6
 
 
 def test_a_buffer_size_says_that_it_is_not_needed_or_is_one() -> None:

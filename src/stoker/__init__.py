@@ -46,6 +46,8 @@ from stoker.errors import (
 )
 from stoker.pipeline import Pipeline
 from stoker.replicas.thread_safety import thread_safe
+from stoker.sources.source import Source
+from stoker.stages.composite import Stage
 from stoker.stages.scan import DROP
 from stoker.stats import (
     CacheStats,
@@ -113,6 +115,8 @@ __all__ = [
     "serve_metrics",
     "share",
     "Skip",
+    "Source",
+    "Stage",
     "StageError",
     "StageStats",
     "StateError",

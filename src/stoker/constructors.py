@@ -15,14 +15,15 @@ from stoker.pipeline import Pipeline
 from stoker.schedule.proportions import whole_weights
 from stoker.sources.arrays import ArraySource
 from stoker.sources.arrow.huggingface import HuggingFaceSource
-from stoker.sources.dataset import DatasetSource
+from stoker.sources.dataset import DatasetSource, of_dataset
 from stoker.sources.folder import ClassFolders, FolderSource, LabeledFile, LabeledImage
 from stoker.sources.iterable import IterableSource
 from stoker.sources.loader import LoaderSource
 from stoker.sources.mixture import MixedPart, MixtureSource
+from stoker.sources.origin import IndexedSource
 from stoker.sources.patterns import Paths, has_urls
 from stoker.sources.remote.options import RemoteOptions
-from stoker.sources.source import IndexedSource
+from stoker.sources.source import Source
 from stoker.sources.tokens import DocumentWindow, TokenSource, Window
 from stoker.stages.echo import Factor
 from stoker.stages.functions.operation import OfPart, Operation
@@ -82,7 +83,7 @@ def from_dataset(
             "from_dataset() takes a dataset, not a pipeline: continue the pipeline with its "
             "methods, such as pipeline.map(fn).batch(n)"
         )
-    return Pipeline(Chain.begin(DatasetSource(dataset), seed, on_error))
+    return Pipeline(Chain.begin(of_dataset(dataset), seed, on_error))
 
 
 def from_huggingface(
@@ -106,7 +107,7 @@ def from_huggingface(
     Raises TypeError for any other object, ValueError if a column is missing, and for a dataset
     without rows or with a transform (``with_transform``).
     """
-    return Pipeline(Chain.begin(HuggingFaceSource(dataset, columns), seed, on_error))
+    return _begin(HuggingFaceSource(dataset, columns), seed, on_error)
 
 
 def from_iterable(
@@ -168,7 +169,7 @@ def from_arrays(*arrays: Any, seed: int | None = None) -> Pipeline[Any]:
     Raises TypeError for other objects and masked arrays, ValueError for arrays of different
     lengths or without a length, and for HDF5 datasets whose file cannot be opened again.
     """
-    return Pipeline(Chain.begin(ArraySource(arrays), seed))
+    return _begin(ArraySource(arrays), seed)
 
 
 def from_table(
@@ -186,7 +187,7 @@ def from_table(
     """
     from stoker.sources.arrow.table import TableSource
 
-    return Pipeline(Chain.begin(TableSource(table), seed, on_error))
+    return _begin(TableSource(table), seed, on_error)
 
 
 @overload
@@ -323,10 +324,10 @@ def from_folder(
     if "://" in os.fspath(path):
         from stoker.sources.remote.files import RemoteFolderSource
 
-        source: IndexedSource = RemoteFolderSource(str(path), remote, asked)
+        source: Source[Any] = RemoteFolderSource(str(path), remote, asked)
     else:
         source = FolderSource(path, asked)
-    return Pipeline(Chain.begin(source, seed, on_error))
+    return _begin(source, seed, on_error)
 
 
 def from_files(
@@ -351,7 +352,7 @@ def from_files(
     from stoker.sources.remote.files import FilesSource
 
     remote = RemoteOptions(requests, retry_s, storage_options or {})
-    return Pipeline(Chain.begin(FilesSource(files, remote), seed, on_error))
+    return _begin(FilesSource(files, remote), seed, on_error)
 
 
 def from_parquet(
@@ -390,7 +391,7 @@ def from_parquet(
         source: ParquetSource = RemoteParquetSource(paths, remote, columns)
     else:
         source = ParquetSource(paths, columns)
-    return Pipeline(Chain.begin(source, seed, on_error))
+    return _begin(source, seed, on_error)
 
 
 def from_tar(
@@ -444,7 +445,7 @@ def from_tar(
         return stream
     else:
         source = ShardSource(shards, fields, is_strict=is_strict)
-    return Pipeline(Chain.begin(source, seed, on_error))
+    return _begin(source, seed, on_error)
 
 
 @overload
@@ -520,7 +521,7 @@ def from_tokens(
         source: TokenSource = RemoteTokenSource(files, remote, length, stride, dtype, separator)
     else:
         source = TokenSource(files, length, stride, dtype, separator)
-    return Pipeline(Chain.begin(source, seed))
+    return _begin(source, seed)
 
 
 def mix(
@@ -567,6 +568,11 @@ def mix(
             if isinstance(stage, Operation):
                 chain = chain.then(replace(stage, part=own))
     return Pipeline(chain)
+
+
+def _begin(source: Source[Any], seed: Any, on_error: OnError = "raise") -> Pipeline[Any]:
+    """Return the pipeline of a source of stoker's own."""
+    return Pipeline(Chain.begin(DatasetSource(source), seed, on_error))
 
 
 def _part(chain: Chain, number: int, *, has_budget: bool) -> MixedPart:

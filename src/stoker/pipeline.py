@@ -9,9 +9,10 @@ from typing import Any, Generic, TypeVar, overload
 
 from numpy.typing import NDArray
 
+from stoker.basics.warn import warn
 from stoker.chain.chain import Chain
 from stoker.chain.cursor import Cursor
-from stoker.chain.dataloader_api import DataLoaderApi
+from stoker.chain.dataloader_api import DataLoaderApi, Fate
 from stoker.chain.describe import describe
 from stoker.chain.iterator import PipelineIterator, T
 from stoker.chain.step_epochs import StepEpochs
@@ -20,6 +21,7 @@ from stoker.schedule.echo_record import read as read_record
 from stoker.stages.batching.batch import Batch
 from stoker.stages.batching.pack import Pack, Packed
 from stoker.stages.cache import CacheStage
+from stoker.stages.composite import Stage
 from stoker.stages.echo import Echo, Factor
 from stoker.stages.filter import Filter
 from stoker.stages.map import Map
@@ -27,7 +29,7 @@ from stoker.stages.scan import Scan
 from stoker.stages.select import Shuffle, SkipFirst, Take
 from stoker.stages.shard import Shard
 from stoker.stages.skip import OnError
-from stoker.stages.stage import Stage
+from stoker.stages.stage import ChainStage
 from stoker.stages.to import To
 from stoker.stats import Stats
 
@@ -47,10 +49,29 @@ class Pipeline(DataLoaderApi, Generic[T]):
     """
 
     def __init__(self, chain: Chain) -> None:
-        self._cursor = StepEpochs(chain) if chain.flows else Cursor(chain)
+        self._fate = Fate()
+        self._fate_of_derived: Fate | None = None
+        self._position = StepEpochs(chain) if chain.flows else Cursor(chain)
 
-    def _then(self, stage: Stage) -> Pipeline[Any]:
-        return Pipeline(self.chain.then(stage))
+    def __del__(self) -> None:
+        if "_fate" in self.__dict__:  # not so where it could not be made, or copied
+            self._fate.is_dropped = True
+
+    def _then(self, stage: ChainStage) -> Pipeline[Any]:
+        return self._derive(self.chain.then(stage), stage.name)
+
+    def _derive(self, chain: Chain, call: str) -> Pipeline[Any]:
+        made = Pipeline[Any](chain)
+        made._fate.call = call
+        self._fate_of_derived = made._fate
+        return made
+
+    def apply(self, stage: Stage) -> Pipeline[Any]:
+        """Add a stage of your own: a ``stoker.Stage``, which is made of the methods below.
+
+        Raises TypeError for anything else, and what its ``check`` and the methods raise.
+        """
+        return Pipeline(self.chain.applying(stage, self))
 
     def shuffle(self, buffer: Int = None, *, block: int | bool | None = None) -> Pipeline[T]:
         """Draw a new order every epoch.
@@ -317,8 +338,8 @@ class Pipeline(DataLoaderApi, Generic[T]):
         stage = Echo.of(factor, max_factor, min_distance, pool, record)
         chain = chain if stage is None else chain.then(stage)
         if record is not None and chain.is_seed_drawn:
-            chain = chain.seeded(record.seed)
-        return Pipeline(chain)
+            chain = chain.with_seed(record.seed)
+        return self._derive(chain, stage.name if stage else "echo(1)")
 
     def cache(
         self,
@@ -385,7 +406,8 @@ class Pipeline(DataLoaderApi, Generic[T]):
         """
         if self.chain.source.yields_batches:
             raise ValueError("a loader has workers of its own: set them there (num_workers=)")
-        return Pipeline(replace(self.chain, workers=Workers.of(n, kind, ray_options, insecure)))
+        workers = Workers.of(n, kind, ray_options, insecure)
+        return self._derive(replace(self.chain, workers=workers), f"workers({n})")
 
     def steps(self, n: int) -> Pipeline[T]:
         """End an epoch after ``n`` batches, so that ``len()`` is known under ``.echo("auto")``.
@@ -394,7 +416,7 @@ class Pipeline(DataLoaderApi, Generic[T]):
         If an epoch has fewer, a warning says so; it is an error if other ranks may have more and
         would wait (if the number is not known before an epoch's end).
         """
-        return Pipeline(self.chain.ending(n))
+        return self._derive(self.chain.ending(n), f"steps({n})")
 
     def repeat(self) -> Pipeline[T]:
         """Start the next pass over the data at the end of each, so that epochs have ``n`` steps.
@@ -404,7 +426,7 @@ class Pipeline(DataLoaderApi, Generic[T]):
         the data: ``epoch`` counts passes. Without ``.steps(n)`` the first epoch never ends. The
         last batch of a pass may be short, unless ``.batch(n, drop_last=True)`` drops it.
         """
-        return Pipeline(self.chain.flowing())
+        return self._derive(self.chain.flowing(), "repeat()")
 
     def to(self, device: Any) -> Pipeline[Any]:
         """Hand out torch tensors on a device, and copy the next batch meanwhile.
@@ -417,7 +439,16 @@ class Pipeline(DataLoaderApi, Generic[T]):
         return self._then(To.of(device))
 
     def __iter__(self) -> PipelineIterator[T]:
-        """Start the next epoch, or continue a loaded one."""
+        """Start the next epoch, or continue a loaded one.
+
+        Warns if the last pipeline made of this one was dropped unused: an assignment is missing.
+        """
+        derived, self._fate_of_derived = self._fate_of_derived, None
+        if derived is not None and derived.is_dropped and not derived.is_used:
+            warn(
+                f".{derived.call} changes nothing in the pipeline that is iterated here: it "
+                "returned a new one, which was dropped. Keep it (train = train.shuffle())"
+            )
         return self._cursor.begin()
 
     def __len__(self) -> int:

@@ -449,7 +449,7 @@ def test_a_chunk_takes_about_as_long_as_it_should(
     if chunk < cost.chunk_rows:
         assert (chunk + 1) * max(row_ns, 1.0) > target_ns * (1 - 1e-9)
     cost.whole = True
-    assert cost.chunk(target_ns) == rows
+    assert cost.chunk(target_ns) == cost.chunk_rows
 
 
 def test_who_knows_nothing_begins_carefully() -> None:

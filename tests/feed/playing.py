@@ -18,10 +18,10 @@ from typing import Any
 import served
 
 import stoker
-from stoker.adapters.entrypoint import FeedSettings
 from stoker.feed import local_socket, messages
 from stoker.feed.feeder.local_preparation import LocalPreparation
 from stoker.feed.server import FeedServer
+from stoker.feed.settings import FeedSettings
 
 WITHIN_S = 200.0
 _fork = multiprocessing.get_context("fork")

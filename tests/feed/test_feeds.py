@@ -37,8 +37,8 @@ from playing import (
 )
 
 import stoker
-from stoker.adapters.entrypoint import FeedSettings
 from stoker.feed import local_socket, messages, server
+from stoker.feed.settings import FeedSettings
 from strategies import shortened
 
 _names = itertools.count()

@@ -145,6 +145,7 @@ def recorded() -> bytes:
     return json.dumps(pipeline.record()).encode()
 
 
+@pytest.mark.filterwarnings("ignore:echo.*with a pool of")  # the record says so
 def test_records() -> None:
     def replay(data: bytes) -> None:
         chain = followed(replay=json.loads(data) or {})  # None would be no record at all

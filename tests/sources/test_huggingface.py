@@ -74,6 +74,35 @@ def test_rows_are_examples_and_images_the_bytes_that_are_stored(mapped: Any) -> 
     assert batch["pixels"].shape == (8, 2, 3)
 
 
+@pytest.mark.parametrize("size", [1, 7, 300])
+def test_rows_that_were_selected_are_gathered(tmp_path: Path, size: int) -> None:
+    """From the tables in files, whose chunks are small."""
+    rows: dict[str, list[Any]] = {
+        "n": list(range(500)),
+        "text": [None if n % 5 == 0 else f"text {n}" for n in range(500)],
+        "ids": [[n, n + 1] for n in range(500)],
+        "words": [[{"w": f"{n}"}] * (n % 3) for n in range(500)],
+    }
+    datasets.Dataset.from_dict(rows).save_to_disk(str(tmp_path / "d"), num_shards=3)
+    whole = datasets.load_from_disk(str(tmp_path / "d"))
+    chosen = whole.shuffle(seed=1).filter(lambda row: row["n"] % 3 > 0, writer_batch_size=16)
+    for data in (whole, chosen, chosen.select(range(9, 200)), whole.select([3, 3, 499])):
+        for columns in (["n", "text", "ids"], ["n", "words"]):
+            train = stoker.from_huggingface(data, columns, seed=0).shuffle()
+            found: Any = {}
+            for batch in train.batch(size, collate=list):
+                found |= {int(row["n"]): row for row in batch}
+            assert sorted(found) == sorted(set(data["n"]))
+            for n, row in found.items():
+                for name in columns[1:]:
+                    value = row[name].tolist() if name == "ids" else row[name]
+                    assert value == rows[name][n]
+        stacked = stoker.from_huggingface(data, ["n", "text", "ids"], seed=0).shuffle()
+        for batch in stacked.batch(size):
+            assert batch["text"] == [rows["text"][n] for n in batch["n"]]
+            assert (batch["ids"] == batch["n"][:, None] + [0, 1]).all()
+
+
 def test_what_was_done_to_a_data_set_holds(mapped: Any) -> None:
     chosen = mapped.shuffle(seed=3).filter(lambda row: row["label"] == 1).select(range(10))
     texts = [row["text"] for row in chosen.remove_columns("image")]

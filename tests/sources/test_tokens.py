@@ -111,6 +111,32 @@ def test_resumes_anywhere_and_is_the_same_for_any_workers(
     assert stream(build(0)) == stream(build(3))
 
 
+@settings(few(10), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    dtypes=st.lists(st.sampled_from(["uint16", "int32"]), min_size=3, max_size=3),
+    strides=st.lists(st.sampled_from([3, 4]), min_size=3, max_size=3),
+    separator=st.none() | st.just(3),
+    workers=st.sampled_from([0, 2]),
+)
+def test_a_mixture_of_files_gives_the_windows_of_each(
+    tmp_path: Path, dtypes: list[str], strides: list[int], separator: Any, workers: int
+) -> None:
+    """Read together, where they are of one form, or each by itself."""
+    held = [np.arange(200 * n, 200 * n + 150) % 601 for n in range(3)]
+    parts = []
+    for number, (tokens, dtype, stride) in enumerate(zip(held, dtypes, strides, strict=True)):
+        path = tmp_path / f"part-{number}.bin"
+        tokens.astype(dtype).tofile(path)
+        parts.append(
+            stoker.from_tokens(path, 4, stride, dtype, separator=separator, seed=number).shuffle()
+        )
+    mixed = stoker.mix(dict(zip(parts, (1, 2, 3), strict=True)), seed=5)
+    batches = mixed.batch(7).workers(workers)
+    by_windows = mixed.map(type(next(iter(mixed)))._make).batch(7)
+    assert stream(batches) == stream(by_windows)
+    assert {len(batch.inputs) for batch in itertools.islice(batches, 3)} == {7}
+
+
 def test_process_workers_open_the_files_themselves(tmp_path: Path) -> None:
     paths = write(tmp_path, np.arange(100), np.arange(100, 200))
 

@@ -1,4 +1,4 @@
-"""A feed's entry point: a function in a file or module that returns a pipeline."""
+"""An entry point: a function in a file or module that returns a pipeline."""
 
 from __future__ import annotations
 
@@ -8,39 +8,11 @@ import importlib.util
 import os
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from stoker.errors import FeedError
 from stoker.pipeline import Pipeline
-
-
-@dataclass(frozen=True)
-class FeedSettings:
-    """A feed's settings.
-
-    Attributes:
-        name: the feed's name.
-        target: ``FILE.py:FUNCTION`` or ``module:FUNCTION``; of a relay, ``tcp://host:port/NAME``.
-        staging: how many items shared memory may hold; with a string, how many bytes.
-        jobs: how many to wait for before the first epoch begins.
-        patience_s: seconds that the other jobs wait for a job that does not respond.
-        autostarted: whether a job starts the feeder, so that it ends with the last one.
-        path: the feeder's ``sys.path``.
-        listen: ``host:port`` for other hosts; empty for this host only.
-        insecure: whether connections to other hosts are not encrypted.
-    """
-
-    name: str
-    target: str
-    staging: int | str | None = None
-    jobs: int = 1
-    patience_s: float = 60.0
-    autostarted: bool = False
-    path: tuple[str, ...] = ()
-    listen: str = ""
-    insecure: bool = False
 
 
 def target_of(function: Callable[[], Any] | str) -> str:

@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any, Generic, TypeVar
 
 from stoker.basics.process import OwningProcess
-from stoker.distributed.frameworks import warn_unsharded_loader
+from stoker.distributed.unsharded import warn_unsharded_loader
 from stoker.pipeline import Pipeline
 
 T = TypeVar("T")

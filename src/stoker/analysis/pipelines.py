@@ -217,7 +217,7 @@ class PipelineJob:
 
     def try_requests(self) -> None:
         """Ask for some of the files behind URLs, wholly and for a byte of each."""
-        source = self._pipeline.chain.plan.indexed
+        source = getattr(self._pipeline.chain.plan.indexed, "data", None)
         if not isinstance(source, (RemoteFolderSource, FilesSource)) or source.access is None:
             return
         self.say("packing: asking for files, and for a byte of each")
@@ -233,7 +233,7 @@ class PipelineJob:
 
     def _copy(self, workers: int) -> Pipeline:
         chain = self._pipeline.chain.apart()  # ranks measure for as long as each of them needs
-        copy = Pipeline(replace(chain, flows=False, steps=chain.pass_steps))
+        copy = Pipeline(replace(chain, flows=False, steps=chain.data_epoch_steps))
         if workers != self._workers:
             copy = copy.workers(max(workers, self._kind == "process"), kind=self._kind)
         copy.set_epoch(self._pipeline.epoch)

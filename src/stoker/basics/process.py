@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 
 _this_process = object()  # another one in every process
+_pid = os.getpid()
+_forks = 0  # under way in this process: hooks older than ours run in a child before ours
 _sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
 
@@ -35,7 +37,7 @@ class OwningProcess:
     @property
     def is_current(self) -> bool:
         """Whether it is this process, and not one that this process was forked from."""
-        return self._process is _this_process
+        return self._process is _this_process and (not _forks or os.getpid() == _pid)
 
 
 def close_in_children(opened: socket.socket) -> None:
@@ -51,16 +53,26 @@ def has_jax_started() -> bool:
     return ask is not None and bool(ask())
 
 
+def _before_fork() -> None:
+    global _forks
+    _forks += 1
+
+
+def _in_parent() -> None:
+    global _forks
+    _forks -= 1
+
+
 def _in_child() -> None:
-    global _this_process
-    _this_process = object()
+    global _this_process, _pid, _forks
+    _this_process, _pid, _forks = object(), os.getpid(), 0
     for opened in list(_sockets):
         opened.close()
     _sockets.clear()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_in_child)
+    os.register_at_fork(before=_before_fork, after_in_parent=_in_parent, after_in_child=_in_child)
 
 
 # Of prctl(2), which Python does not name.

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 _IMMUTABLE = (bytes, str, int, float, complex, bool, type(None), np.generic)
 _USUAL_LEAVES = frozenset({np.ndarray, bytes, str, int, float, bool, type(None)})  # found fast
+_TEXTS = frozenset({bytes, str, type(None)})
 _SPARSE_PARTS = {
     "torch.sparse_coo": ("_indices", "_values"),
     **dict.fromkeys(
@@ -180,6 +181,8 @@ def data_bytes(value: Any) -> int:
         kinds = set(map(type, value))
         if kinds == {bytes} or kinds == {str}:
             return sum(map(len, value))
+        if kinds <= _TEXTS:  # with nulls
+            return sum(len(text) for text in value if text is not None)
         return sum(map(data_bytes, value))
     if kind is dict:
         return sum(map(data_bytes, value.values()))
@@ -192,6 +195,8 @@ def data_bytes(value: Any) -> int:
 
 
 def _leaf_bytes(leaf: Any) -> int:
+    if type(leaf) in _TEXTS:  # of which a batch may have many
+        return sys.getsizeof(leaf)
     if isinstance(leaf, np.ndarray):
         return leaf.nbytes
     if is_tensor(leaf):

@@ -134,6 +134,7 @@ class Handles:
         self._closed = False
         self._interrupts = Deferred()  # what is raised in a hook of a fork is lost
         self._forking = 0  # the thread that holds everything still
+        self._given_back: list[Handle] = []  # by it, meanwhile
 
     def get(self, folder: str, join: Callable[[], StoreDir | None]) -> Handle | None:
         """Return a handle, opened by ``join`` if there is none; None if there is no room.
@@ -161,6 +162,10 @@ class Handles:
         """Give a handle back; its last user closes it."""
         with deferred(again_soon):
             if not handle.is_alive:
+                return
+            if self._forking == threading.get_ident():
+                # The collector ran in a hook of the fork. To close a store takes what is held.
+                self._given_back.append(handle)
                 return
             with self.lock:
                 handle.uses -= 1
@@ -204,14 +209,17 @@ class Handles:
         for handle in self._open.values():
             handle.after_fork()
         self._forking = 0
+        given_back, self._given_back = self._given_back, []
         self.lock.release()
+        for handle in given_back:
+            self.release(handle)
         if self._interrupts.end():
             again_soon()
 
     def in_child(self) -> None:
         for handle in self._open.values():
             handle.drop()
-        self._open = {}
+        self._open, self._given_back = {}, []
         self._closed = False
         self.lock = threading.RLock()
         self._forking = 0

@@ -21,7 +21,7 @@ from stoker.stages.shard import Shard
 _MOST_NAMED = 4
 
 
-def agreed(chain: Chain, place: tuple[int, ...], *, long: bool) -> Chain:
+def agree(chain: Chain, place: tuple[int, ...], *, long: bool) -> Chain:
     """Return a chain with the seed of all ranks, which call this together.
 
     Nothing is compared where the chain is not sharded among several, or by ranks that were given.
@@ -53,7 +53,7 @@ def agreed(chain: Chain, place: tuple[int, ...], *, long: bool) -> Chain:
     told = met.answer(claim, _decided, chain.source.name, patience_s(long=long))
     if "differ" in told:
         raise (StateError if told["placed"] else ValueError)(told["differ"])
-    return chain.seeded(int(told["seed"])) if chain.is_seed_open else chain
+    return chain.with_seed(int(told["seed"])) if chain.is_seed_open else chain
 
 
 def _claim(chain: Chain, shard: Shard, place: tuple[int, ...]) -> dict[str, Any]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from stoker.basics import resources
 from stoker.basics.resources import process_group
@@ -16,14 +17,23 @@ from stoker.engine.workers.make import Workers
 from stoker.schedule import rng
 from stoker.schedule.owners import OwnersKnown
 from stoker.schedule.selection import Selection
-from stoker.sources.source import Source
+from stoker.sources.origin import Origin
 from stoker.stages.batching.batch import Batch
+from stoker.stages.composite import Stage
 from stoker.stages.echo import Echo
 from stoker.stages.functions.operation import Operation
 from stoker.stages.map import Map
 from stoker.stages.shard import Shard
 from stoker.stages.skip import RAISE, Budget, OnError, budget_of
-from stoker.stages.stage import Stage, not_known
+from stoker.stages.stage import ChainStage, not_known
+
+
+class Applied(NamedTuple):
+    """A stage of the user's own in a chain."""
+
+    stage: Stage
+    parts: range
+    """Which of the chain's stages it is made of."""
 
 
 @dataclass(frozen=True)
@@ -40,20 +50,22 @@ class Chain:
         workers: how work is shared out, None for as many threads as there are usable cores.
         steps: with how many outputs an epoch ends at the latest, None where that was not said.
         flows: whether passes over the data follow each other within an epoch, and across its end.
+        applied: the user's own stages, those that others are made of before these.
     """
 
-    source: Source
+    source: Origin
     seed: int
     is_seed_drawn: bool
     budget: Budget = RAISE
-    stages: tuple[Stage, ...] = ()
+    stages: tuple[ChainStage, ...] = ()
     workers: Workers | None = None
     steps: int | None = None
     flows: bool = False
     is_seed_open: bool = False
+    applied: tuple[Applied, ...] = ()
 
     @classmethod
-    def begin(cls, source: Source, seed: Any, on_error: OnError = "raise") -> Chain:
+    def begin(cls, source: Origin, seed: Any, on_error: OnError = "raise") -> Chain:
         """Return a chain without stages. Raises TypeError or ValueError for what is none."""
         if seed is not None and not is_whole_number(seed):
             raise TypeError(f"seed must be a whole number or None, not {seed!r}")
@@ -64,11 +76,40 @@ class Chain:
             return cls(source, rng.draw_seed(), True, budget, is_seed_open=True)
         return cls(source, int(seed), False, budget)
 
-    def then(self, stage: Stage) -> Chain:
+    def then(self, stage: ChainStage) -> Chain:
         """Return this with one more stage; raises what the stage does where it cannot stand."""
-        return replace(self, stages=(*self.stages, stage.placed(self)))
+        placed = replace(stage.placed(self), part_of=stage.part_of)
+        return replace(self, stages=(*self.stages, placed))
 
-    def seeded(self, seed: int) -> Chain:
+    def applying(self, stage: Stage, plan: Any) -> Chain:
+        """Return this with the steps that a user's stage is made of.
+
+        Args:
+            stage: the stage.
+            plan: the pipeline of this chain.
+
+        Raises what the stage does where it cannot stand, TypeError if it did not only add steps.
+        """
+        if not isinstance(stage, Stage):
+            raise TypeError(f".apply() takes a stoker.Stage, not {type(stage).__name__}")
+        stage.check(self)
+        made, before, name = stage.lower(plan), len(self.stages), stage.describe()
+        chain: Any = getattr(made, "chain", None)
+        is_fit = isinstance(chain, Chain) and chain.stages[:before] == self.stages
+        if not is_fit or replace(chain, stages=self.stages, applied=self.applied) != self:
+            raise TypeError(
+                f"lower() of {name} returned something else than the plan that it was given with "
+                f"steps added ({type(made).__name__}): return what the plan's methods return, such "
+                "as plan.map(fn)"
+            )
+        parts = [
+            replace(each, part_of=f"{name}: {each.part_of}" if each.part_of else name)
+            for each in chain.stages[before:]
+        ]
+        own = Applied(stage, range(before, before + len(parts)))
+        return replace(self, stages=(*self.stages, *parts), applied=(*chain.applied, own))
+
+    def with_seed(self, seed: int) -> Chain:
         """Return this with another seed, for good."""
         return replace(self, seed=seed, is_seed_open=False)
 
@@ -108,7 +149,7 @@ class Chain:
         return replace(self, flows=True)
 
     @property
-    def pass_steps(self) -> int | None:
+    def data_epoch_steps(self) -> int | None:
         """With how many outputs a pass over the data ends at the latest, None for all it has."""
         return None if self.flows else self.steps
 
@@ -238,16 +279,19 @@ class Chain:
         Raises TypeError where only the end tells; what a foreign loader raises in ``len()``.
         """
         if not self.flows:
-            return self.count_of_pass()
+            return self.count_of_data_epoch()
         if self.steps is None:
             raise TypeError(".repeat() has no end; .steps(n) ends an epoch after n batches")
         return self.steps
 
-    def count_of_pass(self) -> int:
+    def count_of_data_epoch(self) -> int:
         """Return the outputs of a pass over the data; raises as ``count`` does."""
-        limit = self.pass_steps
+        return self._count_of_data_epoch(promised=True)
+
+    def _count_of_data_epoch(self, *, promised: bool) -> int:
+        limit = self.data_epoch_steps
         try:
-            count = self._all_steps()
+            count = self._all_steps(promised=promised)
         except TypeError:
             if limit is None:
                 raise
@@ -259,24 +303,43 @@ class Chain:
 
         ``.steps(n)`` without ``.repeat()``: ``n``. Raises TypeError where only the end tells.
         """
-        limit = self.pass_steps
+        limit = self.data_epoch_steps
         return self._all_steps(echoed=False) if limit is None else limit
 
-    def _all_steps(self, *, echoed: bool = True) -> int:
-        count = self.examples()
-        if self.may_leave_out:
+    def _all_steps(self, *, echoed: bool = True, promised: bool = True) -> int:
+        count, at = self.examples(), 0
+        if self.budget != RAISE:
             raise not_known()
-        for stage in self.stages:
-            if not stage.traits.selects and (echoed or not stage.traits.repeats):
-                count = stage.count(count)
+        counts: dict[int, int] = {}  # what goes into each stage
+        while at < len(self.stages):
+            counts[at] = count
+            traits = self.stages[at].traits
+            try:
+                if not traits.selects and (echoed or not traits.repeats):
+                    count = self.stages[at].count(count)
+            except TypeError:
+                own = self._promised(at, counts) if promised else None
+                if own is None:
+                    raise
+                count, at = own
+            else:
+                at += 1
         return count
 
+    def _promised(self, at: int, counts: Mapping[int, int]) -> tuple[int, int] | None:
+        """Return what a user's stage says that it lets through, and the number of the next one."""
+        for own, parts in self.applied:
+            count = own.count(counts[parts.start]) if at in parts else None
+            if count is not None:
+                return int(count), parts.stop
+        return None
+
     def sure_count(self) -> int | None:
-        """Return ``count_of_pass()``, or None if it is not known, or may turn out different."""
+        """Return ``count_of_data_epoch()``; None if it is unknown or may turn out different."""
         if not self.source.is_counted:
-            return self.pass_steps
+            return self.data_epoch_steps
         try:
-            return self.count_of_pass()
+            return self._count_of_data_epoch(promised=False)
         except Exception:  # a foreign loader's may raise anything
             return None
 

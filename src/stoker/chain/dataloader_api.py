@@ -10,17 +10,28 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from stoker.basics.resources import process_group
 from stoker.chain.chain import Chain
 from stoker.chain.cursor import Cursor
-from stoker.distributed.frameworks import is_calling, keeps_one_state
 from stoker.errors import StateError
+from stoker.frameworks.queries import framework_with_one_state, unwrapped_state, wrapped_state
 from stoker.stats import Clock, Uses
 
 if TYPE_CHECKING:
-    from stoker.chain.torch_loader import PipelineLoader
+    from stoker.frameworks.torch_loader import PipelineLoader
 
-_DCP = "torch.distributed.checkpoint."
+
+class Fate:
+    """What became of a pipeline that a method made of another one.
+
+    Attributes:
+        call: the method.
+        is_used: whether anybody has asked it for anything.
+        is_dropped: whether it is gone.
+    """
+
+    call = ""
+    is_used = False
+    is_dropped = False
 
 
 class DataLoaderApi:
@@ -29,7 +40,13 @@ class DataLoaderApi:
     prefetch_factor: None = None
     """As in a ``DataLoader`` without workers: one that is made of these parts has none."""
 
-    _cursor: Cursor
+    _position: Cursor
+    _fate: Fate
+
+    @property
+    def _cursor(self) -> Cursor:
+        self._fate.is_used = True
+        return self._position
 
     @property
     def chain(self) -> Chain:
@@ -85,7 +102,7 @@ class DataLoaderApi:
         """
         if not self._is_over_loader:
             return self._shown("batch_sampler")
-        from stoker.chain.torch_loader import UnsteppedBatchSampler
+        from stoker.frameworks.torch_loader import UnsteppedBatchSampler
 
         of = self.chain.source.attribute("batch_sampler")
         return UnsteppedBatchSampler(of, self.batch_size, self.drop_last)
@@ -115,7 +132,7 @@ class DataLoaderApi:
 
         Raises ImportError without torch.
         """
-        from stoker.chain.torch_loader import PipelineLoader
+        from stoker.frameworks.torch_loader import PipelineLoader
 
         return PipelineLoader(self)
 
@@ -195,17 +212,14 @@ class DataLoaderApi:
         batch ahead that would be lost; and under Lightning and Accelerate, which keep one state for
         all ranks, where filters or skip budgets may leave those unequal.
         """
-        keeper = keeps_one_state() if self.chain.ranks_differ else None
+        keeper = framework_with_one_state() if self.chain.ranks_differ else None
         if keeper is not None:
             raise StateError(
                 f"{keeper} keeps the state of one rank for all, and here the states of ranks "
                 "differ: filters, skip budgets and uneven=True give them unequal parts. Leave "
                 "examples out before sharding, or save each rank's state_dict() yourself"
             )
-        saved = self._cursor.saved()
-        if is_calling(_DCP):
-            return {_part(): (saved,)}
-        return saved
+        return wrapped_state(self._cursor.saved())
 
     def acknowledge(self, batches: int = 1) -> None:
         """Say that training has finished with so many more of the batches of this iteration.
@@ -225,11 +239,4 @@ class DataLoaderApi:
 
         Raises StateError when the state belongs to another pipeline, seed or version.
         """
-        own = saved.get(_part()) if isinstance(saved, dict) else None
-        self._cursor.load(own[0] if isinstance(own, tuple) else saved)
-
-
-def _part() -> str:
-    """Name this process's part of a distributed checkpoint."""
-    rank, world = process_group() or (0, 1)
-    return f"rank {rank} of {world}"
+        self._cursor.load(unwrapped_state(saved))

@@ -8,9 +8,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from stoker.basics.warn import warn
-from stoker.chain.accelerate import EndSignal
 from stoker.engine.run import Run
 from stoker.errors import StokerError
+from stoker.frameworks.framework import EpochListener
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar as DefaultedTypeVar
@@ -41,13 +41,13 @@ class PipelineIterator(Iterator[T]):
     """Whether another iterator was made before this one was asked for anything."""
 
     def __init__(
-        self, run: Run, ended: Callable[[Run], None], signal: EndSignal | None = None
+        self, run: Run, ended: Callable[[Run], None], listener: EpochListener | None = None
     ) -> None:
         self._run = run
-        self._signal = signal
+        self._listener = listener
         # Unlike __del__, it also runs as the interpreter ends, while workers can still be told to.
         self._finish: weakref.finalize[..., Any] = weakref.finalize(
-            self, _finished, run, ended, signal
+            self, _finished, run, ended, listener
         )
 
     def __iter__(self) -> PipelineIterator[T]:
@@ -67,8 +67,8 @@ class PipelineIterator(Iterator[T]):
             raise StopIteration
         try:
             output = run.next()
-            if self._signal is not None:
-                self._signal.begin()
+            if self._listener is not None:
+                self._listener.begin()
             return cast(T, output)
         except StopIteration:
             run.complete = True
@@ -116,9 +116,9 @@ class PipelineIterator(Iterator[T]):
         self.close()
 
 
-def _finished(run: Run, ended: Callable[[Run], None], signal: EndSignal | None) -> None:
+def _finished(run: Run, ended: Callable[[Run], None], listener: EpochListener | None) -> None:
     try:
         ended(run)
     finally:
-        if signal is not None:
-            signal.end()
+        if listener is not None:
+            listener.end()

@@ -28,7 +28,7 @@ def nearest(chain: Chain, number: int) -> tuple[Position | None, int]:
     """
     if not number or not can_jump(chain):
         return None, number
-    number = min(number, chain.count_of_pass())
+    number = min(number, chain.count_of_data_epoch())
     examples = min(number * chain.batch_size, chain.examples())
     return Position(number, examples, fresh=examples), 0
 
@@ -57,7 +57,7 @@ def behind_pool(
     lacking = max(0, items * each - chain.examples())  # in the last item
     key = rng.key(chain.seed, epoch, rng.ECHO + echo.position)
     pool = Pool(echo.counts, known.size, point.group, key, items)
-    number, uses = min(number, chain.count_of_pass()), 0
+    number, uses = min(number, chain.count_of_data_epoch()), 0
     for _ in range(number):
         ordinals = pool.advance().ordinals
         uses += each * len(ordinals) - lacking * int(np.count_nonzero(ordinals == items - 1))

@@ -1,9 +1,10 @@
-"""Epochs of a set number of outputs, beneath which passes over the data flow on: ``.repeat()``.
+"""Epochs of a set number of outputs, under which the data's own epochs flow on: ``.repeat()``.
 
-Each pass is a run of its own, with its own order. A pass in whose middle an epoch ends goes on in
-the next one: its run rests meanwhile, with what it has prepared. An epoch that is left early ends
-its run. The next one goes on behind the last output, or with a new pass where that cannot be made
-again.
+Here an epoch of steps is called a step epoch, and one of the data a data epoch. Each data epoch is
+a run of its own, with its own order. If a step epoch ends in the middle of one, that goes on in the
+next step epoch: its run rests meanwhile, with what it has prepared. A step epoch that is left early
+ends the run. The next one goes on behind the last output, or with a new data epoch if that output's
+place cannot be reached again.
 """
 
 from __future__ import annotations
@@ -15,66 +16,69 @@ from typing import Any, NamedTuple, cast
 from stoker.basics.validate import is_whole_number
 from stoker.basics.warn import warn
 from stoker.chain import state
-from stoker.chain.accelerate import EndSignal
 from stoker.chain.chain import Chain
 from stoker.chain.cursor import Cursor
-from stoker.chain.iterator import PipelineIterator, T
+from stoker.chain.iterator import PipelineIterator, T, warn_of_second_iterator
 from stoker.chain.seek import can_jump, nearest
-from stoker.distributed.frameworks import ends_epoch, reads_ahead
 from stoker.engine.checkpoint import Position
 from stoker.engine.run import Run
 from stoker.errors import StateError, StokerError
+from stoker.frameworks.framework import EpochListener
+from stoker.frameworks.queries import calling_loop, epoch_listener
 from stoker.stats import Clock, Stats
 
 
 class StepEpochs(Cursor):
-    """A cursor whose epochs are rounds of ``chain.steps`` outputs; None: one without an end.
+    """A cursor over step epochs of ``chain.steps`` outputs; None: one without an end.
 
-    Its epoch, position and clock are those of the data. ``handed_out`` counts outputs in rounds:
-    one that was left early counts as whole once the next begins.
+    Its epoch, position and clock are those of the data. ``handed_out`` counts outputs in step
+    epochs: one that was left early counts as whole once the next begins.
     """
 
     def __init__(self, chain: Chain) -> None:
         super().__init__(chain)
         self.handed_out = 0
-        self._goes_on = False  # whether the next round is the rest of one
-        self._why = ""  # the last pass had no batch
-        self._number = 0  # of the round at hand, or the last one
-        self._passed: Stats | None = None  # of the passes that it has behind it
-        self._before_pass: Stats | None = None  # of the pass at hand, what is not the round's
-        self._pass: PipelineIterator[Any] | None = None  # over the data; it rests between rounds
-        self._round: weakref.ref[StepEpochIterator[Any]] | None = None
+        self._goes_on = False  # whether the next step epoch is the rest of one
+        self._why = ""  # the last data epoch had no batch
+        self._number = 0  # of the step epoch at hand, or the last one
+        self._ended_stats: Stats | None = None  # of the data epochs that it has behind it
+        # Of the data epoch at hand, what belongs to an earlier step epoch.
+        self._earlier_stats: Stats | None = None
+        self._data_epoch: PipelineIterator[Any] | None = None  # it rests between step epochs
+        self._step_epoch: weakref.ref[StepEpochIterator[Any]] | None = None
 
-    # -- rounds
+    # -- step epochs
+
+    def _live_step_epoch(self) -> StepEpochIterator[Any] | None:
+        """Return the iterator over the step epoch at hand, if it has not ended."""
+        live = None if self._step_epoch is None else self._step_epoch()
+        return None if live is None or live.is_closed else live
 
     def begin(self) -> PipelineIterator[Any]:
-        """Start the next round, or go on in one that was loaded; closes a live iterator."""
-        live = self._round() if self._round is not None else None
-        if live is not None and not live.is_closed:
-            if not live.is_last and reads_ahead() is None:  # as in Cursor
-                warn(
-                    "a second iterator over one pipeline closes the first; give each loop a "
-                    "pipeline of its own (every method returns a new one)",
-                )
+        """Start the next step epoch, or go on in one that was loaded; closes a live iterator."""
+        live, loop = self._live_step_epoch(), calling_loop()
+        if live is not None:
+            if not live.is_last and not loop.reads_ahead:  # as in Cursor
+                warn_of_second_iterator()
             live.close()
         if self._run is not None and self._run.is_inherited:
-            self._pass = None
-        self._heed_lightning()
+            self._data_epoch = None
+        self._heed(loop)
         skip, self._skip = self._skip, 0
         if not self._goes_on:
-            self.handed_out = self.next_round * (self.chain.steps or 0)
-        self._agree((self.next_round, max(self._outputs_in_round(), skip)))
+            self.handed_out = self.next_step_epoch * (self.chain.steps or 0)
+        self._agree((self.next_step_epoch, max(self._outputs_in_step_epoch(), skip)))
         self._finish_all()
         steps = self.chain.steps
         end = None if steps is None else (self.handed_out // steps + 1) * steps
-        missed = self._advanced(skip if steps is None else min(skip, steps)) if skip else 0
+        missed = self._advance(skip if steps is None else min(skip, steps)) if skip else 0
         self._goes_on = False
         self._number = 0 if end is None or steps is None else end // steps - 1
-        self._passed, self._before_pass = None, self._of_pass()
+        self._ended_stats, self._earlier_stats = None, self._data_epoch_stats()
         if (run := self._live_run()) is not None:
             run.wake()
         iterator: StepEpochIterator[Any] = StepEpochIterator(self, end)
-        self._round = weakref.ref(iterator)
+        self._step_epoch = weakref.ref(iterator)
         for _ in range(missed):
             next(iterator, None)
         return iterator
@@ -84,33 +88,33 @@ class StepEpochs(Cursor):
         return self._goes_on
 
     @property
-    def next_round(self) -> int:
-        """The number of the round that ``begin`` begins, or goes on with."""
+    def next_step_epoch(self) -> int:
+        """The number of the step epoch that ``begin`` begins, or goes on with."""
         steps = self.chain.steps
         if steps is None:
             return 0
         return self.handed_out // steps if self._goes_on else -(-self.handed_out // steps)
 
-    def _outputs_in_round(self) -> int:
-        """Return behind which output of its round the next ``iter()`` goes on."""
+    def _outputs_in_step_epoch(self) -> int:
+        """Return behind which output of its step epoch the next ``iter()`` goes on."""
         steps = self.chain.steps
         return self.handed_out % steps if steps is not None else self.handed_out
 
     def next(self) -> Any:
-        """Return the next output, of the pass at hand or of the one behind it.
+        """Return the next output, of the data epoch at hand or of the one behind it.
 
         Raises StokerError where the data has nothing.
         """
         for _ in range(3):  # the first may have been at its end, and the second is left early
-            if self._pass is None:
-                self._pass = self._begin_pass()
+            if self._data_epoch is None:
+                self._data_epoch = self._begin_data_epoch()
             try:
-                output = next(self._pass)
+                output = next(self._data_epoch)
             except StopIteration:
                 run = self._run
                 why = "" if run is None else run.why_empty()
                 self._why = f": {why}" if why else ""
-                self._pass = None
+                self._data_epoch = None
                 continue
             except BaseException:
                 if self._live_run() is None:
@@ -123,8 +127,8 @@ class StepEpochs(Cursor):
         )
 
     def leave(self) -> None:
-        """End the pass at hand; the next round goes on behind it, if that can be made again."""
-        ended, self._pass = self._pass, None
+        """End the data epoch at hand; the next step epoch goes on behind it, if it can."""
+        ended, self._data_epoch = self._data_epoch, None
         if ended is None:
             return
         ended.close()
@@ -137,46 +141,47 @@ class StepEpochs(Cursor):
         self._fresh_start = True
 
     def rest(self) -> None:
-        """Stop the clock of the pass at hand: it goes on in the next round."""
+        """Stop the clock of the data epoch at hand: it goes on in the next step epoch."""
         run = self._live_run()
         if run is not None:
             run.rest()
 
-    def _begin_pass(self) -> PipelineIterator[Any]:
-        passed = self._of_round(is_whole=True)
-        iterator = super()._begin_pass()
-        before = self._of_pass()
-        if before is not None:  # it has places from before a resume, but its time is this round's
+    def _begin_data_epoch(self) -> PipelineIterator[Any]:
+        passed = self._step_epoch_stats(is_whole=True)
+        iterator = super()._begin_data_epoch()
+        before = self._data_epoch_stats()
+        if before is not None:
+            # Its places may be from before a resume, but its time is this step epoch's.
             before = replace(before, elapsed_s=0.0, consumer_wait_s=0.0)
-        self._passed, self._before_pass = passed, before
+        self._ended_stats, self._earlier_stats = passed, before
         return iterator
 
     # -- statistics
 
     def stats(self) -> Stats:
-        """Return statistics of the round at hand, or else of the last one."""
-        of_pass, of_round = super().stats(), self._of_round()
-        if of_round is None:
-            return replace(of_pass, epoch=self.next_round)
-        return replace(of_round, epoch=self._number, totals=of_pass.totals)
+        """Return statistics of the step epoch at hand, or else of the last one."""
+        of_data_epoch, of_step_epoch = super().stats(), self._step_epoch_stats()
+        if of_step_epoch is None:
+            return replace(of_data_epoch, epoch=self.next_step_epoch)
+        return replace(of_step_epoch, epoch=self._number, totals=of_data_epoch.totals)
 
-    def _of_pass(self) -> Stats | None:
+    def _data_epoch_stats(self) -> Stats | None:
         if self._run is None or self._run.is_inherited:
             return None
         return super().stats()
 
-    def _of_round(self, *, is_whole: bool = False) -> Stats | None:
-        """Return what passes brought to the round; ``is_whole`` where the one at hand is over."""
-        of_pass, before = self._of_pass(), self._before_pass
-        if of_pass is None:
-            return self._passed
+    def _step_epoch_stats(self, *, is_whole: bool = False) -> Stats | None:
+        """Return what data epochs brought to it; ``is_whole`` if the one at hand is over."""
+        of_data_epoch, before = self._data_epoch_stats(), self._earlier_stats
+        if of_data_epoch is None:
+            return self._ended_stats
         if before is not None:
-            left_out = of_pass.dropped_uses if is_whole else 0
-            of_pass = replace(of_pass - before, dropped_uses=left_out)
-        return of_pass if self._passed is None else self._passed + of_pass
+            left_out = of_data_epoch.dropped_uses if is_whole else 0
+            of_data_epoch = replace(of_data_epoch - before, dropped_uses=left_out)
+        return of_data_epoch if self._ended_stats is None else self._ended_stats + of_data_epoch
 
     def _iterate(self, run: Run) -> PipelineIterator[Any]:
-        """Hold this only weakly: else a pass that rests would keep it alive, and itself."""
+        """Hold this only weakly: else a data epoch that rests would keep it alive, and itself."""
         cursor = weakref.ref(self)
         run.flows = True
 
@@ -192,17 +197,17 @@ class StepEpochs(Cursor):
     # -- going elsewhere
 
     def set_epoch(self, epoch: Any) -> None:
-        """Make a round the next one.
+        """Make a step epoch the next one.
 
         Raises ValueError for what is no number, and for one that only its state leads to.
         """
         if not is_whole_number(epoch) or epoch < 0:
             raise ValueError(f"an epoch is a whole number from 0, not {epoch!r}")
         self._agree_again()
-        live = self._round() if self._round is not None else None
-        if live is not None and not live.is_closed:
+        live = self._live_step_epoch()
+        if live is not None:
             live.close()
-        if epoch == self.next_round:
+        if epoch == self.next_step_epoch:
             return
         steps = self.chain.steps
         if epoch and (steps is None or not can_jump(self.chain)):
@@ -214,11 +219,11 @@ class StepEpochs(Cursor):
         self.go_to(0, None)
         self.before = Clock()
         self.handed_out = 0
-        self._advanced(int(epoch) * (steps or 0))
+        self._advance(int(epoch) * (steps or 0))
         self._goes_on = False
 
-    def _advanced(self, outputs: int) -> int:
-        """Go on by so many outputs of a round, of which those behind a resume were handed out.
+    def _advance(self, outputs: int) -> int:
+        """Go on by so many outputs of a step epoch, of which those behind a resume were handed out.
 
         Returns how many of them have to be made to know what follows.
         """
@@ -235,23 +240,23 @@ class StepEpochs(Cursor):
                 '.echo("auto") cannot skip batches, because its remaining items depend on timing: '
                 "load the state that state_dict() returned after them"
             )
-        if not ahead or not can_jump(chain) or not chain.count_of_pass():
+        if not ahead or not can_jump(chain) or not chain.count_of_data_epoch():
             return ahead
         epoch, position, before = self.where()
-        passes, rest = divmod(position.yielded + ahead, chain.count_of_pass())
-        whole, _ = nearest(chain, chain.count_of_pass())
+        whole_epochs, rest = divmod(position.yielded + ahead, chain.count_of_data_epoch())
+        whole, _ = nearest(chain, chain.count_of_data_epoch())
         assert whole is not None
-        self.go_to(epoch + passes, nearest(chain, rest)[0])
+        self.go_to(epoch + whole_epochs, nearest(chain, rest)[0])
         self.before = before + Clock(
-            passes * whole.fresh, passes * whole.uses, passes * whole.yielded
+            whole_epochs * whole.fresh, whole_epochs * whole.uses, whole_epochs * whole.yielded
         )
         self.handed_out += ahead
         self._goes_on = True
         return 0
 
     def go_to(self, epoch: int, position: Position | None) -> None:
-        live = self._round() if self._round is not None else None
-        if live is not None and not live.is_closed:
+        live = self._live_step_epoch()
+        if live is not None:
             live.close()
         self.leave()
         super().go_to(epoch, position)
@@ -261,8 +266,9 @@ class StepEpochs(Cursor):
     def where(self) -> tuple[int, Position, Clock]:
         """Return where the last output stands, as ``Cursor`` does.
 
-        At a round's end in the middle of a pass that cannot be made again it is the beginning of
-        the next pass, with a warning: those who save behind every epoch would not come further.
+        At the end of a step epoch in the middle of a data epoch that cannot be made again it is the
+        beginning of the next data epoch, with a warning: those who save behind every epoch would
+        not come further.
         """
         epoch, position, before = super().where()
         steps, source = self.chain.steps, self.chain.source
@@ -281,10 +287,10 @@ class StepEpochs(Cursor):
         return epoch + 1, Position(), before + done
 
     def _forget_unfinished(self) -> None:
-        """Keep them: a trainer may finish with them when the next pass has begun."""
+        """Keep them: a trainer may finish with them when the next data epoch has begun."""
 
     def _finish_all(self) -> None:
-        """A round begins: what was not acknowledged of those before counts as finished."""
+        """A step epoch begins: what was not acknowledged of those before counts as finished."""
         self._unfinished.clear()
         run = self._live_run()
         if run is not None and run.late:
@@ -294,7 +300,11 @@ class StepEpochs(Cursor):
         run, steps = self._live_run(), self.chain.steps
         late = 0 if run is None else self._late(run)
         finished = self.handed_out - late - len(self._unfinished)
-        return -(-finished // steps) * steps if steps and ends_epoch() else finished
+        return (
+            -(-finished // steps) * steps
+            if steps and calling_loop().has_ended_epoch()
+            else finished
+        )
 
     def _is_left(self) -> bool:
         """Return False: the next epoch goes on behind the last output."""
@@ -308,15 +318,15 @@ class StepEpochs(Cursor):
 
 
 class StepEpochEnd(NamedTuple):
-    """Where a round ends: behind so many outputs of all rounds, or never."""
+    """Where a step epoch ends: behind so many outputs of all step epochs, or never."""
 
-    rounds: StepEpochs
+    epochs: StepEpochs
     at: int | None
 
     @property
     def is_last(self) -> bool:
         """Whether nothing follows the output handed out last."""
-        return self.at is not None and self.rounds.handed_out >= self.at
+        return self.at is not None and self.epochs.handed_out >= self.at
 
     @property
     def remainder(self) -> int:
@@ -330,13 +340,13 @@ class StepEpochEnd(NamedTuple):
 
 
 class StepEpochIterator(PipelineIterator[T]):
-    """One round's batches, as ``PipelineIterator`` has those of one pass."""
+    """One step epoch's batches, as ``PipelineIterator`` has those of a data epoch."""
 
-    def __init__(self, rounds: StepEpochs, end: int | None) -> None:
-        self._rounds = rounds
-        self._end = StepEpochEnd(rounds, end)
-        self._signal = EndSignal.of(self._end)
-        self._finish = weakref.finalize(self, _left, rounds, self._signal)
+    def __init__(self, epochs: StepEpochs, end: int | None) -> None:
+        self._epochs = epochs
+        self._end = StepEpochEnd(epochs, end)
+        self._listener = epoch_listener(self._end)
+        self._finish = weakref.finalize(self, _left, epochs, self._listener)
 
     @property
     def is_last(self) -> bool:
@@ -352,25 +362,25 @@ class StepEpochIterator(PipelineIterator[T]):
         if self.is_closed:
             raise StopIteration
         if self.is_last:
-            self._rounds.rest()
+            self._epochs.rest()
             self._finish.detach()
-            if self._signal is not None:
-                self._signal.end()
+            if self._listener is not None:
+                self._listener.end()
             raise StopIteration
-        output = self._rounds.next()
-        if self._signal is not None:
-            self._signal.begin()
+        output = self._epochs.next()
+        if self._listener is not None:
+            self._listener.begin()
         return cast(T, output)
 
     def __len__(self) -> int:
         if self._end.at is None:
             raise TypeError(".repeat() has no end; .steps(n) ends an epoch after n batches")
-        return self._end.at - self._rounds.handed_out
+        return self._end.at - self._epochs.handed_out
 
 
-def _left(rounds: StepEpochs, signal: EndSignal | None) -> None:
+def _left(epochs: StepEpochs, listener: EpochListener | None) -> None:
     try:
-        rounds.leave()
+        epochs.leave()
     finally:
-        if signal is not None:
-            signal.end()
+        if listener is not None:
+            listener.end()

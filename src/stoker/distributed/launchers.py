@@ -33,7 +33,7 @@ class Launched(NamedTuple):
     rank: int | None
 
 
-def launched() -> Launched | None:
+def find_launcher() -> Launched | None:
     """Return the launcher's environment; None for a single process, or without a launcher."""
     for size, number in _SIZES.items():
         said, rank = os.environ.get(size, "").strip(), os.environ.get(number, "").strip()

@@ -2,7 +2,7 @@
 
 Some dimensions split the data; along the others ranks work on the same batch. The names that
 Accelerate, torchtitan and Lightning give dimensions decide which is which. Nothing here imports
-torch or Accelerate.
+torch.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def is_mesh(given: Any) -> bool:
     return module is not None and isinstance(given, module.DeviceMesh)
 
 
-def part_in(mesh: Any, dims: str | Sequence[str] | None) -> MeshPart:
+def shard_of(mesh: Any, dims: str | Sequence[str] | None) -> MeshPart:
     """Return this process's shard.
 
     Args:
@@ -54,7 +54,7 @@ def part_in(mesh: Any, dims: str | Sequence[str] | None) -> MeshPart:
             ".shard(mesh): the dimensions of this mesh have no names: give it some, such as "
             "init_device_mesh(..., mesh_dim_names=('dp', 'tp')), or give rank= and world="
         )
-    chosen = _chosen(names, dims)
+    chosen = _choose_dims(names, dims)
     at = mesh.get_coordinate()
     if at is None:
         raise ValueError(".shard(mesh): this process is not in the mesh")
@@ -66,7 +66,7 @@ def part_in(mesh: Any, dims: str | Sequence[str] | None) -> MeshPart:
     root = mesh._get_root_mesh() if hasattr(mesh, "_get_root_mesh") else mesh
     if dims is None and root is not mesh:
         whole = tuple(root.mesh_dim_names or ())
-        of_data = _chosen(whole, None)
+        of_data = _choose_dims(whole, None)
         parts = math.prod(
             n for name, n in zip(whole, root.mesh.shape, strict=True) if name in of_data
         )
@@ -78,13 +78,7 @@ def part_in(mesh: Any, dims: str | Sequence[str] | None) -> MeshPart:
     return MeshPart(rank, world, tuple(int(number) for number in root.mesh.flatten().tolist()))
 
 
-def mesh_of_accelerate() -> Any:
-    """Return the mesh that Accelerate has set up, None where there is none."""
-    state: Any = sys.modules.get("accelerate.state")
-    return None if state is None else state.AcceleratorState._shared_state.get("device_mesh")
-
-
-def undivided() -> str | None:
+def unsplit_dimension() -> str | None:
     """Return a mesh dimension of this process along which data must not be split, or None.
 
     Torch keeps no list of meshes, so this searches the garbage collector's objects: 0.1 s for a
@@ -104,7 +98,7 @@ def undivided() -> str | None:
     return None
 
 
-def _chosen(names: tuple[str, ...], dims: str | Sequence[str] | None) -> tuple[str, ...]:
+def _choose_dims(names: tuple[str, ...], dims: str | Sequence[str] | None) -> tuple[str, ...]:
     if dims is not None:
         chosen = (dims,) if isinstance(dims, str) else tuple(dims)
         unknown = [name for name in chosen if name not in names]

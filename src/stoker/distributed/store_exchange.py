@@ -134,7 +134,7 @@ class RankExchange:
         answer = f"{name}/{number}/answer"
         if self._rank == first:
             keys = {rank: f"{name}/{number}/{rank}" for rank in self._among}
-            claims = self._gathered(keys, wait_s)
+            claims = self._collect(keys, wait_s)
             missing = [rank for rank in self._among if rank not in claims]
             said = {"missing": missing} if missing else {"decided": decide(claims)}
             store.put(answer, json.dumps(said))
@@ -143,9 +143,9 @@ class RankExchange:
                     store.drop(key)
                 store.drop(f"{name}/{number - 1}/answer")
         else:
-            found = self._gathered({0: answer}, wait_s + _GRACE_S)
+            found = self._collect({0: answer}, wait_s + _GRACE_S)
             if not found and store.look(f"{name}/{number}/{first}") is not None:
-                found = self._gathered({0: answer}, wait_s + _GRACE_S)  # it came late
+                found = self._collect({0: answer}, wait_s + _GRACE_S)  # it came late
             said = found.get(0, {"missing": [first]})
         if "missing" in said:
             ranks = ", ".join(map(str, said["missing"]))
@@ -157,7 +157,7 @@ class RankExchange:
             )
         return said["decided"]
 
-    def _gathered(self, keys: dict[int, str], wait_s: float) -> dict[int, Any]:
+    def _collect(self, keys: dict[int, str], wait_s: float) -> dict[int, Any]:
         """Return the values of keys that came within the time."""
         found: dict[int, Any] = {}
         began = time.monotonic()
@@ -205,13 +205,13 @@ def patience_s(*, long: bool) -> float:
     The process group's timeout if the user set one. Otherwise ``WAIT_S``; or, with ``long``, the
     timeout of its other collective operations.
     """
-    told = _told_s()
+    told = _torch_timeout_s()
     if told is not None and (long or told < WAIT_S or told not in _TORCH_DEFAULTS_S):
         return told
     return _LONG_WAIT_S if long else WAIT_S
 
 
-def _told_s() -> float | None:
+def _torch_timeout_s() -> float | None:
     if process_group() is None:
         return None
     import torch

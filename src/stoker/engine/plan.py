@@ -21,7 +21,8 @@ from stoker.schedule.factor import UsesByPart
 from stoker.schedule.selection import Selection
 from stoker.sources.iterable import IterableSource
 from stoker.sources.loader import LoaderSource
-from stoker.sources.source import IndexedSource, Rows, Source, UserObject
+from stoker.sources.origin import IndexedSource, Origin, UserObject
+from stoker.sources.source import Rows
 from stoker.stages.batching.batch import Batch
 from stoker.stages.batching.pack import Pack
 from stoker.stages.cache import CacheStage
@@ -31,11 +32,10 @@ from stoker.stages.functions.operation import Operation
 from stoker.stages.map import Map
 from stoker.stages.scan import Scan
 from stoker.stages.skip import RAISE, Budget
-from stoker.stages.stage import Stage
+from stoker.stages.stage import ChainStage
 from stoker.stages.to import To
 
-Caller = TypeVar("Caller", bound=IndexedSource | Stage)
-StageKind = TypeVar("StageKind", bound=Stage)
+Caller = TypeVar("Caller", bound=IndexedSource | ChainStage)
 
 
 class WorkAddress(NamedTuple):
@@ -145,7 +145,7 @@ class Segment:
         return names + [stage.name for stage in self.batch_maps]
 
     @property
-    def callers(self) -> list[IndexedSource | Stage]:
+    def callers(self) -> list[IndexedSource | ChainStage]:
         """What may call objects of the user's, in order."""
         each = [self.source, *self.operations, self.batch, *self.batch_maps]
         return [one for one in each if one is not None]
@@ -289,7 +289,7 @@ class Plan:
     mask: str | None = None
 
     @property
-    def source(self) -> Source:
+    def source(self) -> Origin:
         source = self.indexed or self.iterable or self.loader
         assert source is not None
         return source
@@ -372,22 +372,13 @@ class Plan:
         return examples if batch is None else batch.count(examples)
 
 
-def lower(source: Source, stages: Sequence[Stage], budget: Budget) -> Plan:
+def lower(source: Origin, stages: Sequence[ChainStage], budget: Budget) -> Plan:
     """Return the plan of a chain; ``budget`` is the pipeline's own for skipping examples."""
     lowering = Lowering(budget)
     source.lower(lowering)
     for stage in stages:
         stage.lower(lowering)
     return lowering.plan()
-
-
-def _expect(kind: type[StageKind], stage: Stage) -> StageKind:
-    """Return a stage that the engine can run as a ``kind``; raises TypeError for any other."""
-    if not isinstance(stage, kind):
-        raise TypeError(
-            f"{stage.name} lowers itself as a {kind.__name__}, but a {type(stage).__name__} is none"
-        )
-    return stage
 
 
 class Lowering:
@@ -449,60 +440,52 @@ class Lowering:
         """The first ``count`` examples are left out."""
         self._selection = self._selection.skipped(count)
 
-    def map(self, stage: Stage) -> None:
+    def map(self, stage: Map) -> None:
         """A function is applied to each item."""
-        stage = _expect(Map, stage)
         segment = self._at_hand()
         if segment.batch is not None:
             segment.batch_maps.append(stage)
         else:
             segment.operations.append(stage)
 
-    def filter(self, stage: Stage) -> None:
+    def filter(self, stage: Filter) -> None:
         """Some examples are left out."""
-        stage = _expect(Filter, stage)
         self._at_hand().operations.append(stage)
 
-    def cache(self, stage: Stage) -> None:
+    def cache(self, stage: CacheStage) -> None:
         """What comes here is kept in a cache."""
-        stage = _expect(CacheStage, stage)
         segment = self._at_hand()
         segment.cache, segment.cache_at = stage, len(segment.operations)
 
-    def batch(self, stage: Stage) -> None:
+    def batch(self, stage: Batch) -> None:
         """Examples become batches."""
-        stage = _expect(Batch, stage)
         self._at_hand().batch = stage
         self._group, self._batches = stage.n, True
 
-    def pack(self, stage: Stage) -> None:
+    def pack(self, stage: Pack) -> None:
         """Sequences are joined; a segment of work comes right before."""
-        stage = _expect(Pack, stage)
         self._close()
         if self._parts[-1].needs_work_behind:
             self._parts.append(Segment())
         self._parts.append(PackPoint(stage))
         self._renumbered = True
 
-    def scan(self, stage: Stage) -> None:
+    def scan(self, stage: Scan) -> None:
         """A function with a state is called in order; a segment of work comes right before."""
-        stage = _expect(Scan, stage)
         self._close()
         if self._parts[-1].needs_work_behind:
             self._parts.append(self._new())
         self._parts.append(ScanPoint(stage))
 
-    def echo(self, stage: Stage) -> None:
+    def echo(self, stage: Echo) -> None:
         """Items are used several times."""
-        stage = _expect(Echo, stage)
         self._close()
         if isinstance(stage.counts, UsesByPart):
             self._selection = replace(self._selection, in_step=True)
         self._parts.append(EchoPoint(stage, self._batches, self._on_device))
 
-    def move(self, stage: Stage) -> None:
+    def move(self, stage: To) -> None:
         """Batches go to a device."""
-        stage = _expect(To, stage)
         self._close()
         self._parts.append(DevicePoint(stage))
         self._on_device = True

@@ -144,7 +144,7 @@ class Run:
         return self.steps is not None and self.yielded < self.steps
 
     def why_empty(self) -> str:
-        """Say why there was no output, though there were examples; "" where neither is so."""
+        """Say why there was no output; "" where there was one, or other ranks have some."""
         if self.yielded or self.together:
             return ""
         left_out = self._filtered + self._skip_log.skipped
@@ -157,7 +157,12 @@ class Run:
                 f"drop_last left out {dropped:,} examples, and a batch has {batch.n:,}: take a "
                 "smaller batch, or keep the last one"
             )
-        return ""
+        share = self._plan.selection.share
+        if share is not None and share.world > 1:
+            return ""  # warned of by the stage: fewer examples than ranks
+        if self._plan.packs:
+            return "all examples together do not fill one packed sequence"
+        return "the loader gave none" if self._plan.loader else "there are no examples"
 
     @property
     def _filtered(self) -> int:

@@ -8,6 +8,7 @@ uses get the item itself, and what is left of it behind that is copied. Items ar
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,7 +22,7 @@ from stoker.engine.workers.thread_copies import CALLING, ThreadCopies
 from stoker.engine.workers.threads import Request, Task, WorkerPool
 from stoker.engine.workers.tuning import CostEstimate
 from stoker.replicas.replica import USER_LOCK
-from stoker.stages.batching.batch import Builder, Columns, Misfits, collate_examples
+from stoker.stages.batching.batch import Builder, Columns, Misfits, batch_of, collate_examples
 
 
 class SegmentRunner:
@@ -36,7 +37,9 @@ class SegmentRunner:
         group: the number of examples in a batch.
 
     Attributes:
-        rows: what gathers batches from arrays, where they are not made of single examples.
+        rows: what gathers batches from arrays, where they are not made of single examples. Where
+            that holds the GIL, a task is gathered as a whole: threads would only wait for one
+            another.
     """
 
     def __init__(
@@ -71,7 +74,8 @@ class SegmentRunner:
         if batch is None:
             task.values = [None] * task.rows
         elif self.rows is not None:
-            task.batch = self.rows.allocate(task.rows, self._recycler)
+            if self.rows.releases_gil:
+                task.batch = self.rows.allocate(task.rows, self._recycler)
         else:
             task.builder = Builder(task.rows, batch.collate, self._recycler)
 
@@ -90,23 +94,30 @@ class SegmentRunner:
 
     def _made(self, number: int, indices: Any, start: int) -> list[Any]:
         began, ns = time.perf_counter_ns(), [0] * self._counters
+        values = self._outputs(self.work, number, indices, start, ns)
+        with self.worker_pool.lock:
+            wall = time.perf_counter_ns() - began
+            self.cost.note(len(indices), wall)
+            self.worker_pool.made_here(wall)
+            self.account(ns)
+        return values
+
+    def _outputs(
+        self, work: Work, number: int, indices: Any, start: int, ns: list[int]
+    ) -> list[Any]:
+        """Return outputs from ``number`` on, made of fresh examples ``start ...``."""
         values = self._gathered(indices, ns) if self.rows is not None else None
         if values is None:
-            values = self.work.fetch(indices, ns)
-            places = self.work.places(range(start, start + len(indices)))
-            self.work.apply(values, places, None, ns)
+            values = work.fetch(indices, ns)
+            places = work.places(range(start, start + len(indices)))
+            work.apply(values, places, None, ns)
             if self.segment.batch is not None:
                 starts = range(0, len(values), self._group)
                 values = [
                     self._batch(values[at : at + self._group], number + i, places, at, ns)
                     for i, at in enumerate(starts)
                 ]
-        self._finish(self.work, values, number, ns, len(indices))
-        with self.worker_pool.lock:
-            wall = time.perf_counter_ns() - began
-            self.cost.note(len(indices), wall)
-            self.worker_pool.made_here(wall)
-            self.account(ns)
+        self._finish(work, values, number, ns, len(indices))
         return values
 
     def _gathered(self, indices: Any, ns: list[int]) -> list[Any] | None:
@@ -115,13 +126,15 @@ class SegmentRunner:
         began = time.perf_counter_ns()
         try:
             batch = self.rows.gathered(indices, self._recycler)
+            batches = self.rows.split(batch, self._group)
+            nbytes = self.rows.data_bytes(batch)
         except Exception as error:
             pass_on(error)
             return None
         ns[0] = time.perf_counter_ns() - began
-        ns[-1] = pytree.data_bytes(batch)
+        ns[-1] = nbytes
         self._count_gathered(ns, len(indices))
-        return self.rows.split(batch, self._group)
+        return batches
 
     def _batch(
         self, examples: list[Any], number: int, places: Sequence[int], at: int, ns: list[int]
@@ -129,27 +142,23 @@ class SegmentRunner:
         """Return a batch of all its examples, from number ``at`` of places on; or a ``Failure``."""
         if Failure in {*map(type, examples)}:
             return next(each for each in examples if type(each) is Failure)
-        rows, collate = len(examples), self.work.collate
-        self._count_batched(ns, rows)
+        work, rows = self.work, len(examples)
+        ns[work.batched_at] += rows
         began = time.perf_counter_ns()
         try:
+            collate = work.collate
             if collate is not None:
                 return collate_examples(collate, examples)
-            builder = Builder(rows, None, self._recycler)
-            builder.put(0, examples)
-            return builder.finish()
+            return batch_of(examples, self._recycler)
         except Exception as error:
             pass_on(error)
-            return self.work.batch_failure(error, number, places[at : at + rows])
+            return work.batch_failure(error, number, places[at : at + rows])
         finally:
-            ns[self.work.batch_at] += time.perf_counter_ns() - began
+            ns[work.batch_at] += time.perf_counter_ns() - began
 
     def _count_gathered(self, ns: list[int], rows: int) -> None:
         ns[self.work.stages] += rows
-        self._count_batched(ns, rows)
-
-    def _count_batched(self, ns: list[int], rows: int) -> None:
-        ns[self.work.stages + self.work.batch_at] += rows
+        ns[self.work.batched_at] += rows
 
     def _finish(self, work: Work, values: list[Any], number: int, ns: list[int], rows: int) -> None:
         """Run the maps behind the batching stage over batches from ``number`` on, in place.
@@ -170,6 +179,13 @@ class SegmentRunner:
             ns[0] = time.perf_counter_ns() - began
             ns[-1] = pytree.data_bytes(task.batch) * (stop - start) // task.rows
             self._count_gathered(ns, stop - start)
+        elif self.rows is not None:
+            calls = self.segment.batch_maps
+            work = self._own_work() if calls else self.work
+            held = CALLING and calls and work is self.work
+            with USER_LOCK if held else contextlib.nullcontext():
+                first = task.number * self._group
+                task.values = self._outputs(work, task.number, task.indices, first, ns)
         elif remote is not None and self.work.worth_sending:
             self._run_remotely(task, start, stop, remote, ns)
         else:
@@ -291,7 +307,7 @@ class SegmentRunner:
                 self._fail(task, row, value)
                 return
         self._put(task, start, task.builder.put, values, ns)
-        self._count_batched(ns, len(values))
+        ns[self.work.batched_at] += len(values)
 
     def _put(
         self, task: Task, start: int, put: Callable[[int, Any], None], rows: Any, ns: list[int]
@@ -331,7 +347,7 @@ class SegmentRunner:
                 ns[i] += each
             if isinstance(answer, Columns):
                 self._put(task, start, task.builder.put_columns, answer, ns)
-                self._count_batched(ns, stop - start)
+                ns[self.work.batched_at] += stop - start
             elif isinstance(answer, Misfits):
                 self._put(task, start, task.builder.put, pytree.copied(answer), ns)
             elif type(answer) is Failure and is_batched:
@@ -340,7 +356,7 @@ class SegmentRunner:
                 task.values[start:stop] = [self.work.located(answer)] * (stop - start)
             elif is_batched:  # a whole batch, its maps done
                 self._keep_batch(task, answer)
-                self._count_batched(ns, stop - start)
+                ns[self.work.batched_at] += stop - start
             else:
                 task.values[start:stop] = [
                     failed.get(i) or self.work.located(value)

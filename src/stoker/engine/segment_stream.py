@@ -118,6 +118,8 @@ class SegmentStream(PulledStream):
         if rows is not None and self._gathers:
             self._together = rows.together(group)
             cost.chunk_rows = self._together * group
+        if rows is not None and not rows.releases_gil:
+            cost.whole = True
         work = runner.work
         is_read_here = feed is None and work.reader is None and work.gather is None
         self._is_read = is_read_here and not segment.into_pool
@@ -370,14 +372,21 @@ class SegmentStream(PulledStream):
         if not pool.inline or not (self._gathers_alone or (self._is_read and at_most is None)):
             return 0
         each_ns = max(cost.batch_ns(), self._last_ns)
-        if not 0 < each_ns < (cost.inline_ns if self._gathers_alone else _HERE_NS):
-            return 1 if self._gathers_alone and not pool.limit else 0
-        if self._gathers_alone:
-            return max(1, min(self._together, int(_GATHERED_NS / each_ns)))
-        return max(1, min(_HERE_OUTPUTS if pool.limit else 1, int(_HERE_NS / each_ns)))
+        inline_ns = cost.inline_ns if self._gathers_alone else _HERE_NS
+        if not 0 < each_ns < inline_ns and (pool.limit or not self._gathers_alone):
+            return 0
+        if not self._gathers_alone:
+            return max(1, min(_HERE_OUTPUTS if pool.limit else 1, int(_HERE_NS / each_ns)))
+        if cost.whole:
+            return self._together
+        quickly = int(_GATHERED_NS / each_ns) if each_ns else 1
+        return max(1, min(self._together, quickly))
 
     def _at_once(self) -> int:
-        """Return how many batches a task gathers: many if they are quickly gathered."""
+        """Return how many batches a task gathers: many if they are quickly gathered, or if that
+        holds the GIL."""
+        if self._cost.whole:
+            return self._together
         each_ns = self._cost.batch_ns()
         quickly = int(_GATHERED_NS / each_ns) if each_ns else 0
         return min(self._together, max(quickly, _GATHERED))
@@ -397,7 +406,7 @@ class SegmentStream(PulledStream):
     def _task_size(self, at_most: int | None) -> int:
         """Return how many outputs the next task makes."""
         if self._batches:
-            return 1 if self._worker_pool.inline else self._at_once()
+            return 1 if self._worker_pool.inline and not self._cost.whole else self._at_once()
         # Items share tasks, which cost the consumer time, but wait for no more than an eighth of a
         # batch. (Nothing is known at first: then the consumer waits for a batch anyway.)
         group, cost = self._group, self._cost

@@ -40,8 +40,8 @@ from stoker.schedule import rng
 from stoker.schedule.dealing import RankOrder, Stride
 from stoker.schedule.orders.order import as_array
 from stoker.schedule.rng import Rekeyed
-from stoker.sources.dataset import DatasetSource
-from stoker.sources.source import IndexedSource, Reader
+from stoker.sources.origin import IndexedSource
+from stoker.sources.source import Reader
 from stoker.stages.batching.batch import Collate, RowError, UnlikeError
 from stoker.stages.cache import CacheStage, LeftOutBefore, Miss
 from stoker.stages.functions.operation import Operation
@@ -157,6 +157,7 @@ class Work:
         self.batch_at = self._first + len(self._operations) + (self._cache is not None)
         self._after = self.batch_at + (segment.batch is not None)
         self.stages = len(segment.names)  # behind their times stand their counts of examples
+        self.batched_at = self.stages + self.batch_at
 
     def _call(self, segment: Segment, calls: Sequence[Call]) -> None:
         """Call the user's objects of a segment, those of each caller in it in its way."""
@@ -357,8 +358,8 @@ class Work:
 
     def _fetched(self, indices: NDArray[np.int64], reads: Reader | IndexedSource) -> list[Any]:
         """Return examples; what a copy fails on is read by the original."""
-        if isinstance(reads, DatasetSource) and not reads.takes_many:
-            return self._asked(indices, reads)
+        if reads is self._indexed and not self._indexed.takes_many:
+            return self._asked(indices, self._indexed)
         call = self._reading
         with _turn(call):
             values = self._each(reads.fetch, self._indexed, indices)
@@ -368,8 +369,8 @@ class Work:
                     values[at] = self._read_by_original(value, int(indices[at]))
         return values
 
-    def _asked(self, indices: NDArray[np.int64], dataset: DatasetSource) -> list[Any]:
-        """Return examples of a dataset, which is asked for each once, whatever it raises.
+    def _asked(self, indices: NDArray[np.int64], source: IndexedSource) -> list[Any]:
+        """Return examples of a user's object, which is asked for each once, whatever it raises.
 
         After an error it may be half changed: asked again, it could give what is wrong, and say
         nothing. So a copy that failed where its original does not is not asked for the rest either.
@@ -378,9 +379,12 @@ class Work:
         while len(values) < len(indices):
             failure = self._spent
             if failure is None:
-                with _turn(self._reading):
-                    read, error = dataset.fetch_up_to_error(indices[len(values) :])
-                values += read
+                rest = indices[len(values) :] if values else indices
+                if self._reading.is_locked:
+                    with USER_LOCK:
+                        error = source.read_into(values, rest)
+                else:  # without a ``with``: worker processes come here for each example
+                    error = source.read_into(values, rest)
                 if error is None:
                     break
                 pass_on(error)
@@ -441,8 +445,8 @@ class Work:
 
         They may be of many small parts, which take longer to weigh than to read.
         """
-        if isinstance(self._indexed, DatasetSource):
-            return sum(map(pytree.data_bytes, values[:1])) * len(values)
+        if self._indexed.runs_user_code:
+            return pytree.data_bytes(values[0]) * len(values) if values else 0
         return sum(map(pytree.data_bytes, values))
 
     def _each(
@@ -453,7 +457,10 @@ class Work:
     ) -> list[Any]:
         """Return what ``get`` does; where it fails, one by one, to know which."""
         try:
-            return get(indices)
+            found = get(indices)
+            if len(found) != len(indices):
+                raise ValueError(f"{len(found)} examples came, and {len(indices)} were asked for")
+            return found
         except Exception as error:
             pass_on(error)
             if len(indices) == 1:
@@ -568,20 +575,23 @@ class Work:
             passed_by = 0
             kept = None if call is _FREELY or self._is_addressed else self._kept(values, call)
             can_redo = bool(call.copies) and (self._is_addressed or kept is not None)
+            is_choosy = others is not None or stage.repeats_only
             is_locked = call is not _FREELY and call.is_locked
             if is_locked:
                 USER_LOCK.acquire()  # by a worker, which no Ctrl-C interrupts: ``with`` costs more
             try:
+                spent = self._spent if can_redo else None
                 for i, value in enumerate(values):
+                    if type(value) is Failure:
+                        passed_by += 1
+                        continue
                     use_key = use_keys[i] if use_keys is not None else 0
-                    if (
-                        (others is not None and others[i])
-                        or type(value) is Failure
-                        or (stage.repeats_only and not use_key)
+                    if is_choosy and (
+                        (others is not None and others[i]) or (stage.repeats_only and not use_key)
                     ):
                         passed_by += 1
                         continue
-                    failure = self._spent if can_redo else None
+                    failure = spent
                     if failure is None:
                         try:
                             if key is None:
@@ -593,17 +603,18 @@ class Work:
                                 made = fn(value, drawn)
                             if made is None and stage.makes_values:
                                 raise returned_nothing("batch" if in_batches else "example")
+                            values[i] = made
+                            continue
                         except Exception as error:
                             pass_on(error)
                             failed = self._located(stage.name, error, places[i])
                             failure = Failure(failed, self._part, stage.account)
-                    if failure is not None:
-                        made = failure
-                        if call.copies:
-                            at = number - first + (which.start or 0)
-                            given = None if kept is None else kept[i : i + 1]
-                            made = self._remade(failure, call, at, places[i], use_key, given)
-                    values[i] = made
+                    values[i] = failure
+                    if call.copies:
+                        at = number - first + (which.start or 0)
+                        given = None if kept is None else kept[i : i + 1]
+                        values[i] = self._remade(failure, call, at, places[i], use_key, given)
+                        spent = self._spent if can_redo else None
             finally:
                 if is_locked:
                     USER_LOCK.release()
@@ -745,8 +756,11 @@ def _ready(
     return stage, stage.compile(REJECTED), stage.key(seed, epoch), call
 
 
+_NO_TURN = contextlib.nullcontext()
+
+
 def _turn(call: Call) -> contextlib.AbstractContextManager[Any]:
-    return USER_LOCK if call.is_locked else contextlib.nullcontext()
+    return USER_LOCK if call.is_locked else _NO_TURN
 
 
 def warn_of_misdrawn(maps: Sequence[Map], misdrawn: list[UndeclaredRng]) -> None:

@@ -93,12 +93,13 @@ def share(
     ClusterError where this process has joined no Ray cluster; ImportError without Ray; TypeError or
     ValueError for wrong arguments.
     """
-    from stoker.adapters.entrypoint import FeedSettings, target_of
+    from stoker.adapters.entrypoint import target_of
     from stoker.feed.autostart import check_not_in_feeder, connect_or_start
     from stoker.feed.connection import FeedAddress
     from stoker.feed.feed_source import open_feed
     from stoker.feed.local_socket import check_name
     from stoker.feed.lookup.ray_cluster import shared_in_cluster
+    from stoker.feed.settings import FeedSettings
     from stoker.transport.link import split_address
 
     check_name(name)

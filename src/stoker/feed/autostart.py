@@ -20,9 +20,9 @@ import traceback
 from dataclasses import asdict
 from typing import NoReturn
 
-from stoker.adapters.entrypoint import FeedSettings
 from stoker.errors import FeedError
 from stoker.feed.local_socket import connect, listen
+from stoker.feed.settings import FeedSettings
 from stoker.feed.token import IN_ENVIRONMENT
 
 SWITCH_S = 0.0005

@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from stoker.chain.chain import Chain
-from stoker.distributed.frameworks import warn_unsharded_feed
+from stoker.distributed.unsharded import warn_unsharded_feed
 from stoker.feed.client import FeedClient, FeedEpoch
 from stoker.feed.connection import FeedAddress
 from stoker.pipeline import Pipeline
 from stoker.sources.iterable import IterableSource
 from stoker.sources.loader import LoaderSource
-from stoker.sources.source import Source
+from stoker.sources.origin import Origin
 
 
 def open_feed(address: FeedAddress, seed: int | None) -> Pipeline[Any]:
     client = FeedClient(address)
-    source: Source = FeedBatches(client) if client.about.batched else FeedExamples(client)
+    source: Origin = FeedBatches(client) if client.about.batched else FeedExamples(client)
     return Pipeline(Chain.begin(source, seed))
 
 

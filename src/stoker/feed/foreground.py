@@ -9,7 +9,7 @@ import time
 from types import FrameType
 from typing import Any
 
-from stoker.adapters.entrypoint import FeedSettings, target_of
+from stoker.adapters.entrypoint import target_of
 from stoker.adapters.printing import printing_above
 from stoker.basics.resources import format_bytes
 from stoker.errors import FeedError
@@ -18,6 +18,7 @@ from stoker.feed.feeder.session import ClientSession
 from stoker.feed.local_socket import check_name, listen
 from stoker.feed.relay.url import FeedUrl
 from stoker.feed.server import FeedServer, open_server
+from stoker.feed.settings import FeedSettings
 
 # People see a change within half a second; drawing more often only takes time from preparing.
 _REFRESH_S = 0.5

@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from stoker.adapters.entrypoint import FeedSettings, make_pipeline
+from stoker.adapters.entrypoint import make_pipeline
 from stoker.basics import process, resources
 from stoker.errors import FeedError, StokerError
 from stoker.feed import messages
@@ -50,6 +50,7 @@ from stoker.feed.messages import (
 from stoker.feed.relay.server import RelayServer
 from stoker.feed.relay.source import RelayPreparation
 from stoker.feed.relay.url import FeedUrl, is_url
+from stoker.feed.settings import FeedSettings
 from stoker.transport.shared_memory import Blocks
 
 # Messages of one job, before others have their turn: a job has few under way, unless it is hostile.
@@ -308,7 +309,7 @@ class FeedServer:
             if len(self.branches):
                 return "the feeder was started again with another seed"
             try:
-                self._serve_from(self._prepared.seeded(hello.seed))
+                self._serve_from(self._prepared.with_seed(hello.seed))
             except FeedError as error:
                 return str(error)
         return None

@@ -32,7 +32,7 @@ from stoker.pack.journal import (
 from stoker.pack.tail import Tail
 from stoker.pipeline import Pipeline
 from stoker.sources.folder import LabeledFile, LabeledImage
-from stoker.sources.source import IndexedSource
+from stoker.sources.origin import IndexedSource
 
 FORMATS: dict[str, type[TarShard] | type[ParquetShard]] = {
     "tar": TarShard,
@@ -140,7 +140,7 @@ def _about(source: IndexedSource) -> dict[str, Any]:
         classes = None
     (example,) = Pipeline(Chain.begin(Tail(source, 0), 0)).take(1)
     return {
-        "source": type(source).__name__,
+        "source": source.kind,
         "examples": len(source),
         "names": digest.hexdigest(),
         "first": _digest(example),

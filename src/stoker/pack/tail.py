@@ -6,7 +6,8 @@ from typing import Any
 
 from stoker.basics.fingerprint import Fingerprint
 from stoker.schedule.selection import Selection
-from stoker.sources.source import IndexedSource, Indices, Reader
+from stoker.sources.origin import IndexedSource
+from stoker.sources.source import Indices, Reader
 
 
 class Tail(IndexedSource):
@@ -18,6 +19,10 @@ class Tail(IndexedSource):
     @property
     def name(self) -> str:
         return self._source.name
+
+    @property
+    def kind(self) -> str:
+        return self._source.kind
 
     def __len__(self) -> int:
         return len(self._source) - self._first

@@ -27,6 +27,7 @@ class Numbering:
         np.cumsum(sizes, out=bounds[1:])
         self.starts, self.ends = bounds[:-1], bounds[1:]  # one memory: there may be millions
         self.total = int(bounds[-1])
+        self._each = _size_of_all(self.ends)
 
     def __reduce__(self) -> tuple[object, ...]:
         return Numbering, (self.ends - self.starts,)  # else both views would be pickled as arrays
@@ -38,9 +39,22 @@ class Numbering:
 
     def parts(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the part of each item, in the shape of ``numbers``."""
+        if self._each:
+            return numbers // self._each  # a tenth of the time
         return self.ends.searchsorted(numbers, "right")
 
     def find_many(self, numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the part of each item, and its number there; both in the shape of ``numbers``."""
         parts = self.parts(numbers)
         return parts, numbers - self.starts[parts]
+
+
+def _size_of_all(ends: NDArray[np.int64]) -> int:
+    """Return the size of each part, of which the last may be smaller; 0 where others differ."""
+    if not len(ends) or not ends[0]:
+        return 0
+    each, last = int(ends[0]), len(ends) - 1
+    regular = ends[last] > last * each and ends[last] <= (last + 1) * each
+    if not regular or not np.array_equal(ends[:-1], np.arange(1, last + 1) * each):
+        return 0
+    return each

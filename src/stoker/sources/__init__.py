@@ -1,1 +1,65 @@
-"""Sources of examples: one source a module."""
+"""Sources of examples: one source a module, and what a source of your own is made of."""
+
+import importlib as _importlib
+import typing as _typing
+
+from stoker.basics.buffers import Allocator
+from stoker.basics.fingerprint import Fingerprint
+from stoker.sources.source import (
+    Described,
+    FetchesMany,
+    Fingerprinted,
+    GathersRows,
+    Identified,
+    Indices,
+    Labeled,
+    Outlined,
+    Reader,
+    ReadsAhead,
+    ReadsBlocks,
+    ReadsFiles,
+    Rows,
+    Source,
+)
+
+if _typing.TYPE_CHECKING:
+    from stoker.sources.remote.options import RemoteOptions
+    from stoker.sources.remote.reader import RemoteFile
+    from stoker.sources.remote.source import Access, ReadsRanges
+
+__all__ = [
+    "Access",
+    "Allocator",
+    "Described",
+    "FetchesMany",
+    "Fingerprint",
+    "Fingerprinted",
+    "GathersRows",
+    "Identified",
+    "Indices",
+    "Labeled",
+    "Outlined",
+    "Reader",
+    "ReadsAhead",
+    "ReadsBlocks",
+    "ReadsFiles",
+    "ReadsRanges",
+    "RemoteFile",
+    "RemoteOptions",
+    "Rows",
+    "Source",
+]
+
+_REMOTE = {
+    "Access": "source",
+    "ReadsRanges": "source",
+    "RemoteFile": "reader",
+    "RemoteOptions": "options",
+}
+
+
+def __getattr__(name: str) -> _typing.Any:
+    """Import what reads URLs when it is first asked for."""
+    if name in _REMOTE:
+        return getattr(_importlib.import_module(f"stoker.sources.remote.{_REMOTE[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -14,24 +14,23 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from stoker.basics.buffers import Recycler
-from stoker.basics.fingerprint import Fingerprint, told_by_rows
+from stoker.basics.buffers import Allocator
 from stoker.basics.process import OwningProcess
 from stoker.sources.files import FileVersion, version_of
-from stoker.sources.source import IndexedSource, Indices, Rows
+from stoker.sources.source import GathersRows, Indices, OwnSource, ReadsBlocks, Rows
 
 _INHERITED: list[Any] = []
 """What a forked child must not close: the files are its parent's."""
 
 
-class ArraySource(IndexedSource, Rows):
+class ArraySource(OwnSource, ReadsBlocks[Any], GathersRows[Any], Rows):
     """Arrays of one length; an example is a row of each.
 
     Rows are copied out of the arrays: changes to an example do not reach the arrays. An array in
     memory, or a part of a memory map, has no identity.
     """
 
-    is_numbered = True
+    prefers_blocks = False
 
     def __init__(self, arrays: Sequence[Any]) -> None:
         if not arrays:
@@ -74,27 +73,8 @@ class ArraySource(IndexedSource, Rows):
         columns = [list(column.rows(wanted)) for column in self._columns]
         return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
 
-    def path(self, index: int) -> str | None:
-        """Return None: there are no files."""
-        return None
-
-    def contents(self) -> str:
-        return told_by_rows(self.fetch, len(self))
-
-    def fingerprint(self, index: int) -> Fingerprint:
-        return Fingerprint(int(index))
-
-    def allocate(self, rows: int, recycler: Recycler) -> Any:
+    def allocate(self, rows: int, recycler: Allocator) -> Any:
         return _batch([column.allocate(rows, recycler) for column in self._columns])
-
-    def split(self, batch: Any, rows: int) -> list[Any]:
-        first = batch[0] if isinstance(batch, tuple) else batch
-        if len(first) <= rows:
-            return [batch]
-        spans = [slice(start, start + rows) for start in range(0, len(first), rows)]
-        if isinstance(batch, tuple):
-            return [tuple(array[span] for array in batch) for span in spans]
-        return [batch[span] for span in spans]
 
     def gather(self, indices: NDArray[np.int64], batch: Any, start: int) -> None:
         outs = batch if isinstance(batch, tuple) else (batch,)
@@ -102,7 +82,7 @@ class ArraySource(IndexedSource, Rows):
         for column, out in zip(self._columns, outs, strict=True):
             column.copy_to(out[start:stop], indices)
 
-    def gathered(self, indices: NDArray[np.int64], recycler: Recycler) -> Any:
+    def gathered(self, indices: NDArray[np.int64], recycler: Allocator) -> Any:
         return _batch([column.gathered(indices, recycler) for column in self._columns])
 
 
@@ -140,11 +120,11 @@ class Column(ABC):
     def copy_to(self, out: NDArray[Any], indices: NDArray[np.int64]) -> None:
         """Copy rows into an array of their shape and dtype."""
 
-    def allocate(self, rows: int, recycler: Recycler) -> NDArray[Any]:
+    def allocate(self, rows: int, recycler: Allocator) -> NDArray[Any]:
         """Return an array for so many rows, to be filled by ``copy_to``."""
         return recycler.array((rows, *self.shape[1:]), self.dtype)
 
-    def gathered(self, indices: NDArray[np.int64], recycler: Recycler) -> NDArray[Any]:
+    def gathered(self, indices: NDArray[np.int64], recycler: Allocator) -> NDArray[Any]:
         """Return rows, in memory of their own."""
         out = self.allocate(len(indices), recycler)
         self.copy_to(out, indices)
@@ -213,7 +193,7 @@ class MemoryColumn(Column):
         else:
             out[...] = self.rows(indices)  # take() would make all of the array contiguous first
 
-    def gathered(self, indices: NDArray[np.int64], recycler: Recycler) -> NDArray[Any]:
+    def gathered(self, indices: NDArray[np.int64], recycler: Allocator) -> NDArray[Any]:
         if self._flat.flags.c_contiguous:
             return super().gathered(indices, recycler)
         return np.ascontiguousarray(self.rows(indices))  # its order in memory is NumPy's choice

@@ -1,4 +1,4 @@
-"""Any object with ``__len__`` and ``__getitem__``."""
+"""A source, or any other object with ``__len__`` and ``__getitem__``, as the engine reads it."""
 
 from __future__ import annotations
 
@@ -9,119 +9,257 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from stoker.basics.fingerprint import Fingerprint, told
+from stoker.basics.fingerprint import Fingerprint, told, told_by_rows
+from stoker.replicas.thread_safety import is_declared
+from stoker.schedule.selection import Selection
 from stoker.sources.arrow.table import is_table
-from stoker.sources.source import IndexedSource, Indices, UserObject
+from stoker.sources.origin import IndexedSource, UserObject
+from stoker.sources.source import (
+    Described,
+    FetchesMany,
+    Fingerprinted,
+    GathersRows,
+    Identified,
+    Indices,
+    Labeled,
+    Outlined,
+    OwnSource,
+    Reader,
+    ReadsAhead,
+    ReadsBlocks,
+    ReadsFiles,
+    Rows,
+    Source,
+)
+
+_OF_READER = ("requests", "expect", "fetch", "close")
 
 
 class DatasetSource(IndexedSource):
-    """Any object with ``__len__`` and ``__getitem__``; uses ``__getitems__`` if it has that.
+    """The examples of an object with ``__len__`` and ``__getitem__``: any dataset, any ``Source``.
 
-    Nothing is read ahead: a second read of an index may give another value. The object may be
-    longer or shorter in the next epoch; ``measured`` then returns a new source for it.
+    What else it can do it says by the classes that it inherits from (``sources.source``);
+    ``__getitems__`` is used where an object has that. What a user's class returns is checked.
+
+    Without a reader nothing is read ahead: a second read of an index may give another value. The
+    object may be longer or shorter in the next epoch; ``measured`` then returns a new source.
+
+    Attributes:
+        data: the object.
     """
 
-    runs_user_code = True
-    is_numbered = True
-    may_grow = True
-
-    def __init__(self, dataset: Any) -> None:
-        if isinstance(dataset, (str, bytes, os.PathLike)):
+    def __init__(self, data: Any) -> None:
+        self.data = data
+        self._length = len(data)
+        self.runs_user_code = self.may_grow = not isinstance(data, OwnSource)
+        self.is_numbered = not isinstance(data, Fingerprinted)
+        self.prefers_blocks = isinstance(data, ReadsBlocks) and data.prefers_blocks
+        self._lists = not isinstance(data, FetchesMany)
+        self.takes_many = not self._lists or getattr(data, "__getitems__", None) is not None
+        if isinstance(data, GathersRows) and self.runs_user_code and not is_declared(data):
+            kind = type(data).__name__
             raise TypeError(
-                f"from_dataset needs an object with __len__ and __getitem__, not the path "
-                f"{dataset!r}: from_folder, from_files, from_tar and from_parquet read files"
+                f"several threads at once gather rows of {kind}, which is a "
+                "stoker.sources.GathersRows: if that is right, declare it, @stoker.thread_safe "
+                f"above class {kind}"
             )
-        if isinstance(dataset, type):
-            raise TypeError(
-                "from_dataset needs an object, not its class: "
-                f"from_dataset({dataset.__name__}(...))"
-            )
-        for method in ("__getitem__", "__len__"):
-            if not hasattr(dataset, method):
-                name = type(dataset).__name__
-                way = ""
-                if hasattr(dataset, "dataset") and hasattr(dataset, "__iter__"):
-                    way = ": from_loader takes it as it is, and its dataset goes in here"
-                elif hasattr(dataset, "__iter__"):
-                    way = ": a stream goes into from_iterable"
-                raise TypeError(
-                    "from_dataset needs an object with __len__ and __getitem__; "
-                    f"{name} has no {method}{way}"
-                )
-        if is_table(dataset) and not hasattr(dataset, "__getitems__"):
-            raise TypeError(
-                f"from_dataset asks for items by number, and those of a {type(dataset).__name__} "
-                "are columns: use from_table"
-            )
-        if isinstance(dataset, Mapping) and len(dataset) and 0 not in dataset:
-            raise TypeError(
-                f"from_dataset asks for items by number, and this {type(dataset).__name__} has the "
-                f"keys {', '.join(map(repr, itertools.islice(dataset, 5)))}: give one of its values"
-            )
-        self.dataset = dataset
-        self._length = len(dataset)
-        self.takes_many = getattr(dataset, "__getitems__", None) is not None
 
     @property
     def name(self) -> str:
-        return f"from_dataset({type(self.dataset).__name__})"
+        data = self.data
+        return data.name if isinstance(data, Described) else f"from_dataset({type(data).__name__})"
+
+    @property
+    def kind(self) -> str:
+        return type(self.data if isinstance(self.data, Source) else self).__name__
+
+    @property
+    def fields(self) -> Sequence[str | int] | None:
+        return self.data.fields if isinstance(self.data, Described) else None
 
     def __len__(self) -> int:
         return self._length
 
     def measured(self) -> DatasetSource:
-        if len(self.dataset) == self._length:
+        if len(self.data) == self._length:
             return self
         twin = copy.copy(self)
-        twin._length = len(self.dataset)
+        twin._length = len(self.data)
         return twin
 
     def user_objects(self) -> list[UserObject]:
-        return [UserObject(self.name, self.dataset)]
+        return [UserObject(self.name, self.data)] if self.runs_user_code else []
 
     def with_user_objects(self, objects: Sequence[Any]) -> DatasetSource:
+        if not self.runs_user_code:
+            return self
         twin = copy.copy(self)
-        (twin.dataset,) = objects
+        (twin.data,) = objects
         return twin
 
     def fetch(self, indices: Indices) -> list[Any]:
-        """Ask the dataset, with plain integers."""
+        """Ask the object: a ``FetchesMany`` with these indices, others with plain integers."""
+        if not self._lists:
+            fetched: Any = self.data.fetch(indices)
+            if not isinstance(fetched, list):
+                raise TypeError(f"fetch() returned {_shown(fetched)}: return a list")
+            return fetched
         if self.takes_many:
             plain = _plain(indices)
-            examples = list(self.dataset.__getitems__(plain))
-            if len(examples) != len(plain):
-                raise ValueError(f"__getitems__ gave {len(examples)} examples for {len(plain)}")
-            return examples
-        examples, error = self.fetch_up_to_error(indices)
+            found = list(self.data.__getitems__(plain))
+            if len(found) != len(plain):
+                raise ValueError(f"__getitems__ gave {len(found)} examples for {len(plain)}")
+            return found
+        examples: list[Any] = []
+        error = self.read_into(examples, indices)
         if error is not None:
             raise error
         return examples
 
-    def fetch_up_to_error(self, indices: Indices) -> tuple[list[Any], Exception | None]:
-        """Read one by one; return the examples before the first error, and the error.
+    def read_into(self, examples: list[Any], indices: Indices) -> Exception | None:
+        """Append examples one by one, up to the first error, which is returned.
 
-        So each index is read once: after an error the dataset may be half changed, and return
+        So each index is read once: after an error the object may be half changed, and return
         another value for the same index.
         """
-        examples: list[Any] = []
+        data = self.data
         try:
             for index in _plain(indices):
-                examples.append(self.dataset[index])
+                examples.append(data[index])
         except Exception as error:
-            return examples, error
-        return examples, None
-
-    def path(self, index: int) -> str | None:
-        """Return None: a dataset has no file names."""
+            return error
         return None
 
+    def path(self, index: int) -> str | None:
+        return self.data.path(int(index)) if isinstance(self.data, Described) else None
+
+    def local_path(self, index: int) -> str | None:
+        return self.data.local_path(int(index)) if isinstance(self.data, ReadsFiles) else None
+
+    def name_of(self, index: int) -> str:
+        data = self.data
+        return data.name_of(int(index)) if isinstance(data, Described) else str(index)
+
+    def identity(self) -> str | None:
+        if not isinstance(self.data, Identified):
+            return None
+        found: Any = self.data.identity()
+        if found is not None and not isinstance(found, str):
+            raise TypeError(f"{self.name}: identity() returned {_shown(found)}: return a text")
+        return found
+
     def contents(self) -> str:
-        return told(self.dataset)
+        """Return a digest of what a user's object says of itself, or of some of stoker's rows."""
+        if self.runs_user_code:
+            return told(self.data)
+        return told_by_rows(self.fetch, len(self)) if self.is_numbered else ""
 
     def fingerprint(self, index: int) -> Fingerprint:
-        return Fingerprint(int(index))
+        if self.is_numbered:
+            return Fingerprint(int(index))
+        found: Any = self.data.fingerprint(int(index))
+        if type(found) is not Fingerprint:
+            raise TypeError(
+                f"fingerprint({index}) of {self.name} returned {_shown(found)}: return a "
+                "stoker.sources.Fingerprint"
+            )
+        return found
+
+    def reader(self, selection: Selection | None = None) -> Reader | None:
+        if not isinstance(self.data, ReadsAhead):
+            return None
+        reader = self.data.reader(selection)
+        lacks = [name for name in _OF_READER if not hasattr(reader, name)]
+        if reader is not None and lacks:
+            raise TypeError(
+                f"reader() of {self.name} returned {_shown(reader)}, which has no "
+                f"{' and no '.join(lacks)}: see stoker.sources.Reader"
+            )
+        return reader
+
+    @property
+    def blocks(self) -> NDArray[np.int64] | None:
+        if not isinstance(self.data, ReadsBlocks):
+            return None
+        ends = self.data.blocks
+        if ends is None or not self.runs_user_code:
+            return ends
+        found: NDArray[Any] = np.asarray(ends)
+        is_fit = found.ndim == 1 and found.dtype.kind in "iu" and (np.diff(found, prepend=0) > 0)
+        if not np.all(is_fit) or found[-1:].tolist() != [self._length]:
+            raise ValueError(
+                f"blocks of {self.name} are no ends of blocks: return for each block the number "
+                f"after its last example, ascending, the last one {self._length}"
+            )
+        return found.astype(np.int64)
+
+    @property
+    def rows(self) -> Rows | None:
+        if not isinstance(self.data, GathersRows):
+            return None
+        rows: Any = self.data.rows
+        if rows is not None and not isinstance(rows, Rows):
+            raise TypeError(f"rows of {self.name} are {_shown(rows)}, not stoker.sources.Rows")
+        return rows
+
+    def outline(self) -> str:
+        return self.data.outline() if isinstance(self.data, Outlined) else super().outline()
+
+    def extent(self, *, is_followed: bool) -> str:
+        if isinstance(self.data, Described):
+            return self.data.extent()
+        return super().extent(is_followed=is_followed)
+
+    def attribute(self, name: str) -> Any:
+        if name == "class_names" and isinstance(self.data, Labeled):
+            return self.data.class_names
+        return super().attribute(name)
+
+
+def of_dataset(dataset: Any) -> DatasetSource:
+    """Return the source of what ``from_dataset`` was given. Raises TypeError for what is none."""
+    if isinstance(dataset, Source):
+        return DatasetSource(dataset)
+    if isinstance(dataset, (str, bytes, os.PathLike)):
+        raise TypeError(
+            f"from_dataset needs an object with __len__ and __getitem__, not the path "
+            f"{dataset!r}: from_folder, from_files, from_tar and from_parquet read files"
+        )
+    if isinstance(dataset, type):
+        raise TypeError(
+            f"from_dataset needs an object, not its class: from_dataset({dataset.__name__}(...))"
+        )
+    for method in ("__getitem__", "__len__"):
+        if not hasattr(dataset, method):
+            name = type(dataset).__name__
+            way = ""
+            if hasattr(dataset, "dataset") and hasattr(dataset, "__iter__"):
+                way = ": from_loader takes it as it is, and its dataset goes in here"
+            elif hasattr(dataset, "__iter__"):
+                way = ": a stream goes into from_iterable"
+            raise TypeError(
+                "from_dataset needs an object with __len__ and __getitem__; "
+                f"{name} has no {method}{way}"
+            )
+    if is_table(dataset) and not hasattr(dataset, "__getitems__"):
+        raise TypeError(
+            f"from_dataset asks for items by number, and those of a {type(dataset).__name__} "
+            "are columns: use from_table"
+        )
+    if isinstance(dataset, Mapping) and len(dataset) and 0 not in dataset:
+        raise TypeError(
+            f"from_dataset asks for items by number, and this {type(dataset).__name__} has the "
+            f"keys {', '.join(map(repr, itertools.islice(dataset, 5)))}: give one of its values"
+        )
+    return DatasetSource(dataset)
 
 
 def _plain(indices: Indices) -> list[int]:
     return indices.tolist() if isinstance(indices, np.ndarray) else list(indices)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return f"{type(value).__name__} {text if len(text) <= 40 else f'{text[:40]}...'}"

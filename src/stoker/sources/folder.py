@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from stoker.basics.fingerprint import Fingerprint, of_file
 from stoker.basics.validate import names_in
 from stoker.sources.files import IMAGE_SUFFIXES, files_below, read_file, warn_left_out
-from stoker.sources.source import IndexedSource, Indices
+from stoker.sources.source import Fingerprinted, Indices, Labeled, OwnSource, ReadsFiles
 
 
 class LabeledImage(NamedTuple):
@@ -82,7 +82,7 @@ class ClassFolders(NamedTuple):
         return f"folder {where}" if self.kind is LabeledImage else f"folder of files {where}"
 
 
-class FolderSource(IndexedSource):
+class FolderSource(OwnSource, Fingerprinted[Any], Labeled[Any], ReadsFiles[Any]):
     """Files in one sub-folder a class, listed once, in sorted order.
 
     Hidden files, and files with other suffixes, are left out. Paths with such a suffix that are not
@@ -94,8 +94,6 @@ class FolderSource(IndexedSource):
         ValueError: it has no sub-folders, no such files in them, or a sub-folder that is not a
         class.
     """
-
-    fits_page_cache = True
 
     def __init__(self, folder: str | os.PathLike[str], asked: ClassFolders | None = None) -> None:
         self.folder = os.fspath(folder)
@@ -152,5 +150,6 @@ class FolderSource(IndexedSource):
     def local_path(self, index: int) -> str | None:
         return self.path(index)
 
-    def attribute(self, name: str) -> Any:
-        return self.classes if name == "class_names" else super().attribute(name)
+    @property
+    def class_names(self) -> Sequence[str]:
+        return self.classes

@@ -25,7 +25,7 @@ from typing import Any
 
 from stoker.basics.validate import is_whole_number
 from stoker.errors import StateError
-from stoker.sources.source import ChainOfSource, Source, SourcePlan
+from stoker.sources.origin import ChainOfSource, Origin, SourcePlan
 
 DEFAULT_BUFFER = 1_000
 """Examples in a shuffle buffer, unless the user says otherwise: bench/sources.py has WebDataset
@@ -80,7 +80,7 @@ class Passes:
         return iter(made)
 
 
-class IterableSource(Source):
+class IterableSource(Origin):
     """A stream of examples, in its own order. Saves the stream's own state if it has one."""
 
     is_counted = True

@@ -6,13 +6,13 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from stoker.distributed.frameworks import warn_unsharded_loader
+from stoker.distributed.unsharded import warn_unsharded_loader
 from stoker.errors import StateError
 from stoker.sources.iterable import Passes, Standing
-from stoker.sources.source import ChainOfSource, Source, SourcePlan
+from stoker.sources.origin import ChainOfSource, Origin, SourcePlan
 
 
-class LoaderSource(Source):
+class LoaderSource(Origin):
     """Any re-iterable of ready batches, with the user's settings, one epoch at a time.
 
     Attributes:

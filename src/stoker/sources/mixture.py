@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.basics import pytree
-from stoker.basics.buffers import Recycler
+from stoker.basics.buffers import Allocator, Recycler
 from stoker.basics.fingerprint import Fingerprint
 from stoker.schedule import rng
 from stoker.schedule.dealing import CountedDeal, Dealer, InStepDeal, PartDeal, RankOrder
@@ -26,7 +26,8 @@ from stoker.schedule.orders.mixed import MixedOrder
 from stoker.schedule.orders.order import Order
 from stoker.schedule.proportions import Proportions
 from stoker.schedule.selection import Selection
-from stoker.sources.source import IndexedSource, Indices, Reader, Rows, UserObject
+from stoker.sources.origin import IndexedSource, UserObject
+from stoker.sources.source import Indices, Reader, Rows
 from stoker.stats import PartStats
 
 
@@ -75,7 +76,6 @@ class MixtureSource(IndexedSource):
         self._numbering = Numbering(self._lengths)
         self._sizes = [part.selection.count(len(part.source)) for part in parts]
         self.runs_user_code = any(part.source.runs_user_code for part in parts)
-        self.fits_page_cache = all(part.source.fits_page_cache for part in parts)
         for number, (part, size) in enumerate(zip(parts, self._sizes, strict=True), 1):
             if not size:
                 raise ValueError(f"mix(): part {number}, {part.described}, has no examples")
@@ -91,6 +91,10 @@ class MixtureSource(IndexedSource):
     @property
     def name(self) -> str:
         return f"mix({len(self.parts)} parts, stop={'all' if self._until_all else 'first'!r})"
+
+    @property
+    def kind(self) -> str:
+        return type(self).__name__
 
     @property
     def fields(self) -> Sequence[str | int] | None:
@@ -252,7 +256,7 @@ class MixtureSource(IndexedSource):
         forms = {_form(rows) for rows in known}
         if len(known) < len(each) or len(forms) > 1 or None in forms:
             return None
-        return _MixedRows(self, known)
+        return known[0].joined(known[1:]) or _MixedRows(self, known)
 
     def path(self, index: int) -> str | None:
         number, own = self.locate(index)
@@ -361,7 +365,7 @@ class _MixedRows(Rows):
         self.releases_gil = all(each.releases_gil for each in rows)
         self.parts = sum(each.parts for each in rows)
 
-    def allocate(self, rows: int, recycler: Recycler) -> Any:
+    def allocate(self, rows: int, recycler: Allocator) -> Any:
         return self._rows[0].allocate(rows, recycler)
 
     def split(self, batch: Any, rows: int) -> list[Any]:

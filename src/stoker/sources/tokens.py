@@ -6,6 +6,7 @@ If it stops at an error, NumPy continues, and raises the precise error.
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable, Sequence
 from typing import Any, BinaryIO, NamedTuple
@@ -13,7 +14,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from stoker.basics.buffers import Recycler
+from stoker.basics.buffers import Allocator, Recycler
 from stoker.basics.fingerprint import Fingerprint, of_file
 from stoker.basics.signals import pass_on
 from stoker.basics.validate import is_whole_number
@@ -21,7 +22,7 @@ from stoker.images import native
 from stoker.schedule.numbering import Numbering
 from stoker.sources.files import MOST_OPEN, FileVersion, OpenFiles, version_of
 from stoker.sources.patterns import Paths, find_files, shown
-from stoker.sources.source import IndexedSource, Indices, Rows
+from stoker.sources.source import Fingerprinted, GathersRows, Indices, Outlined, OwnSource, Rows
 
 IGNORED_TARGET = -100
 """The target that ``torch.nn.functional.cross_entropy`` leaves out of the loss: its default
@@ -53,7 +54,7 @@ class DocumentWindow(NamedTuple):
     """The number of each token's document in the window, from 0 on."""
 
 
-class TokenSource(IndexedSource, Rows):
+class TokenSource(OwnSource, GathersRows[Any], Fingerprinted[Any], Outlined[Any], Rows):
     """Windows of ``length`` tokens, one every ``stride``, in each file on its own.
 
     A window is ``length + 1`` tokens of a file; a shorter rest at a file's end is not an example. A
@@ -145,21 +146,30 @@ class TokenSource(IndexedSource, Rows):
         path = os.path.abspath(file.path)
         return of_file(path, os.stat(path), token)
 
+    def joined(self, others: Sequence[Rows]) -> TokenSource | None:
+        """Return the windows of all these sources as those of one, if they are of one form."""
+        each = [self, *(other for other in others if isinstance(other, TokenSource))]
+        if len(each) <= len(others) or len({source._form for source in each}) > 1:
+            return None
+        made = copy.copy(self)
+        made._files = [file for source in each for file in source._files]
+        made._windows = Numbering(
+            np.concatenate([source._windows.ends - source._windows.starts for source in each])
+        )
+        made._reader = WindowReader(made._files)
+        made.releases_gil = made._reader.releases_gil
+        # With more files than stay open, or other dtypes, a reader for each is faster.
+        return made if made.releases_gil == all(source.releases_gil for source in each) else None
+
     def together(self, rows: int) -> int:
         return max(1, min(4, _TOGETHER_BYTES // (2 * 8 * rows * self._length)))
 
-    def allocate(self, rows: int, recycler: Recycler) -> Any:
+    def allocate(self, rows: int, recycler: Allocator) -> Any:
         shape = rows, self._length
         inputs, targets = recycler.array(shape, np.int64), recycler.array(shape, np.int64)
         if self._separator is None:
             return Window(inputs, targets)
         return DocumentWindow(inputs, targets, recycler.array(shape, np.int32))
-
-    def split(self, batch: Any, rows: int) -> list[Any]:
-        if len(batch.inputs) <= rows:
-            return [batch]
-        spans = [slice(start, start + rows) for start in range(0, len(batch.inputs), rows)]
-        return [self._kind(*(array[span] for array in batch)) for span in spans]
 
     def gather(self, indices: NDArray[np.int64], batch: Any, start: int) -> None:
         rows = slice(start, start + len(indices))
@@ -190,6 +200,10 @@ class TokenSource(IndexedSource, Rows):
     @property
     def _kind(self) -> type[Window] | type[DocumentWindow]:
         return Window if self._separator is None else DocumentWindow
+
+    @property
+    def _form(self) -> tuple[Any, ...]:
+        return type(self), self._length, self._stride, self._separator
 
     def _locate(self, index: int) -> tuple[TokenFile, int]:
         file, window = self._windows.find(index)

@@ -15,8 +15,8 @@ from stoker.basics.fingerprint import Fingerprint
 from stoker.basics.resources import format_bytes
 from stoker.basics.warn import warn
 from stoker.errors import CacheWarning
-from stoker.sources.source import IndexedSource, Source
-from stoker.stages.stage import ChainView, PoolSize, Stage, StagePlan, Traits, first_with
+from stoker.sources.origin import IndexedSource, Origin
+from stoker.stages.stage import ChainStage, ChainView, EnginePlan, PoolSize, Traits, first_with
 
 if TYPE_CHECKING:
     from stoker.cache.example_cache import ExampleCache
@@ -111,7 +111,7 @@ class Miss:
 
 
 @dataclass(frozen=True)
-class CacheStage(Stage):
+class CacheStage(ChainStage):
     """The stage ``.cache(limit)``.
 
     Attributes:
@@ -179,7 +179,7 @@ class CacheStage(Stage):
         return CacheStage(cache, bool(keep_pages))
 
     @property
-    def name(self) -> str:
+    def call(self) -> str:
         limit = self.cache.limit
         shown = format_bytes(limit) if isinstance(limit, int) else limit
         return f"cache({shown})"
@@ -194,7 +194,7 @@ class CacheStage(Stage):
         if self.cache.open():
             self._warn_of_what_cannot_help(chain)
 
-    def check_length(self, was: Source, now: Source) -> None:
+    def check_length(self, was: Origin, now: Origin) -> None:
         """Let a source grow, whose examples keep their numbers: these are what it knows them by."""
         if self.cluster is None and now.count() > was.count():
             return
@@ -208,7 +208,7 @@ class CacheStage(Stage):
             + ". Build a new pipeline, with another version= if it has one"
         )
 
-    def lower(self, to: StagePlan) -> None:
+    def lower(self, to: EnginePlan) -> None:
         to.cache(self)
 
     def count(self, items: int) -> int:
@@ -319,9 +319,10 @@ class CacheStage(Stage):
             return
         before = chain.stages[: chain.stages.index(self)]
         is_raw = first_with(before, lambda t: not t.selects) is None
-        if is_raw and self.cache.in_memory and source.fits_page_cache:
-            step = max(1, len(source) // _SAMPLED)
-            sizes = [_size(source.local_path(index)) for index in range(0, len(source), step)]
+        step = max(1, len(source) // _SAMPLED)
+        paths = [source.local_path(index) for index in range(0, len(source), step)]
+        if is_raw and self.cache.in_memory and paths and None not in paths:
+            sizes = [_size(path) for path in paths]
             total = int(sum(sizes) / len(sizes) * len(source))
             if total < resources.usable_memory_bytes() // 2:
                 warn(

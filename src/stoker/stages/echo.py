@@ -16,7 +16,7 @@ from stoker.schedule.echo_record import RunRecord, difference_of
 from stoker.schedule.factor import EvenUses, UseCounts, UsesByPart, exact_factor
 from stoker.sources.mixture import MixtureSource
 from stoker.stages.skip import RAISE
-from stoker.stages.stage import ChainView, PoolSize, Stage, StagePlan, Traits, first_with
+from stoker.stages.stage import ChainStage, ChainView, EnginePlan, PoolSize, Traits, first_with
 
 Factor = float | Fraction | str | Sequence[float | Fraction]
 """``"auto"``, or the mean uses of each fresh item, at least 1; of a mixture one for each part."""
@@ -36,7 +36,7 @@ times, sigma 0.5): windows of 64 miss 10 % in at most 7 % of cases, of 20 in up 
 
 
 @dataclass(frozen=True)
-class Echo(Stage):
+class Echo(ChainStage):
     """The stage ``.echo(factor, pool=...)``.
 
     Attributes:
@@ -96,7 +96,7 @@ class Echo(Stage):
         return Echo(uses, most, DEFAULT_MIN_DISTANCE, size, size_bytes)
 
     @property
-    def name(self) -> str:
+    def call(self) -> str:
         if len(self.uses) > 1:
             return f"echo([{', '.join(f'{float(each.factor):g}' for each in self.uses)}])"
         if self.uses:
@@ -152,7 +152,7 @@ class Echo(Stage):
             difference = difference_of(self.record.pipeline, chain.outline())
             raise StateError(f"the record belongs to another pipeline: {difference}")
 
-    def lower(self, to: StagePlan) -> None:
+    def lower(self, to: EnginePlan) -> None:
         to.echo(self)
 
     def count(self, items: int) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 from stoker.basics.pytree import Field
 from stoker.stages.functions.operation import Operation, checked_budget
 from stoker.stages.skip import OnError
-from stoker.stages.stage import ChainView, StagePlan, Traits, not_known
+from stoker.stages.stage import ChainView, EnginePlan, Traits, not_known
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Filter(Operation):
             raise ValueError(".filter() works on examples: put it before .batch()")
         return self.placed_on(before)
 
-    def lower(self, to: StagePlan) -> None:
+    def lower(self, to: EnginePlan) -> None:
         to.filter(self)
 
     def count(self, items: int) -> int:

@@ -15,7 +15,7 @@ from stoker.schedule import rng
 from stoker.stages.functions.operation import Operation, checked_budget
 from stoker.stages.functions.transforms import called_alone, called_with_rng
 from stoker.stages.skip import OnError
-from stoker.stages.stage import ChainView, PoolSize, StagePlan, Traits, not_known
+from stoker.stages.stage import ChainView, EnginePlan, PoolSize, Traits, not_known
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Map(Operation):
         position = sum(stage.traits.is_random for stage in before.stages)
         return replace(placed, position=position)
 
-    def lower(self, to: StagePlan) -> None:
+    def lower(self, to: EnginePlan) -> None:
         to.map(self)
 
     def count(self, items: int) -> int:

@@ -10,7 +10,15 @@ from typing import Any, Final
 
 from stoker.errors import StateError
 from stoker.stages.functions.operation import unfit_signature
-from stoker.stages.stage import ChainView, PoolSize, Stage, StagePlan, Traits, first_with, not_known
+from stoker.stages.stage import (
+    ChainStage,
+    ChainView,
+    EnginePlan,
+    PoolSize,
+    Traits,
+    first_with,
+    not_known,
+)
 
 ScanState = str | bytes
 """A state that nothing changes any more: text of JSON, or the bytes that ``dump=`` returned."""
@@ -33,7 +41,7 @@ DROP: Final = Dropped.DROP
 
 
 @dataclass(frozen=True)
-class Scan(Stage):
+class Scan(ChainStage):
     """The stage ``.scan(fn, state)``.
 
     Attributes:
@@ -79,7 +87,7 @@ class Scan(Stage):
         return scan
 
     @property
-    def name(self) -> str:
+    def call(self) -> str:
         return f"scan({getattr(self.fn, '__name__', type(self.fn).__name__)})"
 
     def placed(self, before: ChainView) -> Scan:
@@ -94,7 +102,7 @@ class Scan(Stage):
             )
         return self
 
-    def lower(self, to: StagePlan) -> None:
+    def lower(self, to: EnginePlan) -> None:
         to.scan(self)
 
     def count(self, items: int) -> int:

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from stoker.basics.validate import is_whole_number
 from stoker.schedule.orders.blocks import WINDOW, not_too_large, runs
-from stoker.sources.source import IndexedSource
-from stoker.stages.stage import ChainView, PoolSize, Stage, StagePlan, Traits, first_with
+from stoker.sources.origin import IndexedSource
+from stoker.stages.stage import ChainStage, ChainView, EnginePlan, PoolSize, Traits, first_with
 
 
 @dataclass(frozen=True)
-class Take(Stage):
+class Take(ChainStage):
     """The stage ``.take(n)``: only numbers decide, so nothing else is read.
 
     Attributes:
@@ -37,7 +37,7 @@ class Take(Stage):
         return Take(int(n))
 
     @property
-    def name(self) -> str:
+    def call(self) -> str:
         return f"take({self.n:,})"
 
     def placed(self, before: ChainView) -> Take:
@@ -57,18 +57,18 @@ class Take(Stage):
             )
         return self
 
-    def lower(self, to: StagePlan) -> None:
+    def lower(self, to: EnginePlan) -> None:
         to.take(self.n)
 
     def count(self, items: int) -> int:
         return min(self.n, items)
 
     def outline(self) -> str:
-        return self.name
+        return self.call
 
 
 @dataclass(frozen=True)
-class SkipFirst(Stage):
+class SkipFirst(ChainStage):
     """The stage ``.skip(n)``: only numbers decide; of what has numbers, nothing else is read.
 
     Attributes:
@@ -88,7 +88,7 @@ class SkipFirst(Stage):
         return SkipFirst(int(n))
 
     @property
-    def name(self) -> str:
+    def call(self) -> str:
         return f"skip({self.n:,})"
 
     def placed(self, before: ChainView) -> SkipFirst:
@@ -113,14 +113,14 @@ class SkipFirst(Stage):
             )
         return self
 
-    def lower(self, to: StagePlan) -> None:
+    def lower(self, to: EnginePlan) -> None:
         to.skip(self.n)
 
     def count(self, items: int) -> int:
         return max(0, items - self.n)
 
     def outline(self) -> str:
-        return self.name
+        return self.call
 
 
 DEFAULT_BUFFER = 1_000
@@ -129,7 +129,7 @@ shuffle as many. Chosen, not measured."""
 
 
 @dataclass(frozen=True)
-class Shuffle(Stage):
+class Shuffle(ChainStage):
     """The stage ``.shuffle()``: a permutation keyed by seed and epoch (see ``orders``).
 
     Attributes:
@@ -145,7 +145,7 @@ class Shuffle(Stage):
     traits = Traits(selects=True, shuffles=True, keeps_fields=True)
 
     @property
-    def name(self) -> str:
+    def call(self) -> str:
         if self.ends is not None:
             return f"shuffle({len(self.ends):,} blocks)"
         return f"shuffle({f'buffer={self.buffer:,}' if self.buffer else ''})"
@@ -179,7 +179,7 @@ class Shuffle(Stage):
             raise ValueError(f"a shuffle buffer holds at least two examples, not {buffer!r}")
         return Shuffle(int(buffer))
 
-    def lower(self, to: StagePlan) -> None:
+    def lower(self, to: EnginePlan) -> None:
         to.shuffle(self.buffer or 1, self.ends)
 
     def count(self, items: int) -> int:
@@ -187,7 +187,7 @@ class Shuffle(Stage):
 
     def outline(self) -> str:
         if self.ends is None:
-            return self.name
+            return self.call
         return f"shuffle({len(self.ends):,} blocks, {zlib.crc32(self.ends.tobytes()):08x})"
 
     def note(self, chain: ChainView, sizes: Mapping[int, PoolSize]) -> str:

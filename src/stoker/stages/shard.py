@@ -12,11 +12,12 @@ from typing import Any
 from stoker.basics.resources import own_rank, process_group
 from stoker.basics.validate import is_whole_number
 from stoker.distributed import mesh as meshes
-from stoker.distributed.launchers import launched
+from stoker.distributed.launchers import find_launcher
+from stoker.frameworks.queries import framework_mesh
 from stoker.schedule.dealing import PaddedDeal
 from stoker.schedule.selection import Share
 from stoker.stages.skip import RAISE
-from stoker.stages.stage import ChainView, PoolSize, Stage, StagePlan, Traits, first_with
+from stoker.stages.stage import ChainStage, ChainView, EnginePlan, PoolSize, Traits, first_with
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ class Padding:
 
 
 @dataclass(frozen=True)
-class Shard(Stage):
+class Shard(ChainStage):
     """The stage ``.shard()``.
 
     Attributes:
@@ -185,7 +186,7 @@ class Shard(Stage):
         return replace(self, padding=padding)
 
     @property
-    def name(self) -> str:
+    def call(self) -> str:
         how = ", uneven" * self.uneven + ", near='cache'" * self.near
         how += "" if self.padding is None else f", {self.padding}"
         return f"shard(rank={self.rank}, world={self.world}{how})"
@@ -250,7 +251,7 @@ class Shard(Stage):
                 "get all examples: build the pipeline after it, or give rank= and world="
             )
 
-    def lower(self, to: StagePlan) -> None:
+    def lower(self, to: EnginePlan) -> None:
         to.shard(self.rank, self.world, uneven=self.uneven, dealt=self.near)
         if self.padding is not None:
             to.pad(fills=self.padding.fills, mask=self.padding.mask)
@@ -263,7 +264,7 @@ class Shard(Stage):
     def outline(self) -> str:
         """Return the world: ranks of equal length share a state."""
         if self.uneven:
-            return self.name
+            return self.call
         padding = "" if self.padding is None else f", pad={self.padding.to}"
         return f"shard(world={self.world}{', near=cache' * self.near}{padding})"
 
@@ -288,14 +289,14 @@ def _found(
 ) -> tuple[int, int, tuple[int, ...] | None]:
     """Return rank, world, and who shares an epoch, as a mesh, a group or a launcher tells."""
     if mesh is None and process_group() is not None:
-        mesh = meshes.mesh_of_accelerate()
+        mesh = framework_mesh()
     if mesh is not None:
         if not meshes.is_mesh(mesh):
             raise TypeError(f".shard() takes a torch DeviceMesh, not {mesh!r}")
-        return meshes.part_in(mesh, dims)
+        return meshes.shard_of(mesh, dims)
     group = own_rank()
     if group is None:
-        there = launched()
+        there = find_launcher()
         if there is None:
             return 0, 1, None
         if not env:
@@ -311,7 +312,7 @@ def _found(
                 "the rank of this process: give rank= and world="
             )
         return there.rank, there.world, None
-    if process_group() is not None and (name := meshes.undivided()) is not None:
+    if process_group() is not None and (name := meshes.unsplit_dimension()) is not None:
         raise ValueError(
             f".shard(): there is a device mesh with the dimension {name!r}, along which ranks may "
             "work on the same batch: give the mesh, .shard(mesh), or rank= and world="

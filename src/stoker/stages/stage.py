@@ -1,22 +1,23 @@
-"""What a stage is: one step of a chain, in one file.
+"""``ChainStage``: one step of a chain that the engine knows, in one file.
 
-A stage checks what stands before it, counts what it lets through, describes itself, and lowers
-itself to what the engine runs; nothing else knows its type. To add one: a frozen dataclass that
-inherits from ``Stage`` in a file of its own, and a method of ``Pipeline`` that appends it.
+It checks what stands before it, counts what it lets through, describes itself, and lowers itself to
+what the engine runs; nothing else knows its type. To add one: a frozen dataclass that inherits from
+``ChainStage`` in a file of its own, and a method of ``Pipeline`` that appends it. What can be made
+of these is a ``Stage`` (``stages.composite``), and needs nothing here.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stoker.schedule.owners import OwnersKnown
-from stoker.sources.source import ChainOfSource, Source, UserObject
+from stoker.sources.origin import ChainOfSource, Origin, UserObject
 from stoker.stages.skip import Budget
 
 
@@ -74,7 +75,7 @@ class ChainView(ChainOfSource, Protocol):
     """What a stage sees of the chain before it, or of the whole chain that it stands in."""
 
     @property
-    def source(self) -> Source: ...
+    def source(self) -> Origin: ...
     @property
     def seed(self) -> int: ...
     @property
@@ -108,11 +109,10 @@ class ChainView(ChainOfSource, Protocol):
         ...
 
 
-class StagePlan(Protocol):
+class EnginePlan(Protocol):
     """What a stage tells the engine; ``lower`` calls what it needs, in order.
 
-    What takes a ``stage`` takes one of the kind that it is named after, or of a subclass, and
-    raises TypeError for any other.
+    What takes a ``stage`` takes one of the kind that it is named after.
     """
 
     def shuffle(self, buffer: int, blocks: NDArray[np.int64] | None) -> None: ...
@@ -120,23 +120,35 @@ class StagePlan(Protocol):
     def pad(self, *, fills: bool, mask: str | None) -> None: ...
     def take(self, count: int) -> None: ...
     def skip(self, count: int) -> None: ...
-    def map(self, stage: Stage) -> None: ...
-    def filter(self, stage: Stage) -> None: ...
-    def cache(self, stage: Stage) -> None: ...
-    def batch(self, stage: Stage) -> None: ...
-    def pack(self, stage: Stage) -> None: ...
-    def scan(self, stage: Stage) -> None: ...
-    def echo(self, stage: Stage) -> None: ...
-    def move(self, stage: Stage) -> None: ...
+    def map(self, stage: Any) -> None: ...
+    def filter(self, stage: Any) -> None: ...
+    def cache(self, stage: Any) -> None: ...
+    def batch(self, stage: Any) -> None: ...
+    def pack(self, stage: Any) -> None: ...
+    def scan(self, stage: Any) -> None: ...
+    def echo(self, stage: Any) -> None: ...
+    def move(self, stage: Any) -> None: ...
 
 
-class Stage(ABC):
-    """One step of a chain: a frozen value."""
+@dataclass(frozen=True)
+class ChainStage(ABC):
+    """One step of a chain: a frozen value.
+
+    Attributes:
+        part_of: what the user's ``Stage`` that it is a part of calls itself, "" if there is none.
+    """
+
+    part_of: str = field(default="", kw_only=True, compare=False, repr=False)
+
+    @property
+    def name(self) -> str:
+        """Its name, for people."""
+        return f"{self.part_of}: {self.call}" if self.part_of else self.call
 
     @property
     @abstractmethod
-    def name(self) -> str:
-        """Name the stage for people."""
+    def call(self) -> str:
+        """The call that makes it, as people read it."""
 
     @property
     @abstractmethod
@@ -144,7 +156,7 @@ class Stage(ABC):
         """What it does, as far as others ask."""
 
     @abstractmethod
-    def placed(self, before: ChainView) -> Stage:
+    def placed(self, before: ChainView) -> ChainStage:
         """Return the stage with its address behind ``before``.
 
         Raises ValueError, TypeError or LookupError where it cannot stand there.
@@ -156,7 +168,7 @@ class Stage(ABC):
         Raises ValueError or StateError where it cannot run.
         """
 
-    def check_length(self, was: Source, now: Source) -> None:  # noqa: B027 few stages mind
+    def check_length(self, was: Origin, now: Origin) -> None:  # noqa: B027 few stages mind
         """Raise ValueError where it cannot go on over a source that has another length now."""
 
     def user_objects(self) -> list[UserObject]:
@@ -168,7 +180,7 @@ class Stage(ABC):
         return self
 
     @abstractmethod
-    def lower(self, to: StagePlan) -> None:
+    def lower(self, to: EnginePlan) -> None:
         """Tell the engine what to do."""
 
     @abstractmethod
@@ -192,7 +204,7 @@ class Stage(ABC):
         return ""
 
 
-def first_with(stages: Iterable[Stage], has: Callable[[Traits], object]) -> Stage | None:
+def first_with(stages: Iterable[ChainStage], has: Callable[[Traits], object]) -> ChainStage | None:
     """Return the first stage whose traits pass a test, or None."""
     return next((stage for stage in stages if has(stage.traits)), None)
 

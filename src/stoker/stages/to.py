@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.basics import pytree, resources
-from stoker.stages.stage import ChainView, Stage, StagePlan, Traits, first_with
+from stoker.stages.stage import ChainStage, ChainView, EnginePlan, Traits, first_with
 
 _NUMERIC = "biufc"
 # NumPy's word for dtypes of other packages, as bfloat16 is.
@@ -92,7 +92,7 @@ def _is_a_jax_type(leaf: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class To(Stage):
+class To(ChainStage):
     """The stage ``.to(device)``.
 
     Attributes:
@@ -108,7 +108,7 @@ class To(Stage):
         return To(device if is_jax_place(device) else torch_device(device))
 
     @property
-    def name(self) -> str:
+    def call(self) -> str:
         return f"to({name_of(self.device)})"
 
     def mover(self) -> Mover | JaxMover:
@@ -126,7 +126,7 @@ class To(Stage):
             raise ValueError(f".{self.name} moves batches: put .batch(n) before it")
         return self
 
-    def lower(self, to: StagePlan) -> None:
+    def lower(self, to: EnginePlan) -> None:
         to.move(self)
 
     def count(self, items: int) -> int:

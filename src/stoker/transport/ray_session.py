@@ -1,12 +1,15 @@
-"""The Ray cluster that this process has joined."""
+"""The Ray cluster that this process has joined: caches, workers and feeds reach it through here."""
 
 from __future__ import annotations
 
 import importlib.util
+import os
+from collections.abc import Callable
 from typing import Any
 
-from stoker.basics.process import OwningProcess
+from stoker.basics.process import OwningProcess, end_with
 from stoker.errors import ClusterError
+from stoker.transport.token import new_token
 
 _owner = OwningProcess()
 
@@ -37,3 +40,69 @@ def joined_ray(feature: str) -> Any:
             "host alone"
         )
     return ray
+
+
+def end_with_raylet(first: Callable[[], object] | None = None) -> None:
+    """End this actor's process when its raylet is gone; ``first`` is called before that.
+
+    Ray would let an actor outlive its raylet, and hold resources that no raylet counts.
+    """
+    end_with(os.getppid(), by_main_thread=False, first=first)
+
+
+class RayStore:
+    """What processes of a Ray cluster tell each other: keys and values under one namespace.
+
+    It is Ray's own key-value store, which lives exactly as long as the cluster and needs no extra
+    process that could be lost.
+
+    Args:
+        ray: the ``ray`` module, in a process that has joined the cluster.
+        namespace: whose keys they are.
+    """
+
+    def __init__(self, ray: Any, namespace: str) -> None:
+        # Ray has no public one: another release may change it, and then this class alone.
+        from ray.experimental import internal_kv
+
+        self._ray = ray
+        self._kv = internal_kv
+        self._space = {"namespace": namespace}
+
+    def put(self, key: str, value: bytes, *, overwrite: bool = True) -> bool:
+        """Set a key; without ``overwrite`` only if it is not set. Returns whether it was set."""
+        was_there = self._kv._internal_kv_put(key, value, overwrite=overwrite, **self._space)
+        return overwrite or not was_there
+
+    def get(self, key: str) -> bytes | None:
+        """Return a key's value, None if it is not set."""
+        value: bytes | None = self._kv._internal_kv_get(key, **self._space)
+        return value
+
+    def keys(self, prefix: str) -> list[str]:
+        """Return the keys that begin so."""
+        return [key.decode() for key in self._kv._internal_kv_list(prefix, **self._space)]
+
+    def remove(self, key: str) -> None:
+        """Remove a key."""
+        self._kv._internal_kv_del(key, **self._space)
+
+    def remove_all(self, prefix: str) -> None:
+        """Remove the keys that begin so."""
+        self._kv._internal_kv_del(prefix, del_by_prefix=True, **self._space)
+
+    def token(self) -> bytes:
+        """Return the secret of the namespace; the first caller creates it."""
+        self.put("token", new_token(), overwrite=False)
+        token = self.get("token")
+        assert token is not None
+        return token
+
+    def nodes(self) -> set[str]:
+        """Return the names of the nodes that Ray takes for alive."""
+        return {node["NodeID"] for node in self._ray.nodes() if node["Alive"]}
+
+    def node(self) -> str:
+        """Return the name of this process's node."""
+        name: str = self._ray.get_runtime_context().get_node_id()
+        return name

@@ -2,8 +2,7 @@
 
 The actor is detached, so it outlives the job that started it. It ends with its node, with the
 cluster, or by ``stoker cache end``. If it is killed, Ray restarts it on the same node, in the same
-folder and at the same port if that is free. Its items remain if a job still uses the folder. Ray
-lets actors outlive their raylet, so this one watches its raylet and ends with it.
+folder and at the same port if that is free. Its items remain if a job still uses the folder.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import os
 import time
 from typing import Any
 
-from stoker.basics.process import end_with
 from stoker.cache import location
 from stoker.cache.location import Limit
 from stoker.cluster.keeper.server import Keeper
@@ -23,7 +21,7 @@ from stoker.cluster.members.torchrun import Started
 from stoker.errors import CacheError, StokerError
 from stoker.schedule.owners import Member
 from stoker.transport.link import joined_address, split_address
-from stoker.transport.ray_session import check_installed
+from stoker.transport.ray_session import check_installed, end_with_raylet
 
 # How long a keeper may take to start: Ray may first start a process and install its environment.
 # Chosen, not measured.
@@ -55,7 +53,7 @@ class KeeperActor:
             self._started = Started(error=str(error))
             return
         atexit.register(keeper.close)
-        end_with(os.getppid(), by_main_thread=False, first=keeper.close)  # the parent is the raylet
+        end_with_raylet(first=keeper.close)
         self._started = Started(keeper.address, keeper.folder, keeper.limit_bytes)
         self._registry.enter(Member(self._node, keeper.address, max(1, keeper.limit_bytes)))
 

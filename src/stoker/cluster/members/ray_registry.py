@@ -1,8 +1,7 @@
 """The registry of a Ray cluster's keepers, in Ray's key-value store.
 
-The store lives exactly as long as the cluster, and needs no further process that could be lost. A
-keeper's whole entry is in its key, so one request lists all keepers. The list leaves out keepers on
-nodes that Ray considers dead.
+A keeper's whole entry is in its key, so one request lists all keepers. The list leaves out keepers
+on nodes that Ray considers dead.
 """
 
 from __future__ import annotations
@@ -10,10 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from stoker.schedule.owners import Member
-from stoker.transport.token import new_token
+from stoker.transport.ray_session import RayStore
 
 NAMESPACE = "stoker-caches"
-_TOKEN = "token"
 
 
 class Registry:
@@ -25,36 +23,30 @@ class Registry:
     """
 
     def __init__(self, cache: str, ray: Any) -> None:
-        from ray.experimental import internal_kv
-
         self._cache = cache
-        self._ray = ray
-        self._store = internal_kv
+        self._store = RayStore(ray, NAMESPACE)
 
     def token(self) -> bytes:
-        """Return the secret of the cluster's caches; the first caller creates it."""
-        self._store._internal_kv_put(_TOKEN, new_token(), overwrite=False, namespace=NAMESPACE)
-        token: bytes = self._store._internal_kv_get(_TOKEN, namespace=NAMESPACE)
-        return token
+        """Return the secret of the cluster's caches."""
+        return self._store.token()
 
     def enter(self, member: Member) -> None:
         """Add a node's keeper; it replaces an earlier entry."""
         self.leave(member.name)
         key = "/".join((self._cache, member.name, str(member.weight_bytes), member.address))
-        self._store._internal_kv_put(key, b"1", namespace=NAMESPACE)
+        self._store.put(key, b"1")
 
     def leave(self, node: str) -> None:
         """Remove a node's entry."""
-        self._store._internal_kv_del(
-            f"{self._cache}/{node}/", del_by_prefix=True, namespace=NAMESPACE
-        )
+        self._store.remove_all(f"{self._cache}/{node}/")
 
     def members(self) -> tuple[Member, ...]:
         """Return the keepers on live nodes, sorted by node."""
-        alive = {node["NodeID"] for node in self._ray.nodes() if node["Alive"]}
-        found = []
-        for key in self._store._internal_kv_list(f"{self._cache}/", namespace=NAMESPACE):
-            _, node, weight_bytes, address = key.decode().split("/", 3)
-            if node in alive:
-                found.append(Member(node, address, int(weight_bytes)))
+        alive = self._store.nodes()
+        entries = (key.split("/", 3) for key in self._store.keys(f"{self._cache}/"))
+        found = [
+            Member(node, address, int(weight_bytes))
+            for _, node, weight_bytes, address in entries
+            if node in alive
+        ]
         return tuple(sorted(found, key=lambda member: member.name))

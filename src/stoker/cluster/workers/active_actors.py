@@ -27,7 +27,7 @@ from stoker.transport.tls import host_tls
 SILENCE_S = 10.0
 # As many as requests that a process has: bench/gil.py, 0.985 of torch with two, 0.83 to 0.90 with
 # one.
-SEATS = 2
+CONNECTIONS_EACH = 2
 # A busy actor accepts a moment later; that is short beside a request.
 _RETRY_S = 0.05
 # Two may be lost by chance, when a node ends; three over the same examples are not.
@@ -38,15 +38,15 @@ class ActiveActors:
     """The actors that take part in an epoch; a worker pool's remote.
 
     Args:
-        fleet: the pool that they come from.
+        pool: the pool that they come from.
         works: their work, by depth.
 
     Attributes:
         busy_ns, rows: nanoseconds that they worked, and rows that they finished.
     """
 
-    def __init__(self, fleet: ActorPool, works: Sequence[WorkAddress]) -> None:
-        self._fleet = fleet
+    def __init__(self, pool: ActorPool, works: Sequence[WorkAddress]) -> None:
+        self._pool = pool
         self._works = FlatValue(list(works))
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
@@ -60,13 +60,15 @@ class ActiveActors:
     def actors(self) -> list[Actor]:
         """The actors that take part."""
         with self._lock:
-            seats = (*self._free, *self._taken)
-            return [a for a in dict.fromkeys(seat.actor for seat in seats) if not a.is_leaving]
+            connections = (*self._free, *self._taken)
+            actors = dict.fromkeys(connection.actor for connection in connections)
+            return [actor for actor in actors if not actor.is_leaving]
 
     def add(self, actor: Actor) -> None:
         """Add an actor."""
         with self._lock:
-            self._free.extend(_ActorConnection(actor, self._fleet.token) for _ in range(SEATS))
+            token = self._pool.token
+            self._free.extend(_ActorConnection(actor, token) for _ in range(CONNECTIONS_EACH))
             self._changed.notify_all()
 
     def send_away(self, actor: Actor) -> None:
@@ -74,9 +76,9 @@ class ActiveActors:
         with self._lock:
             actor.is_leaving = True
             self._drop_free(actor)
-            is_idle = not any(seat.actor is actor for seat in self._taken)
+            is_idle = not any(connection.actor is actor for connection in self._taken)
         if is_idle:
-            self._fleet.dismiss(actor)
+            self._pool.dismiss(actor)
 
     @contextlib.contextmanager
     def run(self, request: Request) -> Iterator[Answer | None]:
@@ -87,21 +89,21 @@ class ActiveActors:
         """
         flat = FlatValue(request)
         losses = 0
-        while (seat := self._take()) is not None:
+        while (connection := self._take()) is not None:
             try:
-                answer = self._asked(seat, flat, anew=losses > 0)
+                answer = self._ask(connection, flat, anew=losses > 0)
                 if answer is not None:
                     with self._lock:
                         self.rows += len(request.places)
                     yield answer
                     return
             finally:
-                self._give_back(seat)
-            losses += seat.was_asked
+                self._give_back(connection)
+            losses += connection.was_asked
             if losses == _FATAL_LOSSES:
                 raise WorkerDied(
-                    f"{losses} actors were lost over the same examples, {seat.actor} last: does "
-                    "the pipeline crash on them, or is memory short?"
+                    f"{losses} actors were lost over the same examples, {connection.actor} last: "
+                    "does the pipeline crash on them, or is memory short?"
                 )
         yield None
 
@@ -109,8 +111,8 @@ class ActiveActors:
         """Interrupt the requests under way."""
         with self._lock:
             self._closed = True
-            for seat in (*self._free, *self._taken):
-                seat.close()
+            for connection in (*self._free, *self._taken):
+                connection.close()
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -118,12 +120,14 @@ class ActiveActors:
         with self._lock:
             self._free.clear()
 
-    def _asked(self, seat: _ActorConnection, request: FlatValue, *, anew: bool) -> Answer | None:
+    def _ask(
+        self, connection: _ActorConnection, request: FlatValue, *, anew: bool
+    ) -> Answer | None:
         """Return an answer; None if the actor was lost."""
         try:
-            answer, ns, misdrawn, busy_ns = seat.ask(self._works, request, anew=anew)
+            answer, ns, misdrawn, busy_ns = connection.ask(self._works, request, anew=anew)
         except (OSError, EOFError) as error:
-            self._lose(seat, error)
+            self._lose(connection, error)
             return None
         with self._lock:
             self.busy_ns += busy_ns
@@ -137,35 +141,35 @@ class ActiveActors:
                 raise RuntimeError("the iterator was closed")
             if not self._free:
                 return None
-            seat = self._free.popleft()
-            self._taken.add(seat)
-            return seat
+            connection = self._free.popleft()
+            self._taken.add(connection)
+            return connection
 
-    def _give_back(self, seat: _ActorConnection) -> None:
-        actor = seat.actor
+    def _give_back(self, connection: _ActorConnection) -> None:
+        actor = connection.actor
         with self._lock:
-            self._taken.discard(seat)
-            if seat.is_usable and not actor.is_leaving:
-                self._free.append(seat)
+            self._taken.discard(connection)
+            if connection.is_usable and not actor.is_leaving:
+                self._free.append(connection)
             self._changed.notify_all()
-            is_gone = actor.is_leaving and not any(s.actor is actor for s in self._taken)
+            is_gone = actor.is_leaving and not any(each.actor is actor for each in self._taken)
         if is_gone:
-            self._fleet.dismiss(actor)
+            self._pool.dismiss(actor)
 
-    def _lose(self, seat: _ActorConnection, why: Exception) -> None:
+    def _lose(self, connection: _ActorConnection, why: Exception) -> None:
         """Stop using an actor."""
-        seat.is_usable = False
+        connection.is_usable = False
         with self._lock:
             if self._closed:  # that is why
                 return
-            self._drop_free(seat.actor)
+            self._drop_free(connection.actor)
             for other in self._taken:
-                if other.actor is seat.actor:
+                if other.actor is connection.actor:
                     other.close()  # which wakes its thread
-        self._fleet.lose(seat.actor, why)
+        self._pool.lose(connection.actor, why)
 
     def _drop_free(self, actor: Actor) -> None:
-        self._free = deque(seat for seat in self._free if seat.actor is not actor)
+        self._free = deque(connection for connection in self._free if connection.actor is not actor)
 
 
 class _ActorConnection:
@@ -197,7 +201,7 @@ class _ActorConnection:
         """
         self.was_asked = False
         if self._link is None or anew:
-            self._link = self._connected()
+            self._link = self._connect()
             if self._closed:
                 raise LinkError("the iterator was closed")
             works.send(self._link)
@@ -205,7 +209,7 @@ class _ActorConnection:
         request.send(self._link)
         return self._inbox.receive(self._link, wait_s=SILENCE_S)
 
-    def _connected(self) -> Link:
+    def _connect(self) -> Link:
         """Connect, as long as the actor may be alive but too busy to answer."""
         address, tls = self.actor.place.address, host_tls()
         until = time.monotonic() + SILENCE_S

@@ -25,8 +25,8 @@ _ONE_CORE = {"num_cpus": 1}
 _OURS = {"lifetime", "name", "namespace", "get_if_exists", "max_restarts", "max_task_retries"}
 _WHAT = '.workers(kind="ray")'
 _inherited: list[ActorPool] = []
-"""Fleets that a forked child inherited. Freeing them would end the parent's actors."""
-_fleets: weakref.WeakSet[ActorPool] = weakref.WeakSet()
+"""Pools that a forked child inherited. Freeing them would end the parent's actors."""
+_pools: weakref.WeakSet[ActorPool] = weakref.WeakSet()
 
 
 def check(options: Any) -> None:
@@ -71,25 +71,25 @@ class ActorPool:
         token: the secret of connections to them.
         actors: the started ones that are not known to be lost.
         losses: texts of warnings, one a lost actor.
-        borrowing: decides the number of actors where the user gave none.
+        autoscaler: decides the number of actors where the user gave none.
     """
 
     def __init__(self, plan: Plan, options: Mapping[str, Any], *, insecure: bool = False) -> None:
         ray = joined_ray(_WHAT)
         self.plan = plan
-        self.borrowing = ActorAutoscaler()
+        self.autoscaler = ActorAutoscaler()
         self._owner = OwningProcess()
         self.token = new_token()
         self._insecure = insecure
         self.actors: list[Actor] = []
         self.losses: list[str] = []
         self._lock = threading.RLock()
-        self._ordered: dict[Any, Any] = {}  # actors by what tells that they have come up
+        self._requested: dict[Any, Any] = {}  # actors by what tells that they have come up
         self._options = {**_ONE_CORE, **options}
-        program = WorkerSpec(plan.segments, plan.indexed)
+        spec = WorkerSpec(plan.segments, plan.indexed)
         # As bytes: arrays would come out of Ray's own memory, and could not be written to.
-        self._program = ray.put(ray.cloudpickle.dumps(program))
-        _fleets.add(self)
+        self._spec = ray.put(ray.cloudpickle.dumps(spec))
+        _pools.add(self)
 
     @property
     def is_ours(self) -> bool:
@@ -97,23 +97,23 @@ class ActorPool:
         return self._owner.is_current
 
     @property
-    def ordered(self) -> int:
+    def requested(self) -> int:
         """How many requested actors have not started yet."""
-        return len(self._ordered)
+        return len(self._requested)
 
-    def order(self, count: int) -> None:
+    def request(self, count: int) -> None:
         """Request more actors from Ray."""
         import ray
 
         make = ray.remote(PreparingActor).options(**self._options)
         for _ in range(count):
             handle = make.remote()
-            begun = handle.begin.remote(self._program, self.token, self._insecure)
-            self._ordered[begun] = handle
+            begun = handle.begin.remote(self._spec, self.token, self._insecure)
+            self._requested[begun] = handle
 
-    def cancel_orders(self) -> None:
+    def cancel_requests(self) -> None:
         """Cancel the requested actors that have not started yet."""
-        self._ordered.clear()
+        self._requested.clear()
 
     def collect(self, wait_s: float) -> list[Actor]:
         """Return newly started actors; wait up to this many seconds for the first.
@@ -123,12 +123,12 @@ class ActorPool:
         """
         import ray
 
-        if not self._ordered:
+        if not self._requested:
             return []
-        up, _ = ray.wait(list(self._ordered), num_returns=1, timeout=wait_s)
+        up, _ = ray.wait(list(self._requested), num_returns=1, timeout=wait_s)
         found = []
         for each in up:
-            handle = self._ordered.pop(each)
+            handle = self._requested.pop(each)
             try:
                 place = ray.get(each)
             except ray.exceptions.RayTaskError as error:
@@ -180,7 +180,7 @@ class ActorPool:
 
 
 def _keep_in_children() -> None:
-    _inherited.extend(_fleets)
+    _inherited.extend(_pools)
 
 
 if hasattr(os, "register_at_fork"):

@@ -3,9 +3,7 @@
 Ray places the actor and ends it with its trainer. The pipeline reaches it once, through Ray. Each
 connection is for one epoch: the epoch comes first, then one request after another. The actor works
 on one request at a time; meanwhile it receives another connection's request, and sends its answers.
-
-Ray would let an actor outlive its raylet, and hold resources that no raylet counts. So the actor
-ends with its raylet.
+It ends with its raylet.
 """
 
 from __future__ import annotations
@@ -19,12 +17,12 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from stoker.basics.process import end_with
 from stoker.cluster.workers.link_channel import FlatValue, Inbox, say_alive
 from stoker.cluster.workers.worker_spec import WorkerSpec
 from stoker.engine.workers.requests import WorkExecutor
 from stoker.transport.link import Link, LinkError
 from stoker.transport.listener import Listener
+from stoker.transport.ray_session import end_with_raylet
 from stoker.transport.tls import host_tls
 
 PURPOSE = "worker"
@@ -55,7 +53,7 @@ class PreparingActor:
         """Take the pipeline's work, and listen for clients that have the token."""
         import ray
 
-        end_with(os.getppid(), by_main_thread=False)  # the raylet
+        end_with_raylet()
         if "torch" in sys.modules:
             # Ray gave it one core: torch's threads would share that.
             sys.modules["torch"].set_num_threads(1)

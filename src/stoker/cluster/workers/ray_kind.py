@@ -17,16 +17,16 @@ def make_pool(
     workers: Workers, plan: Plan, host: list[Work], autotuner: Autotuner, kept: KeptWorkers
 ) -> WorkerPool:
     """Return a pool of actors; reuses the previous epoch's actors if the work is the same."""
-    fleet = kept.actors
-    if not isinstance(fleet, ActorPool) or fleet.plan is not plan or not fleet.is_ours:
-        fleet = kept.actors = ActorPool(plan, workers.ray_options, insecure=workers.insecure)
-    remote = RayWorkers(fleet, host, None if workers.count == "auto" else workers.count)
+    actors = kept.actors
+    if not isinstance(actors, ActorPool) or actors.plan is not plan or not actors.is_ours:
+        actors = kept.actors = ActorPool(plan, workers.ray_options, insecure=workers.insecure)
+    ray_workers = RayWorkers(actors, host, None if workers.count == "auto" else workers.count)
     try:
-        remote.gather()
+        ray_workers.start_actors()
     except BaseException:
         kept.actors = None
         raise
-    threads, each = remote.threads()
-    pool = WorkerPool(threads, max(1, len(host)), autotuner, [remote], threads_each=each)
-    remote.begin(pool)
+    threads, each = ray_workers.threads()
+    pool = WorkerPool(threads, max(1, len(host)), autotuner, [ray_workers], threads_each=each)
+    ray_workers.begin(pool)
     return pool

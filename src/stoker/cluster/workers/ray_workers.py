@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
 from stoker.basics.resources import usable_cores
-from stoker.cluster.workers.active_actors import SEATS, ActiveActors
+from stoker.cluster.workers.active_actors import CONNECTIONS_EACH, ActiveActors
 from stoker.cluster.workers.actor_pool import ActorPool
 from stoker.cluster.workers.autoscaler import SPAN_S, Span
 from stoker.engine.work import Work
@@ -22,8 +22,8 @@ from stoker.engine.workers.threads import Answer, Request, WorkerPool
 _FIRST_S = 30.0
 # Actors that come up take seconds; each look costs a call of Ray.
 _LOOK_S = 0.2
-# Ray had that long to find room: missing actors are ordered anew, or given up.
-_ORDER_AGAIN_S = 10.0
+# Ray had that long to find room: missing actors are requested anew, or given up.
+_REQUEST_AGAIN_S = 10.0
 # As long as a user waits without a word for a thread that ends.
 _JOIN_S = 5.0
 
@@ -32,14 +32,14 @@ class RayWorkers:
     """A worker pool's remote; all its threads share it.
 
     Args:
-        fleet: the pool that actors come from.
+        actor_pool: the pool that actors come from.
         works: the work, by depth.
         count: the number of actors; None: as many as the consumer needs.
     """
 
-    def __init__(self, fleet: ActorPool, works: Sequence[Work], count: int | None) -> None:
-        self._fleet = fleet
-        self._team = ActiveActors(fleet, [work.address for work in works])
+    def __init__(self, actor_pool: ActorPool, works: Sequence[Work], count: int | None) -> None:
+        self._pool = actor_pool
+        self._active = ActiveActors(actor_pool, [work.address for work in works])
         self._count = count
         self._lock = threading.RLock()
         self._ending = threading.Condition(self._lock)
@@ -48,28 +48,28 @@ class RayWorkers:
 
     def threads(self) -> tuple[int, int]:
         """Return the number of threads, and the number for each worker."""
-        actors = len(self._team.actors)
-        return (SEATS * actors, SEATS) if actors else (usable_cores(), 1)
+        actors = len(self._active.actors)
+        return (CONNECTIONS_EACH * actors, CONNECTIONS_EACH) if actors else (usable_cores(), 1)
 
-    def gather(self) -> None:
+    def start_actors(self) -> None:
         """Request the missing actors, and wait for the first, with a time limit.
 
         Raises an actor's error from unpickling the pipeline.
         """
-        fleet = self._fleet
-        self._order_missing()
+        actor_pool = self._pool
+        self._request_missing()
         until = time.monotonic() + _FIRST_S
-        while not fleet.actors and fleet.ordered and time.monotonic() < until:
-            fleet.collect(_LOOK_S)
-        while fleet.collect(0.0):
+        while not actor_pool.actors and actor_pool.requested and time.monotonic() < until:
+            actor_pool.collect(_LOOK_S)
+        while actor_pool.collect(0.0):
             pass
-        if not fleet.actors:
-            fleet.losses.append(
+        if not actor_pool.actors:
+            actor_pool.losses.append(
                 f"no actor of Ray has come up within {_FIRST_S:g} s: is there room in the cluster "
                 "(`ray status`)? This process prepares until one is there"
             )
-        for actor in fleet.actors:
-            self._team.add(actor)
+        for actor in actor_pool.actors:
+            self._active.add(actor)
 
     def begin(self, pool: WorkerPool) -> None:
         """From now on report to the worker pool how many actors take part."""
@@ -80,49 +80,50 @@ class RayWorkers:
 
     def run(self, request: Request) -> AbstractContextManager[Answer | None]:
         """Run a request on an actor, as ``ActiveActors.run``."""
-        return self._team.run(request)
+        return self._active.run(request)
 
     def stop(self) -> None:
         """Interrupt the requests under way."""
         with self._lock:
             self._closed = True
             self._ending.notify_all()
-        self._team.stop()
+        self._active.stop()
 
     def close(self) -> None:
         """End the thread, and release the actors. They stay, for the next epoch."""
         thread, self._thread = self._thread, None
         if thread is not None and thread is not threading.current_thread():
             thread.join(_JOIN_S)
-        self._team.close()
+        self._active.close()
 
-    def _order_missing(self) -> None:
-        fleet = self._fleet
-        fleet.order(max(0, (self._count or 1) - len(fleet.actors) - fleet.ordered))
+    def _request_missing(self) -> None:
+        actor_pool = self._pool
+        missing = (self._count or 1) - len(actor_pool.actors) - actor_pool.requested
+        actor_pool.request(max(0, missing))
 
     def _run(self, pool: WorkerPool) -> None:
         try:
             auto = self._count is None
-            ordered_s = time.monotonic()
+            requested_s = time.monotonic()
             start = self._read(pool)
             while not self._ends():
-                for actor in self._fleet.collect(0.0):
-                    self._team.add(actor)
+                for actor in self._pool.collect(0.0):
+                    self._active.add(actor)
                 threads, each = self.threads()
                 pool.resize(threads, threads_each=each)
                 now = self._read(pool)
                 if now.actors != start.actors:
                     start = now
-                is_late = now.elapsed_s - ordered_s > _ORDER_AGAIN_S
+                is_late = now.elapsed_s - requested_s > _REQUEST_AGAIN_S
                 if is_late and auto:
-                    self._fleet.cancel_orders()  # what had room has none any more
-                if is_late or (auto and not now.actors and not self._fleet.ordered):
-                    ordered_s = now.elapsed_s
-                    self._order_missing()
+                    self._pool.cancel_requests()  # what had room has none any more
+                if is_late or (auto and not now.actors and not self._pool.requested):
+                    requested_s = now.elapsed_s
+                    self._request_missing()
                 if auto and now.elapsed_s - start.elapsed_s >= SPAN_S:
-                    if not self._fleet.ordered:
-                        self._borrow(_between(start, now))
-                        ordered_s = now.elapsed_s
+                    if not self._pool.requested:
+                        self._scale(_between(start, now))
+                        requested_s = now.elapsed_s
                     start = now
         except BaseException as error:
             pool.fail(error)
@@ -136,20 +137,18 @@ class RayWorkers:
 
     def _read(self, pool: WorkerPool) -> Span:
         """Return the measurements up to now."""
-        now_ns = time.monotonic_ns()
-        team = self._team
-        return Span(
-            now_ns / 1e9, pool.waited_ns() / 1e9, team.busy_ns / 1e9, team.rows, len(team.actors)
-        )
+        now_s, waited_s = time.monotonic_ns() / 1e9, pool.waited_ns() / 1e9
+        active = self._active
+        return Span(now_s, waited_s, active.busy_ns / 1e9, active.rows, len(active.actors))
 
-    def _borrow(self, span: Span) -> None:
+    def _scale(self, span: Span) -> None:
         """Request more actors, or dismiss some."""
         if not span.actors:
             return
-        wanted = self._fleet.borrowing.decide(span, self._fleet.room())
-        self._fleet.order(max(0, wanted - span.actors))
-        for actor in self._team.actors[wanted:]:
-            self._team.send_away(actor)
+        wanted = self._pool.autoscaler.decide(span, self._pool.room())
+        self._pool.request(max(0, wanted - span.actors))
+        for actor in self._active.actors[wanted:]:
+            self._active.send_away(actor)
 
 
 def _between(start: Span, end: Span) -> Span:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from stoker.engine.plan import Segment, WorkAddress
 from stoker.engine.work import UndeclaredRng, Work
-from stoker.sources.source import IndexedSource
+from stoker.sources.origin import IndexedSource
 
 
 @dataclass(frozen=True)

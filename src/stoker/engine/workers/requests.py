@@ -92,8 +92,9 @@ class WorkExecutor:
         for i, place in enumerate(request.places):
             self._reseed(work, place, use_keys[i] if use_keys else 0)
             one = [next(coming)]
-            work.apply(one, [place], use_keys and use_keys[i : i + 1], ns)
-            examples.append(one[0])
+            if not segment.is_plain:
+                work.apply(one, [place], use_keys and use_keys[i : i + 1], ns)
+            examples += one
         return examples
 
     def _reseed(self, work: Work, place: int, use_key: int) -> None:

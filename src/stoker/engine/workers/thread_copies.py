@@ -22,7 +22,7 @@ from stoker.engine.plan import Segment
 from stoker.engine.work import Call, Work
 from stoker.replicas.copying.attributes import UnsetAttributes
 from stoker.replicas.replica import USER_LOCK, Replica, replicate, unset_attributes
-from stoker.sources.source import UserObject
+from stoker.sources.origin import UserObject
 
 CALLING: set[ThreadCopies] = set()
 """Those of the runs whose threads may call copies now. The consumer then calls originals under

@@ -53,7 +53,7 @@ class CostEstimate:
         self.row_ns: float | None = None
         self.inline_row_ns: float | None = None  # when the consumer did it, undisturbed
         self.asleep_row_ns: float | None = None  # by a trial with a single thread
-        self.whole = False  # whether a chunk is always a whole batch
+        self.whole = False  # whether a chunk is always as large as it may be
         self.light = False  # whether rows are but copied: nothing to be careful about at first
         self.chunk_rows = rows_per_batch  # at most
         self.releases_gil = False  # whether almost all of it is done without the GIL
@@ -65,7 +65,7 @@ class CostEstimate:
     def chunk(self, target_ns: int) -> int:
         """Return how many rows make a chunk."""
         if self.whole:
-            return self.rows_per_batch
+            return self.chunk_rows
         if self.row_ns is None:
             return self.chunk_rows if self.light else 1
         return max(1, min(self.chunk_rows, int(target_ns / max(self.row_ns, 1.0))))

@@ -44,11 +44,11 @@ class LocalPreparation:
     def seed(self) -> int:
         return self._chain.seed
 
-    def seeded(self, seed: int) -> LocalPreparation:
+    def with_seed(self, seed: int) -> LocalPreparation:
         """Return this with another seed; FeedError if the pipeline sets its own seed."""
         if not self._chain.is_seed_drawn and self.seed != seed:
             raise FeedError(f"the pipeline has seed {self.seed} now, and had seed {seed}")
-        return LocalPreparation(Pipeline(self._chain.seeded(seed)))
+        return LocalPreparation(Pipeline(self._chain.with_seed(seed)))
 
     def outputs(self, blocks: Blocks) -> PipelineOutputs:
         return PipelineOutputs(self._chain, blocks)

@@ -62,7 +62,7 @@ class Preparation(Protocol):
     @property
     def start(self) -> At | None: ...
 
-    def seeded(self, seed: int) -> Preparation:
+    def with_seed(self, seed: int) -> Preparation:
         """Return a replacement that continues a feed of that seed. Raises FeedError."""
 
     def outputs(self, blocks: Blocks) -> Outputs:

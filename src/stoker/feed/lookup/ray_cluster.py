@@ -6,7 +6,6 @@ import dataclasses
 import socket
 import time
 
-from stoker.adapters.entrypoint import FeedSettings
 from stoker.feed.autostart import connect_or_start
 from stoker.feed.connection import FeedAddress
 from stoker.feed.lookup.ray_directory import Directory, FeedPlace
@@ -15,6 +14,7 @@ from stoker.feed.messages import Malformed, Welcome
 from stoker.feed.relay import protocol
 from stoker.feed.relay.protocol import Join, RelaySourceEnd
 from stoker.feed.relay.url import FeedUrl
+from stoker.feed.settings import FeedSettings
 from stoker.transport.link import joined_address
 
 # A feeder takes seconds to start; each look is a call of Ray.

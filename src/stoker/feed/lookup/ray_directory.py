@@ -1,8 +1,7 @@
 """Directory of shared feeds in a Ray cluster: each feed's node, in Ray's key-value store.
 
-The store lives exactly as long as the cluster, and needs no extra process that could be lost. Each
-claim of a feed has a number, and only one node can enter the next number: when several nodes find a
-feed lost, only one starts it again.
+Each claim of a feed has a number, and only one node can enter the next number: when several nodes
+find a feed lost, only one starts it again.
 """
 
 from __future__ import annotations
@@ -10,18 +9,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
 from stoker.basics.future import OneShot
 from stoker.errors import ClusterError
-from stoker.transport.ray_session import check_installed, joined_ray
-from stoker.transport.token import new_token
+from stoker.transport.ray_session import RayStore, check_installed, joined_ray
 
 _WHAT = 'stoker.share(cluster="ray")'
 _NAMESPACE = "stoker-feeds"
-_TOKEN = "token"  # no claim: those have a number
 # Ray's head node answers in milliseconds: one that is gone would be waited for without end.
 _ANSWER_S = 10.0
 
@@ -64,12 +61,10 @@ class Directory:
 
     def __init__(self) -> None:
         check_installed(_WHAT)
-        self._ray: Any = joined_ray(_WHAT)
-        from ray.experimental import internal_kv
-
-        self._store = internal_kv
-        self._node: str = self._ray.get_runtime_context().get_node_id()
-        self.host: str = self._ray.util.get_node_ip_address()
+        ray = joined_ray(_WHAT)
+        self._store = RayStore(ray, _NAMESPACE)
+        self._node = self._store.node()
+        self.host: str = ray.util.get_node_ip_address()
 
     def find(self, name: str, lost: int) -> FeedPlace:
         """Return a feed's location; this node claims it if it has none, or if claim ``lost`` is
@@ -84,42 +79,30 @@ class Directory:
         number, claim = self._latest(name)
         if claim is None or claim.node != self._node:
             number += 1  # it was given up in between, and is there after all
-        self._put(_key(name, number), _Claim(self._node, address), overwrite=True)
+        self._put(_key(name, number), address, overwrite=True)
 
     def _find(self, name: str, lost: int) -> FeedPlace:
         while True:
             number, claim = self._latest(name)
             is_here = claim is not None and claim.node == self._node
-            if claim is not None and (is_here or (number != lost and self._is_alive(claim.node))):
-                return FeedPlace(self._token(), number, is_here, claim.address)
-            if self._enter(name, number + 1):
-                self._store._internal_kv_del(_key(name, number), namespace=_NAMESPACE)
-                return FeedPlace(self._token(), number + 1, True, "")
+            if claim is not None and (
+                is_here or (number != lost and claim.node in self._store.nodes())
+            ):
+                return FeedPlace(self._store.token(), number, is_here, claim.address)
+            if self._put(_key(name, number + 1), "", overwrite=False):  # else another was faster
+                self._store.remove(_key(name, number))
+                return FeedPlace(self._store.token(), number + 1, True, "")
 
     def _latest(self, name: str) -> tuple[int, _Claim | None]:
-        keys = self._store._internal_kv_list(f"{name}/", namespace=_NAMESPACE)
-        number = max((int(key.rpartition(b"/")[2]) for key in keys), default=0)
-        data = self._store._internal_kv_get(_key(name, number), namespace=_NAMESPACE)
+        keys = self._store.keys(f"{name}/")
+        number = max((int(key.rpartition("/")[2]) for key in keys), default=0)
+        data = self._store.get(_key(name, number))
         return number, None if data is None else msgspec.msgpack.decode(data, type=_Claim)
 
-    def _enter(self, name: str, number: int) -> bool:
-        """Claim a feed; False if another node was faster."""
-        return self._put(_key(name, number), _Claim(self._node, ""), overwrite=False)
-
-    def _put(self, key: str, claim: _Claim, *, overwrite: bool) -> bool:
-        data = msgspec.msgpack.encode(claim)
-        return not self._store._internal_kv_put(
-            key, data, overwrite=overwrite, namespace=_NAMESPACE
-        )
-
-    def _is_alive(self, node: str) -> bool:
-        return any(each["NodeID"] == node and each["Alive"] for each in self._ray.nodes())
-
-    def _token(self) -> bytes:
-        """Return the secret of the cluster's feeds; the first caller creates it."""
-        self._store._internal_kv_put(_TOKEN, new_token(), overwrite=False, namespace=_NAMESPACE)
-        token: bytes = self._store._internal_kv_get(_TOKEN, namespace=_NAMESPACE)
-        return token
+    def _put(self, key: str, address: str, *, overwrite: bool) -> bool:
+        """Set a claim of this node; returns whether it was set."""
+        claim = msgspec.msgpack.encode(_Claim(self._node, address))
+        return self._store.put(key, claim, overwrite=overwrite)
 
 
 def _answered(call: Callable[[], T]) -> T:

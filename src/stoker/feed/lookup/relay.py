@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import sys
 
-from stoker.adapters.entrypoint import FeedSettings
 from stoker.feed.autostart import connect_or_start
 from stoker.feed.connection import FeedAddress
 from stoker.feed.relay.url import FeedUrl
+from stoker.feed.settings import FeedSettings
 from stoker.feed.token import find_token
 from stoker.transport.tls import host_tls
 

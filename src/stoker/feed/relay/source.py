@@ -78,7 +78,7 @@ class RelayPreparation:
         assert self._goes_on_for is not None
         return self._goes_on_for[0]
 
-    def seeded(self, seed: int) -> RelayPreparation:
+    def with_seed(self, seed: int) -> RelayPreparation:
         """Ask the feed to continue with another seed; return the replacement."""
         self.close()
         return RelayPreparation(self._url, (seed, self.about.outline))

@@ -8,16 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from stoker.basics.fingerprint import Fingerprint, told_by_rows
 from stoker.basics.validate import names_in
-from stoker.sources.arrow.rows import GroupedRows, to_examples
+from stoker.sources.arrow.examples import to_examples
+from stoker.sources.arrow.rows import GroupedRows
+from stoker.sources.arrow.table import without_views
 from stoker.sources.files import read_file
-from stoker.sources.source import IndexedSource, Indices, Rows
+from stoker.sources.source import GathersRows, Identified, Indices, Labeled, OwnSource, Rows
 
 _STORED = {"bytes", "path"}  # what an Image, an Audio, a Video is in a table
 
 
-class HuggingFaceSource(IndexedSource):
+class HuggingFaceSource(OwnSource, GathersRows[Any], Identified[Any], Labeled[Any]):
     """The rows of a data set, as dicts by column; images and sound are bytes, as they were stored.
 
     Rows come straight from the data set's Arrow tables, mapped from files: the data set itself
@@ -32,8 +33,6 @@ class HuggingFaceSource(IndexedSource):
         of names.
         ValueError: it transforms its rows (``with_transform``), or has no such column or no rows.
     """
-
-    is_numbered = True
 
     def __init__(self, dataset: Any, columns: Sequence[str] | None = None) -> None:
         if columns is not None:
@@ -61,16 +60,22 @@ class HuggingFaceSource(IndexedSource):
 
     @property
     def rows(self) -> Rows | None:
-        return self._grouped
+        found = self._grouped
+        return found if found is not None and found.are_stacked else None
 
     @functools.cached_property
     def _grouped(self) -> GroupedRows | None:
-        """Its tables, if all rows are selected and all columns can be stacked."""
+        """Its tables, and which of their rows were selected; None where files must be read."""
         data = getattr(self._dataset, "data", None)
-        picked = getattr(self._dataset, "_indices", self)  # unknown where there is no such thing
-        if data is None or picked is not None or len(data) != self._length:
+        if data is None or not hasattr(self._dataset, "_indices"):
             return None
-        return _grouped(data.table.select(self._columns))
+        picked: Any = self._dataset._indices  # has no public name
+        if len(data if picked is None else picked) != len(self):
+            return None
+        table = _with_stored_bytes(data.table.select(self._columns))
+        if table is None:
+            return None
+        return GroupedRows.of(table, None if picked is None else picked.table)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_grouped"}
@@ -84,32 +89,21 @@ class HuggingFaceSource(IndexedSource):
         table = self._dataset[np.asarray(indices, np.int64).tolist()]
         return to_examples(_with_bytes(table.select(self._columns)))
 
-    def path(self, index: int) -> str | None:
-        """Return None: rows lie in tables."""
-        return None
-
     def identity(self) -> str | None:
         """Return the data set's own fingerprint: a digest of its data and transforms."""
         return None if self._told is None else f"datasets {self._told} {self._columns}"
 
-    def contents(self) -> str:
-        return told_by_rows(self.fetch, len(self))
-
-    def fingerprint(self, index: int) -> Fingerprint:
-        return Fingerprint(int(index))
-
-    def attribute(self, name: str) -> Any:
-        """Return the names of its classes, where one column numbers classes."""
-        if name == "class_names":
-            features = [self._dataset.features[column] for column in self._columns]
-            named = [each.names for each in features if type(each).__name__ == "ClassLabel"]
-            if len(named) == 1:
-                return list(named[0])
+    @property
+    def class_names(self) -> Sequence[str]:
+        """The names of its classes. Raises AttributeError unless one column numbers classes."""
+        features = [self._dataset.features[column] for column in self._columns]
+        named = [each.names for each in features if type(each).__name__ == "ClassLabel"]
+        if len(named) != 1:
             raise AttributeError(
                 f"class_names are those of one column, and {self.name} has {len(named)} of the "
                 "kind ClassLabel"
             )
-        return super().attribute(name)
+        return list(named[0])
 
 
 def _check_kind(dataset: Any) -> None:
@@ -135,8 +129,8 @@ def _check_kind(dataset: Any) -> None:
         )
 
 
-def _grouped(table: Any) -> GroupedRows | None:
-    """Return the rows of a table; None where not all columns are stacked, or files not in it."""
+def _with_stored_bytes(table: Any) -> Any:
+    """Return a table with the files' bytes in place of files; None where they are not in it."""
     import pyarrow as pa
 
     for at, field in enumerate(table.schema):
@@ -146,8 +140,7 @@ def _grouped(table: Any) -> GroupedRows | None:
             if column.null_count or any(each.null_count for each in data):
                 return None
             table = table.set_column(at, field.name, pa.chunked_array(data, data[0].type))
-    rows = GroupedRows.of(table)
-    return rows if rows.are_stacked else None
+    return without_views(table)
 
 
 def _is_file(kind: Any) -> bool:

@@ -1,147 +1,106 @@
 """Rows of Arrow tables: as examples, and straight into batches.
 
-There are two ways from a row to its values. Arrow's own ``take`` handles all types, but costs
-microseconds for each row group, and shuffled rows come from many groups. If all columns are
-numbers, text and bytes, values are therefore read in place (``RowGroup.columns``); only such rows
-are gathered into batches. Rows with other columns go through ``take`` and ``to_examples``. Both
-ways give the same values.
+Both are made of columns whose rows were taken together (``chunks``): so many batches are gathered
+at once that each Arrow call, and each of NumPy's, is shared by many rows, and nothing is done row
+by row but to make Python's own objects. Values of a batch are those that collating examples gives;
+where they cannot be stacked, the engine does that, and says what is wrong.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.basics.buffers import Recycler
+from stoker.basics.buffers import Allocator
+from stoker.basics.resources import usable_memory_bytes
 from stoker.schedule.numbering import Numbering
+from stoker.sources.arrow.chunks import (
+    NOWHERE,
+    Booleans,
+    Extended,
+    MisalignedError,
+    Numbers,
+    Places,
+    Sequences,
+    Values,
+    is_list,
+    is_number,
+    is_text,
+    values_of,
+)
+from stoker.sources.arrow.examples import values_in
 from stoker.sources.source import Indices, Rows
 
-Kinds = dict[str, np.dtype[Any] | None]
-"""By column, the dtype of numbers, and None of text and bytes."""
-# Rows of a group from which on one call for all takes less than one for each. Chosen, not measured.
-_MANY = 12
-# Of text and bytes, which may be large: one call a group is shared by as many rows as there are.
-_TOGETHER_ROWS = 1024
+# Rows that are gathered at once, at most: 12 columns in 40 chunks take 1.3 times as long by 1,024.
+_RUN_ROWS = 16_384
+# The same in bytes: what is gathered stays in the CPU's caches until it is handed out.
+_RUN_BYTES = 4 << 20
+# Groups for each row: a list of more takes longer than sorting the rows. Chosen, not measured.
+_LISTED = 16
+# Rows of each group from which on Arrow's take, 7 us a call, beats taking by address.
+_MANY = 64
+# Of a row, on average: texts of longer ones are copied once, each by itself (0.2 us), of shorter
+# ones by Arrow twice, all together.
+_LONG_BYTES = 1024
+# Chunks of a table are joined up to this size, half a second's copying, and up to a share of the
+# memory that is free. Then rows of numbers take 0.7 of the time.
+_JOINED_BYTES = 1 << 30
+_JOINED_SHARE = 0.125
 
 
-def to_examples(table: Any) -> list[dict[str, Any]]:
-    """Return the rows of a table: dicts by column.
+class TableColumns:
+    """What the rows of tables of one schema consist of.
 
-    Numbers are NumPy's, lists of numbers are separate arrays, text and bytes are Python's, structs
-    are dicts, and null is None.
+    Attributes:
+        names: the columns' names.
+        values: what takes values of each column; None where only Arrow does.
+        spans: which of a group's places are each column's.
+        are_stacked: whether columns of a batch are stacked: numbers, text, bytes, lists of numbers.
+        are_plain: whether they all are numbers without nulls.
     """
-    columns = [_values(column.combine_chunks()) for column in table.columns]
-    names = table.column_names
-    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
-
-def _values(array: Any) -> list[Any]:
-    import pyarrow as pa
-
-    types = pa.types
-    if isinstance(array, pa.FixedShapeTensorArray):
-        there = pa.ExtensionArray.from_storage(array.type, array.storage.drop_null())
-        return _placed(list(np.array(there.to_numpy_ndarray())), array)
-    if isinstance(array, pa.ExtensionArray):
-        array = array.storage
-    kind = array.type
-    if types.is_dictionary(kind):
-        array = array.dictionary_decode()
-        kind = array.type
-    if _is_number(kind):
-        return _placed(list(array.drop_null().to_numpy(zero_copy_only=False)), array)
-    if is_list(kind):
-        return _lists(array)
-    values: list[Any] = array.to_pylist()
-    return values
-
-
-def _placed(values: list[Any], array: Any) -> list[Any]:
-    """Return an array's values, with None for each null."""
-    if not array.null_count:
-        return values
-    there = iter(values)
-    return [next(there) if valid else None for valid in array.is_valid().to_pylist()]
-
-
-def _lists(array: Any) -> list[Any]:
-    """Return an array for each list of numbers, or of lists of one shape; other lists as such.
-
-    A list's result depends on the list and its type alone, never on the lists beside it.
-    """
-    lists = array.drop_null()
-    inner = lists.flatten()
-    empty = _empty(array.type)
-    is_flat = _is_number(inner.type) and not inner.null_count
-    values: Any = np.array(inner.to_numpy(zero_copy_only=False)) if is_flat else _values(inner)
-    lengths = lists.value_lengths().to_pylist()
-    ends = np.cumsum(lengths).tolist()
-    parts = [values[end - length : end] for end, length in zip(ends, lengths, strict=True)]
-    if empty is not None and not is_flat:
-        parts = [_joined(part, empty) for part in parts]
-    return _placed(parts, array)
-
-
-def _empty(kind: Any) -> NDArray[Any] | None:
-    """Return what a list of such a type without values is; None where its leaves are no numbers."""
-    shape: list[int] = []
-    while is_list(kind):
-        shape.append(getattr(kind, "list_size", 0) if shape else 0)
-        kind = getattr(kind.value_type, "storage_type", kind.value_type)
-    return np.empty(shape, kind.to_pandas_dtype()) if _is_number(kind) else None
-
-
-def _joined(values: list[Any], empty: NDArray[Any]) -> Any:
-    """Return the values of a list as one array, where they are of one shape."""
-    if not values:
-        return empty.copy()
-    shapes = {
-        np.shape(value) if isinstance(value, np.generic | np.ndarray) else None for value in values
-    }
-    return np.stack(values) if len(shapes) == 1 and None not in shapes else values
-
-
-def _is_number(kind: Any) -> bool:
-    import pyarrow as pa
-
-    types = pa.types
-    return bool(types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind))
-
-
-def is_list(kind: Any) -> bool:
-    """Whether a type is a list type, of any length."""
-    import pyarrow as pa
-
-    types = pa.types
-    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+    def __init__(self, schema: Any, with_nulls: Iterable[str]) -> None:
+        self.names: list[str] = schema.names
+        self.values = [values_of(kind) for kind in schema.types]
+        ends = np.cumsum([0 if each is None else each.width for each in self.values]).tolist()
+        self.spans = list(map(slice, [0, *ends], ends))
+        self.are_stacked = bool(self.names) and all(map(_is_stacked, schema.types))
+        nulls = set(with_nulls)
+        self.are_plain = self.are_stacked and all(
+            is_number(field.type) and field.name not in nulls for field in schema
+        )
 
 
 class RowGroup:
-    """A part of a table; its buffers are not copied."""
+    """A part of a table; a column is copied where it cannot be read in place.
 
-    def __init__(self, table: Any) -> None:
-        self.table = table
+    Attributes:
+        num_rows, nbytes: its size; it is a ``HeldBlock``.
+        columns: an Arrow array for each column.
+        places: where their buffers lie, ``int64 [all columns' widths]``.
+    """
 
-    @property
-    def num_rows(self) -> int:
-        return int(self.table.num_rows)
-
-    @property
-    def nbytes(self) -> int:
-        return int(self.table.nbytes)
-
-    @functools.cached_property
-    def columns(self) -> dict[str, Any]:
-        """For each column, an object with the value of each row; if the columns are of
-        ``Kinds``."""
-        return {
-            name: _in_place(column.chunk(0) if column.num_chunks == 1 else column.combine_chunks())
-            for name, column in zip(self.table.column_names, self.table.columns, strict=True)
-        }
+    def __init__(self, table: Any, columns: TableColumns) -> None:
+        self.num_rows, self.nbytes = int(table.num_rows), int(table.nbytes)
+        self.columns = [
+            column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+            for column in table.columns
+        ]
+        places: list[int] = []
+        for at, values in enumerate(columns.values):
+            if values is None:
+                continue
+            try:
+                places += values.places(self.columns[at])
+            except MisalignedError:
+                self.columns[at] = _aligned(self.columns[at])
+                places += values.places(self.columns[at])
+        self.places = np.array(places, np.int64)
 
 
 class GroupedRows(Rows):
@@ -150,7 +109,8 @@ class GroupedRows(Rows):
     Args:
         numbering: the numbers of all groups' rows.
         group: returns a group; it may read the group first.
-        kinds: the columns' kinds; None if any column has another kind.
+        columns: what the rows consist of.
+        row_bytes: of a row, about.
         used: called with the number of rows taken.
     """
 
@@ -160,200 +120,273 @@ class GroupedRows(Rows):
         self,
         numbering: Numbering,
         group: Callable[[int], RowGroup],
-        kinds: Kinds | None,
+        columns: TableColumns,
+        row_bytes: float,
         used: Callable[[int], None] = lambda rows: None,
     ) -> None:
         self._numbering = numbering
         self._group = group
-        self._kinds = kinds
+        self._columns = columns
+        self._row_bytes = row_bytes
         self._used = used
+        self._all: tuple[list[RowGroup], Places] | None = None
+        self._picked: GroupedRows | None = None
 
     @classmethod
-    def of(cls, table: Any) -> GroupedRows:
-        """Return the rows of a table in memory, by its own chunks."""
+    def of(cls, table: Any, picked: Any = None) -> GroupedRows:
+        """Return the rows of a table: of its chunks joined, or by its chunks (``is_joined``).
+
+        ``picked``: a table of one column, the numbers of the rows that are meant; None: all.
+        """
         import pyarrow as pa
 
         nulls = [name for name in table.column_names if table.column(name).null_count]
+        columns = TableColumns(table.schema, nulls)
+        row_bytes = table.nbytes / max(1, table.num_rows)
+        if is_joined(table):
+            table = table.combine_chunks()
         batches = [batch for batch in table.to_batches() if batch.num_rows]
-        groups = [RowGroup(pa.Table.from_batches([batch])) for batch in batches]
+        groups = [RowGroup(pa.Table.from_batches([batch]), columns) for batch in batches]
         numbering = Numbering([group.num_rows for group in groups])
-        return cls(numbering, groups.__getitem__, kinds_of(table.schema, nulls))
+        made = cls(numbering, groups.__getitem__, columns, row_bytes)
+        made._picked = None if picked is None else cls.of(picked)
+        made._all = groups, _stacked_places(groups)
+        return made
 
     @property
     def are_stacked(self) -> bool:
         """Whether batches can be gathered from them."""
-        return self._kinds is not None
+        return self._columns.are_stacked
 
     def examples(self, indices: Indices) -> list[dict[str, Any]]:
         """Return rows as ``to_examples`` does."""
-        wanted = np.asarray(indices, np.int64)
-        if self._kinds is None:
-            return self._taken(wanted)
-        found, rows = self._found(wanted)
-        names = list(self._kinds)
-        columns = [
-            [columns[name][row] for columns, row in zip(found, rows, strict=True)] for name in names
-        ]
+        found, names = self._found(np.asarray(indices, np.int64)), self._columns.names
+        columns = map(found.examples, range(len(names)))
         return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
     def together(self, rows: int) -> int:
-        if self._kinds is not None and None not in self._kinds.values():
-            return super().together(rows)
-        return max(1, min(16, _TOGETHER_ROWS // rows))
+        most = min(_RUN_ROWS, _RUN_BYTES / max(1.0, self._row_bytes))
+        return max(1, min(64, int(most) // rows))
 
-    def allocate(self, rows: int, recycler: Recycler) -> dict[str, Any]:
-        assert self._kinds is not None
+    def allocate(self, rows: int, recycler: Allocator) -> dict[str, Any]:
+        """Return arrays for numbers without nulls; a list for any other column."""
         return {
-            name: [None] * rows if dtype is None else recycler.array((rows,), dtype)
-            for name, dtype in self._kinds.items()
+            name: recycler.array((rows,), values.dtype)
+            if self._columns.are_plain and isinstance(values, Numbers | Booleans)
+            else [None] * rows
+            for name, values in zip(self._columns.names, self._columns.values, strict=True)
         }
 
     def split(self, batch: dict[str, Any], rows: int) -> list[dict[str, Any]]:
+        """Return batches; raises ValueError where the rows of one cannot be stacked."""
         count = len(next(iter(batch.values())))
-        if count <= rows:
-            return [batch]
         spans = [slice(start, start + rows) for start in range(0, count, rows)]
-        return [{name: column[span] for name, column in batch.items()} for span in spans]
+        if all(isinstance(column, np.ndarray | list) for column in batch.values()):
+            return [{name: column[span] for name, column in batch.items()} for span in spans]
+        return [{name: _part(column, span) for name, column in batch.items()} for span in spans]
 
     def gather(self, indices: NDArray[np.int64], batch: dict[str, Any], start: int) -> None:
-        groups, within = self._numbering.find_many(indices)
-        order = np.argsort(groups, kind="stable")
-        cuts = np.flatnonzero(np.diff(groups[order])) + 1
-        if len(indices) < _MANY * (len(cuts) + 1):
-            return self._gather_each(indices, batch, start)
-        for places in np.split(order, cuts):
-            group, rows = self._group(int(groups[places[0]])), within[places]
-            places += start
-            for name, out in batch.items():
-                column = group.columns[name]
-                if isinstance(out, np.ndarray):
-                    out[places] = column[rows]
-                else:
-                    for place, value in zip(places.tolist(), column.many(rows), strict=True):
-                        out[place] = value
+        """Copy rows of numbers without nulls into ``batch``."""
+        found = self._found(indices)
+        for at, out in enumerate(batch.values()):
+            found.numbers(at, out[start : start + len(indices)])
+
+    def gathered(self, indices: NDArray[np.int64], recycler: Allocator) -> dict[str, Any]:
+        """Return columns, for ``split``; what may differ from batch to batch as Arrow arrays."""
+        found = self._found(indices)
+        return {name: found.column(at, recycler) for at, name in enumerate(self._columns.names)}
+
+    def data_bytes(self, batch: dict[str, Any]) -> int:
+        """Return the bytes of its columns; of text and bytes those of as many rows, on average."""
+        each = batch.values()
+        if any(isinstance(column, list) for column in each):
+            return int(len(next(iter(each))) * self._row_bytes)
+        return sum(column.nbytes for column in each)
+
+    def _found(self, indices: NDArray[np.int64]) -> _Found:
+        if self._picked is not None:
+            picked = self._picked._found(indices)
+            indices = picked.numbers(0, np.empty(len(indices), picked.dtype(0))).astype(np.int64)
+        if self._all is not None and len(self._all[0]) == 1:
+            return _Found(
+                self._columns, *self._all, np.zeros_like(indices), indices, self._row_bytes
+            )
+        which, rows = self._numbering.find_many(indices)
+        if self._all is not None:
+            groups, places = self._all
+        else:
+            which, rows = self._numbering.find_many(indices)
+            numbers, which = _told_apart(which, len(self._numbering.ends))
+            groups = [self._group(number) for number in numbers.tolist()]
+            places = _stacked_places(groups)
         self._used(len(indices))
-
-    def _gather_each(self, indices: NDArray[np.int64], batch: dict[str, Any], start: int) -> None:
-        """Gather row by row, which is faster if few rows share a group."""
-        found, rows = self._found(indices)
-        span = slice(start, start + len(rows))
-        for name, out in batch.items():
-            out[span] = [columns[name][row] for columns, row in zip(found, rows, strict=True)]
-
-    def _found(self, wanted: NDArray[np.int64]) -> tuple[list[dict[str, Any]], list[int]]:
-        """Return, of each row, the columns of its group, and its number there."""
-        groups, rows = (found.tolist() for found in self._numbering.find_many(wanted))
-        columns = {number: self._group(number).columns for number in dict.fromkeys(groups)}
-        self._used(len(rows))
-        return [columns[at] for at in groups], rows
-
-    def _taken(self, wanted: NDArray[np.int64]) -> list[dict[str, Any]]:
-        import pyarrow as pa
-
-        groups, within = self._numbering.find_many(wanted)
-        examples: list[Any] = [None] * len(wanted)
-        places: list[int] = []
-        rows = []
-        for number in dict.fromkeys(groups.tolist()):
-            there = np.flatnonzero(groups == number)
-            places += there.tolist()
-            rows.append(self._group(number).table.take(within[there]))
-        self._used(len(wanted))
-        # Made at once, for what that costs by group.
-        for place, example in zip(places, to_examples(pa.concat_tables(rows)), strict=True):
-            examples[place] = example
-        return examples
+        return _Found(self._columns, groups, places, which, rows, self._row_bytes)
 
 
-def kinds_of(schema: Iterable[Any], with_nulls: Iterable[str]) -> Kinds | None:
-    """Return the columns' kinds; None if any column has another kind.
+class _Found:
+    """Rows that were found: each one's group, and its number there.
 
     Args:
-        schema: the columns' fields.
-        with_nulls: the names of columns that may hold nulls; numbers with nulls are of another
-            kind.
+        columns: what they consist of.
+        groups, places: their groups, and where the buffers of each lie.
+        which: the group of each row, by its number in ``groups``.
+        rows: the number of each row in its group.
+        row_bytes: of a row, about.
     """
-    nulls = set(with_nulls)
-    found: Kinds = {}
-    for field in schema:
-        kind = field.type
-        if _is_text(kind):
-            found[field.name] = None
-        elif field.name not in nulls and _is_number(kind):
-            found[field.name] = np.dtype(kind.to_pandas_dtype())
+
+    def __init__(
+        self,
+        columns: TableColumns,
+        groups: Sequence[RowGroup],
+        places: Places,
+        which: NDArray[np.int64],
+        rows: NDArray[np.int64],
+        row_bytes: float,
+    ) -> None:
+        self._columns = columns
+        self._groups = groups
+        self._places = places
+        self._which = which
+        self._rows = rows
+        self._row_bytes = row_bytes
+
+    def examples(self, at: int) -> list[Any]:
+        """Return the values of a column, as ``to_examples`` does."""
+        values, places = self._of(at)
+        if isinstance(values, Numbers | Booleans) and is_number(values.kind):
+            if not _has_nulls(places):
+                return list(values.numbers(places, self._which, self._rows))
+        elif isinstance(values, Sequences) and not values.is_list:
+            return self._texts(at, values, places)
+        return values_in(self._taken(at, values, places))
+
+    def column(self, at: int, recycler: Allocator) -> Any:
+        """Return a column as an array or a list; else as an Arrow array."""
+        values, places = self._of(at)
+        if isinstance(values, Numbers | Booleans):
+            if not _has_nulls(places):
+                return self.numbers(at, recycler.array((len(self._rows),), values.dtype))
+        elif isinstance(values, Sequences) and not values.is_list:
+            return self._texts(at, values, places)
         else:
-            return None
-    return found or None
+            lists = values.inner if isinstance(values, Extended) else values
+            assert isinstance(lists, Sequences)
+            found = lists.matrix(places, self._which, self._rows)
+            if found is not None:
+                shape = values.kind.shape if isinstance(values, Extended) else found.shape[1:]
+                return found.reshape(len(found), *shape)
+        return self._taken(at, values, places)
+
+    def numbers(self, at: int, out: NDArray[Any]) -> NDArray[Any]:
+        """Copy numbers without nulls into ``out``, and return that."""
+        values, places = self._of(at)
+        assert isinstance(values, Numbers | Booleans)
+        return values.numbers(places, self._which, self._rows, out)
+
+    def dtype(self, at: int) -> np.dtype[Any]:
+        """Return the dtype of a column of numbers."""
+        values = self._columns.values[at]
+        assert isinstance(values, Numbers | Booleans)
+        return values.dtype
+
+    def _of(self, at: int) -> tuple[Values | None, Places]:
+        return self._columns.values[at], self._places[self._columns.spans[at]]
+
+    def _texts(self, at: int, values: Sequences, places: Places) -> list[Any]:
+        if self._row_bytes <= _LONG_BYTES and len(self._rows) >= _MANY * len(self._by_group[0]):
+            texts: list[Any] = self._by_arrow(at).to_pylist()
+            return texts
+        return values.texts(places, self._which, self._rows)
+
+    def _taken(self, at: int, values: Values | None, places: Places) -> Any:
+        if values is None:
+            return self._by_arrow(at)
+        return values.take(places, self._which, self._rows)
+
+    def _by_arrow(self, at: int) -> Any:
+        """Return a column's values, taken by Arrow from each group."""
+        import pyarrow as pa
+
+        each, back = self._by_group
+        parts = [self._groups[group].columns[at].take(rows) for group, rows in each]
+        if len(parts) == 1:
+            return parts[0]
+        return pa.chunked_array(parts).combine_chunks().take(back)
+
+    @functools.cached_property
+    def _by_group(self) -> tuple[list[tuple[int, NDArray[np.int64]]], NDArray[np.int64]]:
+        """Groups with their rows, and which of all those is at which place."""
+        which = self._which
+        if len(self._groups) < 1 << 16:
+            which = which.astype(np.uint16)  # sorted in linear time
+        order = which.argsort(kind="stable")
+        which, rows = which[order], self._rows[order]
+        cuts = [0, *(np.flatnonzero(np.diff(which)) + 1).tolist(), len(which)]
+        spans = itertools.pairwise(cuts)
+        each = [(int(which[begin]), rows[begin:end]) for begin, end in spans if begin < end]
+        back = np.empty_like(order)
+        back[order] = np.arange(len(order))
+        return each, back
 
 
-def _is_text(kind: Any) -> bool:
+def is_joined(table: Any) -> bool:
+    """Whether the chunks of a table are joined, in memory of their own.
+
+    Values that are large gain nothing by that.
+    """
+    if max(column.num_chunks for column in table.columns) == 1:
+        return False
+    limit = min(_JOINED_BYTES, int(usable_memory_bytes() * _JOINED_SHARE))
+    return bool(table.nbytes <= min(limit, _LONG_BYTES * table.num_rows))
+
+
+def _is_stacked(kind: Any) -> bool:
+    """Whether values of a column become one of a batch without a look at each of them."""
     import pyarrow as pa
 
-    types = pa.types
-    is_string = types.is_string(kind) or types.is_large_string(kind)
-    return bool(is_string or types.is_binary(kind) or types.is_large_binary(kind))
+    if isinstance(kind, pa.FixedShapeTensorType):
+        return is_number(kind.value_type) and bool(kind.shape) and kind.permutation is None
+    if is_list(kind):
+        return is_number(kind.value_type)
+    return is_number(kind) or is_text(kind)
 
 
-def _in_place(array: Any) -> Any:
-    """Return an object with an array's values by row: numbers, text or bytes."""
-    import pyarrow as pa
-
-    if pa.types.is_boolean(array.type):
-        return array.to_numpy(zero_copy_only=False)
-    if not _is_text(array.type):  # ``to_numpy`` would import pandas
-        dtype, data = array.type.to_pandas_dtype(), array.buffers()[1]
-        return np.frombuffer(data or b"", dtype)[array.offset : array.offset + len(array)]
-    is_large = pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type)
-    is_text = pa.types.is_string(array.type) or pa.types.is_large_string(array.type)
-    _, offsets, data = array.buffers()
-    # An empty array may have no buffers at all.
-    ends = memoryview(offsets or bytes(8)).cast("q" if is_large else "i")
-    values = (_Texts if is_text else _RaggedBytes)(
-        ends[array.offset : array.offset + len(array) + 1], memoryview(data or b"")
-    )
-    return _WithNulls(values, array.is_valid()) if array.null_count else values
+def _has_nulls(places: Places) -> bool:
+    return bool(places[0].max() != NOWHERE)
 
 
-class _RaggedBytes:
-    """Values of different lengths, one after another."""
-
-    def __init__(self, ends: memoryview, data: memoryview) -> None:
-        self._ends = ends
-        self._data = data
-
-    def __getitem__(self, row: int) -> Any:
-        ends = self._ends
-        return bytes(self._data[ends[row] : ends[row + 1]])
-
-    def many(self, rows: NDArray[np.int64]) -> list[Any]:
-        """Return the values of rows."""
-        data = self._data
-        return [data[begin:end].tobytes() for begin, end in self._spans(rows)]
-
-    def _spans(self, rows: NDArray[np.int64]) -> Iterable[tuple[int, int]]:
-        ends = np.asarray(self._ends)
-        return zip(ends[rows].tolist(), ends[rows + 1].tolist(), strict=True)
+def _stacked_places(groups: Sequence[RowGroup]) -> Places:
+    return np.ascontiguousarray(np.stack([group.places for group in groups], axis=1))
 
 
-class _Texts(_RaggedBytes):
-    def __getitem__(self, row: int) -> Any:
-        ends = self._ends
-        return str(self._data[ends[row] : ends[row + 1]], "utf-8")
+def _told_apart(
+    numbers: NDArray[np.int64], count: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the different numbers, of ``count``, in ascending order, and which each one is."""
+    if count > _LISTED * len(numbers):
+        found, which = np.unique(numbers, return_inverse=True)
+        return found, which
+    places = np.zeros(count, np.int64)
+    places[numbers] = 1
+    found = np.flatnonzero(places)
+    places[found] = np.arange(len(found))
+    return found, places[numbers]
 
-    def many(self, rows: NDArray[np.int64]) -> list[Any]:
-        data = self._data
-        return [str(data[begin:end], "utf-8") for begin, end in self._spans(rows)]
+
+def _part(column: Any, span: slice) -> Any:
+    """Return a batch's part of a column."""
+    if isinstance(column, np.ndarray | list):
+        return column[span]
+    array = column[span]
+    if array.null_count == len(array):
+        return [None] * len(array)
+    rows = values_in(array)
+    shapes = {row.shape if isinstance(row, np.ndarray | np.generic) else None for row in rows}
+    if len(shapes) > 1 or None in shapes:
+        raise ValueError("a batch's rows cannot be stacked")
+    return np.stack(rows)
 
 
-class _WithNulls:
-    """Values, and None where there is none."""
-
-    def __init__(self, values: _RaggedBytes, is_valid: Any) -> None:
-        self._values = values
-        self._is_valid = is_valid.to_numpy(zero_copy_only=False)
-
-    def __getitem__(self, row: int) -> Any:
-        return self._values[row] if self._is_valid[row] else None
-
-    def many(self, rows: NDArray[np.int64]) -> list[Any]:
-        return [self[row] for row in rows.tolist()]  # a null may lie over bytes that are no text
+def _aligned(array: Any) -> Any:
+    """Return a copy, in memory of Arrow's own."""
+    return array.take(np.arange(len(array)))

@@ -8,21 +8,20 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from stoker.basics.fingerprint import Fingerprint, told_by_rows
-from stoker.sources.arrow.rows import GroupedRows, is_list
-from stoker.sources.source import IndexedSource, Indices, Rows
+from stoker.basics.resources import format_bytes
+from stoker.sources.arrow.chunks import is_list
+from stoker.sources.arrow.rows import GroupedRows, is_joined
+from stoker.sources.source import GathersRows, Indices, OwnSource, Rows
 
 _INDEX_OF_PANDAS = re.compile(r"__index_level_\d+__")
 
 
-class TableSource(IndexedSource):
+class TableSource(OwnSource, GathersRows[Any]):
     """The rows of a table. A table in memory has no identity.
 
     Raises ImportError without pyarrow, TypeError for an object that is not a table, ValueError for
     a table without rows or columns, or with two columns of one name.
     """
-
-    is_numbered = True
 
     def __init__(self, data: Any) -> None:
         self._kind = type(data).__name__
@@ -56,15 +55,13 @@ class TableSource(IndexedSource):
     def fetch(self, indices: Indices) -> list[Any]:
         return self._grouped.examples(indices)
 
-    def path(self, index: int) -> str | None:
-        """Return None: there are no files."""
-        return None
-
-    def contents(self) -> str:
-        return told_by_rows(self.fetch, len(self))
-
-    def fingerprint(self, index: int) -> Fingerprint:
-        return Fingerprint(int(index))
+    def extent(self) -> str:
+        chunks = max(column.num_chunks for column in self._table.columns)
+        told = super().extent()
+        if chunks == 1:
+            return told
+        told += f" in {chunks:,} chunks of {format_bytes(self._table.nbytes)}"
+        return f"{told}, which are joined in a copy" if is_joined(self._table) else told
 
 
 def import_pyarrow(asked: str, module: str = "pyarrow") -> Any:

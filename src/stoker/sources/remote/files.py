@@ -25,9 +25,16 @@ from stoker.sources.folder import ClassFolders, LabeledFile, LabeledImage
 from stoker.sources.patterns import Names, path_list
 from stoker.sources.remote.options import RemoteOptions
 from stoker.sources.remote.reader import RemoteFile, RemoteReader
-from stoker.sources.remote.source import Access, RemoteSource, Root
+from stoker.sources.remote.source import Access, ReadsRanges, Root
 from stoker.sources.remote.storage import UNKNOWN
-from stoker.sources.source import IndexedSource, Indices
+from stoker.sources.source import (
+    Fingerprinted,
+    Indices,
+    Labeled,
+    OwnSource,
+    ReadsAhead,
+    ReadsFiles,
+)
 
 
 class File(NamedTuple):
@@ -39,7 +46,7 @@ class File(NamedTuple):
     """The file's bytes."""
 
 
-class RemoteFolderSource(RemoteSource):
+class RemoteFolderSource(ReadsRanges[Any], OwnSource, Fingerprinted[Any], Labeled[Any]):
     """Files in one sub-folder a class, at a URL; in the order that a local folder has.
 
     Args:
@@ -87,8 +94,9 @@ class RemoteFolderSource(RemoteSource):
     def name_of(self, index: int) -> str:
         return self.locate(index).url
 
-    def attribute(self, name: str) -> Any:
-        return self.classes if name == "class_names" else super().attribute(name)
+    @property
+    def class_names(self) -> Sequence[str]:
+        return self.classes
 
     def identity(self) -> str | None:
         """Return the folder's URL, if its server sent a version of every file."""
@@ -111,7 +119,7 @@ class RemoteFolderSource(RemoteSource):
         return self._asked.kind(data, self._labels[self._numbering.find(index)[0]])
 
 
-class FilesSource(IndexedSource):
+class FilesSource(OwnSource, Fingerprinted[Any], ReadsAhead[Any], ReadsFiles[Any]):
     """Whole files by path or URL.
 
     Attributes:
@@ -198,7 +206,7 @@ class FilesSource(IndexedSource):
 
     def locate(self, index: int) -> RemoteFile:
         if self._listing is None:
-            return RemoteFile(None, self._files[index], UNKNOWN)
+            return RemoteFile(self._files[index], UNKNOWN)
         root, sizes = self._listing
         return root.locate(self._files[index], int(sizes[index]))
 

@@ -14,7 +14,7 @@ from stoker.sources.files import FileVersion, SeekableFile
 from stoker.sources.patterns import Paths
 from stoker.sources.remote.options import RemoteOptions
 from stoker.sources.remote.reader import BlockReader, RemoteFile
-from stoker.sources.remote.source import RemoteSource
+from stoker.sources.remote.source import ReadsRanges
 from stoker.sources.remote.urls import access_to, find_urls, read_parts
 from stoker.sources.source import Rows
 
@@ -26,7 +26,7 @@ _TRAILER_BYTES = 8
 _AHEAD_SHARE = 0.25
 
 
-class RemoteParquetSource(RemoteSource, ParquetSource):
+class RemoteParquetSource(ReadsRanges[Any], ParquetSource):
     """The rows of Parquet files at URLs, all of one file system; else as ``ParquetSource``.
 
     For a row group one range is read: from its first wanted column to its last.
@@ -73,7 +73,7 @@ class RemoteParquetSource(RemoteSource, ParquetSource):
         """Return a row group's range."""
         start, end = self._spans[index]
         file = self._files[self._groups[index][0]]
-        return RemoteFile(None, file.path, end - start, start, *file.version[:2])
+        return RemoteFile(file.path, end - start, start, *file.version[:2])
 
     def example(self, index: int, data: bytes) -> Any:
         """Return the table of a row group."""

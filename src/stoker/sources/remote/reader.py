@@ -30,8 +30,6 @@ _CLOSED = "the reader is closed"
 class RemoteFile(NamedTuple):
     """A file's address and size."""
 
-    path: str | None
-    """Its path in the file system; None: derived from the URL."""
     url: str
     """Its URL, for people."""
     size: int
@@ -42,6 +40,8 @@ class RemoteFile(NamedTuple):
     """The whole file's size when it was listed, or ``UNKNOWN``."""
     version: int = 0
     """The file's version when it was listed, as in ``Entries``; 0: unknown."""
+    path: str | None = None
+    """Its path in the file system; None: derived from the URL."""
 
 
 class Files(Protocol):
@@ -187,7 +187,7 @@ class RemoteReader:
                 raise
 
     async def _read(self, index: int) -> bytes:
-        path, url, size, start, whole_bytes, version = self._files.locate(index)
+        url, size, start, whole_bytes, version, path = self._files.locate(index)
         found = self._storage.to_path(url) if path is None else path
 
         def attempt() -> Awaitable[bytes]:

@@ -24,7 +24,7 @@ from stoker.sources.patterns import Paths
 from stoker.sources.remote.failures import retry
 from stoker.sources.remote.options import RemoteOptions
 from stoker.sources.remote.reader import BlockReader, RemoteFile
-from stoker.sources.remote.source import RemoteSource
+from stoker.sources.remote.source import ReadsRanges
 from stoker.sources.remote.storage import Storage
 from stoker.sources.remote.urls import access_to, find_urls
 from stoker.sources.shards.index import ShardIndex
@@ -54,7 +54,7 @@ AHEAD_BYTES = 2 * WINDOW * RUN_BYTES
 MiB."""
 
 
-class RemoteShardSource(RemoteSource, ShardSource):
+class RemoteShardSource(ReadsRanges[Any], ShardSource):
     """Shards by URL, all of one file system; else as ``ShardSource``.
 
     Where an epoch's order keeps neighbours together, runs of them are read, else single examples.
@@ -87,9 +87,9 @@ class RemoteShardSource(RemoteSource, ShardSource):
         """Runs of neighbours of about a MiB."""
         return self._runs.examples.ends
 
-    def extent(self, *, is_followed: bool) -> str:
+    def extent(self) -> str:
         kept = format_bytes(KEPT_BYTES)
-        return f"{super().extent(is_followed=is_followed)}; of runs up to {kept} are kept in memory"
+        return f"{super().extent()}; of runs up to {kept} are kept in memory"
 
     def reader(self, selection: Selection | None = None) -> Reader:
         """Open the file system for reading ahead."""
@@ -110,7 +110,7 @@ class RemoteShardSource(RemoteSource, ShardSource):
         end = max(at + nbytes for at, nbytes, _ in places)
         if end > shard.version.size_bytes:
             raise ValueError(f"example {shard.keys[number]!r}: {shard.path} {shard.damage}")
-        return RemoteFile(None, shard.path, end - start, start, *shard.version[:2])
+        return RemoteFile(shard.path, end - start, start, *shard.version[:2])
 
     def example(self, index: int, data: bytes) -> dict[str, Any]:
         shard, number = self._locate(index)
@@ -270,7 +270,7 @@ class ShardRuns:
         _, shards, starts, stops = self._runs
         start, stop = int(starts[index]), int(stops[index])
         url, version = self._shards[int(shards[index])]
-        return RemoteFile(None, url, stop - start, start, *version[:2])
+        return RemoteFile(url, stop - start, start, *version[:2])
 
     def example(self, index: int, data: bytes) -> _Run:
         """Return a run, of what was read for it."""

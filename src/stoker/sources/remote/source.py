@@ -18,13 +18,13 @@ from stoker.sources.remote.options import RemoteOptions
 from stoker.sources.remote.reader import Files, RemoteFile, RemoteReader
 from stoker.sources.remote.storage import FileStorage, Storage, import_extra
 from stoker.sources.remote.web import WebStorage
-from stoker.sources.source import IndexedSource, Indices, Reader
+from stoker.sources.source import FetchesMany, Indices, Reader, ReadsAhead, T_co
 
 T = TypeVar("T")
 
 
-class RemoteSource(IndexedSource):
-    """Examples of one remote file system.
+class ReadsRanges(ReadsAhead[T_co], FetchesMany[T_co]):
+    """A source of files, or ranges of files, of one remote file system, which are read ahead.
 
     It is ``Files`` for its readers. Open connections belong to the readers.
 
@@ -39,7 +39,7 @@ class RemoteSource(IndexedSource):
         """Return the file or range of an example, or of a block if blocks are read."""
 
     @abstractmethod
-    def example(self, index: int, data: bytes) -> Any:
+    def example(self, index: int, data: bytes) -> T_co:
         """Make the example, or the block, from its bytes."""
 
     def reader(self, selection: Selection | None = None) -> Reader:
@@ -63,7 +63,7 @@ class Root(NamedTuple):
     def locate(self, name: str, size: int) -> RemoteFile:
         """Return the address of a listed file."""
         between = "" if self.url.endswith("/") else "/"
-        return RemoteFile(f"{self.path}/{name}", f"{self.url}{between}{name}", size)
+        return RemoteFile(f"{self.url}{between}{name}", size, path=f"{self.path}/{name}")
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from stoker.sources.files import FileVersion
 from stoker.sources.patterns import Paths
 from stoker.sources.remote.options import RemoteOptions
 from stoker.sources.remote.reader import RemoteFile
-from stoker.sources.remote.source import RemoteSource
+from stoker.sources.remote.source import ReadsRanges
 from stoker.sources.remote.urls import access_to, find_urls, read_parts
 from stoker.sources.source import Rows
 from stoker.sources.tokens import TokenFile, TokenSource, token_file
@@ -22,7 +22,7 @@ from stoker.sources.tokens import TokenFile, TokenSource, token_file
 _HEADER_BYTES = 4096
 
 
-class RemoteTokenSource(RemoteSource, TokenSource):
+class RemoteTokenSource(ReadsRanges[Any], TokenSource):
     """Windows over token files at URLs, all of one file system; else as ``TokenSource``.
 
     Args:
@@ -53,7 +53,7 @@ class RemoteTokenSource(RemoteSource, TokenSource):
         file, token = self._locate(index)
         nbytes = (self._length + 1) * file.dtype.itemsize
         start = file.start + token * file.dtype.itemsize
-        return RemoteFile(None, file.path, nbytes, start, *file.version[:2])
+        return RemoteFile(file.path, nbytes, start, *file.version[:2])
 
     def example(self, index: int, data: bytes) -> Any:
         return self._window(np.frombuffer(data, self._locate(index)[0].dtype))

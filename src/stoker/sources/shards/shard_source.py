@@ -19,7 +19,7 @@ from stoker.sources.patterns import Paths, find_files, shown
 from stoker.sources.shards.index import ShardIndex
 from stoker.sources.shards.index_files import index_shards
 from stoker.sources.shards.zip_members import unzip
-from stoker.sources.source import IndexedSource, Indices
+from stoker.sources.source import Fingerprinted, Indices, OwnSource, ReadsBlocks
 
 KEY = "__key__"
 # A disk reads that much in a fraction of a seek's time; of larger examples nothing between their
@@ -33,7 +33,7 @@ Read = Callable[[int, int], bytes]
 """``read(start, nbytes)``: reads bytes of a shard."""
 
 
-class ShardSource(IndexedSource):
+class ShardSource(OwnSource, ReadsBlocks[Any], Fingerprinted[Any]):
     """Files in tar or zip archives, grouped by key; an example is a dict of their bytes.
 
     Args:
@@ -48,6 +48,8 @@ class ShardSource(IndexedSource):
             twice; no shard has an example, or one of ``fields``; a shard is damaged.
         TypeError: wrong kinds of arguments.
     """
+
+    prefers_blocks = False
 
     def __init__(self, shards: Paths, fields: Sequence[str] | None, *, is_strict: bool) -> None:
         self._fields = None if fields is None else names_in("fields", fields, "['jpg', 'cls']")
@@ -91,7 +93,7 @@ class ShardSource(IndexedSource):
             examples.append(self._make(shard, number, files, _at_once(wanted, read)))
         return examples
 
-    def extent(self, *, is_followed: bool) -> str:
+    def extent(self) -> str:
         return f"{len(self):,} examples in {len(self._shards):,} shards"
 
     def path(self, index: int) -> str | None:

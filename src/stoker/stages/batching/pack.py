@@ -10,7 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.basics.validate import is_whole_number
-from stoker.stages.stage import ChainView, PoolSize, Stage, StagePlan, Traits, first_with, not_known
+from stoker.stages.stage import (
+    ChainStage,
+    ChainView,
+    EnginePlan,
+    PoolSize,
+    Traits,
+    first_with,
+    not_known,
+)
 
 
 class Packed(NamedTuple):
@@ -24,7 +32,7 @@ class Packed(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Pack(Stage):
+class Pack(ChainStage):
     """The stage ``.pack(length)``.
 
     Attributes:
@@ -44,7 +52,7 @@ class Pack(Stage):
         return Pack(int(length))
 
     @property
-    def name(self) -> str:
+    def call(self) -> str:
         return f"pack({self.length:,})"
 
     def placed(self, before: ChainView) -> Pack:
@@ -56,7 +64,7 @@ class Pack(Stage):
             raise ValueError(f".pack() cannot follow {stage.name}: put it before .batch(), once")
         return self
 
-    def lower(self, to: StagePlan) -> None:
+    def lower(self, to: EnginePlan) -> None:
         to.pack(self)
 
     def count(self, items: int) -> int:
@@ -64,7 +72,7 @@ class Pack(Stage):
         raise not_known()
 
     def outline(self) -> str:
-        return self.name
+        return self.call
 
     def note(self, chain: ChainView, sizes: Mapping[int, PoolSize]) -> str:
         return "  sequences are joined, and cut where one is full"

@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from stoker.basics.buffers import only_reads
 from stoker.images.image_map import releases_gil
 from stoker.schedule.orders.mixed import part_bits
-from stoker.sources.source import UserObject, check_fields
+from stoker.sources.origin import UserObject, check_fields
 from stoker.stages.functions.stray_draws import GlobalDraws
 from stoker.stages.functions.transforms import takes_seed
 from stoker.stages.skip import RAISE, Budget, OnError, budget_of
-from stoker.stages.stage import ChainView, PoolSize, Stage
+from stoker.stages.stage import ChainStage, ChainView, PoolSize
 
 AnyOperation = TypeVar("AnyOperation", bound="Operation")
 
@@ -38,7 +38,7 @@ class OfPart(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Operation(Stage):
+class Operation(ChainStage):
     """A stage that calls a function of the user's with each item: a map, or a filter.
 
     Attributes:
@@ -70,7 +70,7 @@ class Operation(Stage):
         """The method of ``Pipeline`` that makes it."""
 
     @property
-    def name(self) -> str:
+    def call(self) -> str:
         called = getattr(self.fn, "__name__", type(self.fn).__name__)
         on = "" if self.on is None else f", on={self.on!r}"
         return f"{self.method}({called}{on})" + self._of_part

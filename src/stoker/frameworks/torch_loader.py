@@ -12,17 +12,27 @@ from typing import Any, NamedTuple, Protocol
 
 import torch.utils.data
 
-from stoker.chain.chain import Chain
 from stoker.errors import StokerError
 
 _data: Any = torch.utils.data
+
+
+class EpochChain(Protocol):
+    """What a ``DataLoader`` shows of a pipeline's source and batches."""
+
+    @property
+    def source(self) -> Any: ...
+    @property
+    def batch_size(self) -> int: ...
+    @property
+    def drops_last(self) -> bool: ...
 
 
 class Epochs(Protocol):
     """What a ``DataLoader`` is made of: the part of a pipeline that counts and iterates epochs."""
 
     @property
-    def chain(self) -> Chain: ...
+    def chain(self) -> EpochChain: ...
     def __iter__(self) -> Iterator[Any]: ...
     def __len__(self) -> int: ...
     def resume_at(self, outputs: int) -> Any: ...
@@ -74,7 +84,8 @@ class EpochDataset:
         """Return the examples of an epoch, of all ranks together; TypeError if not known."""
         source = self.pipeline.chain.source
         if not source.yields_batches:
-            return source.count()
+            count: int = source.count()
+            return count
         try:
             return len(source.attribute("dataset"))
         except AttributeError:
@@ -161,7 +172,7 @@ class PipelineLoader(_data.DataLoader):  # type: ignore[misc]
 
     def __init__(self, pipeline: Epochs, **_given: Any) -> None:
         """What frameworks give when they make it anew (a sampler, above all) is not needed."""
-        size, drop_last = pipeline.chain.batch_size, bool(pipeline.chain.drops_last)
+        size, drop_last = pipeline.chain.batch_size, pipeline.chain.drops_last
         sampler = EpochSampler(EpochDataset(pipeline))
         batches = EpochBatchSampler(sampler, size, drop_last)
         super().__init__(sampler.data_source, batch_sampler=batches, collate_fn=the_only)

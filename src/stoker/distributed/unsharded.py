@@ -1,0 +1,111 @@
+"""Whether each of several ranks iterates over all of the data, where each should have its part.
+
+A framework that shards the data cannot shard a stoker pipeline, and its users rely on sharding:
+that is an error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+from stoker.basics.resources import own_rank
+from stoker.basics.warn import warn
+from stoker.distributed.launchers import find_launcher
+from stoker.frameworks.framework import SAMPLER, Framework
+from stoker.frameworks.queries import sharding_framework
+
+# What samplers, batch samplers and datasets that divide an epoch know: torch's DistributedSampler
+# and its like, accelerate's shards, DALI's readers. (Hugging Face's datasets: `_distributed`.)
+_KNOWN = (
+    ("num_replicas", "rank"),
+    ("num_processes", "process_index"),
+    ("num_shards", "shard_id"),
+    ("world_size", "rank"),
+)
+_INSIDE = ("sampler", "batch_sampler", "dataset", "base_dataloader", "loader")
+# Loaders that wrap loaders, down to a sampler or a dataset; a cycle of them ends there. Chosen, not
+# measured.
+_DEPTH = 5
+
+_told: set[str] = set()
+
+
+def warn_unsharded() -> None:
+    """Warn where each of several ranks iterates over all examples of a pipeline.
+
+    Raises ValueError where a framework distributes; so do the functions below.
+    """
+    shard = ".shard() gives each its part (.shard(rank=0, world=1) says that all are meant)"
+
+    def under(framework: Framework) -> str:
+        return f"build the pipeline {framework.where_ranks_are_known}, and {shard}"
+
+    _tell("examples", shard, under)
+
+
+def warn_unsharded_loader(loader: Any) -> None:
+    """Warn where each of several ranks iterates over a loader that seems not to be sharded.
+
+    A dataset may shard itself unnoticed.
+    """
+    if _ranks() < 2 or _divides(loader, _DEPTH):  # nothing of it is touched if there is one rank
+        return
+    says = "A dataset or a sampler that divides by itself says so by attributes num_replicas, rank"
+
+    def under(framework: Framework) -> str | None:
+        way = framework.way_to_shard(loader)
+        return None if way is None else f"{way}. {says}"
+
+    _tell(
+        f"batches of the {type(loader).__name__}",
+        f"no DistributedSampler was found in it. {SAMPLER}. (Where the dataset divides itself, or "
+        "all are meant: warnings.filterwarnings('ignore', 'each of '))",
+        under,
+    )
+
+
+def warn_unsharded_feed() -> None:
+    """Warn where each of several ranks receives all batches of a feed."""
+    advice = "have the feed serve examples (no .batch() there), and .shard() and .batch() them here"
+    _tell("batches of the feed", advice, lambda framework: advice)
+
+
+def _ranks() -> int:
+    """Return the number of ranks; without a process group, of the launcher's processes."""
+    group, there = own_rank(), find_launcher()
+    if group is None:
+        return 1 if there is None else there.world
+    return group[1]
+
+
+def _tell(what: str, advice: str, under: Callable[[Framework], str | None]) -> None:
+    """Warn once; raise ValueError if a framework shards, and there is advice for it."""
+    if _ranks() < 2:
+        return
+    told = f"each of {_ranks()} ranks iterates over all {what}: "
+    # What a launcher started may have nothing to do with each other: that is no error.
+    framework = None if own_rank() is None else sharding_framework()
+    if framework is not None and (its_advice := under(framework)) is not None:
+        raise ValueError(f"under {framework.name} {told}{its_advice}")
+    if what not in _told:
+        _told.add(what)
+        warn(told + advice)
+
+
+def _divides(part: Any, depth: int) -> bool:
+    """Whether some object in a loader knows its rank among several."""
+    if part is None or not depth:
+        return False
+    with contextlib.suppress(Exception):  # properties of foreign objects may raise anything
+        for count, number in _KNOWN:
+            if isinstance(getattr(part, count, None), int) and hasattr(part, number):
+                return True
+        if getattr(part, "_distributed", None) is not None:
+            return True
+    inside = []
+    for name in _INSIDE:
+        with contextlib.suppress(Exception):
+            inside.append(getattr(part, name, None))
+    return any(_divides(each, depth - 1) for each in inside)

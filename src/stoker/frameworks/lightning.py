@@ -1,0 +1,89 @@
+"""Lightning: its loops, looked at through the frames that call.
+
+Its fetcher takes a batch ahead of the trainer where there is no ``len()``. It leaves epochs early,
+and what it knows of its progress stands in its loops, in part in private attributes. Releases that
+lack these load states by themselves, and nothing counts as untrained then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from stoker.frameworks.framework import SAMPLER, Framework, TrainingLoop, frames, is_calling
+
+WRITTEN_FOR = "2.6"
+"""The release whose private parts are read here; tests/frameworks/test_versions.py."""
+
+_MODULES = ("lightning.pytorch.", "pytorch_lightning.")  # one library, under two names
+
+
+class LightningLoop(TrainingLoop):
+    """Its loop over epochs of training, where that is calling; else another of its loops."""
+
+    framework = "Lightning"
+
+    def __init__(self, *, reads_ahead: bool, trainer: Any, fit_loop: Any) -> None:
+        self.reads_ahead = reads_ahead
+        self.repeats_first_epoch = bool(getattr(trainer, "overfit_batches", 0))
+        self._fit = fit_loop
+
+    def has_ended_epoch(self) -> bool:
+        if self._fit is None or not self._fit.epoch_loop.batch_progress.is_last_batch:
+            return False
+        return not self.untrained()
+
+    def untrained(self) -> int:
+        if self._fit is None:
+            return 0
+        current = self._fit.epoch_loop.batch_progress.current
+        fetched = getattr(getattr(self._fit, "_data_fetcher", None), "fetched", 0)
+        return int(max(0, min(current.ready, fetched) - current.processed))
+
+    def take_state(self, is_for: Callable[[Any], bool]) -> Any:
+        """Return the state that stands in a checkpoint of a whole epoch.
+
+        In the middle of one Lightning loads it itself. Behind a whole one it would have loaders
+        begin with their first epoch again.
+        """
+        states = getattr(self._fit, "_combined_loader_states_to_load", None)
+        if not states or self._fit.restarting:
+            return None
+        combined = getattr(getattr(self._fit, "_combined_loader", None), "flattened", ())
+        loaders = [each for each in combined if hasattr(each, "load_state_dict")]
+        for number, loader in enumerate(loaders):
+            if is_for(loader) and len(loaders) == len(states):
+                saved, states[number] = states[number], None
+                return saved
+        return None
+
+
+class Lightning(Framework):
+    """A ``Trainer`` of Lightning."""
+
+    name = "Lightning"
+    where_ranks_are_known = "in train_dataloader(), where ranks are known"
+
+    def loop(self) -> TrainingLoop | None:
+        reads_ahead, trainer, fit_loop = False, None, None
+        for module, frame in frames():
+            if not module.startswith(_MODULES) or ".loops." not in module:
+                continue
+            loop = frame.f_locals.get("self")
+            reads_ahead = reads_ahead or module.endswith(".loops.fetchers")
+            if trainer is None:
+                trainer = getattr(loop, "trainer", None)
+            if fit_loop is None and module.endswith(".loops.fit_loop"):
+                fit_loop = loop
+        if not reads_ahead and trainer is None and fit_loop is None:
+            return None
+        return LightningLoop(reads_ahead=reads_ahead, trainer=trainer, fit_loop=fit_loop)
+
+    def shards_data(self) -> bool:
+        return is_calling(_MODULES)
+
+    def way_to_shard(self, loader: Any) -> str | None:
+        return f"{SAMPLER}, made in train_dataloader(), where the ranks are known"
+
+    def keeps_one_state(self) -> bool:
+        return is_calling(_MODULES)

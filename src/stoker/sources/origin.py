@@ -1,0 +1,304 @@
+"""``Origin``: the beginning of a chain, as stages, chain and engine see it.
+
+Three kinds: an ``IndexedSource`` gives any example by its number, so that order, sharing and
+resuming are integers alone; a stream (``sources.iterable``) can only be read from its beginning; a
+loader (``sources.loader``) yields ready batches in an order of its own. A new ``Source`` needs no
+new kind: ``DatasetSource`` is the ``IndexedSource`` of any.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.basics import pytree
+from stoker.basics.fingerprint import Fingerprint
+from stoker.distributed.unsharded import warn_unsharded
+from stoker.schedule.dealing import Dealer, RankOrder
+from stoker.schedule.selection import Selection
+from stoker.sources.source import Indices, Reader, Rows
+from stoker.stats import PartStats
+
+
+class UserObject(NamedTuple):
+    """A user's object that a source or a stage calls."""
+
+    name: str
+    """The name of its caller, for people."""
+    value: Any
+
+
+class ChainOfSource(Protocol):
+    """A source's view of the chain that begins with it."""
+
+    @property
+    def selection(self) -> Selection: ...
+    @property
+    def stages(self) -> tuple[Any, ...]: ...
+    @property
+    def flows(self) -> bool:
+        """Whether epochs have a set number of outputs, independent of passes over the data."""
+        ...
+
+    @property
+    def has_fixed_echo(self) -> bool: ...
+    @property
+    def may_leave_out(self) -> bool: ...
+
+
+class SourcePlan(Protocol):
+    """How the engine reads a source; the source calls one of these methods."""
+
+    def read(self, source: Any) -> None:
+        """Examples are read by number, from an ``IndexedSource``."""
+        ...
+
+    def take_examples(self, source: Any) -> None:
+        """Examples are taken one after another, from an ``IterableSource``."""
+        ...
+
+    def take_batches(self, source: Any) -> None:
+        """Ready batches are taken one after another, from a ``LoaderSource``."""
+        ...
+
+
+class Origin(ABC):
+    """The beginning of a chain.
+
+    Attributes:
+        yields_batches: whether it yields ready batches of a user's loader.
+        is_indexed: whether any example can be read by its number.
+        has_own_order: whether it decides the order of an epoch's examples itself.
+        may_grow: whether ``measured`` may find another length.
+    """
+
+    yields_batches: bool = False
+    is_indexed: bool = False
+    has_own_order: bool = False
+    may_grow: bool = False
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """The source's name, for people."""
+
+    @property
+    def fields(self) -> Sequence[str | int] | None:
+        """The fields that every example has; None: unknown."""
+        return None
+
+    @abstractmethod
+    def count(self) -> int:
+        """Return the examples (of a loader, batches) of an epoch.
+
+        Raises TypeError where only the end tells.
+        """
+
+    def measured(self) -> Origin:
+        """Return this source with its current length: itself, if unchanged.
+
+        Raises ValueError if its length must not change.
+        """
+        return self
+
+    def examples(self, selection: Selection) -> int:
+        """Return the examples (of a loader, batches) that an epoch has on this rank.
+
+        Raises TypeError where only the end tells.
+        """
+        return selection.count(self.count())
+
+    @property
+    @abstractmethod
+    def is_counted(self) -> bool:
+        """Whether an epoch is sure to end after ``count`` examples."""
+
+    @property
+    def takes_state(self) -> bool:
+        """Whether it has its own state to resume from."""
+        return False
+
+    def state_between(self, *, left: bool) -> Any:
+        """Return its own state between epochs, None if it has none.
+
+        A pass that was ``left`` in its middle has ended: the next epoch begins another.
+        """
+        return None
+
+    @abstractmethod
+    def check_state(self, chain: ChainOfSource) -> None:
+        """Raise StateError where a chain over it cannot be saved in the middle of an epoch."""
+
+    def outline(self) -> str:
+        """Return its line of the outline, which must equal a saved state's: by default its kind."""
+        return type(self).__name__
+
+    @abstractmethod
+    def extent(self, *, is_followed: bool) -> str:
+        """Return its size and its readers, as text for ``print``.
+
+        Args:
+            is_followed: whether an adaptive echo follows its speed.
+        """
+
+    @abstractmethod
+    def lower(self, to: SourcePlan) -> None:
+        """Tell the engine how to read it."""
+
+    def warn_unsharded(self, *, is_sharded: bool) -> None:
+        """Warn where each of several ranks would get all examples."""
+        if not is_sharded:
+            warn_unsharded()
+
+    def set_epoch(self, epoch: int) -> None:  # noqa: B027 (most sources need not know)
+        """Set the next epoch, for a source whose data does not follow from the epoch's order."""
+
+    def lag_outputs(self) -> int | None:
+        """Return how many outputs of a shared feed wait for this job; None without a feed."""
+        return None
+
+    def attribute(self, name: str) -> Any:
+        """Return an attribute that the pipeline passes on: ``class_names``, a loader's ``dataset``.
+
+        Raises AttributeError if it has no such attribute.
+        """
+        kind = "a folder have" if name == "class_names" else "a loader have a"
+        raise AttributeError(f"only pipelines from {kind} {name}")
+
+
+class IndexedSource(Origin):
+    """An origin that gives any example by its number.
+
+    Safe to use from any thread, except for the user's objects in it: each thread has a source with
+    its own copies.
+
+    Attributes:
+        runs_user_code: whether reading runs the user's Python code, which may draw from global
+            random generators.
+        is_numbered: whether an example's fingerprint is its number alone.
+        prefers_blocks: whether ``.shuffle()`` shuffles by ``blocks`` if nobody says otherwise.
+        takes_many: whether ``fetch`` reads many examples in one go.
+    """
+
+    is_indexed = True
+    is_counted = True
+    runs_user_code: bool = False
+    is_numbered: bool = False
+    prefers_blocks: bool = False
+    takes_many: bool = True
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @property
+    @abstractmethod
+    def kind(self) -> str:
+        """What kind of data it reads, by the name of a class."""
+
+    @abstractmethod
+    def fetch(self, indices: Indices) -> list[Any]:
+        """Return the examples at these indices. An error concerns the first of them alone."""
+
+    def read_into(self, examples: list[Any], indices: Indices) -> Exception | None:
+        """Append examples up to the first error, which is returned; each is read once."""
+        examples += self.fetch(indices)
+        return None
+
+    @abstractmethod
+    def path(self, index: int) -> str | None:
+        """Return the file or URL an example comes from, where there is one."""
+
+    def local_path(self, index: int) -> str | None:
+        """Return the local file whose whole content is the example, if there is one."""
+        return None
+
+    def identity(self) -> str | None:
+        """Return this source's identity, the same in all processes; None if unknown."""
+        return None
+
+    def contents(self) -> str:
+        """Return a digest of its contents, for a source without identity."""
+        return ""
+
+    def name_of(self, index: int) -> str:
+        """Return an example's name, the same on every host with the same data: no whole path."""
+        return str(index)
+
+    @abstractmethod
+    def fingerprint(self, index: int) -> Fingerprint:
+        """Return the fingerprint of an example's current content."""
+
+    def reader(self, selection: Selection | None = None) -> Reader | None:
+        """Open a reader that reads an epoch ahead of use; None where ``fetch`` is as fast."""
+        return None
+
+    def user_objects(self) -> list[UserObject]:
+        """Return the user's objects that it calls."""
+        return []
+
+    def with_user_objects(self, objects: Sequence[Any]) -> Self:
+        """Return this source with other user objects in their place, in the same order."""
+        return self
+
+    def with_own(self, reader: Reader) -> Reader:
+        """Return the reader of the original source, with this source's user objects."""
+        return reader
+
+    def order(
+        self,
+        selection: Selection,
+        seed: int,
+        epoch: int,
+        dealer: Dealer | None = None,
+        group: int = 1,
+    ) -> RankOrder:
+        """Return the order of an epoch's examples on this rank."""
+        return selection.rank_order(len(self), seed, epoch, dealer, group)
+
+    def part_stats(self, order: RankOrder, examples: int) -> tuple[PartStats, ...]:
+        """Return what the first so many examples of an epoch are of, if there are parts."""
+        return ()
+
+    @property
+    def blocks(self) -> NDArray[np.int64] | None:
+        """For each block that is cheap to read as a whole, the number after its last example."""
+        return None
+
+    @property
+    def rows(self) -> Rows | None:
+        """What gathers whole batches, where examples lie in arrays."""
+        return None
+
+    def count(self) -> int:
+        return len(self)
+
+    def check_state(self, chain: ChainOfSource) -> None:
+        """Accept every position: any example can be read again."""
+
+    def outline(self) -> str:
+        return f"{self.kind} of {len(self)}"
+
+    def extent(self, *, is_followed: bool) -> str:
+        return f"{len(self):,} examples"
+
+    def lower(self, to: SourcePlan) -> None:
+        to.read(self)
+
+
+def check_fields(source: Origin, on: str | int | None) -> None:
+    """Refuse a field that the source's examples do not have.
+
+    Raises LookupError, which names the existing fields.
+    """
+    fields = source.fields
+    if on is None or fields is None:
+        return
+    positions = range(-len(fields), len(fields))
+    if on in fields or (isinstance(on, int) and on in positions):
+        return
+    shown = ", ".join(repr(f) for f in fields) or "no fields: they are single arrays"
+    raise pytree.FieldError(f"no field {on!r}; the examples of {source.name} have {shown}")

@@ -1,0 +1,222 @@
+"""Rows of tables in many chunks, joined or not, are those that Arrow says they are."""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import stoker
+from strategies import few
+
+SMALL = st.integers(-9, 9)
+KINDS: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
+    "int8": (pa.int8(), SMALL),
+    "int64": (pa.int64(), st.integers(-(2**63), 2**63 - 1)),
+    "float32": (pa.float32(), SMALL),
+    "half": (pa.float16(), SMALL.map(np.float16)),
+    "bool": (pa.bool_(), st.booleans()),
+    "string": (pa.string(), st.text(max_size=5)),
+    "long strings": (pa.large_string(), st.text(min_size=60, max_size=90)),
+    "bytes": (pa.binary(), st.binary(max_size=80)),
+    "date": (pa.date32(), st.dates(datetime.date(1990, 1, 1))),
+    "time": (pa.timestamp("us"), st.datetimes(datetime.datetime(1990, 1, 1))),
+    "decimal": (pa.decimal128(5, 2), st.decimals(-99, 99, places=2)),
+    "fixed bytes": (pa.binary(3), st.binary(min_size=3, max_size=3)),
+    "list": (pa.list_(pa.int16()), st.lists(SMALL, max_size=4)),
+    "even list": (pa.list_(pa.int32()), st.lists(SMALL, min_size=2, max_size=2)),
+    "list of nulls": (pa.list_(pa.int16()), st.lists(st.none() | SMALL, max_size=2)),
+    "bools": (pa.large_list(pa.bool_()), st.lists(st.booleans(), min_size=3, max_size=3)),
+    "fixed list": (pa.list_(pa.float64(), 3), st.lists(SMALL, min_size=3, max_size=3)),
+    "words": (pa.list_(pa.string()), st.lists(st.none() | st.text(max_size=3), max_size=3)),
+    "nested": (
+        pa.large_list(pa.list_(pa.uint8())),
+        st.lists(st.lists(st.integers(0, 9), max_size=3), max_size=3),
+    ),
+    "category": (pa.dictionary(pa.int8(), pa.string()), st.sampled_from(["a", "b", "c"])),
+    "struct": (
+        pa.struct({"x": pa.int8(), "y": pa.string()}),
+        st.fixed_dictionaries({"x": st.none() | SMALL, "y": st.text(max_size=2)}),
+    ),
+    "map": (pa.map_(pa.string(), pa.int8()), st.lists(st.tuples(st.text(max_size=2), SMALL))),
+    "nothing": (pa.null(), st.none()),
+}
+
+
+@st.composite
+def chunks_of(draw: st.DrawFn, kind: pa.DataType, values: Any, rows: int) -> pa.ChunkedArray:
+    """Chunks anywhere in their buffers; nulls in some of them; some of them empty."""
+    with_nulls = st.none() | values
+    cuts = sorted([0, rows, *draw(st.lists(st.integers(0, rows), max_size=4))])
+    chunks = []
+    for begin, end in itertools.pairwise(cuts):
+        size, before, behind = end - begin, draw(st.integers(0, 9)), draw(st.integers(0, 2))
+        from_ = with_nulls if draw(st.booleans()) else values
+        drawn = draw(st.lists(from_, min_size=size, max_size=size))
+        filled = draw(st.lists(with_nulls, min_size=before + behind, max_size=before + behind))
+        whole = pa.array([*filled[:before], *drawn, *filled[before:]], kind)
+        chunks.append(whole.slice(before, size))
+    return pa.chunked_array(chunks, kind)
+
+
+@st.composite
+def tables(draw: st.DrawFn, kinds: Any = tuple(KINDS)) -> pa.Table:
+    """A table with the number of each row, whose columns have chunks of their own."""
+    rows = draw(st.integers(1, 40))
+    names = draw(st.lists(st.sampled_from(sorted(kinds)), min_size=1, max_size=3, unique=True))
+    columns = {name: draw(chunks_of(*KINDS[name], rows)) for name in names}
+    if "fixed list" in names and draw(st.booleans()):
+        columns["tensor"] = tensors(columns["fixed list"])
+    return pa.table({"n": np.arange(rows), **columns})
+
+
+def tensors(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return lists of three as arrays of shape [1, 3]."""
+    kind = pa.fixed_shape_tensor(pa.float64(), [1, 3])
+    each = [pa.ExtensionArray.from_storage(kind, chunk) for chunk in column.chunks]
+    return pa.chunked_array(each, kind)
+
+
+def plain(value: Any) -> Any:
+    """Return a value as Arrow's ``to_pylist`` would give it."""
+    if isinstance(value, np.ndarray | list):
+        return [plain(each) for each in value]
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def expected(table: pa.Table) -> list[dict[str, Any]]:
+    """Return the rows, by Arrow."""
+    if "tensor" in table.column_names:
+        at = table.column_names.index("tensor")
+        chunks = [chunk.storage for chunk in table["tensor"].chunks]
+        lists = pa.chunked_array(chunks, pa.list_(pa.float64(), 3)).to_pylist()
+        kind = pa.list_(pa.list_(pa.float64()))
+        table = table.set_column(
+            at, "tensor", pa.array([None if one is None else [one] for one in lists], kind)
+        )
+    rows: list[dict[str, Any]] = table.to_pylist()
+    return rows
+
+
+@pytest.fixture(params=["joined", "by address"])
+def _memory(request: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With much memory small chunks are joined, with none they are not."""
+    usable = 1 << 40 if request.param == "joined" else 0
+    monkeypatch.setattr("stoker.sources.arrow.rows.usable_memory_bytes", lambda: usable)
+
+
+def outcome(pipeline: Any) -> tuple[list[Any], str]:
+    """Return the batches of an epoch, with their dtypes, and the error that ended it."""
+    batches: list[Any] = []
+    try:
+        for batch in pipeline:
+            batches += [
+                {
+                    name: (column.dtype, column.tolist()) if isinstance(column, np.ndarray)
+                    else column
+                    for name, column in batch.items()
+                }
+            ]  # fmt: skip
+    except stoker.StageError as error:
+        return batches, str(error)
+    return batches, ""
+
+
+@pytest.mark.usefixtures("_memory")
+@few(60)
+@given(table=tables())
+def test_examples_are_rows(table: pa.Table) -> None:
+    rows = expected(table)
+    examples = list(stoker.from_table(table, seed=0).shuffle())
+    assert len(examples) == len(rows)
+    for example in examples:
+        found = {name: plain(value) for name, value in example.items()}
+        assert found == rows[int(example["n"])]
+
+
+@pytest.mark.usefixtures("_memory")
+@few(60)
+@given(table=tables(), size=st.integers(1, 20), workers=st.sampled_from([0, 2]))
+def test_batches_are_collated_rows(table: pa.Table, size: int, workers: int) -> None:
+    """The same values and dtypes as of examples that are batched one by one, to the same error.
+
+    Of two things that are wrong with a batch, which one is told depends on how it is divided.
+    """
+    whole = stoker.from_table(table, seed=0).shuffle()
+    gathered, error = outcome(whole.batch(size).workers(workers))
+    by_rows, its_error = outcome(whole.map(dict).batch(size).workers(0))
+    assert repr(gathered) == repr(by_rows)
+    assert error.partition(":")[0].split(",")[0] == its_error.partition(":")[0].split(",")[0]
+
+
+@pytest.mark.usefixtures("_memory")
+@few(20)
+@given(table=tables(["int64", "string", "even list", "fixed list", "bool"]), size=st.integers(1, 9))
+def test_batches_of_files_are_collated_rows(
+    tmp_path_factory: pytest.TempPathFactory, table: pa.Table, size: int
+) -> None:
+    import pyarrow.parquet as pq
+
+    file = tmp_path_factory.mktemp("rows") / "a.parquet"
+    pq.write_table(table, file, row_group_size=7)
+    whole = stoker.from_parquet(file, seed=0).shuffle()
+    gathered = outcome(whole.batch(size))
+    assert repr(gathered) == repr(outcome(whole.map(dict).batch(size)))
+
+
+def test_lists_of_one_length_become_one_array() -> None:
+    lists = pa.chunked_array([[[n, n + 1] for n in range(at, at + 5)] for at in (0, 5, 10)])
+    for batch in stoker.from_table(pa.table({"x": lists}), seed=0).shuffle().batch(4):
+        assert batch["x"].shape == (len(batch["x"]), 2)
+        assert (batch["x"][:, 1] == batch["x"][:, 0] + 1).all()
+        batch["x"][...] = -1
+    assert lists.to_pylist()[14] == [14, 15]
+
+
+def test_buffers_that_begin_anywhere_are_read() -> None:
+    """Those of other libraries need not be aligned."""
+    memory = np.zeros(8 * 10 + 3, np.uint8)
+    values = memory[3:].view(np.uint8)
+    values[:] = np.arange(10, dtype=np.int64).view(np.uint8)
+    odd = pa.Array.from_buffers(pa.int64(), 10, [None, pa.py_buffer(values)])
+    ends = memory.copy()[3 : 3 + 44]
+    ends[:] = np.arange(0, 22, 2, dtype=np.int32).view(np.uint8)
+    texts = pa.Array.from_buffers(
+        pa.string(), 10, [None, pa.py_buffer(ends), pa.py_buffer(b"0a1a2a3a4a5a6a7a8a9a")]
+    )
+    table = pa.table({"n": pa.chunked_array([odd, odd]), "s": pa.chunked_array([texts, texts])})
+    for batch in stoker.from_table(table, seed=0).shuffle().batch(4):
+        assert [f"{n}a" for n in batch["n"]] == batch["s"]
+
+
+def test_offsets_that_lead_elsewhere_are_refused() -> None:
+    """A file may say anything of its texts."""
+    ends = np.array([0, 1 << 30, 4], np.int32)
+    broken = pa.Array.from_buffers(
+        pa.string(), 2, [None, pa.py_buffer(ends), pa.py_buffer(b"abcd")]
+    )
+    train = stoker.from_table(pa.table({"s": broken}))
+    with pytest.raises(stoker.StageError, match="lies outside of its column's values"):
+        list(train.batch(2))
+
+
+def test_of_a_file_of_arrow_that_is_mapped(tmp_path: Path) -> None:
+    table = pa.table(
+        {"n": pa.array(range(3_000), pa.int32()), "s": [f"row {n}" for n in range(3_000)]}
+    )
+    with (
+        pa.OSFile(str(tmp_path / "a.arrow"), "wb") as sink,
+        pa.ipc.new_file(sink, table.schema) as writer,
+    ):
+        writer.write_table(table, max_chunksize=100)
+    with pa.memory_map(str(tmp_path / "a.arrow")) as source:
+        mapped = pa.ipc.open_file(source).read_all()
+    for batch in stoker.from_table(mapped, seed=0).shuffle().batch(64):
+        assert [f"row {n}" for n in batch["n"]] == batch["s"]

@@ -367,8 +367,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "a loader that is none": {"loader": {"at": 3}},
     "a huge pool": {"pool_sizes": {"0": 2**31}},
     "a pool of nobody": {"pool_sizes": {"0": 12, "7": 12}},
-    "no pool": {"pools": []},
-    "another end": {"pool_items": [25]},
+    "no part": {"parts": []},
 }
 
 
@@ -387,19 +386,41 @@ def test_what_cannot_be_is_refused_when_it_is_loaded(what: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+PARTS: dict[str, Any] = {
+    "another end": lambda pool: [{**pool, "items": 25}],
+    "another kind": lambda pool: [{**pool, "kind": "scan"}],
+    "no kind": lambda pool: [{k: v for k, v in pool.items() if k != "kind"}],
+    "two pools": lambda pool: [pool, pool],
+    "a filter before it": lambda pool: [{"kind": "filter"}, pool],
+    "no list": lambda pool: {"0": pool},
+}
+
+
+@pytest.mark.parametrize("what", PARTS)
+def test_parts_that_cannot_be_are_refused_when_they_are_loaded(what: str) -> None:
+    pipeline = stoker.from_dataset(Examples(30), seed=0).echo(2, pool=12).batch(4)
+    with iter(pipeline) as batches:
+        for _ in range(6):
+            next(batches)
+        state = through_json(pipeline.state_dict())
+    crafted = {**state, "parts": PARTS[what](state["parts"][0])}
+    with pytest.raises(stoker.StateError):
+        pipeline.load_state_dict(signed(crafted))
+    pipeline.load_state_dict(state)
+
+
 def _same(example: Any) -> Any:
     return example
 
 
-@pytest.mark.parametrize("field", ["pools", "left_out"])
-def test_a_bomb_is_refused_before_it_is_inflated(field: str) -> None:
-    pipeline = followed() if field == "left_out" else built(Spec(30, 4, echoes=BEFORE), 0)
+@pytest.mark.parametrize("name", ["packed", "drops"])
+def test_a_bomb_is_refused_before_it_is_inflated(name: str) -> None:
+    pipeline = followed() if name == "drops" else built(Spec(30, 4, echoes=BEFORE), 0)
     with iter(pipeline) as batches, small_pools_allowed():
         for _ in range(3):
             next(batches)
         state = through_json(pipeline.state_dict())
-    inner = state[field][0]
-    name = "drops" if field == "left_out" else "packed"
+    inner = state["parts"][0]
     inner[name] = " ".join(f"{bomb()}:{part.split(':')[-1]}" for part in inner[name].split(" "))
     with bounded(), pytest.raises(stoker.StateError, match="packed"):
         pipeline.load_state_dict(signed(state))
@@ -436,8 +457,9 @@ def test_a_pool_has_not_had_more_than_a_filter_left() -> None:
     pipeline = chain.batch(4).workers(0)
     states = [pipeline.state_dict() for _ in pipeline]
     state = states[-4]
-    assert state["pool_items"] == [48]
+    record, pool = state["parts"]
+    assert pool["items"] == 48
     resumed = chain.batch(4).workers(0)
-    resumed.load_state_dict(signed({**state, "pool_items": [None]}))
+    resumed.load_state_dict(signed({**state, "parts": [record, {**pool, "items": None}]}))
     with pytest.raises(stoker.StateError, match=r"a pool has had 5\d of 48 items"):
         list(resumed)

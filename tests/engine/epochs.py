@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from stoker.engine.build import EpochSetup, EpochStreams
-from stoker.engine.checkpoint import Position
+from stoker.engine.checkpoint import Position, needed, row
+from stoker.engine.items import PulledStream
+from stoker.engine.survivors import FilteredStream
 from stoker.engine.work import Failure
 from stoker.engine.workers.make import Workers
 from stoker.engine.workers.tuning import Autotuner
@@ -56,10 +58,22 @@ class Epoch:
         self.segments = self.streams.segments
 
     @property
-    def items(self) -> list[int | None]:
-        """How many fresh items each pool had, where its end has told."""
-        pools = [feed.pool for feed in self.streams.pools.feeds if feed.started]
-        return [pool.admitted if pool.ended else None for pool in pools]
+    def filtered(self) -> list[FilteredStream]:
+        """The filtered streams, in the order that data meets them."""
+        return [each for each in reversed(row(self.last)) if isinstance(each, FilteredStream)]
+
+    @property
+    def last(self) -> PulledStream:
+        """What the consumer takes from."""
+        return self.streams.last
+
+    @property
+    def position(self) -> Position:
+        """Where it is, as a run saves it."""
+        with self.planning.lock:
+            parts = needed(self.last, self.yielded, self.planning)
+        log = self.skip_log
+        return Position(self.yielded, parts=parts, spent=dict(log.spent), filtered=log.filtered)
 
     def __iter__(self) -> Iterator[Any]:
         return self

@@ -9,25 +9,15 @@ from itertools import islice
 from typing import Any
 
 import pytest
-from epochs import Epoch, epoch
+from epochs import epoch
 from hypothesis import given
 from hypothesis import strategies as st
 
 import stoker
-from stoker.engine.checkpoint import Position, filtered_of, forget, needed, resume
+from stoker.engine.checkpoint import Position, forget, needed, resume
 from stoker.engine.survivors import FilteredStream, FilterRecord
 from stoker.errors import StateError
 from strategies import Spec, built, few, frozen, small_pools_allowed, specs
-
-
-def position_of(taken: Epoch) -> Position:
-    """Return where an epoch is, as a run saves it."""
-    with taken.planning.lock:
-        snapshots, records, *_ = needed(taken.segments, taken.yielded, taken.planning)
-    items = taken.items if snapshots else []
-    log = taken.skip_log
-    spent = dict(log.spent)
-    return Position(taken.yielded, 0, snapshots, items, records, spent, log.filtered)
 
 
 def plain(value: Any) -> Any:
@@ -52,12 +42,12 @@ def test_new_streams_go_on_where_others_were(spec: Spec, stop: int, workers: int
     with small_pools_allowed():
         with epoch(built(spec), workers) as taken:
             head = list(islice(taken, stop))
-            position = position_of(taken)
+            position = taken.position
             rest = [frozen(output) for output in taken]
         if not head:
             return  # the epoch is empty: there is nowhere to go on from
         with epoch(built(spec), workers, position, taken.sizes) as again:
-            resume(again.segments, position)
+            resume(again.last, position)
             assert [frozen(output) for output in again] == rest
             assert again.yielded == taken.yielded
             assert again.skip_log.filtered == taken.skip_log.filtered
@@ -70,8 +60,8 @@ def test_to_forget_loses_nothing_that_is_still_asked_for(spec: Spec, stops: list
         for stop in stops:
             assert len(list(islice(whole, stop))) == len(list(islice(pruned, stop)))
             with pruned.planning.lock:
-                forget(pruned.segments, pruned.yielded, pruned.planning)
-            assert plain(position_of(pruned)) == plain(position_of(whole))
+                forget(pruned.last, pruned.yielded, pruned.planning)
+            assert plain(pruned.position) == plain(whole.position)
 
 
 @few(50)
@@ -82,10 +72,10 @@ def test_what_is_needed_moves_on_only(spec: Spec, stops: list[int]) -> None:
         for stop in stops:
             list(islice(taken, stop))
             with taken.planning.lock:
-                asked = needed(taken.segments, taken.yielded, taken.planning)
-                again = needed(taken.segments, taken.yielded, taken.planning)
-            assert plain(list(again)) == plain(list(asked))  # to ask changes nothing
-            records = asked.records
+                asked = needed(taken.last, taken.yielded, taken.planning)
+                again = needed(taken.last, taken.yielded, taken.planning)
+            assert plain(again) == plain(asked)  # to ask changes nothing
+            records = [node for node in asked if isinstance(node, FilterRecord)]
             for older, record in zip(before, records, strict=False):
                 assert record.number >= older.number
                 assert record.survivors >= older.survivors
@@ -104,43 +94,43 @@ def test_long_epochs_forget_snapshots_and_records() -> None:
     with small_pools_allowed():
         with epoch(built(spec)) as taken:
             list(islice(taken, 900))
-            (stream,) = filtered_of(taken.segments)
+            (stream,) = taken.filtered
             kept = len(stream.record.drops)
             with taken.planning.lock:
-                forget(taken.segments, 800, taken.planning)
+                forget(taken.last, 800, taken.planning)
             assert len(stream.record.drops) < kept / 2
             assert stream.record.number > 1_000
-            position = position_of(taken)
+            position = taken.position
             rest = [frozen(output) for output in taken]
         assert rest
         with epoch(built(spec), 0, position, taken.sizes) as again:
-            resume(again.segments, position)
+            resume(again.last, position)
             assert [frozen(output) for output in again] == rest
 
 
 def test_a_pool_that_was_not_begun_needs_nothing() -> None:
     chain = stoker.from_dataset(list(range(20)), seed=0).filter(bool).echo(2).batch(2)
     with small_pools_allowed(), epoch(chain) as taken, taken.planning.lock:
-        assert needed(taken.segments, 0, taken.planning) == ([], [], [], [])
+        assert needed(taken.last, 0, taken.planning) == []
 
 
 def test_without_pools_and_filters_the_number_says_it_all() -> None:
     chain = stoker.from_dataset(list(range(20)), seed=0).shuffle().batch(3)
     with epoch(chain) as taken:
         list(islice(taken, 3))
-        position = position_of(taken)
+        position = taken.position
         assert position == Position(3)
         rest = [frozen(output) for output in taken]
     with epoch(chain, 0, position) as again:
-        assert filtered_of(again.segments) == []
-        resume(again.segments, position)
+        assert again.filtered == []
+        resume(again.last, position)
         assert [frozen(output) for output in again] == rest
 
 
 def test_filtered_streams_come_in_the_order_that_data_meets_them() -> None:
     chain = stoker.from_dataset(list(range(20)), seed=0).filter(bool).echo(2).filter(bool).batch(2)
     with small_pools_allowed(), epoch(chain) as taken:
-        first, second = filtered_of(taken.segments)
+        first, second = taken.filtered
         assert isinstance(first, FilteredStream)
         assert (first.segment.at, second.segment.at) == (0, 3)
 
@@ -155,13 +145,14 @@ def test_what_was_decided_is_not_decided_again() -> None:
     chain = stoker.from_dataset(list(range(40)), seed=0).filter(even).batch(2)
     with epoch(chain) as taken:
         list(islice(taken, 3))
-        position = position_of(taken)
-        (record,) = position.records
+        position = taken.position
+        (record,) = position.parts
+        assert isinstance(record, FilterRecord)
         assert record.survivors == 6
         assert record.number == 11
     asked.clear()
     with epoch(chain, 0, position) as again:
-        resume(again.segments, position)
+        resume(again.last, position)
         assert next(again).tolist() == [12, 14]
     assert min(asked) == 11  # what came before is not even read
 
@@ -170,23 +161,25 @@ def test_what_was_left_out_stays_so_behind_a_resume() -> None:
     examples = stoker.from_dataset(list(range(40)), seed=0)
     with epoch(examples.filter(lambda number: number % 2 == 0).batch(2)) as taken:
         list(islice(taken, 3))
-        (stream,) = filtered_of(taken.segments)
+        (stream,) = taken.filtered
         with taken.planning.lock:
             stream.wait_for(4)  # decided, and not handed out
-        position = position_of(taken)
-        assert position.records[0].drops.tolist() == [13, 15, 17]
+        position = taken.position
+        (record,) = position.parts
+        assert isinstance(record, FilterRecord)
+        assert record.drops.tolist() == [13, 15, 17]
     anything = examples.filter(lambda number: True).batch(2)
     with epoch(anything, 0, position) as again:
-        resume(again.segments, position)
-        assert position_of(again).records == position.records
+        resume(again.last, position)
+        assert again.position.parts == position.parts
         assert [output.tolist() for output in islice(again, 3)] == [[12, 14], [16, 18], [19, 20]]
 
 
 def test_a_state_that_does_not_fit_is_refused() -> None:
     chain = stoker.from_dataset(list(range(20)), seed=0).batch(5)
     with epoch(chain) as taken, pytest.raises(StateError, match="at 9 of 4"):
-        resume(taken.segments, Position(9))
+        resume(taken.last, Position(9))
     filtered = stoker.from_dataset(list(range(20)), seed=0).filter(bool).batch(5)
     short = FilterRecord(0, 0, 3, array("q", [0]))
     with epoch(filtered) as taken, pytest.raises(StateError, match="left out"):
-        resume(taken.segments, Position(2, records=[short]))
+        resume(taken.last, Position(2, parts=[short]))

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import stoker
-from stoker.engine.checkpoint import filtered_of
 from stoker.engine.items import WouldBlock
 from stoker.engine.survivors import FilteredStream, FilterRecord, SkipLog
 from stoker.errors import BudgetSpent, StageError
@@ -130,7 +129,7 @@ def test_accounts_are_apart_and_go_on_behind_a_resume() -> None:
 
 def sifted(taken: Epoch) -> FilteredStream:
     """Return the stream of those that survive."""
-    (stream,) = filtered_of(taken.segments)
+    (stream,) = taken.filtered
     return stream
 
 
@@ -184,8 +183,8 @@ def test_who_must_not_wait_is_told_what_it_depends_on() -> None:
             taken.streams.worker_pool.wait(blocked.value.task)
             stream.wait_for(1)
             assert stream.poll(2)[0] == 1
-            assert stream.surviving(1) == 0
-            assert stream.surviving(2) == 1
+            assert stream.left_to(1, 0) == 0
+            assert stream.left_to(2, 0) == 1
             peeked = stream.peek()
             assert peeked is not None
             assert [item is peeked for item in stream.pull_many(1)] == [True]

@@ -205,7 +205,7 @@ def test_a_loader_without_a_state_has_none() -> None:
 def test_only_states_that_may_be_asked_for_are_kept() -> None:
     stream = opened(Stateful([1, 2, 3]))
     list(stream.pull_many(3))
-    stream.forget_before(0, 2)
+    stream.forget_states(0, 2)
     assert stream.state_at(4, 2) == ({"given": 2}, 2)
     assert stream.state_at(6, 3) == ({"given": 3}, 3)
     assert stream.state_at(4, 2) == ({"given": 3}, 2)  # the other is forgotten

@@ -32,6 +32,8 @@ class Together:
 class Upstream:
     """Items that come one after another, at a pace of their own."""
 
+    leaves_out = False
+
     def __init__(self, total: int, item_ns: float) -> None:
         self.total, self.item_ns = total, item_ns
         self.made, self.taken, self.waited_ns = 0.0, 0, 0
@@ -60,6 +62,9 @@ class Upstream:
     def ready_since(self) -> tuple[int, int | None]:
         there = int(self.made) - self.taken
         return there, self.full_ns if there >= 8 * GROUP else None
+
+    def left_to(self, number: int, taken: int) -> int:
+        return number - taken
 
     def take(self, count: int) -> int:
         got = min(count, self.total - self.taken)

@@ -129,6 +129,13 @@ def outcome(pipeline: Any) -> tuple[list[Any], str]:
     return batches, ""
 
 
+def test_it_is_said_whether_chunks_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = pa.table({"n": pa.chunked_array([[1, 2], [3]])})
+    assert "in 2 chunks of 24 B, which are joined" in str(stoker.from_table(table))
+    monkeypatch.setattr("stoker.sources.arrow.rows.usable_memory_bytes", lambda: 0)
+    assert "joined" not in str(stoker.from_table(table))
+
+
 @pytest.mark.usefixtures("_memory")
 @few(60)
 @given(table=tables())

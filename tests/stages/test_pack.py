@@ -249,8 +249,14 @@ def test_states_that_cannot_be_are_refused() -> None:
         state = train.state_dict()
     from stoker.chain.state import _checksum
 
-    for packs in ([], [[3, 0]], [[3, 10**9, 0]], [[3, 0, -1]], [[4, 0, 0]], "no", [[3, 0, 0]] * 2):
-        crafted = {**state, "packs": packs}
+    (right,) = state["parts"]
+    assert right["number"] == 3
+    crafts: Any = (
+        [], "no", [[3, 0, 0]], [right] * 2, [{**right, "input": 10**9}], [{**right, "offset": -1}],
+        [{**right, "number": 4}], [{"kind": "pack", "number": 3, "input": 0}],
+    )  # fmt: skip
+    for parts in crafts:
+        crafted = {**state, "parts": parts}
         del crafted["checksum"]
         crafted["checksum"] = _checksum(crafted)
         with pytest.raises(stoker.StateError, match="damaged"):  # noqa: PT012 by iter() at last

@@ -306,12 +306,13 @@ def test_a_resume_begins_with_a_state_of_later_than_the_beginning() -> None:
         for _ in range(290):
             next(batches)
         state = train.state_dict()
-    assert 1 <= state["scans"][0]["input"] <= 2_900
+    (begin,) = state["parts"]
+    assert 1 <= begin["input"] <= 2_900
     calls.clear()
     again = build()
     again.load_state_dict(state)
     assert numbers(again) == list(range(2_900, 3_000))
-    assert calls == list(range(state["scans"][0]["input"], 3_000))
+    assert calls == list(range(begin["input"], 3_000))
     assert len(json.dumps(state)) < 1_000
 
 
@@ -536,17 +537,19 @@ def test_states_that_cannot_be_are_refused() -> None:
         return source(60).scan(counted, 0).echo(2, pool=8).batch(4).workers(0)
 
     state = saved(build)
-    right = {"input": 0, "output": 0, "json": "0"}
+    pool = state["parts"][1]
+    right = {"kind": "scan", "input": 0, "output": 0, "json": "0"}
     crafts: Any = (
-        [], "no", [right] * 2, [{}], [0],
+        [], [right] * 2, [{}], [0], [{**right, "kind": "pack"}],
         [{**right, "input": -1}], [{**right, "input": 61}], [{**right, "input": 2.0}],
         [{**right, "output": 1}], [{**right, "input": 60, "output": 60}],
         [{**right, "json": 0}], [{**right, "json": "{"}], [{**right, "json": "[" * 100_000}],
         [{**right, "json": "9" * 5_000}],
-        [{"input": 0, "output": 0, "bytes": "AAAA"}], [{"input": 0, "output": 0, "bytes": "A"}],
+        [{"kind": "scan", "input": 0, "output": 0, "bytes": "AAAA"}],
+        [{"kind": "scan", "input": 0, "output": 0, "bytes": "A"}],
     )  # fmt: skip
     for scans in crafts:
-        crafted = {**state, "scans": scans}
+        crafted = {**state, "parts": [*scans, pool]}
         del crafted["checksum"]
         crafted["checksum"] = zlib.crc32(json.dumps(crafted, sort_keys=True).encode())
         train = build()

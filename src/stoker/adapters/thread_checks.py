@@ -27,7 +27,7 @@ from stoker.basics import pytree
 from stoker.basics.buffers import Recycler
 from stoker.basics.pytree import same
 from stoker.basics.warn import warn
-from stoker.engine.plan import PackPoint, ScanPoint, Segment
+from stoker.engine.plan import Segment
 from stoker.engine.work import REJECTED, Call, Failure, Work
 from stoker.pipeline import Pipeline
 from stoker.replicas.replica import USER_LOCK, Replica, replicate, unset_attributes
@@ -157,7 +157,7 @@ def _steps(pipeline: Pipeline[Any]) -> list[_Step]:
         return work.finish(batch, ordinal, 0, work.segment.counters(), 1)
 
     steps: list[_Step] = []
-    for segment in takewhile(lambda part: not isinstance(part, (PackPoint, ScanPoint)), plan.parts):
+    for segment in takewhile(lambda part: part.is_one_to_one, plan.parts):
         if not isinstance(segment, Segment):
             continue
         if segment.on_device:

@@ -21,6 +21,7 @@ from stoker.chain.scheduler_check import warn_of_overshooting
 from stoker.chain.seek import behind_pool, nearest
 from stoker.engine.build import EpochSetup
 from stoker.engine.checkpoint import Position
+from stoker.engine.echo.pool_inputs import PoolStart
 from stoker.engine.echo.rank_sync import pin, ranks
 from stoker.engine.run import Run
 from stoker.engine.workers.make import KeptWorkers
@@ -225,7 +226,7 @@ class Cursor(Bookmark):
             return None
         items = plan.items_of_first(self.chain.examples())
         moment = record.carried(0, epoch, items)
-        return Position(snapshots=[moment], items=[None]) if moment is not None else Position()
+        return Position(parts=[PoolStart(moment)]) if moment is not None else Position()
 
     def _look_at_schedulers(self) -> None:
         """Once, behind the first whole epoch that echoed: is one carried past its end?"""

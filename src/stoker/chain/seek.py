@@ -8,6 +8,7 @@ import numpy as np
 
 from stoker.chain.chain import Chain
 from stoker.engine.checkpoint import Position
+from stoker.engine.echo.pool_inputs import PoolStart
 from stoker.schedule import rng
 from stoker.schedule.fixed import Pool
 from stoker.stages.stage import PoolSize
@@ -30,7 +31,7 @@ def nearest(chain: Chain, number: int) -> tuple[Position | None, int]:
         return None, number
     number = min(number, chain.count_of_data_epoch())
     examples = min(number * chain.batch_size, chain.examples())
-    return Position(number, examples, fresh=examples), 0
+    return Position(number, examples, examples), 0
 
 
 def behind_pool(
@@ -65,7 +66,6 @@ def behind_pool(
     return Position(
         number,
         uses,
-        [pool.snapshot(pool.step)],
-        [pool.admitted if pool.ended else None],
-        fresh=min(each * pool.seen, chain.examples()),
+        min(each * pool.seen, chain.examples()),
+        [PoolStart(pool.snapshot(pool.step), pool.admitted if pool.ended else None)],
     )

@@ -5,25 +5,25 @@ A state is JSON, with the outline of its chain and a checksum. The checksum says
 damaged, not that anything is right: ``StateSchema`` checks that.
 
 What no run of that pipeline could have saved is refused before anything is made of it, so that
-nothing that a state says takes more memory, or more time, than the pipeline itself. What only the
-replay of its pools can tell is refused there (``engine/checkpoint.py``).
+nothing that a state says takes more memory, or more time, than the pipeline itself. What the parts
+of a plan keep is written and read in the files of their streams. What only the replay of pools can
+tell is refused there.
 """
 
 from __future__ import annotations
 
 import json
 import zlib
-from array import array
-from base64 import b64decode, b64encode
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, assert_never
 
 import numpy as np
 
 from stoker.basics import compact_integers
 from stoker.basics.compact_integers import whole
 from stoker.basics.warn import warn
-from stoker.engine.checkpoint import Position
+from stoker.engine.checkpoint import Bounds, Node, Position
+from stoker.engine.echo.pool_inputs import PoolStart
 from stoker.engine.packed import PackStart
 from stoker.engine.plan import (
     DevicePoint,
@@ -37,16 +37,13 @@ from stoker.engine.plan import (
 from stoker.engine.scanned import ScanStart
 from stoker.engine.survivors import FilterRecord
 from stoker.errors import StateError
-from stoker.schedule import adaptive, fixed
 from stoker.schedule.echo_record import difference_of
 from stoker.schedule.owners import OwnerSnapshot
-from stoker.stages.batching.batch import Batch
-from stoker.stages.echo import DEFAULT_POOL_BATCHES, Echo
-from stoker.stages.scan import Scan
+from stoker.stages.echo import DEFAULT_POOL_BATCHES
 from stoker.stages.stage import PoolSize
 from stoker.stats import Clock
 
-FORMAT = 1
+FORMAT = 2
 _UNSIGNED = ("checksum", "loader")
 
 
@@ -84,19 +81,13 @@ def saved(
         "yielded": position.yielded,
         "uses": position.uses,
         "pool_sizes": {str(at): r.size for at, r in sizes.items()},
-        "pools": [_pool_packed(snapshot) for snapshot in position.snapshots],
-        "pool_items": position.items,
-        "left_out": [_packed(record) for record in position.records],
+        "parts": [node.saved() for node in position.parts if node is not None],
         "spent": {str(account): n for account, n in position.spent.items()},
         "filtered": position.filtered,
         "fresh": position.fresh,
         "loaded": position.loaded,
         "before": [before.fresh_examples, before.uses, before.steps],
     }
-    if position.packs:
-        state["packs"] = [list(start) for start in position.packs]
-    if position.scans:
-        state["scans"] = [_scan_packed(start) for start in position.scans]
     if handed_out is not None:
         state["handed_out"] = handed_out
     if position.owners is not None:
@@ -148,29 +139,6 @@ def read(state: dict[str, Any], outline: list[str], seed: int | None, fit: State
             "random streams may differ, and then so does the rest of the epoch",
         )
     return loaded
-
-
-def _pool_packed(snapshot: fixed.Snapshot | adaptive.AdaptiveSnapshot) -> dict[str, Any]:
-    if isinstance(snapshot, adaptive.AdaptiveSnapshot):
-        return adaptive.pack(snapshot)
-    return fixed.pack(snapshot)
-
-
-def _packed(record: FilterRecord) -> dict[str, Any]:
-    return {
-        "number": record.number,
-        "survivors": record.survivors,
-        "seen": record.seen,
-        "total": record.total,
-        "drops": compact_integers.packed(np.array(record.drops, np.int64), record.number),
-    }
-
-
-def _scan_packed(start: ScanStart) -> dict[str, Any]:
-    # As text, not as JSON in JSON: who writes the state with sorted keys keeps the state's order.
-    state = start.state
-    dumped = {"json": state} if isinstance(state, str) else {"bytes": b64encode(state).decode()}
-    return {"input": start.input, "output": start.output, **dumped}
 
 
 def _checksum(state: dict[str, Any]) -> int:
@@ -230,7 +198,8 @@ def position(
     """
     yielded, nested = whole(state["yielded"]), "loader" in state
     owners = _owners(state, fit)
-    if not yielded and not nested and not (fit.plan.carries_pool and state["pools"]):
+    nodes = _list(state["parts"])
+    if not yielded and not nested and not (fit.plan.carries_pool and nodes):
         return None if owners is None else Position(owners=owners)
     if fit.steps is not None and yielded > fit.steps:
         raise StateError(f"the state is at batch {yielded:,}, where .steps({fit.steps}) never is")
@@ -238,24 +207,25 @@ def position(
     found = Position(
         yielded,
         whole(state["uses"]),
+        whole(state["fresh"], 0, compact_integers.LARGEST if iterated else fit.examples),
         spent={whole(int(a), 0, fit.accounts): whole(n) for a, n in state["spent"].items()},
         filtered=whole(state["filtered"]),
-        fresh=whole(state["fresh"], 0, compact_integers.LARGEST if iterated else fit.examples),
         loaded=whole(state["loaded"], 0, compact_integers.LARGEST if iterated else 0),
         loader_state=state.get("loader"),
         owners=owners,
     )
-    walk = _FieldReader(fit.plan, found, sizes, whole(state["epoch"]))
-    pools, items, records = (_list(state[name]) for name in ("pools", "pool_items", "left_out"))
-    if iterated:
-        if pools or items or records:
+    epoch = whole(state["epoch"])
+    if fit.examples is None:
+        if nodes:
             raise ValueError("pools are in it that cannot be made again")
-        walk.check_iterated(nested)
+        _check_iterated(fit.plan, yielded, nested)
     elif nested:
         raise StateError("a loader's state is in it, and this pipeline has no loader")
     else:
-        packs, scans = (_list(state.get(name, [])) for name in ("packs", "scans"))
-        walk.read(fit.examples or 0, pools, items, records, packs, scans)
+        plan = fit.plan
+        bounds = Bounds(fit.examples, yielded, plan.group, sizes, epoch, plan.carries_pool)
+        found.parts = _parts(nodes, plan, bounds)
+        bounds.check(found.uses)
     return found
 
 
@@ -276,142 +246,54 @@ def _list(value: Any) -> list[Any]:
     return list(value)
 
 
-class _FieldReader:
-    """Goes through a plan in the order that data meets it.
+def _check_iterated(plan: Plan, yielded: int, nested: bool) -> None:
+    """Check a position over a loader or a stream: its own state is all there is."""
+    if nested and not plan.source.takes_state:
+        raise StateError("a loader's state is in it, and this pipeline's source takes none")
+    if not yielded:
+        return
+    fixed = any(not point.echo.is_adaptive for point in plan.echoes)
+    if not nested or fixed or plan.is_decided or not plan.selection.is_kept_by_streams:
+        raise StateError(
+            "the state is in the middle of an epoch that this pipeline cannot make again"
+        )
 
-    Attributes:
-        most: how many items come by at the place at hand, at most.
-        exact: how many do, where that is known.
-    """
 
-    most: int
-    exact: int | None
+def _parts(saved: list[Any], plan: Plan, bounds: Bounds) -> list[Node | None]:
+    """Read what each part of a plan has kept; the file of its stream knows how."""
+    nodes, found = iter(_in_place(saved, plan)), list[Node | None]()
+    for part in plan.parts:
+        match part:
+            case Segment():
+                if part.batch is not None:
+                    bounds.pass_batch(part.batch)
+            case FilterPoint():
+                found.append(FilterRecord.read(next(nodes), bounds))
+            case PackPoint():
+                found.append(PackStart.read(next(nodes), bounds))
+            case ScanPoint():
+                found.append(ScanStart.read(part.scan, next(nodes), bounds))
+            case EchoPoint():
+                found.append(PoolStart.read(part, next(nodes), bounds))
+            case DevicePoint():  # nothing changes on the way
+                pass
+            case _:
+                assert_never(part)
+    return found
 
-    def __init__(self, plan: Plan, found: Position, sizes: dict[int, PoolSize], epoch: int) -> None:
-        self._plan = plan
-        self._epoch = epoch
-        self._found = found
-        self._sizes = sizes
-        self._uses = [found.yielded, found.yielded]
 
-    def check_iterated(self, nested: bool) -> None:
-        """Check a position over a loader or a stream: its own state is all there is."""
-        plan = self._plan
-        if nested and not plan.source.takes_state:
-            raise StateError("a loader's state is in it, and this pipeline's source takes none")
-        if not self._found.yielded:
-            return
-        fixed = any(not point.echo.is_adaptive for point in plan.echoes)
-        left_out = plan.filters or plan.packs or plan.scans
-        if not nested or fixed or left_out or not plan.selection.is_kept_by_streams:
-            raise StateError(
-                "the state is in the middle of an epoch that this pipeline cannot make again"
-            )
-
-    def read(
-        self,
-        examples: int,
-        pools: list[Any],
-        items: list[Any],
-        records: list[Any],
-        packs: list[Any],
-        scans: list[Any],
-    ) -> None:
-        """Read what pools held, what was left out, where packed sequences and scans go on."""
-        found, plan = self._found, self._plan
-        echoes = len(plan.echoes)
-        if not len(pools) == len(items) == echoes:
-            raise ValueError(f"{len(pools)} pools and {len(items)} items for {echoes} echoes")
-        if (records or plan.has_filter) and len(records) != plan.filters:
-            raise StateError(
-                "the state was saved with other skip budgets: examples it left out cannot be told"
-            )
-        if len(packs) != (plan.packs and bool(found.yielded)):
-            raise ValueError(f"{len(packs)} packed sequences begin in it")
-        if len(scans) != (plan.scans if found.yielded else 0):
-            raise ValueError(f"{len(scans)} scans are in it, not {plan.scans}")
-        self.most, self.exact = examples, examples
-        for part in plan.parts:
-            match part:
-                case Segment():
-                    if part.batch is not None:
-                        self._uses = self._batch(part.batch)
-                case FilterPoint():
-                    self.exact = None
-                    if records:
-                        self._record(records.pop(0))
-                case PackPoint():
-                    for said in packs:
-                        self._start(*_list(said))
-                    self.most, self.exact = compact_integers.LARGEST, None
-                case ScanPoint():
-                    self.exact = None
-                    for said in scans[:1]:
-                        self._scan(part.scan, said)
-                    del scans[:1]
-                case EchoPoint():
-                    self._pool(part.echo, part.group, pools.pop(0), items.pop(0))
-                    # Behind a batch: the short one may have come often, or not at all.
-                    self._uses = [found.yielded, found.yielded * plan.group]
-                case DevicePoint():  # nothing changes on the way
-                    pass
-        whole(found.yielded, 0, self.most if self.exact is None else self.exact)
-        whole(found.uses, *self._uses)
-
-    def _start(self, number: Any, at: Any, offset: Any) -> None:
-        start = PackStart(whole(number), whole(at, 0, self.most), whole(offset))
-        self._found.packs.append(start)
-
-    def _scan(self, scan: Scan, said: Any) -> None:
-        number = whole(said["input"], 0, self.most)
-        output = whole(said["output"], 0, number)
-        text = said["json"] if "json" in said else said["bytes"]
-        if type(text) is not str:
-            raise TypeError(f"{compact_integers.shown(text)} is no text")
-        state = text if "json" in said else b64decode(text, validate=True)
-        scan.check(state)
-        self._found.scans.append(ScanStart(number, output, state))
-
-    def _record(self, said: Any) -> None:
-        number = whole(said["number"], 0, self.most)
-        seen = whole(said["seen"], number, self.most)
-        drops = compact_integers.unpacked(said["drops"], number, seen - number, seen)
-        total = said["total"]
-        behind = total is not None and number == seen  # of a short last batch, behind the end
-        survivors = whole(said["survivors"], 0, number + behind * self._plan.group)
-        if total is not None:
-            decided = survivors + seen - number - len(drops)
-            total = self.exact = whole(total, 0 if behind else decided, min(decided, seen))
-        record = FilterRecord(number, survivors, seen, array("q", drops.tobytes()), total)
-        self._found.records.append(record)
-
-    def _pool(self, echo: Echo, group: int, said: Any, items: Any) -> None:
-        size = echo.record.size(echo.position, echo.name, group) if echo.record else None
-        size = size or self._sizes[echo.position].size
-        fits = {"size": size, "group": group, "items": self.most}
-        read: Any
-        if echo.counts is None:
-            earlier = self._epoch * self.most if self._plan.carries_pool else 0
-            read = adaptive.unpack(said, max_factor=echo.max_factor, earlier=earlier, **fits)
-        else:
-            read = fixed.unpack(said, counts=echo.counts, **fits)
-        self._found.snapshots.append(read)
-        if items is not None:
-            least, most = (0, self.most) if self.exact is None else (self.exact, self.exact)
-            items = whole(items, max(least, read.admitted), most)
-        self._found.items.append(items)
-        if echo.is_adaptive:
-            before = size if self._plan.carries_pool else 0
-            self.most, self.exact = echo.max_factor * (self.most + before), None
-        else:
-            self.most = echo.count(self.most)
-            self.exact = None if self.exact is None else echo.count(self.exact)
-
-    def _batch(self, batch: Batch) -> list[int]:
-        """Return how many uses there are at least, and at most, in the batches handed out."""
-        yielded, n = self._found.yielded, batch.n
-        most = min(yielded * n, self.most if self.exact is None else self.exact)
-        least = yielded * n - n + 1 if self.exact is None else most
-        self.most = batch.count(self.most)
-        self.exact = None if self.exact is None else batch.count(self.exact)
-        return [least, most]
+def _in_place(nodes: list[Any], plan: Plan) -> list[Any]:
+    """Return the nodes of a plan's parts; None for filters that stand there for a budget alone,
+    which was not there when the state was saved."""
+    kinds, filters = [node["kind"] for node in nodes], FilterPoint.kind
+    if kinds == list(plan.kinds):
+        return nodes
+    others = [kind for kind in plan.kinds if kind != filters]
+    if kinds == others and not plan.has_filter:
+        rest = iter(nodes)
+        return [None if kind == filters else next(rest) for kind in plan.kinds]
+    if [kind for kind in kinds if kind != filters] == others:
+        raise StateError(
+            "the state was saved with other skip budgets: examples it left out cannot be told"
+        )
+    raise ValueError(f"{compact_integers.shown(kinds)} are in it, not {list(plan.kinds)}")

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stoker.basics.buffers import Recycler
-from stoker.engine.checkpoint import Position
+from stoker.engine.checkpoint import Position, row
 from stoker.engine.echo.pools import Pools
 from stoker.engine.echo.prefetch import Prefetcher
 from stoker.engine.echo.rank_sync import Ranks
@@ -42,14 +42,13 @@ from stoker.engine.plan import (
 from stoker.engine.scanned import ScannedStream
 from stoker.engine.segment_runner import SegmentRunner
 from stoker.engine.segment_stream import FOLLOWED_BATCHES, SegmentStream
-from stoker.engine.survivors import FilteredStream, OrderedStream, SkipLog
+from stoker.engine.survivors import FilteredStream, SkipLog
 from stoker.engine.work import Work
 from stoker.engine.workers.make import KeptWorkers, Workers, make_pool
 from stoker.engine.workers.thread_copies import ThreadCopies
 from stoker.engine.workers.threads import WorkerPool, holds_user_lock
 from stoker.engine.workers.tuning import Autotuner
 from stoker.schedule import rng
-from stoker.schedule.adaptive import AdaptiveSnapshot
 from stoker.schedule.dealing import PaddedDeal, RankOrder
 from stoker.schedule.owners import OwnerSnapshot
 from stoker.sources.source import Reader
@@ -141,7 +140,6 @@ class EpochStreams:
         self._reader: Reader | None = None
         self._gather: Lookups | None = None
         self._copies: ThreadCopies | None = None
-        self._device: DeviceStream | None = None
         self._worker_pools: list[WorkerPool] = []
         self._order: RankOrder | None = None
         self.padded: PaddedDeal | None = None
@@ -210,22 +208,22 @@ class EpochStreams:
                     )
                 case ScanPoint():
                     self.tally.open(part.at, [part.scan.name])
-                    scanned = ScannedStream(
+                    self._stream = scanned = ScannedStream(
                         part, self.segments[-1], self.worker_pool, self.tally, self.planning
                     )
                     self.scans.append(scanned)
-                    self._stream = scanned
                 case EchoPoint():
                     assert self._stream is not None
                     pool, planning = self._where(part)
                     self._feed = self.pools.feed(part, self._stream, self.tally, pool, planning)
                 case DevicePoint():
-                    self._device = DeviceStream(
+                    self._stream = self.last = DeviceStream(
                         self.last, part.to.mover(), self.worker_pool, self.mask
                     )
                     self.mask = None  # is moved, too
-                    self._stream = self.last = self._device
                     self._depth = 0
+                case _:
+                    assert_never(part)
 
     def _work(self, segment: Segment, epoch: int, order: RankOrder | None) -> Work:
         address = self._plan.address(segment.at, self._seed, epoch)
@@ -236,9 +234,10 @@ class EpochStreams:
         plan = self._plan
         if plan.indexed is None or not plan.carries_pool:
             return
-        for moment in self._setup.position.snapshots:
-            assert isinstance(moment, AdaptiveSnapshot)
-            for back in moment.epochs_back(plan.items_of_first(self._examples)):
+        for node in self._setup.position.parts:
+            if node is None:
+                continue
+            for back in node.epochs_back(plan.items_of_first(self._examples)):
                 epoch = self._epoch - back
                 order = plan.indexed.order(plan.selection, self._seed, epoch, group=plan.group)
                 self._earlier[back] = self._work(plan.segments[0], epoch, order), order
@@ -353,12 +352,8 @@ class EpochStreams:
     def close(self) -> None:
         """End every thread and process, and let go of what a source has open."""
         with contextlib.ExitStack() as rest:  # all of it, should Ctrl-C come in between
-            upstreams = [s.feed.upstream for s in self.segments if s.feed is not None]
-            between = [s for s in upstreams if isinstance(s, OrderedStream)]
-            outside = (self._device, self.prefetcher or self.head)
-            for part in (*self.pools.feeds, *between, *self.segments, *outside):
-                if part is not None:
-                    rest.callback(part.clear)
+            for stream in row(self._feed or self._stream):
+                rest.callback(stream.clear)
             if self._plan.cache is not None:
                 rest.callback(self._plan.cache.cache.flush)
             for pool in self._worker_pools:

@@ -1,38 +1,47 @@
-"""Checkpoint and resume: where an epoch is, what a resume needs of pools and filters, and how a
-run is restored.
+"""Checkpoint and resume: where an epoch is, and how its streams save it and come back to it.
 
-A position is: outputs handed out, uses, one snapshot for each pool, one record for each filter, and
-one state of each scan.
+The streams of an epoch, and the inputs between them, form a row: each knows what it takes its items
+from (``upstream``). All that concerns states goes along this row, from the consumer to the source:
 
-With nested pools, ``needed`` goes from the consumer to the source. Each pool's snapshot must reach
-back to the oldest item that the pool downstream of it still holds, because that item will be made
-again. ``resume`` goes the same way. Each pool is replayed from its snapshot, and recalls the draws
-of those steps whose outputs will be asked for again. Those outputs are made again, their own inputs
-included, when a draw first needs them.
+- ``needed``: each is asked for its node, which says how to come to an output again, and for the
+  oldest input that this takes. So a pool's snapshot reaches back to the oldest item that the pool
+  behind it still holds, because that item will be made again.
+- ``forget``: each drops what only a resume at earlier outputs would need.
+- ``resume``: each goes to an output by its node, and says what it asks of the one before it. Some
+  then make again what is asked for once more; the source's side comes first.
+
+A state is a list of such nodes. Each is written and read in the file of its stream, which checks it
+against how much can have come by (``Bounds``), before anything is made of it. That nodes fit each
+other is found by ``resume``.
 
 A loader that has a state of its own is asked for it behind every batch. A position in its epoch is
-that state, and pools begin empty (``begin_empty``).
-
-That parts of a state fit each other is found here. That each field is possible at all was checked
-before, by ``chain.state``.
+that state; there are no nodes, and pools begin empty.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, Protocol
 
-from stoker.engine.echo.pool_inputs import EchoInputs
-from stoker.engine.items import Inputs, Planning
-from stoker.engine.packed import PackedStream, PackStart
-from stoker.engine.scanned import ScannedStream, ScanStart
-from stoker.engine.segment_stream import SegmentStream
-from stoker.engine.survivors import FilteredStream, FilterRecord
+from stoker.basics import compact_integers
 from stoker.errors import StateError
-from stoker.schedule.adaptive import AdaptiveSnapshot
-from stoker.schedule.fixed import Snapshot
 from stoker.schedule.owners import OwnerSnapshot
+from stoker.stages.batching.batch import Batch
+from stoker.stages.stage import PoolSize
+
+
+class Node(ABC):
+    """What one stream keeps in a state: complete in itself."""
+
+    @abstractmethod
+    def saved(self) -> dict[str, Any]:
+        """Return it for JSON, with its kind: that of its part in the plan."""
+
+    def epochs_back(self, items: int) -> list[int]:
+        """Return how many epochs ago that entered which it holds; each epoch had ``items``."""
+        return []
 
 
 @dataclass
@@ -41,186 +50,197 @@ class Position:
 
     Attributes:
         yielded, uses, fresh: outputs, examples and fresh examples that were handed out.
-        owners: by whose parts the epoch is dealt, if it is.
-        loaded: batches of a loader that were handed out; ``loader_state``: its own state there.
-        snapshots: one of each pool, in the order that data meets them.
-        items: how many fresh items each pool had in the epoch, where its end has told.
-        records: of each filtered stream, which examples it left out.
-        scans: where each scan goes on.
-        packs: of a packed stream, where the next full sequence begins; at most one.
+        parts: a node for each part of the plan that keeps one, in the order that data meets them;
+            None for a filter that had left out nothing, because nothing could be left out then.
+            Empty where the outputs alone say it all.
         spent: how much of each skip budget is spent; ``filtered``: what filters left out.
+        loaded: batches of a loader that were handed out; ``loader_state``: its own state there.
+        owners: by whose parts the epoch is dealt, if it is.
     """
 
     yielded: int = 0
     uses: int = 0
-    snapshots: list[Snapshot | AdaptiveSnapshot] = field(default_factory=list)
-    items: list[int | None] = field(default_factory=list)
-    records: list[FilterRecord] = field(default_factory=list)
+    fresh: int = 0
+    parts: list[Node | None] = field(default_factory=list)
     spent: dict[int, int] = field(default_factory=dict)
     filtered: int = 0
-    fresh: int = 0
     loaded: int = 0
     loader_state: Any = None
     owners: OwnerSnapshot | None = None
-    packs: list[PackStart] = field(default_factory=list)
-    scans: list[ScanStart] = field(default_factory=list)
 
 
-class Needed(NamedTuple):
-    """What a resume needs of pools, filters, packed streams and scans, each in order."""
+@dataclass
+class Bounds:
+    """How much can have come by at one place of a plan: a saved node says no more than this.
 
-    snapshots: list[Snapshot | AdaptiveSnapshot]
-    records: list[FilterRecord]
-    packs: list[PackStart]
-    scans: list[ScanStart]
+    Made for the source's side of a plan, and moved on by each part, in the order that data meets
+    them.
 
-
-def filtered_of(segments: Sequence[SegmentStream]) -> list[FilteredStream]:
-    """Return the filtered streams that feed segments, in data-flow order."""
-    upstreams = [stream.feed.upstream for stream in segments if stream.feed is not None]
-    return [upstream for upstream in upstreams if isinstance(upstream, FilteredStream)]
-
-
-def needed(segments: Sequence[SegmentStream], yielded: int, planning: Planning) -> Needed:
-    """Return what a resume at ``yielded`` needs.
-
-    All is empty if a pool has not started yet. The caller must hold ``planning``.
+    Attributes:
+        most: how many items come by at most; ``exact``: how many do, where that is known.
+        least_uses, most_uses: examples in the outputs that were handed out.
+        yielded: those outputs.
+        group: the examples in a batch.
+        sizes: those of pools, by the position of their echo.
+        epoch: its number; ``carries_pool``: whether a pool goes on from the epoch before.
     """
-    assert planning.is_held()
-    snapshots: list[Any] = []
-    records: list[FilterRecord] = []
-    packs: list[PackStart] = []
-    scans: list[ScanStart] = []
-    oldest = yielded  # the oldest output of the stream at hand that is asked for again
-    for stream in reversed(segments):
-        feed = stream.feed
-        if feed is None:
-            break
-        if isinstance(feed, EchoInputs):
-            if not feed.started:
-                return Needed([], [], [], [])
-            snapshot = feed.pool.snapshot(_uses_taken(oldest, stream) // feed.pool.group)
-            snapshots.append(snapshot)
-            oldest = snapshot.oldest
+
+    most: int
+    yielded: int
+    group: int
+    sizes: Mapping[int, PoolSize]
+    epoch: int
+    carries_pool: bool
+
+    def __post_init__(self) -> None:
+        self.exact: int | None = self.most
+        self.least_uses = self.most_uses = self.yielded
+
+    def pass_batch(self, batch: Batch) -> None:
+        """Go on behind a stage that makes batches."""
+        known = self.most if self.exact is None else self.exact
+        self.most_uses = min(self.yielded * batch.n, known)
+        self.least_uses = self.most_uses
+        if self.exact is None:
+            self.least_uses = self.yielded * batch.n - batch.n + 1
         else:
-            oldest *= stream.inputs_each
-        upstream = _filtered(feed)
-        if upstream is not None:
-            record = upstream.needed(oldest)
-            records.append(record)
-            oldest = record.number
-        elif isinstance(feed.upstream, PackedStream):
-            packs.append(feed.upstream.needed(oldest))
-            oldest = packs[-1].input
-        elif isinstance(feed.upstream, ScannedStream):
-            scans.append(feed.upstream.needed(oldest))
-            oldest = scans[-1].input
-    return Needed(snapshots[::-1], records[::-1], packs, scans[::-1])
+            self.exact = batch.count(self.exact)
+        self.most = batch.count(self.most)
+
+    def pass_pool(self, most: int, exact: int | None) -> None:
+        """Go on behind a pool that gives so many uses."""
+        self.most, self.exact = most, exact
+        # Behind a batch: the short one may have come often, or not at all.
+        self.least_uses, self.most_uses = self.yielded, self.yielded * self.group
+
+    def check(self, uses: int) -> None:
+        """Check what was handed out, behind the last part. Raises ValueError."""
+        compact_integers.whole(self.yielded, 0, self.most if self.exact is None else self.exact)
+        compact_integers.whole(uses, self.least_uses, self.most_uses)
 
 
-def forget(segments: Sequence[SegmentStream], yielded: int, planning: Planning) -> None:
-    """Drop what only a resume before ``yielded`` would need. The caller holds ``planning``."""
-    snapshots, records, packs, scans = needed(segments, yielded, planning)
-    for feed, snapshot in zip(_echoes(segments), snapshots, strict=False):
-        feed.pool.forget_before(snapshot.step)
-    for filtered, record in zip(filtered_of(segments), records, strict=False):
-        filtered.forget_before(record.survivors)
-    for scanned, scan in zip(_scanned_of(segments), scans, strict=False):
-        scanned.forget_before(scan.output)
-    for stream in segments:
-        if stream.feed is not None and isinstance(stream.feed.upstream, PackedStream) and packs:
-            stream.feed.upstream.forget_before(packs[0].number)
+@dataclass(frozen=True)
+class Asked:
+    """What is asked of a stream at a resume.
+
+    Attributes:
+        next: the number of the output that it goes on with.
+        least: how many outputs came before that, at least: the last batch may have been short.
+        oldest: the oldest output that its node allows for.
+        again: the numbers of outputs before ``next`` that ``recompute`` will be asked for.
+        loaded: how many batches of a loader, or examples of a stream, were handed out.
+    """
+
+    next: int
+    least: int
+    oldest: int
+    again: frozenset[int] = frozenset()
+    loaded: int = 0
+
+    def times(self, each: int) -> Asked:
+        """Return what is asked of the inputs, where each output takes ``each`` of them."""
+        if each == 1:
+            return self
+        return Asked(
+            self.next * each,
+            max(0, self.least * each - each + 1),
+            self.oldest * each,
+            frozenset(n * each + i for n in self.again for i in range(each)),
+            self.loaded,
+        )
 
 
-def begin_empty(segments: Sequence[SegmentStream], position: Position) -> None:
-    """Continue after the batches that a loader or a feed has already yielded, with empty pools."""
-    outputs = position.yielded
-    for stream in reversed(segments):
-        stream.start_at(outputs)
-        outputs = position.loaded if isinstance(stream.feed, EchoInputs) else outputs
-    for feed in _echoes(segments):
-        step = position.yielded
-        feed.pool.restore(AdaptiveSnapshot(step, position.loaded, (), began=step))
+class PlanningLock(Protocol):
+    """What tells whether the caller may look at what is planned (``engine/items.py``)."""
+
+    def is_held(self) -> bool: ...
 
 
-def resume(segments: Sequence[SegmentStream], position: Position) -> None:
+class Resumable:
+    """One in the row of streams and inputs from the consumer back to the source.
+
+    What is written here is right for one that keeps nothing and hands on each input once. All is
+    called with the planning lock held, or before anything is planned.
+
+    Attributes:
+        keeps: whether it has a node in a state.
+        upstream: where its inputs come from; None at the head.
+    """
+
+    keeps: ClassVar[bool] = False
+    upstream: Resumable | None = None
+
+    def needed(self, output: int) -> tuple[Node | None, int]:
+        """Return its node for a resume that asks for this output and later ones, and the oldest
+        input that this takes. No node where it has not begun."""
+        return None, output
+
+    def forget_before(self, output: int) -> int:
+        """Drop what only a resume would need that asks for earlier outputs.
+
+        Return the oldest input that this output takes.
+        """
+        return self.needed(output)[1]
+
+    def resume(self, node: Any, asked: Asked) -> Asked:
+        """Go on where the run was, by its node; return what this asks of its upstream.
+
+        Raises StateError where the node does not fit what is asked.
+        """
+        return asked
+
+    def catch_up(self) -> None:
+        """Make again what was asked for, now that all upstream are where they were."""
+
+    def clear(self) -> None:
+        """Drop what will not be used any more."""
+
+
+def row(last: Resumable | None) -> list[Resumable]:
+    """Return streams and inputs from the last one to the head."""
+    found = []
+    while last is not None:
+        found.append(last)
+        last = last.upstream
+    return found
+
+
+def needed(last: Resumable, yielded: int, planning: PlanningLock) -> list[Node | None]:
+    """Return the nodes for a resume at ``yielded``: none if a pool has not begun yet."""
+    assert planning.is_held()
+    nodes: list[Node | None] = []
+    oldest = yielded
+    for each in row(last):
+        node, oldest = each.needed(oldest)
+        if each.keeps:
+            if node is None:
+                return []
+            nodes.append(node)
+    return nodes[::-1]
+
+
+def forget(last: Resumable, yielded: int, planning: PlanningLock) -> None:
+    """Drop what only a resume before ``yielded`` would need."""
+    assert planning.is_held()
+    oldest = yielded
+    for each in row(last):
+        oldest = each.forget_before(oldest)
+
+
+def resume(last: Resumable, position: Position) -> None:
     """Bring new streams to a position that was read for this pipeline.
 
-    Raises StateError where its parts do not fit each other.
+    Raises StateError where its nodes do not fit each other.
     """
-    snapshots = list(position.snapshots)
-    items = list(position.items)
-    records = list(position.records)
-    scans = list(position.scans)
-    outputs = oldest = position.yielded  # of the stream at hand; as in ``needed``
-    again: set[int] = set()
-    for stream in reversed(segments):
-        if stream.total is not None and outputs > stream.total:
-            raise StateError(f"the state is damaged: it is at {outputs:,} of {stream.total:,}")
-        stream.start_at(outputs)
-        feed = stream.feed
-        if feed is None:
-            break
-        each = stream.inputs_each
-        again = {n * each + i for n in again for i in range(each)}
-        upstream = _filtered(feed)
-        record = FilterRecord()
-        if upstream is not None and records:
-            record = records.pop()
-        if isinstance(feed, EchoInputs):
-            taken, first = _uses_taken(outputs, stream), _uses_taken(oldest, stream)
-            snapshot = snapshots.pop()
-            again = feed.replay(snapshot, first, taken, again, items.pop())
-            outputs, oldest = feed.pool.admitted, snapshot.oldest
-        else:
-            outputs, oldest = outputs * each, oldest * each
-        if upstream is not None:
-            if record.total is not None:  # the last batch may have been short
-                if isinstance(feed, EchoInputs) and outputs > record.total:
-                    had = f"{outputs:,} of {record.total:,} items"
-                    raise StateError(f"the state is damaged: a pool has had {had}")
-                outputs = min(outputs, record.total)
-                again = {n for n in again if n < record.total}
-            if position.records and not record.covers({*again, outputs}):
-                raise StateError("the state is damaged: what was left out does not fit the rest")
-            record.seen = max(record.seen, outputs)  # all survived where nothing could be left out
-            again = {record.number_of(n) for n in again}
-            outputs = upstream.start_at(record, outputs)
-            oldest = record.number if position.records else oldest
-        elif isinstance(feed.upstream, PackedStream):
-            start = position.packs[0] if position.packs else PackStart()
-            if start.number != outputs:
-                raise StateError("the state is damaged: where a sequence begins does not fit")
-            outputs = oldest = feed.upstream.start_at(start)
-        elif isinstance(feed.upstream, ScannedStream):
-            begin = scans.pop()
-            if begin.output > min({*again, outputs}):
-                raise StateError("the state is damaged: a scan in it goes on too late")
-            outputs = oldest = feed.upstream.start_at(begin, outputs, each, again)
-            again = set()
-    for scanned in _scanned_of(segments):
-        scanned.make_again()
-    for pooled in _echoes(segments):
-        pooled.refill()
+    done = position.yielded
+    asked, nodes = Asked(done, done, done, loaded=position.loaded), list(position.parts)
+    streams = row(last)
+    for each in streams:
+        asked = each.resume(nodes.pop() if each.keeps and nodes else None, asked)
+    for each in reversed(streams):
+        each.catch_up()
 
 
-def _echoes(segments: Sequence[SegmentStream]) -> Iterator[EchoInputs[Any]]:
-    for stream in segments:
-        feed: Any = stream.feed
-        if isinstance(feed, EchoInputs):
-            yield feed
-
-
-def _scanned_of(segments: Sequence[SegmentStream]) -> list[ScannedStream]:
-    upstreams = [stream.feed.upstream for stream in segments if stream.feed is not None]
-    return [upstream for upstream in upstreams if isinstance(upstream, ScannedStream)]
-
-
-def _filtered(feed: Inputs) -> FilteredStream | None:
-    return feed.upstream if isinstance(feed.upstream, FilteredStream) else None
-
-
-def _uses_taken(outputs: int, stream: SegmentStream) -> int:
-    assert stream.feed is not None
-    inputs = outputs * stream.inputs_each
-    return inputs if stream.feed.total is None else min(inputs, stream.feed.total)
+def damaged(what: str) -> StateError:
+    """Return the error of a state whose parts do not fit."""
+    return StateError(f"the state is damaged: {what}")

@@ -20,6 +20,7 @@ from stoker.engine.items import (
     DrivenStream,
     EpochCounters,
     HeadStream,
+    Inputs,
     Item,
     PulledStream,
     Stream,
@@ -28,7 +29,6 @@ from stoker.engine.items import (
     done_item,
     like,
 )
-from stoker.engine.survivors import OrderedStream
 from stoker.engine.work import ENDED, Failure
 from stoker.engine.workers.threads import WorkerPool
 from stoker.errors import StageError
@@ -115,7 +115,7 @@ class IterableHead(HeadStream):
             return None, loaded
         return self._source.state(fresh and fresh + self._skipped), fresh
 
-    def forget_before(self, fresh: int, loaded: int) -> None:
+    def forget_states(self, fresh: int, loaded: int) -> None:
         self._source.forget_before(fresh and fresh + self._skipped)
 
     def leave(self, fresh: int, loaded: int, *, ended: bool) -> None:
@@ -209,14 +209,14 @@ def _rounds(examples: Iterator[Any], rank: int, world: int) -> Iterator[Any]:
         yield each[rank]
 
 
-class Direct:
+class Direct(Inputs):
     """Feeds a segment with each item of a stream once."""
 
     in_order = True
     follows = False
 
     def __init__(self, stream: Stream) -> None:
-        self.upstream = stream
+        self.upstream: Stream = stream
         self.total = stream.total
         self.blocking = stream.blocking
 
@@ -232,7 +232,7 @@ class Direct:
 
     def recompute_uses(self, start: int, count: int) -> list[Use]:
         stop = start + count
-        if isinstance(self.upstream, OrderedStream) and self.upstream.end is not None:
+        if self.upstream.end is not None:
             stop = min(stop, self.upstream.end)
         return [_only_use(self.upstream.recompute(number)) for number in range(start, stop)]
 
@@ -331,10 +331,10 @@ class LoaderHead(HeadStream):
             return False
 
     def state_at(self, fresh: int, loaded: int) -> tuple[Any, int]:
-        self.forget_before(fresh, loaded)
+        self.forget_states(fresh, loaded)
         return self._states[0][1] if self._states else None, loaded
 
-    def forget_before(self, fresh: int, loaded: int) -> None:
+    def forget_states(self, fresh: int, loaded: int) -> None:
         while self._states and self._states[0][0] < loaded:
             self._earlier = self._states.popleft()
 
@@ -343,7 +343,7 @@ class LoaderHead(HeadStream):
             self._source.end()
         if ended or not self._source.takes_state or (loaded and loaded == self._begun):
             return
-        self.forget_before(fresh, loaded)
+        self.forget_states(fresh, loaded)
         number, own = self._earlier
         place = None if own is None or not loaded else {"own": own, "skip": loaded - number}
         if loaded and place is None:
@@ -379,7 +379,7 @@ class DeviceStream(DrivenStream):
         mask: PaddingMask | None = None,
     ) -> None:
         super().__init__()
-        self._upstream = upstream
+        self.upstream: PulledStream = upstream
         self._mask = mask
         self._mover = mover
         self._worker_pool = worker_pool
@@ -391,7 +391,7 @@ class DeviceStream(DrivenStream):
 
     @property
     def fresh(self) -> int:
-        return self._upstream.fresh
+        return self.upstream.fresh
 
     def poll(self, count: int) -> tuple[int, bool]:
         """Return whether a batch is on its way to the device (0 or 1), and whether none is left."""
@@ -408,11 +408,11 @@ class DeviceStream(DrivenStream):
     @property
     def is_full(self) -> bool:
         """Whether there is no room for more on the host."""
-        return self._upstream.is_full
+        return self.upstream.is_full
 
     def ready_since(self) -> tuple[int, int | None]:
         """Return how many batches wait, on the host too, and since when there is no room there."""
-        ready, since = self._upstream.ready_since()
+        ready, since = self.upstream.ready_since()
         return ready + len(self._under_way), since
 
     def _taken(self, may_block: bool) -> Item | None:
@@ -431,7 +431,7 @@ class DeviceStream(DrivenStream):
         return self._mover.usable_bytes()
 
     def recompute(self, number: int) -> Item:
-        item = self._upstream.recompute(number)
+        item = self.upstream.recompute(number)
         self._worker_pool.wait(item.task)
         value = item.task.values[item.row]
         if type(value) is not Failure:
@@ -454,7 +454,7 @@ class DeviceStream(DrivenStream):
             raise error
         if self._next is None:
             try:
-                self._next = self._upstream.pull(may_block=wait)
+                self._next = self.upstream.pull(may_block=wait)
             except WouldBlock:
                 return False
             self._over = self._next is None

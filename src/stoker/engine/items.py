@@ -17,9 +17,10 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from stoker.basics import resources
+from stoker.engine.checkpoint import Resumable
 from stoker.engine.work import UndeclaredRng
 from stoker.engine.workers.threads import Task
 
@@ -125,16 +126,18 @@ class Planning:
         return bool(lock._is_owned())  # as a Condition asks its lock
 
 
-class Stream(ABC):
+class Stream(Resumable, ABC):
     """A stream of items, in order. The planning lock must be held for all methods but ``clear``.
 
     Attributes:
         total: how many items an epoch has, None where only its end tells.
         blocking: whether it is read in the thread that asks, so that there is no working ahead.
+        leaves_out: whether its items are those of the source that are left, in their order.
     """
 
     total: int | None = None
     blocking = False
+    leaves_out = False
 
     @property
     @abstractmethod
@@ -179,13 +182,21 @@ class Stream(ABC):
     def recompute(self, number: int) -> Item:
         """Make an item once more; below 0 one of an earlier epoch, if pools are carried."""
 
+    @property
+    def end(self) -> int | None:
+        """How many items there are in the epoch, once its end has told."""
+        return None
+
+    def left_to(self, number: int, taken: int) -> int:
+        """Return how many items come up to the source's item ``number``, behind those ``taken``.
+
+        Raises WouldBlock where that is not decided yet, and the planner must not block.
+        """
+        return number - taken
+
     def usable_bytes(self) -> int:
         """Return the memory that is free where the items are."""
         return resources.usable_memory_bytes()
-
-    @abstractmethod
-    def clear(self) -> None:
-        """Drop what will not be used any more."""
 
 
 class PulledStream(Stream):
@@ -263,7 +274,7 @@ class HeadStream(DrivenStream):
         And the number of what was read that it stands for.
         """
 
-    def forget_before(self, fresh: int, loaded: int) -> None:
+    def forget_states(self, fresh: int, loaded: int) -> None:
         """Drop the states behind fewer examples, and behind fewer batches of a loader."""
 
     def has_raised(self, error: BaseException) -> bool:
@@ -281,7 +292,7 @@ class HeadStream(DrivenStream):
         """Interrupt another thread that waits for the source, if that can be done."""
 
 
-class Inputs(Protocol):
+class Inputs(Resumable, ABC):
     """What gives a segment its inputs, unless it reads them from the source by number.
 
     Attributes:
@@ -296,22 +307,24 @@ class Inputs(Protocol):
     upstream: Stream
 
     @property
-    def fresh(self) -> int: ...
+    @abstractmethod
+    def fresh(self) -> int:
+        """Fresh examples behind what was taken."""
 
+    @abstractmethod
     def together(self, count: int) -> int:
         """Return how many of the next ``count`` uses are behind equally many fresh examples.
 
         Only these may share a task, whose items all count as many.
         """
-        ...
 
+    @abstractmethod
     def take(self, count: int) -> list[Use]:
         """Return the next uses, fewer only at the end."""
-        ...
 
+    @abstractmethod
     def recompute_uses(self, start: int, count: int) -> list[Use]:
         """Return uses ``start ..`` once more, outside the order."""
-        ...
 
 
 class DoneTask:

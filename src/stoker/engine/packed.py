@@ -9,11 +9,14 @@ behind follows. As no pool may stand behind, no full sequence is ever made again
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.basics.compact_integers import LARGEST, whole
+from stoker.engine.checkpoint import Asked, Bounds, Node, damaged
 from stoker.engine.items import Item, Planning, done_item
 from stoker.engine.plan import PackPoint
 from stoker.engine.segment_stream import SegmentStream
@@ -24,15 +27,34 @@ from stoker.errors import StateError
 from stoker.stages.batching.pack import Packed
 
 
-class PackStart(NamedTuple):
-    """Where a full sequence begins."""
+@dataclass
+class PackStart(Node):
+    """Where a full sequence begins.
+
+    Attributes:
+        number: its own, from 0.
+        input: the number of the input that its first token is of.
+        offset: how many tokens of that input are before it.
+    """
 
     number: int = 0
-    """Its own, from 0."""
     input: int = 0
-    """The number of the input that its first token is of."""
     offset: int = 0
-    """How many tokens of that input are before it."""
+
+    @classmethod
+    def read(cls, saved: Any, bounds: Bounds) -> PackStart:
+        """Read what ``saved`` returned."""
+        number, of = whole(saved["number"]), whole(saved["input"], 0, bounds.most)
+        bounds.most, bounds.exact = LARGEST, None
+        return cls(number, of, whole(saved["offset"]))
+
+    def saved(self) -> dict[str, Any]:
+        return {
+            "kind": PackPoint.kind,
+            "number": self.number,
+            "input": self.input,
+            "offset": self.offset,
+        }
 
 
 class _Piece(NamedTuple):
@@ -52,6 +74,8 @@ class PackedStream(OrderedStream):
         planning: tells whether the planner may block.
     """
 
+    keeps = True
+
     def __init__(
         self,
         point: PackPoint,
@@ -63,36 +87,39 @@ class PackedStream(OrderedStream):
         self._stage, self._length = point.pack, point.pack.length
         self._pieces: deque[_Piece] = deque()
         self._tokens = 0  # in the pieces
-        self._inputs = 0
         self._skipped = 0  # tokens of the next input that came before a resume
         self._made = 0
         self._starts: deque[PackStart] = deque()  # of the last ones made
         self._fresh_in = 0
 
     def ready_since(self) -> tuple[int, int | None]:
-        return len(self._kept), self._upstream.ready_since()[1]
+        return len(self._kept), self.upstream.ready_since()[1]
 
     def recompute(self, number: int) -> Item:
         """Refuse: chains that would need this are refused before."""
         raise AssertionError("no pool stands behind .pack()")
 
-    def needed(self, number: int) -> PackStart:
+    def needed(self, number: int) -> tuple[PackStart, int]:
         """Return where a full sequence begins that was made, or is the next, or behind the end."""
         if number < self._made:
-            return self._starts[number - self._made]
-        if self._pieces and not self._ended:
-            return PackStart(number, self._pieces[0].input, self._pieces[0].offset)
-        return PackStart(number, self._inputs, 0 if self._ended else self._skipped)
+            start = self._starts[number - self._made]
+        elif self._pieces and not self._ended:
+            start = PackStart(number, self._pieces[0].input, self._pieces[0].offset)
+        else:
+            start = PackStart(number, self._inputs, 0 if self._ended else self._skipped)
+        return start, start.input
 
-    def forget_before(self, number: int) -> None:
-        """Drop where those begin that come before."""
+    def forget_before(self, number: int) -> int:
         while self._starts and self._starts[0].number < number:
             self._starts.popleft()
+        return self.needed(number)[1]
 
-    def start_at(self, start: PackStart) -> int:
-        """Go on with a full sequence; return the number of the input that it begins in."""
-        self._made, self._inputs, self._skipped = start
-        return start.input
+    def resume(self, node: PackStart | None, asked: Asked) -> Asked:
+        start = node or PackStart()
+        if start.number != asked.next:
+            raise damaged("where a sequence begins does not fit")
+        self._made, self._inputs, self._skipped = start.number, start.input, start.offset
+        return Asked(start.input, start.input, start.input)
 
     def clear(self) -> None:
         super().clear()
@@ -121,7 +148,7 @@ class PackedStream(OrderedStream):
                         "before .pack() must be deterministic"
                     )
             except (TypeError, ValueError) as error:
-                value = self._upstream.failure(self._stage.name, error, item.ordinal)
+                value = self.upstream.failure(self._stage.name, error, item.ordinal)
             except StateError as error:
                 value = Failure(error)
         if type(value) is Failure:

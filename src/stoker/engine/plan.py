@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import takewhile
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,7 +84,9 @@ class Segment:
     into_pool: bool = False
     is_followed: bool = False
     renumbered: bool = False
+    kind = None
     needs_work_behind = False
+    is_one_to_one = True
 
     @property
     def is_plain(self) -> bool:
@@ -194,7 +196,9 @@ class FilterPoint:
 
     budgets: Mapping[int, Budget]
     at: int = 0
+    kind = "filter"
     needs_work_behind = True
+    is_one_to_one = True
 
 
 @dataclass
@@ -208,7 +212,9 @@ class PackPoint:
 
     pack: Pack
     at: int = 0
+    kind = "pack"
     needs_work_behind = True
+    is_one_to_one = False
 
 
 @dataclass
@@ -222,7 +228,9 @@ class ScanPoint:
 
     scan: Scan
     at: int = 0
+    kind = "scan"
     needs_work_behind = True
+    is_one_to_one = False
 
 
 @dataclass
@@ -244,7 +252,9 @@ class EchoPoint:
     group: int = 1
     leaks: bool = False
     at: int = 0
+    kind = "echo"
     needs_work_behind = True
+    is_one_to_one = True
 
 
 @dataclass
@@ -258,10 +268,14 @@ class DevicePoint:
 
     to: To
     at: int = 0
+    kind = None
     needs_work_behind = False
+    is_one_to_one = True
 
 
 Part = Segment | FilterPoint | PackPoint | ScanPoint | EchoPoint | DevicePoint
+"""What a plan is made of. Each says its ``kind`` in a state, or None where nothing of it is kept
+there; and whether each of its outputs ``is_one_to_one``: made of one input alone."""
 
 
 @dataclass(frozen=True)
@@ -310,20 +324,25 @@ class Plan:
         """The pools among the parts."""
         return tuple(part for part in self.parts if isinstance(part, EchoPoint))
 
-    @property
-    def filters(self) -> int:
-        """How many filter points there are."""
-        return sum(isinstance(part, FilterPoint) for part in self.parts)
+    @cached_property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of nodes in a state, in the order of their parts."""
+        return tuple(part.kind for part in self.parts if part.kind is not None)
 
     @property
     def packs(self) -> bool:
         """Whether sequences are joined."""
-        return any(isinstance(part, PackPoint) for part in self.parts)
+        return PackPoint.kind in self.kinds
 
     @property
-    def scans(self) -> int:
-        """How many scans there are."""
-        return sum(isinstance(part, ScanPoint) for part in self.parts)
+    def scans(self) -> bool:
+        """Whether there is a scan."""
+        return ScanPoint.kind in self.kinds
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether values decide how many items there are: filters, budgets, packs and scans."""
+        return any(kind != EchoPoint.kind for kind in self.kinds)
 
     @property
     def has_filter(self) -> bool:
@@ -359,7 +378,7 @@ class Plan:
         nothing can be left out, so that all epochs have equally many items; and if the next epoch
         knows the order of this one, which dealing by this one's owners keeps from it.
         """
-        if self.indexed is None or self.filters or self.scans or len(self.echoes) != 1:
+        if self.indexed is None or self.is_decided or len(self.echoes) != 1:
             return False
         if self.selection.is_dealt:
             return False
@@ -510,6 +529,8 @@ class Lowering:
                     into_pool, is_followed = True, part.echo.is_adaptive
                 case DevicePoint():
                     into_pool = False
+                case _:
+                    assert_never(part)
         return Plan(
             self._indexed,
             self._iterable,

@@ -23,9 +23,9 @@ from stoker.engine import checkpoint
 from stoker.engine.build import EpochSetup, EpochStreams
 from stoker.engine.checkpoint import Position
 from stoker.engine.echo.adaptive_inputs import AdaptiveInputs
+from stoker.engine.echo.pool_inputs import PoolStart
 from stoker.engine.echo.rank_sync import AgreedPolicy
 from stoker.engine.items import EpochCounters, Item
-from stoker.engine.survivors import FilteredStream
 from stoker.engine.work import Failure, Rejected, warn_of_misdrawn
 from stoker.engine.workers.threads import TIMED
 from stoker.errors import StateError, StokerError
@@ -94,13 +94,10 @@ class Run:
         began = time.perf_counter_ns()
         try:
             self._streams.build()
-            if position.yielded and (plan.loader or (plan.iterable and plan.echoes)):
-                checkpoint.begin_empty(self._segments, position)
-            elif position.yielded or position.snapshots:
-                checkpoint.resume(self._segments, position)
+            if position.yielded or position.parts:
+                checkpoint.resume(streams.last, position)
             if setup.carried:
-                (feed,) = self._pools.feeds
-                assert isinstance(feed, AdaptiveInputs)
+                (feed,) = self._pools.following
                 feed.adopt(setup.carried)
         except BaseException:
             self.close()
@@ -315,11 +312,11 @@ class Run:
     def _forget(self) -> None:
         if self._streams.head is not None:
             oldest = _Handed(*self._handed[0])
-            self._streams.head.forget_before(oldest.fresh, oldest.loaded)
+            self._streams.head.forget_states(oldest.fresh, oldest.loaded)
         if not self._planning.lock.acquire(blocking=False):
             return  # another time will do
         try:
-            checkpoint.forget(self._segments, _Handed(*self._handed[0]).yielded, self._planning)
+            checkpoint.forget(self._streams.last, _Handed(*self._handed[0]).yielded, self._planning)
         finally:
             self._planning.lock.release()
 
@@ -328,13 +325,7 @@ class Run:
         if self._left_ns:
             planned.consumed(now - self._left_ns)
         if planned.due(self.yielded):
-            feed = next(feed for feed in self._pools.feeds if isinstance(feed, AdaptiveInputs))
-            taken = 0
-            if feed.started:
-                taken = (
-                    feed.fresh if isinstance(feed.upstream, FilteredStream) else feed.pool.admitted
-                )
-            planned.agree(self.yielded, taken)
+            planned.agree(self.yielded, self._pools.following[0].taken_of_source)
             self._setup.autotuner.factor = planned.factor
             self._streams.worker_pool.plan()  # planning may have stopped where nobody had agreed
 
@@ -373,7 +364,7 @@ class Run:
     def position(self, late: int) -> Position:
         """Return the position before so many of the outputs handed out last.
 
-        For a loader or a stream it has no snapshots, as nothing can be made again; and it does not
+        For a loader or a stream it has no nodes, as nothing can be made again; and it does not
         wait for the thread that may be reading.
         """
         if late >= len(self._handed):
@@ -384,22 +375,16 @@ class Run:
         head = self._streams.head
         if head is not None:
             state, loaded = head.state_at(at.fresh, at.loaded)
-            return Position(at.yielded, at.uses, fresh=at.fresh, loaded=loaded, loader_state=state)
+            return Position(at.yielded, at.uses, at.fresh, loaded=loaded, loader_state=state)
         with self._planning.lock:
-            needed = checkpoint.needed(self._segments, at.yielded, self._planning)
-            pools = [feed.pool for feed in self._pools.feeds] if needed.snapshots else []
             return Position(
                 at.yielded,
                 at.uses,
-                needed.snapshots,
-                [pool.admitted if pool.ended else None for pool in pools],
-                needed.records,
+                at.fresh,
+                checkpoint.needed(self._streams.last, at.yielded, self._planning),
                 dict(self._skip_log.spent),
                 self._skip_log.filtered,
-                at.fresh,
                 owners=self._setup.owners,
-                packs=needed.packs,
-                scans=needed.scans,
             )
 
     def next_start(self) -> Position | None:
@@ -412,7 +397,7 @@ class Run:
             return None
         with self._planning.lock:
             moment = adaptive.carried(feed.pool, self._segments[0].total or 0)
-        return Position(snapshots=[moment], items=[None])
+        return Position(parts=[PoolStart(moment)])
 
     def carried(self) -> dict[int, Item]:
         """Return what the pool hands on to the next epoch, by the numbers that it has there."""
@@ -422,8 +407,7 @@ class Run:
     def _carrying(self) -> AdaptiveInputs | None:
         if not self._plan.carries_pool or self._setup.ranks is not None:
             return None
-        (feed,) = self._pools.feeds
-        assert isinstance(feed, AdaptiveInputs)
+        (feed,) = self._pools.following
         return feed if feed.started and feed.pool.held else None
 
     def close(self) -> None:
@@ -453,8 +437,8 @@ class Run:
     def decisions(self) -> dict[int, tuple[EchoRecord, Decisions]]:
         """Return what each echo that follows the stall decided so far, by its position."""
         found = {}
-        for feed in self._pools.feeds:
-            if isinstance(feed, AdaptiveInputs) and feed.started:
+        for feed in self._pools.following:
+            if feed.started:
                 pool = feed.pool
                 echo = EchoRecord(pool.max_factor, pool.min_distance, pool.size, pool.group, {})
                 carried = adaptive.pack(feed.carried) if feed.carried else None
@@ -543,7 +527,7 @@ class Run:
         """
         if not self._plan.echoes or not self.fresh:
             return float(self.fresh > 0)
-        if self._plan.filters or self._plan.packs or self._plan.scans:
+        if self._plan.is_decided:
             return math.prod(feed.factor for feed in self._pools.feeds)
         return self.uses / self.fresh
 

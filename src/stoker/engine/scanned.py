@@ -11,10 +11,14 @@ from __future__ import annotations
 
 import bisect
 import time
-from typing import NamedTuple
+from base64 import b64decode, b64encode
+from dataclasses import dataclass
+from typing import Any
 
-from stoker.basics import pytree
+from stoker.basics import compact_integers, pytree
+from stoker.basics.compact_integers import whole
 from stoker.basics.signals import pass_on
+from stoker.engine.checkpoint import Asked, Bounds, Node, damaged
 from stoker.engine.items import DoneTask, EpochCounters, Item, Planning, done_item, like
 from stoker.engine.plan import ScanPoint
 from stoker.engine.segment_stream import SegmentStream
@@ -22,7 +26,7 @@ from stoker.engine.survivors import OrderedStream
 from stoker.engine.work import ENDED, Failure
 from stoker.engine.workers.threads import WorkerPool
 from stoker.errors import StateError
-from stoker.stages.scan import DROP, ScanState
+from stoker.stages.scan import DROP, Scan, ScanState
 
 _DUMP_EACH = 30
 """Times as long as a dump took pass before the next one: they cost at most 3 % of planning."""
@@ -31,14 +35,37 @@ _KEPT_DUMPS = 16
 the oldest item that is still asked for, about an eighth is scanned for nothing by a resume."""
 
 
-class ScanStart(NamedTuple):
-    """Where a scan may go on."""
+@dataclass
+class ScanStart(Node):
+    """Where a scan may go on.
+
+    Attributes:
+        input, output: the numbers of the next input and of the next output, from 0.
+        state: the scan's.
+    """
 
     input: int
-    """The number of the next input, from 0."""
     output: int
-    """The number of the next output, from 0."""
     state: ScanState
+
+    @classmethod
+    def read(cls, scan: Scan, saved: Any, bounds: Bounds) -> ScanStart:
+        """Read what ``saved`` returned; the scan says whether it can go on so."""
+        number = whole(saved["input"], 0, bounds.most)
+        output = whole(saved["output"], 0, number)
+        text = saved["json"] if "json" in saved else saved["bytes"]
+        if type(text) is not str:
+            raise TypeError(f"{compact_integers.shown(text)} is no text")
+        state = text if "json" in saved else b64decode(text, validate=True)
+        scan.check(state)
+        bounds.exact = None
+        return cls(number, output, state)
+
+    def saved(self) -> dict[str, Any]:
+        # As text, not as JSON in JSON: sorting the keys of the whole must not sort those in here.
+        state = self.state
+        dumped = {"json": state} if isinstance(state, str) else {"bytes": b64encode(state).decode()}
+        return {"kind": ScanPoint.kind, "input": self.input, "output": self.output, **dumped}
 
 
 class ScannedStream(OrderedStream):
@@ -52,6 +79,8 @@ class ScannedStream(OrderedStream):
         planning: tells whether the planner may block.
     """
 
+    keeps = True
+
     def __init__(
         self,
         point: ScanPoint,
@@ -63,8 +92,8 @@ class ScannedStream(OrderedStream):
         super().__init__(upstream, worker_pool, planning)
         self._scan, self._part = point.scan, point.at
         self._tally = tally
-        self._first = self._least = 0  # as in ``start_at``
-        self._wanted: set[int] = set()
+        self._first = self._least = 0  # before a resume, outputs came: at most, and at least
+        self._wanted: frozenset[int] = frozenset()  # of these, what is asked for again
         self._again: dict[int, Item] = {}
         self._begin(ScanStart(0, 0, point.scan.initial))
 
@@ -77,10 +106,6 @@ class ScannedStream(OrderedStream):
     def end(self) -> int | None:
         return self._outputs if self._ended else None
 
-    def ready_since(self) -> tuple[int, int | None]:
-        ready, since = self._upstream.ready_since()
-        return len(self._kept) + ready, since
-
     def recompute(self, number: int) -> Item:
         """Return an output from before a resume, each time another copy."""
         item = self._again[number]
@@ -90,33 +115,28 @@ class ScannedStream(OrderedStream):
                 value = pytree.copied(value)
             except Exception as error:
                 pass_on(error)
-                value = self._upstream.failure(self._scan.name, error, item.ordinal)
+                value = self.upstream.failure(self._scan.name, error, item.ordinal)
         return like(item, DoneTask(value), item.use_key, item.fresh)
 
-    def needed(self, output: int) -> ScanStart:
-        """Return where a resume begins that asks for this output, and for later ones."""
-        return self._starts[self._before(output)]
+    def needed(self, output: int) -> tuple[ScanStart, int]:
+        start = self._starts[self._before(output)]
+        return start, start.input
 
-    def forget_before(self, output: int) -> None:
-        """Drop what only a resume would need that asks for earlier outputs."""
+    def forget_before(self, output: int) -> int:
         del self._starts[: self._before(output)]
-        self._again = {n: item for n, item in self._again.items() if n >= output}
-
-    def start_at(self, start: ScanStart, outputs: int, each: int, again: set[int]) -> int:
-        """Go on behind the first ``outputs``; return the number of the input to begin with.
-
-        Args:
-            start: where to scan from.
-            outputs: those that came before, or more: the last ``each`` of them may be fewer.
-            each: how many are taken at once behind this.
-            again: the numbers of those before that ``recompute`` will be asked for.
-        """
-        self._begin(start)
-        self._first, self._least = outputs, outputs - each + 1
-        self._wanted = again
+        start = self._starts[0]
+        self._again = {n: item for n, item in self._again.items() if n >= start.output}
         return start.input
 
-    def make_again(self) -> None:
+    def resume(self, node: ScanStart | None, asked: Asked) -> Asked:
+        start = node or ScanStart(0, 0, self._scan.initial)
+        if start.output > min({*asked.again, asked.next}):
+            raise damaged("a scan in it goes on too late")
+        self._begin(start)
+        self._first, self._least, self._wanted = asked.next, asked.least, asked.again
+        return Asked(start.input, start.input, start.input)
+
+    def catch_up(self) -> None:
         """Scan up to where the run was, if what comes before is asked for again; waits for it.
 
         Raises what goes wrong on the way.
@@ -163,7 +183,7 @@ class ScannedStream(OrderedStream):
             self._state, made = self._scan.called(self._state, value)
         except Exception as error:
             pass_on(error)
-            self._fail(self._upstream.failure(self._scan.name, error, item.ordinal).error)
+            self._fail(self.upstream.failure(self._scan.name, error, item.ordinal).error)
             return
         now_ns = time.perf_counter_ns()
         self._tally.add(self._part, [now_ns - began_ns, 1, 0, 0, 0, 0, 0])
@@ -186,7 +206,7 @@ class ScannedStream(OrderedStream):
     def _fail(self, error: BaseException) -> None:
         """End the epoch with an error: what state would come next is not known."""
         failure = Failure(error, ENDED)
-        self._kept.append(done_item(failure, self._outputs, 0, self._upstream.fresh, 1))
+        self._kept.append(done_item(failure, self._outputs, 0, self.upstream.fresh, 1))
         self._ended = True
 
     def _dump(self, now_ns: int) -> None:

@@ -32,6 +32,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
+from stoker.engine.checkpoint import Asked, damaged
 from stoker.engine.items import (
     DoneTask,
     Inputs,
@@ -89,7 +90,7 @@ class SegmentStream(PulledStream):
         read_ahead: int = 0,
     ) -> None:
         self._runner = runner
-        self.feed = feed
+        self.feed = self.upstream = feed
         self._order = order
         self._examples = examples
         self._group = group
@@ -290,9 +291,14 @@ class SegmentStream(PulledStream):
         """Wrap what went wrong where an output was to be used."""
         return self._runner.work.failure(stage, error, ordinal)
 
-    def start_at(self, number: int) -> None:
-        """Continue with output ``number``; what feeds this stream must be there already."""
-        self._next = number
+    def needed(self, output: int) -> tuple[None, int]:
+        return None, output * self.inputs_each
+
+    def resume(self, node: None, asked: Asked) -> Asked:
+        if self.total is not None and asked.next > self.total:
+            raise damaged(f"it is at {asked.next:,} of {self.total:,}")
+        self._next = asked.next
+        return asked.times(self.inputs_each)
 
     def ahead(self) -> int:
         """Return how many outputs the window holds besides the one that was asked for."""

@@ -24,9 +24,15 @@ import logging
 from abc import abstractmethod
 from array import array
 from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
 
+import numpy as np
+
+from stoker.basics import compact_integers
+from stoker.basics.compact_integers import whole
+from stoker.engine.checkpoint import Asked, Bounds, Node, damaged
 from stoker.engine.items import Item, Planning, Stream, WouldBlock
 from stoker.engine.plan import FilterPoint, Segment
 from stoker.engine.segment_stream import SegmentStream
@@ -48,17 +54,18 @@ class OrderedStream(Stream):
     def __init__(
         self, upstream: SegmentStream, worker_pool: WorkerPool, planning: Planning
     ) -> None:
-        self._upstream = upstream
+        self.upstream: SegmentStream = upstream
         self._worker_pool = worker_pool
         self._planning = planning
         self._arriving: deque[Item] = deque()
         self._kept: deque[Item] = deque()  # what is decided
         self._ended = False
+        self._inputs = 0  # that were decided upon
         self._fresh: int | None = None
 
     @property
     def fresh(self) -> int:
-        return self._upstream.fresh if self._fresh is None else self._fresh
+        return self.upstream.fresh if self._fresh is None else self._fresh
 
     def pull_many(self, count: int) -> Iterator[Item]:
         self._have(count)
@@ -85,14 +92,14 @@ class OrderedStream(Stream):
     def wait_for(self, count: int) -> None:
         self._have(count)
 
-    @property
-    def is_full(self) -> bool:
-        return self._upstream.is_full
+    def ready_since(self) -> tuple[int, int | None]:
+        """Return how many items wait, decided or not, and since when there is no room for more."""
+        ready, since = self.upstream.ready_since()
+        return len(self._kept) + ready, since
 
     @property
-    def end(self) -> int | None:
-        """How many items there are in the epoch, once that is known."""
-        return None
+    def is_full(self) -> bool:
+        return self.upstream.is_full
 
     def peek(self) -> Item | None:
         self._have(1)
@@ -121,7 +128,7 @@ class OrderedStream(Stream):
             if self._make():
                 continue
             if not self._arriving:
-                self._arriving.extend(self._upstream.pull_many(count - len(self._kept)))
+                self._arriving.extend(self.upstream.pull_many(count - len(self._kept)))
                 if not self._arriving:
                     self._ended = True
                     self._end()
@@ -140,7 +147,7 @@ _LISTED = 1_000  # skips that are kept with their details
 
 
 @dataclass
-class FilterRecord:
+class FilterRecord(Node):
     """Which numbers were left out, from some number on: enough to number both ways.
 
     Attributes:
@@ -156,6 +163,34 @@ class FilterRecord:
     drops: array[int] = field(default_factory=lambda: array("q"))
     total: int | None = None
 
+    @classmethod
+    def read(cls, saved: Any, bounds: Bounds) -> FilterRecord | None:
+        """Read what ``saved`` returned; None where nothing could be left out when that was."""
+        bounds.exact = None
+        if saved is None:
+            return None
+        number = whole(saved["number"], 0, bounds.most)
+        seen = whole(saved["seen"], number, bounds.most)
+        drops = compact_integers.unpacked(saved["drops"], number, seen - number, seen)
+        total = saved["total"]
+        behind = total is not None and number == seen  # of a short last batch, behind the end
+        survivors = whole(saved["survivors"], 0, number + behind * bounds.group)
+        if total is not None:
+            decided = survivors + seen - number - len(drops)
+            total = whole(total, 0 if behind else decided, min(decided, seen))
+        bounds.exact = total
+        return cls(number, survivors, seen, array("q", drops.tobytes()), total)
+
+    def saved(self) -> dict[str, Any]:
+        return {
+            "kind": FilterPoint.kind,
+            "number": self.number,
+            "survivors": self.survivors,
+            "seen": self.seen,
+            "total": self.total,
+            "drops": compact_integers.packed(np.array(self.drops, np.int64), self.number),
+        }
+
     def number_of(self, survivor: int) -> int:
         """Return the number upstream of a survivor that is decided, or of the next one."""
         if self.total is not None and survivor >= self.total:
@@ -165,7 +200,7 @@ class FilterRecord:
         dropped = bisect.bisect_right(range(len(drops)), away, key=lambda j: drops[j] - base - j)
         return base + away + dropped
 
-    def covers(self, survivors: set[int]) -> bool:
+    def covers(self, survivors: Iterable[int]) -> bool:
         """Tell whether survivors are known to it, or the next one, or the end."""
         decided = self.survivors + self.seen - self.number - len(self.drops)
         return all(n == self.total or self.survivors <= n <= decided for n in survivors)
@@ -224,6 +259,9 @@ class FilteredStream(OrderedStream):
         planning: tells whether the planner may block.
     """
 
+    keeps = True
+    leaves_out = True
+
     def __init__(
         self,
         point: FilterPoint,
@@ -236,14 +274,13 @@ class FilteredStream(OrderedStream):
         self._point = point
         self._part = point.at - 1  # the segment before it
         self._skip_log = skip_log
-        self._known = FilterRecord()  # decided before a resume
         self._spent = False
-        self.record = FilterRecord()
+        self.record = FilterRecord()  # reaches further than the inputs behind a resume
 
     @property
     def segment(self) -> Segment:
         """The segment whose outputs are filtered."""
-        return self._upstream.segment
+        return self.upstream.segment
 
     def poll(self, count: int) -> tuple[int, bool]:
         """Tell as for any stream. A spent budget counts as one item that is ready.
@@ -253,64 +290,59 @@ class FilteredStream(OrderedStream):
         ready, ended = super().poll(count)
         return min(count, max(ready, self._spent)), ended
 
-    def ready_since(self) -> tuple[int, int | None]:
-        """Return how many items wait, decided or not, and since when there is no room for more."""
-        ready, since = self._upstream.ready_since()
-        return len(self._kept) + ready, since
-
-    def surviving(self, number: int) -> int:
-        """Return how many survivors wait of the items up to a number, once all are decided.
-
-        Raises WouldBlock if the planner must not block.
-        """
-        while self.record.seen < number and not self._ended:
+    def left_to(self, number: int, taken: int) -> int:
+        """Return how many survivors wait of the items up to a number, once all are decided."""
+        while self._inputs < number and not self._ended:
             self._have(len(self._kept) + 1)
         return sum(item.fresh <= number for item in self._kept)
 
     def recompute(self, number: int) -> Item:
         """Make a survivor once more. That it survives was decided: now it may only fail."""
-        return self._upstream.recompute(self.record.number_of(number))
+        return self.upstream.recompute(self.record.number_of(number))
 
     @property
     def end(self) -> int | None:
-        return self.record.total if self.record.total is not None else self._known.total
+        return self.record.total
 
-    def start_at(self, record: FilterRecord, survivor: int) -> int:
-        """Go on with a survivor, by what was decided before; return its number upstream."""
-        self._known = record
-        number = record.number_of(survivor)
-        # Numbers below stay known: items in a pool are made again by them.
-        self.record = FilterRecord(
-            record.number, record.survivors, number,
-            record.drops[: bisect.bisect_left(record.drops, number)], None,
-        )  # fmt: skip
-        return number
-
-    def needed(self, survivor: int) -> FilterRecord:
+    def needed(self, survivor: int) -> tuple[FilterRecord, int]:
         """Return all that is decided from a survivor on, also what was before a resume."""
-        record, known = self.record.since(survivor), self._known
-        if known.seen >= record.seen:
-            record.drops += known.drops[bisect.bisect_left(known.drops, record.seen) :]
-            record.seen = known.seen
-            if record.total is None:
-                record.total = known.total
-        return record
+        record = self.record.since(survivor)
+        return record, record.number
 
-    def forget_before(self, survivor: int) -> None:
-        """Drop what only survivors before this one would need."""
+    def forget_before(self, survivor: int) -> int:
         self.record = self.record.since(survivor)
+        return self.record.number
+
+    def resume(self, node: FilterRecord | None, asked: Asked) -> Asked:
+        """Go on by what was decided before; all survived where nothing could be left out."""
+        record, following, again = node or FilterRecord(), asked.next, asked.again
+        if record.total is not None:
+            if asked.least > record.total:
+                raise damaged(f"a pool has had {asked.least:,} of {record.total:,} items")
+            following = min(following, record.total)
+            again = frozenset(n for n in again if n < record.total)
+        if node is not None and not record.covers({*again, following}):
+            raise damaged("what was left out does not fit the rest")
+        # Numbers below stay known, too: items in a pool are made again by them.
+        self.record = replace(record, seen=max(record.seen, following), drops=record.drops[:])
+        self._inputs = number = self.record.number_of(following)
+        oldest = asked.oldest if node is None else record.number
+        again = frozenset(map(self.record.number_of, again))
+        return Asked(number, number, oldest, again, asked.loaded)
 
     def _end(self) -> None:
         record = self.record
+        record.seen = self._inputs
+        record.drops = record.drops[: bisect.bisect_left(record.drops, record.seen)]
         record.total = record.survivors + record.seen - record.number - len(record.drops)
 
     def _decide(self, item: Item) -> None:
-        record, known = self.record, self._known
-        number = record.seen
+        record, number = self.record, self._inputs
         value = item.task.values[item.row]
-        if number < known.seen:
-            at = bisect.bisect_left(known.drops, number)
-            drop = at < len(known.drops) and known.drops[at] == number
+        is_known = number < record.seen
+        if is_known:
+            at = bisect.bisect_left(record.drops, number)
+            drop = at < len(record.drops) and record.drops[at] == number
         elif type(value) is not Failure:
             drop = False
         elif isinstance(value.error, Rejected):
@@ -318,9 +350,12 @@ class FilteredStream(OrderedStream):
             self._skip_log.filtered += 1
         else:
             drop = self._skipped(item, value)
-        record.seen += 1
+        self._inputs = number + 1
+        if not is_known:
+            record.seen = number + 1
+            if drop:
+                record.drops.append(number)
         if drop:
-            record.drops.append(number)
             item.task.values[item.row] = None
         else:
             self._kept.append(item)

@@ -25,11 +25,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Protocol
 
-from stoker.engine.echo.pool_inputs import EchoInputs
+from stoker.engine.checkpoint import Asked, damaged
+from stoker.engine.echo.pool_inputs import EchoInputs, PoolStart
 from stoker.engine.items import EpochCounters, Item, Planning, Stream, WouldBlock, done_item
 from stoker.engine.plan import EchoPoint
 from stoker.engine.workers.threads import WorkerPool
-from stoker.errors import StateError
 from stoker.schedule.adaptive import ALONE, AdaptivePool, AdaptiveSnapshot
 from stoker.schedule.echo_record import Decisions
 from stoker.schedule.fixed import Draw
@@ -93,6 +93,7 @@ class AdaptiveInputs(EchoInputs[AdaptivePool]):
             None  # what the epoch began with, if not with nothing
         )
         self._carried_examples: dict[int, int] = {}  # numbers by index
+        self._empty: AdaptiveSnapshot | None = None  # what it begins with over a loader or stream
         self._retired = 0  # up to this fresh example carried ones have left
 
     def _step(self) -> bool:
@@ -133,6 +134,13 @@ class AdaptiveInputs(EchoInputs[AdaptivePool]):
             self.pool.discard(gone)
             self._let_go(gone)
 
+    @property
+    def taken_of_source(self) -> int:
+        """How many of the source's items were taken, those in between that were left out too."""
+        if not self.started:
+            return 0
+        return self.fresh if self.upstream.leaves_out else self.pool.admitted
+
     def adopt(self, items: dict[int, Item]) -> None:
         """Take up what the pool held when the epoch before was over."""
         held = set(self.pool.held_ordinals().tolist())
@@ -160,18 +168,28 @@ class AdaptiveInputs(EchoInputs[AdaptivePool]):
                     if not item.scheduled:
                         item.task.values[item.row] = None
 
-    def replay(
-        self, moment: AdaptiveSnapshot, first: int, uses: int, needed: set[int], items: int | None
-    ) -> set[int]:
-        """Bring the schedule to where ``uses`` uses were taken."""
-        pool = self.pool
-        steps = self._steps_of(needed, moment.step, first)
-        pool.restore(moment)
+    def resume(self, node: PoolStart | None, asked: Asked) -> Asked:
+        """Replay, or begin empty behind what a loader or a stream has handed out."""
+        if node is not None:
+            return super().resume(node, asked)
+        loaded = asked.loaded
+        step = asked.next // self.point.group
+        self._empty = AdaptiveSnapshot(step, loaded, (), began=step)
+        return Asked(loaded, loaded, loaded, loaded=loaded)
+
+    def catch_up(self) -> None:
+        if self._empty is not None:
+            self.pool.restore(self._empty)  # the first item may be looked at for the pool's size
+        else:
+            super().catch_up()
+
+    def _replay(self, node: PoolStart, taken: int, steps: set[int]) -> set[int]:
+        pool, items, moment = self.pool, node.items, node.snapshot
         self._take_up(moment)
         held: set[int] = set()
         for place, code in enumerate(moment.codes, 1):
             at = pool.step
-            if at * pool.group >= uses:
+            if at * pool.group >= taken:
                 if self._leaks:
                     self._decided.extend(moment.codes[place - 1 :])
                 break
@@ -181,13 +199,12 @@ class AdaptiveInputs(EchoInputs[AdaptivePool]):
             last = place == len(moment.codes) if items is None else pool.admitted + got == items
             self._retire()
             if got < pool.needed and not last:
-                raise StateError(f"the state is damaged: at step {at:,} its pool could not draw")
+                raise damaged(f"at step {at:,} its pool could not draw")
             draw = pool.draw(code, got)
-            skip = uses - at * pool.group if pool.step * pool.group > uses else None
+            skip = taken - at * pool.group if pool.step * pool.group > taken else None
             held |= self._recall(draw, at, at in steps, skip)
         pool.ended = pool.admitted == items
-        self._check_replayed(steps, uses)
-        return held | set(pool.held_ordinals().tolist())
+        return held
 
     def _take_up(self, moment: AdaptiveSnapshot) -> None:
         if moment.step == 0 and moment.began < 0:

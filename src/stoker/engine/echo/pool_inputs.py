@@ -2,27 +2,80 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from stoker.basics import pytree
-from stoker.engine.items import EpochCounters, Item, Stream, Use
+from stoker.basics.compact_integers import whole
+from stoker.engine.checkpoint import Asked, Bounds, Node, damaged
+from stoker.engine.items import EpochCounters, Inputs, Item, Stream, Use
 from stoker.engine.plan import EchoPoint
 from stoker.engine.work import Failure
-from stoker.errors import StateError
-from stoker.schedule.adaptive import AdaptivePool
+from stoker.schedule import adaptive, fixed
+from stoker.schedule.adaptive import AdaptivePool, AdaptiveSnapshot
 from stoker.schedule.fixed import Draw, Pool, Snapshot
 from stoker.schedule.rng import fold_use
 
 AnyPool = TypeVar("AnyPool", bound=Pool | AdaptivePool)
 
 
-class EchoInputs(ABC, Generic[AnyPool]):
+@dataclass
+class PoolStart(Node):
+    """Where a pool is replayed from.
+
+    Attributes:
+        snapshot: the pool there, a ``Snapshot`` or an ``AdaptiveSnapshot``.
+        items: how many fresh items it has in the epoch, where its end has told.
+    """
+
+    snapshot: Any
+    items: int | None = None
+
+    @classmethod
+    def read(cls, point: EchoPoint, saved: Any, bounds: Bounds) -> PoolStart:
+        """Read what ``saved`` returned."""
+        echo, most, exact = point.echo, bounds.most, bounds.exact
+        if echo.record is not None:
+            size = echo.record.size(echo.position, echo.name, point.group)
+        else:
+            size = bounds.sizes[echo.position].size
+        fits = {"size": size, "group": point.group, "items": most}
+        snapshot: Snapshot | AdaptiveSnapshot
+        if echo.counts is not None:
+            snapshot = fixed.unpack(saved, counts=echo.counts, **fits)
+            bounds.pass_pool(echo.count(most), None if exact is None else echo.count(exact))
+        else:
+            earlier, before = (bounds.epoch * most, size) if bounds.carries_pool else (0, 0)
+            snapshot = adaptive.unpack(saved, max_factor=echo.max_factor, earlier=earlier, **fits)
+            bounds.pass_pool(echo.max_factor * (most + before), None)
+        items = saved["items"]
+        if items is not None:
+            items = whole(
+                items, max(exact or 0, snapshot.admitted), most if exact is None else exact
+            )
+        return cls(snapshot, items)
+
+    def saved(self) -> dict[str, Any]:
+        snapshot = self.snapshot
+        packed = (
+            adaptive.pack(snapshot)
+            if isinstance(snapshot, AdaptiveSnapshot)
+            else fixed.pack(snapshot)
+        )
+        return {"kind": EchoPoint.kind, "items": self.items, **packed}
+
+    def epochs_back(self, items: int) -> list[int]:
+        back: list[int] = self.snapshot.epochs_back(items)
+        return back
+
+
+class EchoInputs(Inputs, Generic[AnyPool]):
     """Feeds a segment with the uses of items that it keeps.
 
     Args:
@@ -32,9 +85,9 @@ class EchoInputs(ABC, Generic[AnyPool]):
         upstream: where fresh items come from.
     """
 
+    keeps = True
     in_order = False
     follows = False
-    total: int | None
 
     def __init__(
         self,
@@ -46,7 +99,7 @@ class EchoInputs(ABC, Generic[AnyPool]):
         self.point = point
         self.echo = point.echo
         self._make_pool = make_pool
-        self.upstream = upstream
+        self.upstream: Stream = upstream
         self.blocking = upstream.blocking
         self._items: dict[int, Item] = {}
         self._drawn: deque[Use] = deque()
@@ -119,16 +172,56 @@ class EchoInputs(ABC, Generic[AnyPool]):
     def _step(self) -> bool:
         """Draw once more, if the epoch has more."""
 
-    @abstractmethod
-    def replay(
-        self, snapshot: Any, first: int, uses: int, needed: set[int], items: int | None
-    ) -> set[int]:
-        """Bring the schedule from a snapshot to where ``uses`` uses were taken.
+    def needed(self, use: int) -> tuple[PoolStart | None, int]:
+        if not self.started:
+            return None, 0
+        pool = self.pool
+        snapshot = pool.snapshot(self._within(use) // pool.group)
+        return PoolStart(snapshot, pool.admitted if pool.ended else None), snapshot.oldest
 
-        The snapshot is the newest before use number ``first``. ``needed`` are the numbers of uses
-        that ``recompute_uses`` will be asked for; ``items`` is how many fresh items the epoch has,
-        if only the run before had found that out. Returns the numbers of the upstream items that
-        are still to be used. Raises StateError where that cannot be so.
+    def forget_before(self, use: int) -> int:
+        node, oldest = self.needed(use)
+        if node is not None:
+            self.pool.forget_before(node.snapshot.step)
+        return oldest
+
+    def resume(self, node: PoolStart | None, asked: Asked) -> Asked:
+        """Replay the draws from a snapshot on."""
+        if node is None:
+            raise damaged("a pool is missing in it")
+        taken, snapshot, pool = self._within(asked.next), node.snapshot, self._begin(node)
+        group = pool.group
+        if not 0 <= self._within(asked.oldest) // group - snapshot.step <= pool.replayed_steps:
+            raise damaged("what a pool holds in it is too new, or too old")
+        steps = {number // group for number in asked.again}
+        pool.restore(snapshot)
+        held = self._replay(node, taken, steps)
+        if not steps <= self._recalled.keys() or (pool.step * group < taken and not pool.exhausted):
+            raise damaged("its pool does not come to where the run was")
+        again = frozenset(held).union(pool.held_ordinals().tolist())
+        return Asked(pool.admitted, pool.admitted, snapshot.oldest, again)
+
+    def catch_up(self) -> None:
+        """Take up what ``resume`` left."""
+        self._fresh = self.upstream.fresh
+        if self._begun is not None:
+            self._schedule(*self._begun)
+            self._begun = None
+
+    def _within(self, use: int) -> int:
+        """Return a number of a use, or that of the end: the last batch may have been short."""
+        return use if self.total is None else min(use, self.total)
+
+    def _begin(self, node: PoolStart) -> AnyPool:
+        """Make the pool of a resume."""
+        return self.pool
+
+    @abstractmethod
+    def _replay(self, node: PoolStart, taken: int, steps: set[int]) -> set[int]:
+        """Draw again until so many uses were taken; recall the draws of some steps.
+
+        Returns the numbers of upstream items that are still to be used, beside those that the pool
+        holds. Raises StateError where that cannot be so.
         """
 
     def recompute_uses(self, start: int, count: int) -> list[Use]:
@@ -160,22 +253,6 @@ class EchoInputs(ABC, Generic[AnyPool]):
                 del self._items[number]
             self._drawn.append((item, fold_use(item.use_key, use), age))
 
-    def _steps_of(self, needed: set[int], step: int, first: int) -> set[int]:
-        """Return the steps that uses are of; check that a replay from ``step`` is no longer."""
-        group = self.pool.group
-        if not 0 <= first // group - step <= self.pool.replayed_steps:
-            raise StateError("the state is damaged: what a pool holds in it is too new, or too old")
-        return {number // group for number in needed}
-
-    def _check_replayed(self, steps: set[int], uses: int) -> None:
-        """Raise StateError unless a replay came to where the run was."""
-        pool = self.pool
-        over = (pool.ended and not isinstance(pool, Pool)) or (
-            isinstance(pool, Pool) and pool.exhausted
-        )
-        if not steps <= self._recalled.keys() or (pool.step * pool.group < uses and not over):
-            raise StateError("the state is damaged: its pool does not come to where the run was")
-
     def _recall(self, draw: Draw, step: int, wanted: bool, skip: int | None) -> set[int]:
         """Note a draw from before a resume; return the items that are still needed of it."""
         if wanted:
@@ -184,13 +261,6 @@ class EchoInputs(ABC, Generic[AnyPool]):
         if skip is not None:  # the resume begins within this step
             self._begun = draw, skip
         return set(draw.ordinals.tolist()) if wanted or skip is not None else set()
-
-    def refill(self) -> None:
-        """Take up what ``replay`` left, once everything upstream is where it was."""
-        self._fresh = self.upstream.fresh
-        if self._begun is not None:
-            self._schedule(*self._begun)
-            self._begun = None
 
 
 class PooledInputs(EchoInputs[Pool]):
@@ -258,17 +328,16 @@ class PooledInputs(EchoInputs[Pool]):
             self._prefetcher.extend(self.upstream.pull_many(missing))
         return len(self._prefetcher) >= count
 
-    def replay(
-        self, snapshot: Snapshot, first: int, uses: int, needed: set[int], items: int | None
-    ) -> set[int]:
-        """Bring the schedule to where ``uses`` uses were taken."""
-        self._items_before, self._replaying = items, True
+    def _begin(self, node: PoolStart) -> Pool:
+        self._items_before, self._replaying = node.items, True
         pool = self.pool
         self._replaying = False
-        steps = self._steps_of(needed, snapshot.step, first)
-        pool.restore(snapshot)
+        return pool
+
+    def _replay(self, node: PoolStart, taken: int, steps: set[int]) -> set[int]:
+        pool, items = self.pool, node.items
         held: set[int] = set()
-        while pool.step * pool.group < uses:
+        while pool.step * pool.group < taken:
             at = pool.step
             wanted = pool.wanted()
             got = wanted if items is None else min(wanted, items - pool.admitted)
@@ -278,10 +347,9 @@ class PooledInputs(EchoInputs[Pool]):
             if pool.exhausted:
                 break
             draw = pool.draw()
-            skip = uses - at * pool.group if pool.step * pool.group > uses else None
+            skip = taken - at * pool.group if pool.step * pool.group > taken else None
             held |= self._recall(draw, at, at in steps, skip)
-        self._check_replayed(steps, uses)
-        return held | set(pool.held_ordinals().tolist())
+        return held
 
 
 def _over(feed: Any) -> Any:

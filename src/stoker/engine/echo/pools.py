@@ -14,7 +14,7 @@ from stoker.engine.echo.pool_inputs import EchoInputs, PooledInputs
 from stoker.engine.echo.rank_sync import UNIT, AgreedPolicy, Ranks
 from stoker.engine.items import EpochCounters, Planning, Stream
 from stoker.engine.plan import EchoPoint, Plan
-from stoker.engine.survivors import FilteredStream, SkipLog
+from stoker.engine.survivors import SkipLog
 from stoker.engine.work import Failure
 from stoker.engine.workers.threads import WorkerPool
 from stoker.engine.workers.tuning import Autotuner
@@ -41,6 +41,10 @@ class Pools:
         ranks: the ranks that agree, or None.
         skip_log: knows how many examples the epoch has.
         steps: how many outputs there are at most, or None.
+
+    Attributes:
+        feeds: those that were made; ``following``: of these, those that follow the stall.
+        planned: what decides for one of them where ranks agree.
     """
 
     def __init__(
@@ -63,6 +67,7 @@ class Pools:
         self._skip_log = skip_log
         self._steps = steps
         self.planned: AgreedPolicy | None = None
+        self.following: list[AdaptiveInputs] = []
         self.feeds: list[EchoInputs[Any]] = []
 
     def feed(
@@ -84,6 +89,7 @@ class Pools:
             carries = self._plan.carries_pool and self._ranks is None
             steps = self._steps if carries else None
             feed = AdaptiveInputs(point, make, stream, tally, worker_pool, policy, steps)
+            self.following.append(feed)
         else:
             feed = PooledInputs(point, make, stream, tally)
         self.feeds.append(feed)
@@ -106,7 +112,7 @@ class Pools:
         if self.planned is not None:
             raise ValueError(f"{echo.name} across ranks: no second echo may follow the stall")
         total = stream.total
-        if isinstance(stream, FilteredStream):
+        if stream.leaves_out:
             total = self._skip_log.examples
         if plan.loader is not None and hasattr(plan.loader.loader, "__len__"):
             total = plan.loader.count()

@@ -41,7 +41,6 @@ from typing import Any
 import numpy as np
 
 from stoker.engine.items import Planning, Stream, WouldBlock
-from stoker.engine.survivors import FilteredStream
 from stoker.errors import StateError, StokerError
 from stoker.schedule.adaptive import AdaptivePool
 from stoker.schedule.owners import Member, OwnerMap, OwnersKnown, OwnerSnapshot
@@ -284,13 +283,9 @@ class AgreedPolicy:
         last = self._total is not None and target >= self._total
         if last:
             target = self._total or 0
-        if isinstance(
-            upstream, FilteredStream
-        ):  # what failed or was filtered is made up for by others
+        if upstream.leaves_out:  # what failed or was filtered is made up for by others
             self.alike = False
-            count = upstream.surviving(target)
-        else:
-            count = target - pool.admitted
+        count = upstream.left_to(target, pool.admitted)
         # In whole grains, rounded up: what lagged behind would be left over at the end.
         count = pool.fresh_of(-(-max(count, pool.needed) // pool.grain))
         upstream.wait_for(count)

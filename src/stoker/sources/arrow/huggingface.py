@@ -10,7 +10,7 @@ import numpy as np
 
 from stoker.basics.validate import names_in
 from stoker.sources.arrow.examples import to_examples
-from stoker.sources.arrow.rows import GroupedRows
+from stoker.sources.arrow.rows import GroupedRows, in_chunks
 from stoker.sources.arrow.table import without_views
 from stoker.sources.files import read_file
 from stoker.sources.source import GathersRows, Identified, Indices, Labeled, OwnSource, Rows
@@ -88,6 +88,11 @@ class HuggingFaceSource(OwnSource, GathersRows[Any], Identified[Any], Labeled[An
             return self._grouped.examples(indices)
         table = self._dataset[np.asarray(indices, np.int64).tolist()]
         return to_examples(_with_bytes(table.select(self._columns)))
+
+    def extent(self) -> str:
+        data = getattr(self._dataset, "data", None)
+        chunks = "" if data is None else in_chunks(data.table.select(self._columns))
+        return super().extent() + chunks
 
     def identity(self) -> str | None:
         """Return the data set's own fingerprint: a digest of its data and transforms."""

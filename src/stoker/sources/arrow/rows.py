@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.basics.buffers import Allocator
-from stoker.basics.resources import usable_memory_bytes
+from stoker.basics.resources import format_bytes, usable_memory_bytes
 from stoker.schedule.numbering import Numbering
 from stoker.sources.arrow.chunks import (
     NOWHERE,
@@ -134,7 +134,7 @@ class GroupedRows(Rows):
 
     @classmethod
     def of(cls, table: Any, picked: Any = None) -> GroupedRows:
-        """Return the rows of a table: of its chunks joined, or by its chunks (``is_joined``).
+        """Return the rows of a table: of its chunks joined, or by its chunks (``_is_joined``).
 
         ``picked``: a table of one column, the numbers of the rows that are meant; None: all.
         """
@@ -143,7 +143,7 @@ class GroupedRows(Rows):
         nulls = [name for name in table.column_names if table.column(name).null_count]
         columns = TableColumns(table.schema, nulls)
         row_bytes = table.nbytes / max(1, table.num_rows)
-        if is_joined(table):
+        if _is_joined(table):
             table = table.combine_chunks()
         batches = [batch for batch in table.to_batches() if batch.num_rows]
         groups = [RowGroup(pa.Table.from_batches([batch]), columns) for batch in batches]
@@ -329,7 +329,16 @@ class _Found:
         return each, back
 
 
-def is_joined(table: Any) -> bool:
+def in_chunks(table: Any) -> str:
+    """Return what ``print`` says of a table's chunks, and whether they are joined."""
+    chunks = max(column.num_chunks for column in table.columns)
+    if chunks == 1:
+        return ""
+    told = f" in {chunks:,} chunks of {format_bytes(table.nbytes)}"
+    return f"{told}, which are joined in a copy" if _is_joined(table) else told
+
+
+def _is_joined(table: Any) -> bool:
     """Whether the chunks of a table are joined, in memory of their own.
 
     Values that are large gain nothing by that.

@@ -8,9 +8,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from stoker.basics.resources import format_bytes
 from stoker.sources.arrow.chunks import is_list
-from stoker.sources.arrow.rows import GroupedRows, is_joined
+from stoker.sources.arrow.rows import GroupedRows, in_chunks
 from stoker.sources.source import GathersRows, Indices, OwnSource, Rows
 
 _INDEX_OF_PANDAS = re.compile(r"__index_level_\d+__")
@@ -56,12 +55,7 @@ class TableSource(OwnSource, GathersRows[Any]):
         return self._grouped.examples(indices)
 
     def extent(self) -> str:
-        chunks = max(column.num_chunks for column in self._table.columns)
-        told = super().extent()
-        if chunks == 1:
-            return told
-        told += f" in {chunks:,} chunks of {format_bytes(self._table.nbytes)}"
-        return f"{told}, which are joined in a copy" if is_joined(self._table) else told
+        return super().extent() + in_chunks(self._table)
 
 
 def import_pyarrow(asked: str, module: str = "pyarrow") -> Any:

@@ -119,14 +119,14 @@ print(told(Over(halves()[1], closing("x"))), told(added))
 @pytest.mark.full
 def test_another_process_is_told_the_same() -> None:
     script = ELSEWHERE.format(tests=str(Path(__file__).parent))
-    told = {
+    content_digest = {
         subprocess.run(
             [sys.executable, "-c", script],
             capture_output=True, text=True, check=True, env={"PYTHONHASHSEED": seed},
         ).stdout
         for seed in ("1", "2")
     }  # fmt: skip
-    assert len(told) == 1
+    assert len(content_digest) == 1
 
 
 FUNCTIONS: dict[str, list[Callable[[Any], Any]]] = {

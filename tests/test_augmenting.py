@@ -151,7 +151,7 @@ def test_a_torch_generator_decides_what_is_drawn(change: Change) -> None:
     [
         (np.zeros((4, 2)), r"no images in a batch of \[4, 2\]"),
         ("text", "no images in a batch of no arrays"),
-        ((np.zeros((4, 8, 8, 3)), np.zeros((4, 8, 8, 1))), "more than one"),
+        ((np.zeros((4, 8, 8, 3)), np.zeros((4, 8, 8, 1))), "several arrays"),
     ],
 )
 def test_a_batch_without_images_is_refused(change: Change, batch: Any, why: str) -> None:
@@ -174,7 +174,7 @@ def test_mixup_says_what_it_misses(batch: Any, why: str) -> None:
 
 @pytest.mark.parametrize("labels", [[-1, 0, 1, 1], [0, 1, 2, 3], [0.0, 1.0, 1.0, 0.0]])
 def test_mixup_refuses_labels_of_no_class(labels: list[Any]) -> None:
-    with pytest.raises(ValueError, match=r"labels from 0 to 2, whole numbers, .* these are"):
+    with pytest.raises(ValueError, match=r"whole numbers from 0 to 2 as labels, .* these"):
         mixup((np.zeros((4, 8, 8)), np.array(labels)), np.random.default_rng(0), classes=3)
 
 

@@ -89,7 +89,7 @@ def test_without_caches_the_list_says_so(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(os, "getuid", lambda: 4_000_000)
     result = CliRunner().invoke(app, ["cache", "list"])
     assert result.exit_code == 0
-    assert result.output == "no caches: neither in memory, nor at a path that this user gave\n"
+    assert result.output == "no caches, neither in memory nor at a path that this user gave\n"
 
 
 def test_a_kept_cache_is_listed(kept: str) -> None:
@@ -150,7 +150,7 @@ def test_what_a_killed_process_left_is_removed_by_the_list(tmp_path: Path) -> No
     assert store.is_dir()
     code, out, errors = really("list")
     assert (code, errors) == (0, "")
-    assert f"removed {store}, whose users were killed" in out
+    assert f"removed {store}: its users were killed" in out
     assert not store.exists()
 
 
@@ -166,7 +166,7 @@ def test_info_tells_about_one(kept: str, used: bool) -> None:
     assert told["holds"].startswith("from_arrays")
     assert told["stays"] == "until it is removed"
     assert told["in use"] == ("yes" if used else "no")
-    assert told["state"] == "admits"
+    assert told["state"] == "examples enter"
     assert told["items"].startswith("10 (")
     assert told["takes"].endswith("of 2.0 MiB")
     hits = 20 if used else 10
@@ -180,7 +180,7 @@ def test_info_tells_that_it_is_full(tmp_path: Path) -> None:
     list(pipeline.workers(0))
     code, out, _ = stoker_cache("info", tmp_path / "store")
     assert code == 0
-    assert "full: nothing enters" in out
+    assert "full: no more examples enter" in out
 
 
 def test_info_takes_a_name_from_the_list(temporary: str) -> None:
@@ -197,7 +197,8 @@ def test_what_is_no_cache_is_an_error(tmp_path: Path, command: str) -> None:
     for which in ("nothing-like-it", str(tmp_path / "mine"), str(tmp_path / "none")):
         code, out, errors = stoker_cache(command, which)
         assert (code, out) == (1, "")
-        assert errors == f"stoker cache: there is no cache {which!r}: see stoker cache list\n"
+        says = f"there is no cache {which!r}: run stoker cache list to see all of them"
+        assert errors == f"stoker cache: {says}\n"
     assert (tmp_path / "mine" / "thesis.txt").exists()
 
 
@@ -229,7 +230,10 @@ def test_a_cache_in_use_is_not_removed(kept: str, temporary: str) -> None:
     for which, folder in ((kept, kept), (os.path.basename(temporary), temporary)):
         code, out, errors = really("remove", which)
         assert (code, out) == (1, "")
-        assert errors == f"stoker cache: the cache in {folder} is in use\n"
+        assert (
+            errors
+            == f"stoker cache: the cache in {folder} is in use: end the jobs that use it first\n"
+        )
         assert os.path.isdir(folder)
     list(pipeline)
     found = pipeline.stats().cache

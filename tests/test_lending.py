@@ -317,7 +317,7 @@ def test_what_is_declared() -> None:
 
 
 def test_what_cannot_be_declared() -> None:
-    with pytest.raises(TypeError, match="takes a function"):
+    with pytest.raises(TypeError, match="needs a function"):
         reads_only(3)  # type: ignore[type-var]
     with pytest.raises(TypeError, match="function of your own"):
         reads_only(len)

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 import stoker
 from stoker.cli import app
 from stoker.pack import run as packing_run
-from stoker.pack.journal import alone_in
+from stoker.pack.journal import lock_folder
 from stoker.pack.run import pack_source
 from strategies import few
 
@@ -104,7 +104,7 @@ def test_any_source_of_named_fields(tmp_path: Path) -> None:
     assert run(f"{tmp_path}/data.py:make", tmp_path / "p", "--format", "parquet").exit_code == 0
     row = list(stoker.from_parquet(tmp_path / "p"))[3]
     assert (row["text"], row["y"], row["x"].tolist()) == ("ä3", 1.5, [0, 1, 2])
-    for function, says in (("shuffled", "leave out what stands behind"), ("bare", "named fields")):
+    for function, says in (("shuffled", "leave out the stages"), ("bare", "named fields")):
         done = run(f"{tmp_path}/data.py:{function}", tmp_path / function)
         assert done.exit_code == 1
         assert says in done.stderr
@@ -112,7 +112,7 @@ def test_any_source_of_named_fields(tmp_path: Path) -> None:
 
 def pack_rows(folder: Path, rows: list[Any], form: str, shard_bytes: int = 1 << 20) -> Any:
     source: Any = stoker.from_dataset(rows).chain.source
-    return pack_source(source, str(folder), shard_bytes=shard_bytes, form=form)
+    return pack_source(source, str(folder), shard_bytes=shard_bytes, shard_format=form)
 
 
 def test_the_fields_that_are_told_are_those_that_are_read(tmp_path: Path) -> None:
@@ -154,19 +154,23 @@ def test_parquet_shards_are_of_the_size_asked_for_with_arrays_of_many_axes(tmp_p
     [
         ([{"a": 1}, {"a": 1, "b": 2}], "parquet", r"example 1: its fields are \['a', 'b'\]"),
         ([{"a": 1, "b": 2}, {"a": 1}], "parquet", r"example 1: its fields are \['a'\]"),
-        ([{"a": 1}] * 5 + [{"a": 0.5}], "parquet", "'a' is double, and was int64"),  # another shard
+        (
+            [{"a": 1}] * 5 + [{"a": 0.5}],
+            "parquet",
+            "'a' has type double, but had type int64",
+        ),  # another shard
         (
             [{"a": None}] * 5 + [{"a": 1}],
             "parquet",
-            "'a' is int64, and was None .* pack an example",
+            "'a' has type int64, but it was None .* put an example",
         ),
-        ([{"a": 1 << 70}], "parquet", "1 examples does not go into Parquet"),
-        ([{"a": {}}], "parquet", "does not go into Parquet"),
+        ([{"a": 1 << 70}], "parquet", "1 examples cannot be stored in Parquet"),
+        ([{"a": {}}], "parquet", "cannot be stored in Parquet"),
         ([{1: 2}], "parquet", "its fields are"),
-        ([{"a/b": 1}], "tar", "example 0: 'a/b' is no field of a tar shard"),
-        ([{"Text": "x"}], "tar", "example 0: 'Text' is no field of a tar shard: lower-case"),
-        ([{1: 2}], "tar", "example 0: 1 is no field"),
-        ([{"x": np.arange(2), "x.npy": b""}], "tar", "two of its fields have one name"),
+        ([{"a/b": 1}], "tar", "example 0: 'a/b' cannot be a field of a tar shard"),
+        ([{"Text": "x"}], "tar", "example 0: 'Text' cannot be a field of a tar shard"),
+        ([{1: 2}], "tar", "example 0: 1 cannot be a field"),
+        ([{"x": np.arange(2), "x.npy": b""}], "tar", "two of its fields would have the same name"),
         ([], "tar", "has no examples"),
     ],
 )
@@ -180,7 +184,7 @@ def test_other_data_under_the_same_names_is_another_packing(tmp_path: Path) -> N
     with pytest.raises(ValueError, match="named fields"):
         pack_rows(tmp_path / "s", [1, 2, 3], "tar")
     pack_rows(tmp_path / "s", [{"a": n} for n in range(3)], "tar")  # nothing was done before
-    with pytest.raises(ValueError, match=r"another packing \(first\)"):
+    with pytest.raises(ValueError, match=r"other settings \(first differ\)"):
         pack_rows(tmp_path / "s", [{"a": n} for n in range(1, 4)], "tar")
 
 
@@ -193,7 +197,10 @@ def test_what_stands_behind_a_source_is_refused(tmp_path: Path) -> None:
         "def mixed():\n"
         "    return stoker.mix({stoker.from_dataset(rows).take(2): 1})\n"
     )
-    for function, says in (("steps", "leave out what stands behind"), ("mixed", "pack its parts")):
+    for function, says in (
+        ("steps", "leave out the stages"),
+        ("mixed", "pack each of its sources"),
+    ):
         done = run(f"{tmp_path}/data.py:{function}", tmp_path / function)
         assert (done.exit_code, says in done.stderr) == (1, True)
 
@@ -224,7 +231,7 @@ def test_it_goes_on_where_it_was_stopped(
     whole = kind.add
 
     def pack(to: Path) -> None:
-        pack_source(source, str(to), shard_bytes=5_000, form=form)
+        pack_source(source, str(to), shard_bytes=5_000, shard_format=form)
 
     for stop in stops:
         left = [stop]
@@ -273,26 +280,29 @@ def test_nothing_of_others_is_touched(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "shard-000000.tar").write_bytes(b"mine")
     done = run(source, tmp_path / "mine")
-    assert (done.exit_code, "holds other things ('shard-000000.tar')" in done.stderr) == (1, True)
+    assert (done.exit_code, "holds other files, such as 'shard-000000.tar'" in done.stderr) == (
+        1,
+        True,
+    )
     assert (tmp_path / "mine" / "shard-000000.tar").read_bytes() == b"mine"
     assert run(source, tmp_path / "shards").exit_code == 0
     (source / "cat" / "new.jpg").write_bytes(b"x")
-    assert "holds another packing (examples, names)" in run(source, tmp_path / "shards").stderr
+    assert "other settings (examples, names differ)" in run(source, tmp_path / "shards").stderr
     (source / "cat" / "new.jpg").unlink()
     assert (
-        "another packing (shard_bytes)"
+        "other settings (shard_bytes differ)"
         in run(source, tmp_path / "shards", "--shard-size", "1MiB").stderr
     )
     os.truncate(tmp_path / "shards" / "shard-000000.tar", 512)
-    assert "is gone or was changed" in run(source, tmp_path / "shards").stderr
-    with alone_in(str(tmp_path / "shards")):
-        assert "another run is packing" in run(source, tmp_path / "shards").stderr
+    assert "is missing or has changed" in run(source, tmp_path / "shards").stderr
+    with lock_folder(str(tmp_path / "shards")):
+        assert "another run of stoker pack" in run(source, tmp_path / "shards").stderr
 
 
 def test_what_is_refused(tmp_path: Path) -> None:
     source = photographs(tmp_path / "train", 2)
     for arguments, says in (
-        ((source, tmp_path / "s", "--format", "zip"), "--format is tar or parquet, not zip"),
+        ((source, tmp_path / "s", "--format", "zip"), "--format must be tar or parquet, not zip"),
         ((source, tmp_path / "s", "--shard-size", "big"), "big"),
         ((tmp_path / "nowhere", tmp_path / "s"), "nowhere"),
     ):
@@ -314,14 +324,14 @@ def test_a_disk_that_loses_bytes_is_noticed(tmp_path: Path, monkeypatch: Any) ->
 
         def add(self: Any, key: str, example: Any, whole: Any = whole) -> None:
             whole(self, key, {**example})
-            if hasattr(self, "_written"):
-                self._written[-1][1]["jpg"] ^= 1
+            if hasattr(self, "_expected"):
+                self._expected[-1][1]["jpg"] ^= 1
             else:
                 self._write_group()
                 self._groups[-1] = self._groups[-1].slice(1)
 
         with monkeypatch.context() as patch:
             patch.setattr(kind, "add", add)
-            with pytest.raises(ValueError, match="does not hold what was written"):
-                pack_source(source, str(tmp_path / form), shard_bytes=1000, form=form)
+            with pytest.raises(ValueError, match="reads back differently"):
+                pack_source(source, str(tmp_path / form), shard_bytes=1000, shard_format=form)
         assert not list((tmp_path / form).glob("*shard-*"))

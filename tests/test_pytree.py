@@ -112,8 +112,8 @@ def test_fields_are_reached_and_replaced(example: Any, on: Any) -> None:
         (Pair(1, 2), "middle", "fields 'left', 'right'"),
         (Pair(1, 2), "count", "fields 'left', 'right'"),
         (Record(1, 2), "z", "fields 'x', 'y'"),
-        (np.zeros(3), 0, "one ndarray"),
-        ("text", 0, "one str"),
+        (np.zeros(3), 0, "a ndarray"),
+        ("text", 0, "a str"),
     ],
 )
 def test_missing_fields_are_told_with_those_there_are(example: Any, on: Any, says: str) -> None:

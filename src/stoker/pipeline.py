@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Generic, TypeVar, overload
@@ -53,17 +54,13 @@ class Pipeline(DataLoaderApi, Generic[T]):
         self._fate_of_derived: Fate | None = None
         self._position = StepEpochs(chain) if chain.flows else Cursor(chain)
 
-    def __del__(self) -> None:
-        if "_fate" in self.__dict__:  # not so where it could not be made, or copied
-            self._fate.is_dropped = True
-
     def _then(self, stage: ChainStage) -> Pipeline[Any]:
         return self._derive(self.chain.then(stage), stage.name)
 
     def _derive(self, chain: Chain, call: str) -> Pipeline[Any]:
         made = Pipeline[Any](chain)
-        made._fate.call = call
-        self._fate_of_derived = made._fate
+        self._fate_of_derived = fate = made._fate
+        fate.call, fate.pipeline = call, weakref.ref(made)
         return made
 
     def apply(self, stage: Stage) -> Pipeline[Any]:
@@ -444,7 +441,7 @@ class Pipeline(DataLoaderApi, Generic[T]):
         Warns if the last pipeline made of this one was dropped unused: an assignment is missing.
         """
         derived, self._fate_of_derived = self._fate_of_derived, None
-        if derived is not None and derived.is_dropped and not derived.is_used:
+        if derived is not None and derived.was_dropped:
             warn(
                 f".{derived.call} changes nothing in the pipeline that is iterated here: it "
                 "returned a new one, which was dropped. Keep it (train = train.shuffle())"

@@ -1,4 +1,4 @@
-"""Statistics of an epoch: counts, times and memory, and their drawing."""
+"""Statistics of an epoch: counts, times and memory; ``print`` shows them."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from numpy.typing import NDArray
 from stoker.basics.resources import format_bytes
 from stoker.errors import Skip
 
-# Of each thread's share that all of them have to do: less than a fifth gained by a second thread.
-# Chosen, not measured.
-_SCALES = 0.6
-# A smaller share of waiting time: the consumer limits. As in the analyzer
-# (analysis/model/model.py).
-_FED = 0.05
-# Shares of less are noise: 30 samples of work of 16 ms.
-_SAMPLED_S = 0.5
-# With name and percentage beside it, a bar fits into 80 columns.
-_BAR = 24
-# In a narrow terminal: shorter ones could not tell an eighth.
-_SHORT_BAR = 8
+# Below this fraction of ideal scaling, threads wait for each other: two threads then gain less than
+# a fifth. Chosen, not measured.
+_SCALING_FRACTION = 0.6
+# If the consumer waits for a smaller fraction of the time, it is the bottleneck. The same value as
+# in the analyzer (analysis/model/model.py).
+_FED_FRACTION = 0.05
+# Fractions of less sampled time are noise: 0.5 s are 30 samples of work of 16 ms.
+_MIN_SAMPLED_S = 0.5
+# The longest bar: with its name and percentage, a line fits into 80 columns.
+_BAR_CHARACTERS = 24
+# The longest bar in a narrow terminal: a shorter one could not show an eighth.
+_MIN_BAR_CHARACTERS = 8
 
 
 @dataclass(frozen=True)
@@ -38,73 +38,75 @@ class StageStats:
     seconds: float
     """Time spent in the stage, summed over all workers, in seconds."""
     examples: int
-    """Examples that went through it: uses behind an echo, full sequences behind ``.pack()``; where
-    it works on batches, those in them. What a filter or a cache kept from it does not count."""
+    """Examples that went through the stage: uses behind an echo, full sequences behind ``.pack()``,
+    the examples of the batches if it works on batches. Examples that a filter left out, or that
+    came from a cache, do not count."""
 
     @property
     def rate(self) -> float:
-        """Examples per second of work in this stage, on one worker. Batches are never counted."""
+        """Examples per second of one worker's work in this stage. It never counts batches."""
         return self.examples / self.seconds if self.seconds > 0 else float("inf")
 
 
 @dataclass(frozen=True)
 class ThreadTrial:
-    """The result of trials of all threads against a single one, for threads that compute.
+    """How much faster all threads are than one: the median of the last trials, three at most.
 
-    The median of up to three last trials.
+    The engine makes such trials while threads compute.
     """
 
     threads: int
     """The number of threads tried."""
     cores: int
-    """The number of cores for them."""
+    """The number of cores that they may use."""
     speedup: float
-    """Their speed, as a multiple of one thread's."""
+    """Their speed as a multiple of one thread's speed."""
 
     @property
     def processes(self) -> int:
-        """How many processes could do the work side by side."""
+        """How many processes could work at the same time."""
         return min(self.threads, self.cores)
 
     @property
     def wait_for_each_other(self) -> bool:
-        """Whether much of their speed was lost to waiting: for the GIL, or another lock."""
-        return self.processes > 1 and self.speedup < _SCALES * self.processes
+        """Whether threads lose much of their speed by waiting for the GIL or another lock."""
+        return self.processes > 1 and self.speedup < _SCALING_FRACTION * self.processes
 
 
 @dataclass(frozen=True)
 class WorkerTime:
-    """Workers' time at work, by samples of about 6 % of it or more.
+    """How workers spent their time at work, from samples of about 6 % of it or more.
 
-    Shares of that time, from 0 to 1. Threads and processes alike, but not actors of Ray. The
-    consumer's own work is not included.
+    The fractions add up to 1. They cover threads and processes, but not Ray actors, and not the
+    work of the consumer itself.
     """
 
     sampled_s: float
-    """Seconds of workers that were sampled. Of n samples a share is off by some 1 / sqrt(n)."""
+    """Sampled seconds, over all workers. With n samples, a fraction is off by about 1 / sqrt(n)."""
     computing_fraction: float
-    """They had a processor."""
+    """Workers had a processor."""
     queued_fraction: float
-    """They could have gone on, but no processor was free. 0 where the system does not tell (no
-    Linux): that is then in the next one."""
+    """Workers were ready, but no processor was free. Only Linux reports this; elsewhere it is 0,
+    and part of ``blocked_fraction``."""
     blocked_fraction: float
-    """They slept, or waited for the GIL or another lock: the rest."""
+    """Workers slept, or waited for the GIL or another lock: the rest."""
     asleep_fraction: float | None
-    """Of the blocked share what a thread alone has, too: reads, latency, ``sleep``. By the trials
-    that the engine makes of one thread against all (``thread_trial``); what a thread alone waits
-    for the consumer counts as sleep, and where examples differ much, so does the error. All of it,
-    in processes and where half a processor would do the work. None where nothing tells."""
+    """The part of ``blocked_fraction`` that a single thread has, too: reads, latency, ``sleep``.
+    It comes from trials of one thread against all (``thread_trial``). A single thread's wait for
+    the consumer counts as sleep, and examples of very different cost make it less exact. For
+    processes, and if half a processor is enough, it is all of the blocked time. None if it is
+    unknown."""
 
     @property
     def contended_fraction(self) -> float | None:
-        """The rest of the blocked share: threads waited for each other, for the GIL as a rule."""
+        """The rest of the blocked time: threads waited for each other, usually for the GIL."""
         asleep = self.asleep_fraction
         return None if asleep is None else max(0.0, self.blocked_fraction - asleep)
 
     @property
     def is_enough(self) -> bool:
-        """Whether enough was sampled to say it in words."""
-        return self.sampled_s >= _SAMPLED_S
+        """Whether there are enough samples to print the fractions."""
+        return self.sampled_s >= _MIN_SAMPLED_S
 
     def __str__(self) -> str:
         shares = (
@@ -120,47 +122,47 @@ class WorkerTime:
 
 @dataclass(frozen=True)
 class PoolStats:
-    """One pool of an echo."""
+    """The pool of one echo."""
 
     name: str
     """The echo as ``print(pipeline)`` names it."""
     held: int
     """Items in the pool now: examples or batches."""
     size: int
-    """Items the pool holds when full; 0 while that is not known."""
+    """Items in the pool when it is full; 0 while that is unknown."""
     bytes: int
-    """Bytes of a full pool, by its first item; 0 while that is not known."""
+    """Bytes of a full pool, estimated from its first item; 0 while that is unknown."""
 
 
 @dataclass(frozen=True)
 class PartStats:
-    """One part of a mixture."""
+    """One source of a mixture."""
 
     name: str
-    """The part's source, as ``print(pipeline)`` names it."""
+    """The source, as ``print(pipeline)`` names it."""
     weight: float
     """Its share of the examples, from 0 to 1."""
     fresh_examples: int
-    """Of the epoch's fresh examples those that are of this part."""
+    """The epoch's fresh examples that come from this source."""
     epochs: float
-    """How often the part was gone through so far, in all epochs of the mixture."""
+    """How many times the source was read so far, over all epochs of the mixture."""
 
 
 @dataclass(frozen=True)
 class Clock:
-    """A pipeline's outputs since it was made, over all epochs: clocks for schedules."""
+    """What a pipeline has yielded since it was made, over all epochs: clocks for schedules."""
 
     fresh_examples: int = 0
-    """Examples that were handed out at least once, or left out on the way (loader: rows); not what
-    waits in a pool."""
+    """Examples that were yielded at least once, or left out on the way (over a loader: rows).
+    Examples that wait in a pool do not count."""
     uses: int = 0
-    """Examples handed out, echoed ones included."""
+    """Yielded examples, echoed ones included."""
     steps: int = 0
-    """Batches (or single examples, in a pipeline without batches) handed out."""
+    """Yielded batches (or examples, in a pipeline without batches)."""
 
-    def __add__(self, other: Clock) -> Clock:
-        """Return both together."""
-        return Clock(*map(operator.add, vars(self).values(), vars(other).values()))
+    def __add__(self, second: Clock) -> Clock:
+        """Return the sums."""
+        return Clock(*map(operator.add, vars(self).values(), vars(second).values()))
 
 
 @dataclass(frozen=True)
@@ -170,92 +172,92 @@ class Totals:
     elapsed_s: float = 0.0
     """Seconds in which an epoch was iterated."""
     consumer_wait_s: float = 0.0
-    """Of these, seconds that the consumer spent inside ``next()``."""
+    """Seconds of these that the consumer spent inside ``next()``."""
     read_bytes: int = 0
     """Bytes read from the source."""
     cache_hits: int = 0
-    """Examples that a cache had."""
+    """Examples found in a cache."""
     cache_misses: int = 0
-    """Examples that came from the source, behind a cache."""
+    """Examples that a cache did not have, and that came from the source."""
 
-    def __add__(self, other: Totals) -> Totals:
-        """Return both together."""
-        return Totals(*map(operator.add, vars(self).values(), vars(other).values()))
+    def __add__(self, second: Totals) -> Totals:
+        """Return the sums."""
+        return Totals(*map(operator.add, vars(self).values(), vars(second).values()))
 
 
 @dataclass(frozen=True, eq=False)
 class Uses:
-    """For each example of one batch, which use of its item it is. The caller owns the arrays."""
+    """Which use of its item each example of a batch is. The caller owns the arrays."""
 
     number: NDArray[np.int64]
-    """Which use of its example each is, ``[n]``: 1 is a fresh one. Of the last echo there is."""
+    """The number of the use, ``[n]``: 1 is a fresh example. With several echoes: of the last."""
     age_steps: NDArray[np.int64]
-    """Steps since the use before, ``[n]``: 0 for a fresh one; -1 where a resume forgot it."""
+    """Steps since the previous use, ``[n]``: 0 for a fresh example, -1 if a resume lost it."""
     valid: NDArray[np.bool_]
-    """Whether each is an example rather than padding (``.shard(pad=True)``), ``[n]``."""
+    """True for an example, False for padding (``.shard(pad=True)``), ``[n]``."""
 
 
 @dataclass(frozen=True)
 class CacheCounts:
-    """Counts of a cache's users and their store, over all their processes."""
+    """The counts of a cache, over all processes that use it."""
 
     hits: int = 0
-    """Examples that were found in the store, or in another node's."""
+    """Examples found in this host's store, or in another node's."""
     misses: int = 0
-    """Examples that were not, and came from the source."""
+    """Examples that were not found, and came from the source."""
     admitted: int = 0
-    """Of the misses, those that entered the store."""
+    """Misses that then entered the store."""
     admitted_bytes: int = 0
-    """Their bytes."""
+    """The bytes of ``admitted``."""
     refused: int = 0
-    """Of the misses, those that did not enter: no room, not worth it, or no time to write them."""
+    """Misses that did not enter: no room, not worth their bytes, or the writer was too slow."""
     refused_bytes: int = 0
-    """Their bytes, as far as measured: once the store is full they are not."""
+    """The bytes of ``refused``; not measured once the store is full."""
     saved_bytes: int = 0
-    """Bytes that were not read from storage: the files behind the hits, or else their values."""
+    """Bytes not read from storage: the sizes of the hits' files, or of their values."""
     damaged: int = 0
-    """Examples that were found in the store, but not as they had been written."""
+    """Examples in the store that had changed since they were written."""
     peer_hits: int = 0
-    """Of the hits, those that were found in another node's store."""
+    """Hits that came from another node's store."""
     peer_bytes: int = 0
-    """Their bytes."""
+    """The bytes of ``peer_hits``."""
     peer_timeouts: int = 0
-    """Of the misses, those for which other nodes were waited for in vain, for 5 s."""
+    """Misses for which another node did not answer within 5 s."""
 
-    def __add__(self, other: CacheCounts) -> CacheCounts:
-        """Return both together."""
-        return CacheCounts(*(a + b for a, b in zip(self.all(), other.all(), strict=True)))
+    def __add__(self, second: CacheCounts) -> CacheCounts:
+        """Return the sums."""
+        return CacheCounts(*(a + b for a, b in zip(self.all(), second.all(), strict=True)))
 
-    def __sub__(self, other: CacheCounts) -> CacheCounts:
-        """Return what came after ``other``."""
-        return CacheCounts(*(a - b for a, b in zip(self.all(), other.all(), strict=True)))
+    def __sub__(self, second: CacheCounts) -> CacheCounts:
+        """Return the counts after ``other``."""
+        return CacheCounts(*(a - b for a, b in zip(self.all(), second.all(), strict=True)))
 
     def all(self) -> list[int]:
-        """Return the counts in order."""
+        """Return the counts, in the order of the fields."""
         return [getattr(self, name) for name in (f.name for f in fields(CacheCounts))]
 
     @property
     def local_hits(self) -> int:
-        """Of the hits, those that were found in this host's store."""
+        """Hits that came from this host's store."""
         return self.hits - self.peer_hits
 
     @property
     def hit_fraction(self) -> float:
-        """Hits, of all examples that were asked for."""
-        asked = self.hits + self.misses
-        return self.hits / asked if asked else 0.0
+        """Hits as a fraction of all lookups, from 0 to 1."""
+        requested = self.hits + self.misses
+        return self.hits / requested if requested else 0.0
 
 
 @dataclass(frozen=True, repr=False)
 class CacheStats(CacheCounts):
-    """A cache's counts (in a pipeline: of this epoch), and its store's contents."""
+    """A cache's counts (in a pipeline: of this epoch), and the contents of its store."""
 
     folder: str = ""
-    """Where the store is; "" where there is no room for any."""
+    """The store's folder; "" if there is no room for a store."""
     items: int = 0
-    """Items in the store, of all its users."""
+    """Items in the store, from all its users."""
     payload_bytes: int = 0
-    """Their bytes."""
+    """The bytes of ``items``."""
     used_bytes: int = 0
     """Bytes that the store takes, in whole pages."""
     limit_bytes: int = 0
@@ -263,11 +265,11 @@ class CacheStats(CacheCounts):
     full: bool = False
     """Whether the store takes no more items."""
     members: int = 0
-    """Nodes that the cache is spread over; 0: it is this host's alone."""
+    """Nodes over which the cache is spread; 0 for a cache of this host alone."""
     members_alive: int = 0
-    """Of these, those that answer, with this one."""
+    """The nodes that answer, with this one."""
     map_version: int = 0
-    """Of the map of who keeps what: it grows whenever members change."""
+    """The version of the map from examples to nodes; it grows whenever the nodes change."""
 
     def __repr__(self) -> str:
         return str(self)
@@ -289,88 +291,89 @@ class CacheStats(CacheCounts):
             )
         if self.peer_timeouts:
             lines.append(
-                f"{self.peer_timeouts:,} were waited for in vain, for 5 s: the network or the "
-                "other nodes are slower than storage"
+                f"{self.peer_timeouts:,} timed out after 5 s: the network or the other nodes are "
+                "slower than storage"
             )
         if self.damaged:
-            lines.append(f"{self.damaged:,} were found damaged, and read from the source")
+            lines.append(f"{self.damaged:,} were damaged, and came from the source")
         return "\n".join(lines)
 
 
 @dataclass(frozen=True, repr=False)
 class Stats:
-    """Statistics of the epoch being run, or of the last one.
+    """Statistics of the current epoch, or of the last one.
 
-    Under ``.repeat().steps(n)`` that is one of ``n`` batches, whatever passes it goes over; counts
-    begin where it does, or at the state that was loaded in its middle.
+    Under ``.repeat().steps(n)`` an epoch is ``n`` batches. Counts begin with the epoch, or at a
+    state that was loaded in its middle.
     """
 
     epoch: int
     """The epoch, from 0."""
     fresh_examples: int
-    """Examples read from the source for the batches yielded so far (loader: rows)."""
+    """Examples read from the source for the batches yielded so far (over a loader: rows)."""
     uses: int
     """Examples yielded so far, echoed ones included; behind ``.pack()``, full sequences."""
     batches: int
     """Batches (or single examples, in a pipeline without batches) yielded so far."""
     realised_factor: float
-    """Uses per fresh example so far: 1 without echoing, 0 before anything was yielded. Behind a
-    filter, a skip budget or ``.pack()``: uses per item, of what pools have drawn."""
+    """Uses per fresh example so far: 1 without echoes, 0 before the first batch. Behind a filter, a
+    skip budget or ``.pack()``, uses per item that the pools have taken in."""
     dropped_uses: int
-    """Uses that ``drop_last`` leaves out at the epoch's end; 0 where not known."""
+    """Uses that ``drop_last`` leaves out at the end of the epoch; 0 if unknown."""
     repeats_in_batches: int
     """Uses that shared a batch with another use of the same example."""
     copy_distance: float
-    """Mean steps between two uses of one item; 0 without echoing."""
+    """The mean number of steps between two uses of an item; 0 without echoes."""
     elapsed_s: float
     """Seconds since the iteration of this epoch began."""
     consumer_wait_s: float
     """Seconds that the consumer spent inside ``next()``."""
     production_s_per_example: float
-    """Worker seconds spent for each fresh example, over all stages."""
+    """Workers' seconds per fresh example, over all stages."""
     stages: tuple[StageStats, ...]
-    """Time in each stage."""
+    """Each stage's share of the work."""
     workers: int
-    """Threads or processes that take part; 0: the consumer does the work itself."""
+    """Threads or processes at work; 0 if the consumer does the work itself."""
     window_ready: int
     """Outputs that are ready and wait for the consumer."""
     window_size: int
     """Outputs that may wait for the consumer."""
     window_bytes: int
-    """Bytes of a full window and of recycled batch arrays, by the last batch."""
+    """Bytes of a full window and of recycled batch arrays, estimated from the last batch."""
     pools: tuple[PoolStats, ...]
-    """The pools, in the order that data meets them."""
+    """The pools, in the order of the stages."""
     filtered_examples: int = 0
-    """Examples that filters left out so far, of those that were read."""
+    """Examples that filters and scans have left out so far."""
     skipped_examples: int = 0
     """Examples that were skipped so far because a stage failed on them."""
     cache: CacheStats | None = None
     """The cache, if there is one."""
     skips: tuple[Skip, ...] = ()
-    """Those skipped since the epoch began or was resumed (of very many, the first thousand)."""
+    """The skipped examples since the epoch began or was resumed (the first thousand)."""
     parts: tuple[PartStats, ...] = ()
-    """The parts of a mixture, in order."""
+    """The sources of a mixture, in order."""
     read_bytes: int = 0
-    """Bytes of what the source gave: arrays, tensors, bytes and text. A cache's hits do not count;
-    of a feed or a loader these are the bytes that it handed out."""
+    """Bytes of the arrays, tensors, bytes and texts that the source returned; a cache's hits do not
+    count. Over a feed or a loader, the bytes of its outputs."""
     feed_lag_outputs: int | None = None
-    """Outputs that a feed had ready beyond this job's last one: 0 where the job waits for the feed,
-    many where others wait for the job. None without a feed."""
+    """Outputs that a feed had ready beyond this job's last one. 0 means that the job waits for the
+    feed; many mean that other jobs wait for this one. None without a feed."""
     thread_trial: ThreadTrial | None = None
-    """The trial of threads; None where no trial was needed."""
+    """The trial of threads; None if there was none."""
     worker_time: WorkerTime | None = None
-    """Workers' time; None without samples. Of a pass, under ``.repeat()``."""
+    """How workers spent their time; None without samples. Under ``.repeat()``, of the current pass
+    over the data."""
     totals: Totals = Totals()
     """The totals since the pipeline was made, in this process."""
 
     @property
     def wait_fraction(self) -> float:
-        """The share of the elapsed time that the consumer waited."""
+        """The fraction of the elapsed time in which the consumer waited."""
         return self.consumer_wait_s / self.elapsed_s if self.elapsed_s > 0 else 0.0
 
     @property
     def fresh_examples_per_s(self) -> float:
-        """Fresh examples per second of the epoch so far."""
+        """Fresh examples per second so far in this epoch."""
         return self.fresh_examples / self.elapsed_s if self.elapsed_s > 0 else 0.0
 
     @property
@@ -380,42 +383,42 @@ class Stats:
 
     @property
     def bottleneck(self) -> str | None:
-        """The stage that most work goes into, or ``consumer`` when the consumer hardly waits.
+        """The stage with most of the work, or ``consumer`` if the consumer hardly waits.
 
-        None while that is not known: before a run, and before anything was measured in it.
+        None while it is unknown: before the first epoch, and before the first measurement.
         """
-        if self.batches and self.wait_fraction < _FED:
+        if self.batches and self.wait_fraction < _FED_FRACTION:
             return "consumer"
         slowest = self._slowest()
         return None if slowest is None else self.stages[slowest].name
 
     def _slowest(self) -> int | None:
-        """The place among the stages of the one that most work goes into."""
+        """The index of the stage with most of the work; None if nothing was measured."""
         times = [stage.seconds for stage in self.stages]
         return times.index(max(times)) if any(times) else None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all of this, ready for JSON: fields and what is derived from them, nested alike.
+        """Return all fields and properties, nested ones too, as values for JSON.
 
-        A rate that is not known, for nothing was measured, is None.
+        A rate that is unknown, because nothing was measured, is None.
         """
-        found: dict[str, Any] = _plain(self)
-        return found
+        combined: dict[str, Any] = _as_json(self)
+        return combined
 
     def spent(self) -> Totals:
-        """Return what this epoch alone has spent so far."""
+        """Return the totals of this epoch alone."""
         cache = self.cache or CacheCounts()
         return Totals(
             self.elapsed_s, self.consumer_wait_s, self.read_bytes, cache.hits, cache.misses
         )
 
     def __add__(self, later: Stats) -> Stats:
-        """Return the statistics of two stretches of one pipeline."""
-        return _joined(later, self, later, 1)
+        """Return the statistics of two parts of a pipeline's run together."""
+        return _combine(later, self, later, 1)
 
     def __sub__(self, earlier: Stats) -> Stats:
-        """Return the statistics of what came behind an earlier moment of one run."""
-        return _joined(self, earlier, self, -1)
+        """Return the statistics since an earlier moment of the same run."""
+        return _combine(self, earlier, self, -1)
 
     def __repr__(self) -> str:
         return str(self)
@@ -424,12 +427,12 @@ class Stats:
         return self.drawn()
 
     def drawn(self, width: int | None = None) -> str:
-        """Return the drawing that ``print`` shows, in lines of at most ``width`` (60 or more)."""
+        """Return the text that ``print`` shows, in lines of at most ``width`` (60 or more)."""
         text = (
             f"epoch {self.epoch}: {self.batches:,} batches, {self.uses:,} uses of "
             f"{self.fresh_examples:,} fresh examples (factor {self.realised_factor:.2f})"
         )
-        lines = _wrapped(text, width, 4)
+        lines = _wrap(text, width, 4)
         bottleneck = self.bottleneck
         mark = "  <- bottleneck"
         rates = [f"{stage.rate:,.0f}/s" if stage.seconds else "-" for stage in self.stages]
@@ -437,23 +440,25 @@ class Stats:
         rate_width = max([14 if width is None else 8, *map(len, rates)])
         names = [stage.name for stage in self.stages] + [pool.name for pool in self.pools]
         longest = max(map(len, [*names, "consumer"]))
-        bar_width = _BAR
-        if width is not None:  # names give way, then bars; the mark never does
+        bar_width = _BAR_CHARACTERS
+        if width is not None:  # shorten names first, then bars, and never the mark
             left = width - max(map(len, times), default=0) - rate_width - len(mark) - len("  " * 4)
-            longest = min(longest, max(len("consumer"), left - _SHORT_BAR))
-            bar_width = max(1, min(_BAR, left - longest))
-        most = max((stage.seconds for stage in self.stages), default=0.0)
+            longest = min(longest, max(len("consumer"), left - _MIN_BAR_CHARACTERS))
+            bar_width = max(1, min(_BAR_CHARACTERS, left - longest))
+        longest_s = max((stage.seconds for stage in self.stages), default=0.0)
 
-        def begun(name: str) -> str:
-            return f"  {_shortened(name, longest):<{longest}}  "
+        def label(name: str) -> str:
+            return f"  {_shorten(name, longest):<{longest}}  "
 
         slowest = None if bottleneck == "consumer" else self._slowest()
-        for at, (stage, spent, rate) in enumerate(zip(self.stages, times, rates, strict=True)):
-            bar = "█" * round(bar_width * stage.seconds / most) if most else ""
+        for at, (stage, epoch_totals, rate) in enumerate(
+            zip(self.stages, times, rates, strict=True)
+        ):
+            bar = "█" * round(bar_width * stage.seconds / longest_s) if longest_s else ""
             end = mark if at == slowest else ""
-            line = f"{begun(stage.name)}{spent}  {rate:>{rate_width}}  {bar}{end}"
+            line = f"{label(stage.name)}{epoch_totals}  {rate:>{rate_width}}  {bar}{end}"
             lines.append(line.rstrip())
-        beside = [
+        further = [
             (
                 pool.name,
                 f"pool {pool.held:,} of {pool.size:,} "
@@ -461,7 +466,7 @@ class Stats:
             )
             for pool in self.pools
         ]
-        beside += [
+        further += [
             (
                 f"part {number}",
                 f"{part.fresh_examples:,} fresh examples of {part.name}, epoch {part.epochs:.2f} "
@@ -470,38 +475,38 @@ class Stats:
             for number, part in enumerate(self.parts, 1)
         ]
         if self.cache is not None:
-            beside += [("cache", line) for line in str(self.cache).splitlines()]
+            further += [("cache", line) for line in str(self.cache).splitlines()]
         waited = (
             f"waited {self.consumer_wait_s:.2f} s of {self.elapsed_s:.2f} s "
             f"({self.wait_fraction:.0%})"
         )
-        beside.append(("consumer", waited + (mark if bottleneck == "consumer" else "")))
-        for name, text in beside:
-            lines += _wrapped(begun(name) + text, width, longest + 4)
-        texts = [
+        further.append(("consumer", waited + (mark if bottleneck == "consumer" else "")))
+        for name, text in further:
+            lines += _wrap(label(name) + text, width, longest + 4)
+        notes = [
             f"workers taking part: {self.workers}; window {self.window_ready} of "
             f"{self.window_size} ready ({format_bytes(self.window_bytes)})"
         ]
         if self.worker_time is not None and self.worker_time.is_enough and bottleneck != "consumer":
-            texts.append(f"their time: {self.worker_time}")
+            notes.append(f"their time: {self.worker_time}")
         trial = self.thread_trial
         if trial is not None and trial.wait_for_each_other and bottleneck != "consumer":
-            texts.append(
+            notes.append(
                 f"threads wait for each other: {trial.threads} are {trial.speedup:.1f} times as "
-                "fast as one. Where it is for the GIL, processes are faster: "
+                "fast as one. If they wait for the GIL, processes are faster: "
                 f'.workers({trial.processes}, kind="process")'
             )
         if self.filtered_examples or self.skipped_examples:
-            texts.append(
+            notes.append(
                 f"left out: {self.filtered_examples:,} by filters and scans, "
                 f"{self.skipped_examples:,} that failed"
             )
         if self.copy_distance:
-            texts.append(
+            notes.append(
                 f"copies {self.copy_distance:.1f} steps apart, "
                 f"{self.repeats_in_batches:,} repeats inside batches"
             )
-        return "\n".join([*lines, *(part for t in texts for part in _wrapped("  " + t, width, 4))])
+        return "\n".join([*lines, *(part for t in notes for part in _wrap("  " + t, width, 4))])
 
 
 _SUMS = (
@@ -510,58 +515,58 @@ _SUMS = (
 )  # fmt: skip
 
 
-def _joined(one: Stats, other: Stats, latest: Stats, sign: int) -> Stats:
+def _combine(first: Stats, second: Stats, latest: Stats, sign: int) -> Stats:
     """Return ``one`` with ``other`` added or taken away; what is of a moment is the latest's."""
 
     def mean(name: str, weight: Callable[[Stats], int]) -> float:
-        weights = weight(one), sign * weight(other)
-        values = float(getattr(one, name)), float(getattr(other, name))
+        weights = weight(first), sign * weight(second)
+        values = float(getattr(first, name)), float(getattr(second, name))
         whole = sum(weights)
         return sum(map(operator.mul, values, weights)) / whole if whole > 0 else 0.0
 
-    found: dict[str, Any] = {
-        name: getattr(one, name) + sign * getattr(other, name) for name in _SUMS
+    combined: dict[str, Any] = {
+        name: getattr(first, name) + sign * getattr(second, name) for name in _SUMS
     }
-    found["stages"] = stages = tuple(
+    combined["stages"] = stages = tuple(
         StageStats(a.name, a.seconds + sign * b.seconds, a.examples + sign * b.examples)
-        for a, b in zip(one.stages, other.stages, strict=True)
+        for a, b in zip(first.stages, second.stages, strict=True)
     )
-    found["parts"] = tuple(
+    combined["parts"] = tuple(
         replace(end, fresh_examples=a.fresh_examples + sign * b.fresh_examples)
-        for end, a, b in zip(latest.parts, one.parts, other.parts, strict=True)
+        for end, a, b in zip(latest.parts, first.parts, second.parts, strict=True)
     )
-    found["skips"] = other.skips + one.skips if sign > 0 else one.skips[len(other.skips) :]
-    if one.cache is not None and other.cache is not None and latest.cache is not None:
-        counts = one.cache + other.cache if sign > 0 else one.cache - other.cache
-        found["cache"] = replace(latest.cache, **vars(counts))
-    fresh = found["fresh_examples"]
+    combined["skips"] = second.skips + first.skips if sign > 0 else first.skips[len(second.skips) :]
+    if first.cache is not None and second.cache is not None and latest.cache is not None:
+        counts = first.cache + second.cache if sign > 0 else first.cache - second.cache
+        combined["cache"] = replace(latest.cache, **vars(counts))
+    fresh = combined["fresh_examples"]
     worked_s = sum(stage.seconds for stage in stages)
-    found["production_s_per_example"] = worked_s / fresh if fresh else 0.0
-    found["realised_factor"] = mean("realised_factor", lambda stats: stats.fresh_examples)
+    combined["production_s_per_example"] = worked_s / fresh if fresh else 0.0
+    combined["realised_factor"] = mean("realised_factor", lambda stats: stats.fresh_examples)
     copies = lambda stats: max(0, stats.uses - stats.fresh_examples)  # noqa: E731
-    found["copy_distance"] = mean("copy_distance", copies)
-    return replace(latest, **found)
+    combined["copy_distance"] = mean("copy_distance", copies)
+    return replace(latest, **combined)
 
 
-def _shortened(name: str, width: int) -> str:
+def _shorten(name: str, width: int) -> str:
     if len(name) <= width:
         return name
     tail = (width - 1) // 3
     return f"{name[: width - 1 - tail]}…{name[len(name) - tail :]}"
 
 
-def _wrapped(text: str, width: int | None, indent: int) -> list[str]:
+def _wrap(text: str, width: int | None, indent: int) -> list[str]:
     if width is None or len(text) <= width:
         return [text]
     return textwrap.wrap(text, width, subsequent_indent=" " * indent)
 
 
-def _plain(value: Any) -> Any:
+def _as_json(value: Any) -> Any:
     if is_dataclass(value):
         kind = type(value)
         names = [f.name for f in fields(value)]
         names += [n for n in dir(kind) if isinstance(getattr(kind, n), property)]
-        return {name: _plain(getattr(value, name)) for name in names}
+        return {name: _as_json(getattr(value, name)) for name in names}
     if isinstance(value, tuple):
-        return [_plain(each) for each in value]
+        return [_as_json(each) for each in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,4 +1,4 @@
-"""Checks that users can run on their own pipelines."""
+"""Checks for users' tests: of resuming, and of functions in threads."""
 
 from __future__ import annotations
 
@@ -13,17 +13,20 @@ from stoker.pipeline import Pipeline
 
 
 def check_resume(build: Callable[[], Pipeline], *, every: int = 1) -> int:
-    """Save before every batch of an epoch, restore each state, and compare the rest.
+    """Check that a pipeline resumes exactly: save before each batch, restore, compare the rest.
 
-    Each state goes through JSON into a pipeline from another ``build()``, which must then
-    yield exactly the batches that the uninterrupted epoch had left.
+    Each state goes through JSON into a pipeline from another ``build()``. That pipeline must then
+    yield exactly the remaining batches of the uninterrupted epoch.
+
+    Example: ``assert check_resume(make_pipeline) > 0``
 
     Args:
-        build: makes the same pipeline with the same seed each time.
-        every: check every n-th state only; an epoch of b batches takes about ``b**2 / 2 / n``.
+        build: returns the same pipeline with the same seed each time.
+        every: check only every n-th state. An epoch of b batches takes about ``b**2 / 2 / n``
+            batches.
 
     Returns:
-        The number of states that were checked.
+        The number of checked states.
 
     Raises:
         AssertionError: the rest of an epoch differs; the message names the batch.
@@ -49,11 +52,17 @@ def _check_tail(
     at = start
     for batch in restored:
         if at == len(batches):
-            raise AssertionError(f"restored before batch {start}: more batches than there were")
+            raise AssertionError(
+                f"after restoring the state before batch {start}, the epoch has more than "
+                f"{len(batches)} batches"
+            )
         if not same(batch, batches[at]):
-            raise AssertionError(f"restored before batch {start}: batch {at} differs")
+            raise AssertionError(
+                f"after restoring the state before batch {start}, batch {at} differs"
+            )
         at += 1
     if at < len(batches):
         raise AssertionError(
-            f"restored before batch {start}: ended after {at} of {len(batches)} batches"
+            f"after restoring the state before batch {start}, the epoch ends after {at} of "
+            f"{len(batches)} batches"
         )

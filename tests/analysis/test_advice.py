@@ -107,7 +107,7 @@ def test_the_verdict_is_a_sentence_about_what_limits(name: str) -> None:
     if report.as_it_is is None:
         assert "steady state" in text
     elif report.bound == "compute":
-        assert "is fed" in text
+        assert "is kept busy" in text
     else:
         assert "limited by" in text
 
@@ -158,8 +158,8 @@ def test_more_workers_than_cores_are_advised_where_preparing_waits() -> None:
     (more,) = (action for action in advise(waiting(0.001)) if "num_workers=" in action.code)
     assert more.code == "DataLoader(..., num_workers=10)"
     assert more.gain.value == pytest.approx(5.0)
-    assert "drawn on, in proportion" in more.why
-    assert "2 processors have time" in more.why
+    assert "extrapolated in proportion" in more.why
+    assert "2 processors are enough" in more.why
     seen = advise(waiting(0.001, {1: 100, 2: 200, 10: 600}))
     (more,) = (action for action in seen if "num_workers=" in action.code)
     assert more.gain.value == pytest.approx(3.0)
@@ -268,7 +268,7 @@ def test_storage_for_small_examples_can_be_asked_about(tmp_path: Path) -> None:
     small = replace(FETCH, example_bytes=100.0)
     (action,) = (a for a in advise(small) if "--storage-mbps" in a.code)
     assert "0.18" in action.code
-    assert "gives the job 0.09 MB/s" in action.why
+    assert "delivers 0.09 MB/s" in action.why
     write_report(small, tmp_path / "REPORT.json")
     words = action.code.replace("REPORT.json", str(tmp_path / "REPORT.json")).split()
     assert CliRunner().invoke(app, words[1:]).exit_code == 0

@@ -49,7 +49,7 @@ ALONE = Parts(
 """A job without workers that never waited, and all of whose parts are slower than it was."""
 JOBS = {"fed": FED, "slow": SLOW, "quick": QUICK}
 LIMITS = {
-    "compute": "fed: ",
+    "compute": "kept busy: ",
     "prep": "limited by preparing data",
     "fetch": "limited by fetching data",
     "processors": "limited by the host's processors",
@@ -139,12 +139,12 @@ def test_an_interval_that_reaches_0_is_said_first() -> None:
         FETCH, rates=msgspec.structs.replace(FETCH.rates, S=Rate(900.0, 0.0, 1_800.0))
     )
     report = msgspec.structs.replace(report, doubts=find_doubts(report))
-    assert report.doubts == ["the interval of S reaches 0"]
+    assert report.doubts == ["the 95 % interval of S reaches 0"]
     assert write_verdict(report).startswith(
-        "Uncertain: the interval of S reaches 0. The job seems to be"
+        "Uncertain: the 95 % interval of S reaches 0. The job seems to be"
     )
     assert find_doubts(FETCH) == []
     off = msgspec.structs.replace(FETCH, predicted=1.2 * (FETCH.predicted or 0.0))
     both = msgspec.structs.replace(report, doubts=find_doubts(off) + report.doubts)
     assert write_verdict(both).startswith("Uncertain: predicted")
-    assert ". The interval of S reaches 0. The job seems" in write_verdict(both)
+    assert ". The 95 % interval of S reaches 0. The job seems" in write_verdict(both)

@@ -89,7 +89,7 @@ def test_how_a_script_crashed() -> None:
 )
 def test_why_nothing_was_seen(reasons: dict[str, str], said: str) -> None:
     text = explain_nothing_seen(Trace(["train.py"], reasons=reasons))
-    assert text.startswith("the script never reached a loader")
+    assert text.startswith("the script never used a loader")
     assert said in text
     assert ("standard input" in text) == ("EOFError" in str(reasons))
 

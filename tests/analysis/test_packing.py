@@ -259,7 +259,7 @@ def test_what_if_answers_for_both_orders(tmp_path: Path) -> None:
 def test_what_cannot_be_answered_is_refused(tmp_path: Path) -> None:
     for report, words, says in (
         (FETCH, ["--format", "records"], "packing was not tried"),
-        (PACKED, ["--format", "tar"], "format=tar: records"),
+        (PACKED, ["--format", "tar"], "format=tar: must be records"),
         (PACKED, ["--format", "records", "--storage-mbps", "9"], "no storage-mbps"),
     ):
         code, out = what_if(report, tmp_path, *words)

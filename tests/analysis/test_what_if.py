@@ -210,7 +210,7 @@ def test_what_goes_wrong_is_one_line(folder: Path) -> None:
         (["still.json"], "a rate that is not above 0"),
         (["nothing.json"], "this analysis has no G"),
         (["prep.json", "--cache", "lots"], "'lots' is not a size"),
-        (["prep.json", "--accelerator", "fast"], "a multiple, for example 2x"),
+        (["prep.json", "--accelerator", "fast"], "a multiple such as 2x"),
         (["prep.json", "--cores", "0"], "cores=0: at least 1"),
         (["prep.json", "--echo", "2", "--echo-at", "home"], "one of batch, after-augmentation"),
         (["prep.json", "--json", "none/answer.json"], "No such file"),

@@ -175,7 +175,7 @@ def test_a_check_is_noted_for_all_processes_of_a_user(tmp_path: Path, path: str)
 def work():
     counters = Counters(path)
     assert not counters.is_checked({ONE})
-    counters.note_check({ONE})
+    counters.record_check({ONE})
 
 say(json.dumps(ended([forked(work)])))
 """

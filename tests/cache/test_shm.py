@@ -65,12 +65,15 @@ def test_caches_say_what_is_wrong_with_it_and_what_to_do(
     name: str, what: str, tmp_path: object
 ) -> None:
     said = run(SHM[name], what, tmp_path)
-    assert said.startswith("CacheError no cache can be made in /dev/shm"), said
+    assert said.startswith("CacheError cannot make a cache in /dev/shm"), said
     if name.startswith("read-only"):
         assert "Read-only file system. Mount /dev/shm so that" in said
     else:
-        assert "No space left on device. Give the container more (docker run --shm-size" in said
-    assert "put the cache on a local disk: path=" in said
+        assert (
+            "No space left on device. Give the container more shared memory (docker run --shm-size"
+            in said
+        )
+    assert "put the cache on a local disk with path=" in said
 
 
 def test_nothing_else_needs_it(tmp_path: object) -> None:

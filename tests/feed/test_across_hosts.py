@@ -413,7 +413,7 @@ def sets() -> stoker.Pipeline:
 def test_what_cannot_go_to_other_hosts_says_so(feed: Somewhere) -> None:
     with feeding(sets, feed.name, listen=feed.listen):
         assert len(list(stoker.from_feed(feed.name))) == 5
-        with pytest.raises(stoker.StokerError, match=r"go to other hosts: .*set \(at 0\.a\)"):
+        with pytest.raises(stoker.StokerError, match=r"serve other hosts: .*set \(at 0\.a\)"):
             list(stoker.from_feed(feed.url()))
 
 

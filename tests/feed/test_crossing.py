@@ -19,14 +19,23 @@ from hypothesis import given
 
 from encodable import Pair, Record, nested, shown
 from odd_records import ODD_RECORDS, record_of
-from stoker.feed.messages import Ask, Begin, End, Failed, Malformed, Message, Refused, Welcome
+from stoker.feed.messages import (
+    Begin,
+    End,
+    EpochRequest,
+    Failed,
+    Malformed,
+    Message,
+    Refused,
+    Welcome,
+)
 from stoker.feed.relay.protocol import (
-    Beat,
+    Heartbeat,
+    ItemTaken,
     Join,
     RelayServerEnd,
     RelaySourceEnd,
     RemoteItem,
-    Taken,
     checksum,
 )
 from stoker.transport import codec
@@ -80,10 +89,11 @@ def test_a_class_that_nobody_has_imported() -> None:
 
 WELCOME = Welcome("n", "t", True, 3, 11, ["a", "b"], True, False, 2, 7, 0)
 SAID_BY_RELAYS: list[Message] = [
-    Join(1, "feed", "a relay", 11, ["a", "b"]), Ask(1, None, 0), Ask(2, 3, 4), Taken(), Beat(),
+    Join(1, "feed", "a relay", 11, ["a", "b"]), EpochRequest(1, None, 0),
+    EpochRequest(2, 3, 4), ItemTaken(), Heartbeat(),
 ]  # fmt: skip
 SAID_BY_GATEWAYS: list[Message] = [
-    WELCOME, Refused("no"), Begin(1, 0, 5), End(1, 0, 6), Failed(1, "é"), Beat(),
+    WELCOME, Refused("no"), Begin(1, 0, 5), End(1, 0, 6), Failed(1, "é"), Heartbeat(),
 ]  # fmt: skip
 VALUE = [Pair(np.arange(300), "x" * 20), {"a": (torch.arange(9.0), b"b" * 1500, -1)}]
 
@@ -210,7 +220,7 @@ def ends() -> Iterator[tuple[RelayServerEnd, RelaySourceEnd]]:
 def test_who_waits_is_kept_by_beats_and_others_are_given_up(
     ends: tuple[RelayServerEnd, RelaySourceEnd], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stoker.feed.relay.protocol.BEAT_S", 0.01)
+    monkeypatch.setattr("stoker.feed.relay.protocol.HEARTBEAT_S", 0.01)
     monkeypatch.setattr("stoker.feed.relay.protocol.SILENT_S", 0.3)
     gateway, relay = ends
     heard: list[Any] = []
@@ -227,8 +237,8 @@ def test_who_waits_is_kept_by_beats_and_others_are_given_up(
     message, _ = relay.receive()
     assert isinstance(message, Begin)
     timer.join()
-    relay.send(Taken())
+    relay.send(ItemTaken())
     thread.join()  # nobody beats any more
-    assert [type(message) for message in heard] == [Taken]
+    assert [type(message) for message in heard] == [ItemTaken]
     with pytest.raises(OSError, match="sent nothing"):
         relay.receive()

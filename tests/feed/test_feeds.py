@@ -176,7 +176,7 @@ def test_a_loader_is_shared_but_not_resumed(name: str) -> None:
         batches.close()
         other = stoker.from_feed(name)
         other.load_state_dict(state)
-        with pytest.raises(stoker.StateError, match="cannot make again"):
+        with pytest.raises(stoker.StateError, match="cannot prepare outputs again"):
             iter(other)
 
 
@@ -186,7 +186,7 @@ def test_a_loader_is_shared_but_not_resumed(name: str) -> None:
 @pytest.mark.parametrize(
     ("target", "says"),
     [
-        (failing_target("adaptive"), "adaptive echo"),
+        (failing_target("adaptive"), "cannot serve .echo"),
         (failing_target("flowing"), r"\.repeat\(\) behind"),
         (failing_target("on_device"), r"\.to\(device\)"),
         (failing_target("raises"), "no data today"),
@@ -418,16 +418,16 @@ def connect(name: str) -> socket.socket:
 good = messages.Hello(messages.VERSION, "fuzz")
 hostile = st.one_of(
     st.binary(max_size=200),
-    st.integers(messages.MOST_BYTES - 2, messages.MOST_BYTES + 2).map(bytes),
+    st.integers(messages.MAX_PACKET_BYTES - 2, messages.MAX_PACKET_BYTES + 2).map(bytes),
     st.sampled_from(
         [
             messages._encode(message)
             for message in (
                 good,
-                messages.Ask(1, None, -1),
-                messages.Ask(2**40, 2**62, 2**62),
-                messages.Done([1, 2, 3], 0),
-                messages.Done([], -1),
+                messages.EpochRequest(1, None, -1),
+                messages.EpochRequest(2**40, 2**62, 2**62),
+                messages.Release([1, 2, 3], 0),
+                messages.Release([], -1),
                 messages.Leave(),
                 messages.Refused("x"),
                 messages.Hello(99, "other version"),
@@ -617,7 +617,7 @@ def test_the_command_serves_until_it_is_interrupted(name: str) -> None:
             capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert second.returncode == 1
-        assert "there already" in second.stderr
+        assert "there is already" in second.stderr
     finally:
         command.send_signal(signal.SIGINT)
         out, err = command.communicate(timeout=240)
@@ -664,5 +664,5 @@ def test_a_feeder_that_ends_each_time_at_one_place_is_not_started_for_ever(
         "    return stoker.from_dataset(list(range(9))).map(die).batch(2).workers(0)\n"
     )
     train = stoker.share(f"{tmp_path}/deadly.py:build", name=name)
-    with pytest.raises(stoker.FeedError, match=r"ended \d times.* shows why"):
+    with pytest.raises(stoker.FeedError, match=r"ended \d times.* to see why"):
         list(train)

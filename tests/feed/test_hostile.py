@@ -24,10 +24,9 @@ from playing import feeder_of, feeding, wait_until
 import stoker
 from stoker.feed import local_socket, messages
 from stoker.feed.messages import (
-    Ask,
     Begin,
-    Done,
     End,
+    EpochRequest,
     Evicted,
     Failed,
     Hello,
@@ -37,6 +36,7 @@ from stoker.feed.messages import (
     Message,
     Peers,
     Refused,
+    Release,
     Welcome,
 )  # fmt: skip
 from stoker.transport import payload
@@ -56,7 +56,13 @@ def name() -> Iterator[str]:
 HELLO = Hello(messages.VERSION, "a job", "", 11, ["a", "b"], [1, 2])
 WELCOME = Welcome("n", "t", True, 3, 11, ["a", "b"], True, False, 2, 7, 0)
 ITEM = ItemMessage(1, 0, 5, 1, 9, [3], b"header", [(0, 64, 8)])
-FROM_JOB = [HELLO, Ask(1, None, 0), Ask(2, 3, 4), Done([1, 2, 300], 10**9), Leave()]
+FROM_JOB = [
+    HELLO,
+    EpochRequest(1, None, 0),
+    EpochRequest(2, 3, 4),
+    Release([1, 2, 300], 10**9),
+    Leave(),
+]
 FROM_FEEDER = [
     WELCOME, Refused("no"), Peers([1, 70_000]), Begin(1, 0, 5), ITEM, End(1, 0, 6), Failed(1, "é"),
     Evicted(1),
@@ -110,7 +116,7 @@ def test_whatever_comes_is_a_message_or_malformed() -> None:
                 continue
             assert isinstance(message, Message)
             messages.send(theirs, message)
-            assert ours.recv(messages.MOST_BYTES)
+            assert ours.recv(messages.MAX_PACKET_BYTES)
             good += 1
     assert rounds // 20 < good < rounds // 2
 
@@ -124,7 +130,7 @@ def pipe_descriptors(count: int) -> Any:
 
 def targeted(draw: random.Random) -> bytes:
     """Return a message that fits the schema, and asks for what is not, or is not a job's to ask."""
-    largest = messages.LARGEST
+    largest = messages.MAX_NUMBER
     return messages._encode(
         draw.choice(
             [
@@ -132,13 +138,13 @@ def targeted(draw: random.Random) -> bytes:
                 Hello(messages.VERSION, "", "é" * messages.TEXT_CHARACTERS),
                 Hello(messages.VERSION, "", "", 2**64 - 1, outline_of("batches")),
                 Hello(messages.VERSION, "", outline=outline_of("batches"), peers=[2**31 - 1, 1]),
-                Ask(largest, largest, 0),
-                Ask(1, largest, 19),
-                Ask(2, 0, largest),
-                Ask(3, 1, 18),
-                Ask(4, None, largest),
-                Done([0] * messages.MOST_LEASES, largest),
-                Done(list(range(100)), 0),
+                EpochRequest(largest, largest, 0),
+                EpochRequest(1, largest, 19),
+                EpochRequest(2, 0, largest),
+                EpochRequest(3, 1, 18),
+                EpochRequest(4, None, largest),
+                Release([0] * messages.MAX_LEASES, largest),
+                Release(list(range(100)), 0),
             ]
         )
     )
@@ -159,7 +165,7 @@ def attack(name: str, draw: random.Random) -> None:
             if draw.random() < 0.7:
                 messages.send(connection, Hello(messages.VERSION, "hostile"))
             if draw.random() < 0.3:
-                messages.send(connection, Ask(1, None, 0))
+                messages.send(connection, EpochRequest(1, None, 0))
             for _ in range(draw.randint(0, 5)):
                 kind = draw.randrange(4)
                 packet = draw.choice(PACKETS)
@@ -170,12 +176,12 @@ def attack(name: str, draw: random.Random) -> None:
                 elif kind == 2:
                     packet = mutated(packet, draw)
                 if draw.random() < 0.02:
-                    packet = bytes(messages.MOST_BYTES + draw.randint(-1, 1))
+                    packet = bytes(messages.MAX_PACKET_BYTES + draw.randint(-1, 1))
                 passed = pipe_descriptors(draw.choice([1, 2, 253])) if draw.random() < 0.2 else []
                 connection.sendmsg([packet], passed)
             if draw.random() < 0.5:
                 connection.setblocking(False)
-                connection.recv(messages.MOST_BYTES)
+                connection.recv(messages.MAX_PACKET_BYTES)
 
 
 @pytest.mark.parametrize("kind", ["batches", "filtered", "examples"])
@@ -224,7 +230,7 @@ def test_a_message_that_would_end_a_feeder(name: str, what: str) -> None:
             for packet in HARMFUL[what]:
                 connection.send(packet)
             with contextlib.suppress(ConnectionResetError):
-                while packet := connection.recv(messages.MOST_BYTES):
+                while packet := connection.recv(messages.MAX_PACKET_BYTES):
                     assert b"ItemMessage" not in packet
         assert [served.digest(b) for b in stoker.from_feed(name)] == served.expected("batches", 0)
         assert feeder.is_alive()
@@ -342,8 +348,8 @@ class Impostor:
             return
         messages.send(connection, self._welcome)
         ask = messages.receive_as_feeder(connection)
-        if isinstance(ask, Ask):
-            self._connection, self._turn = connection, ask.turn
+        if isinstance(ask, EpochRequest):
+            self._connection, self._turn = connection, ask.request_id
             self._says(self)
             connection.recv(1)  # until the job hangs up, or says what it thinks of it
 
@@ -363,7 +369,7 @@ class Impostor:
         self.payload = payload.to_payload(np.full(10_000, float(number)), self._blocks)
         self.payload.mark(number + 1)
         fields = {
-            "turn": self._turn,
+            "request_id": self._turn,
             "epoch": 0,
             "number": number,
             "count": 1,
@@ -412,10 +418,10 @@ def then(*said: Any) -> Says:
 
 NONSENSE: dict[str, Says] = {
     "no message": lambda feeder: feeder.send(b"\xc1"),
-    "too long": lambda feeder: feeder.send(bytes(messages.MOST_BYTES + 1)),
+    "too long": lambda feeder: feeder.send(bytes(messages.MAX_PACKET_BYTES + 1)),
     "half a message": then(messages._encode(End(1, 0, 0))[:-1]),
     "no UTF-8": then(messages._encode(Failed(1, "abc")).replace(b"abc", b"\xff\xfe\xfd")),
-    "what a job says": then(messages._encode(Done([], 0))),
+    "what a job says": then(messages._encode(Release([], 0))),
     "a welcome": then(WELCOME),
     "a refusal": then(Refused("not you")),
     "an answer to what was not asked yet": then(Evicted(99)),
@@ -455,8 +461,8 @@ def test_what_makes_no_sense_to_a_job_is_one_feed_error(name: str, what: str) ->
     if what in RIGHT:
         assert raised == ""
     else:
-        assert raised.startswith("FeedError: what the feeder of ")
-        assert "damaged" in raised
+        assert raised.startswith("FeedError: the feeder of ")
+        assert "invalid message" in raised
         assert "\n" not in raised
     gc.collect()
     assert len(os.listdir("/proc/self/fd")) == before

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from stoker.feed.feeder.log import Broken, EpochEnd, LogReader, OutputLog, StagedItem
+from stoker.feed.feeder.log import EpochEnd, LogReader, OutputLog, PipelineFailed, StagedItem
 from stoker.feed.feeder.memory_budget import MemoryBudget
 
 OUTPUTS = (0, 1, 7, 12)  # of an epoch, by its number
@@ -52,12 +52,12 @@ class Logs(RuleBasedStateMachine):
         readers: list[LogReader | None] = list(self.log.readers)
         reader = data.draw(st.sampled_from(readers or [None]))
         while reader is not None and reader.sent < most:
-            due = self.log.due(reader)
+            due = self.log.next_for(reader)
             if due is None:
                 break
-            assert not isinstance(due, Broken)
-            at = reader.at
-            self.log.hand_over(reader, due)
+            assert not isinstance(due, PipelineFailed)
+            at = reader.position
+            self.log.advance(reader, due)
             if isinstance(due, EpochEnd):
                 assert due == EpochEnd(at[0], outputs_of(at[0]))
             else:
@@ -69,7 +69,7 @@ class Logs(RuleBasedStateMachine):
     @rule(data=st.data())
     def asks(self, data: st.DataObject) -> None:
         for reader in self.log.readers:
-            reader.has_asked = reader.has_asked or data.draw(st.booleans())
+            reader.has_requested = reader.has_requested or data.draw(st.booleans())
 
     @precondition(lambda self: any(self.held.values()))
     @rule(data=st.data())
@@ -77,7 +77,7 @@ class Logs(RuleBasedStateMachine):
         reader = data.draw(st.sampled_from([m for m, held in self.held.items() if held]))
         item = self.held[reader].popleft()
         if self.log.finish(reader, item):
-            assert not item.owed
+            assert not item.pending_readers
             self.dropped.append(item)
 
     @precondition(lambda self: self.log.readers)
@@ -98,10 +98,14 @@ class Logs(RuleBasedStateMachine):
 
     @invariant()
     def what_stands_is_owed(self) -> None:
-        assert all(item.owed for item in self.log.items)
+        assert all(item.pending_readers for item in self.log.items)
         for reader in self.log.readers:
-            missing = [i for i in self.log.items if reader in i.owed and i.begin >= reader.at]
-            assert missing == [i for i in self.log.items if i.begin >= reader.at]
+            missing = [
+                i
+                for i in self.log.items
+                if reader in i.pending_readers and i.begin >= reader.position
+            ]
+            assert missing == [i for i in self.log.items if i.begin >= reader.position]
 
 
 TestLogs = Logs.TestCase
@@ -113,7 +117,7 @@ TestLogs.settings = settings(stateful_step_count=60)
 )
 def test_logs_together_stay_within_the_staging_area(order: list[list[int]], slots: int) -> None:
     staging = MemoryBudget(slots, batched=True)
-    logs = [OutputLog((0, 0)) for _ in order][: staging.most_logs()]
+    logs = [OutputLog((0, 0)) for _ in order][: staging.max_logs()]
     readers = [log.join(None, (0, 0)) for log in logs]
     for turn in range(5):
         for log, reader, moves in zip(logs, readers, order, strict=False):
@@ -121,7 +125,7 @@ def test_logs_together_stay_within_the_staging_area(order: list[list[int]], slot
                 if move and staging.room(logs, log):
                     log.append(StagedItem(*log.end, 1, 1, 1, None))
                 elif not move and log.items:
-                    log.hand_over(reader, log.items[0])
+                    log.advance(reader, log.items[0])
                     log.finish(reader, log.items[0])
                 assert sum(len(each.items) for each in logs) <= slots, turn
     while any(log.items for log in logs):

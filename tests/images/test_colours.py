@@ -79,7 +79,7 @@ def test_wrong_factors_are_refused(wrong: Any) -> None:
 
 
 def test_colours_are_those_of_rgb() -> None:
-    with pytest.raises(ValueError, match="not of 1 channels"):
+    with pytest.raises(ValueError, match="not 1 channels"):
         color_jitter(0.5)(ROWS[..., :1], rng())
 
 

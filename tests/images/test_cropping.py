@@ -28,7 +28,7 @@ from stoker.images import (
     resampling,
     resize,
     resized_center_crop,
-    sound_files,
+    undamaged_files,
 )
 from stoker.images.cropping import random_box
 
@@ -291,7 +291,7 @@ def test_strict_decodes_a_file_in_full_once(
         return stoker.images.decode(data, **how)
 
     monkeypatch.setattr(resampling, "decode", counted)
-    monkeypatch.setattr(sound_files, "_MOST", 2)
+    monkeypatch.setattr(undamaged_files, "_MOST", 2)
     crop = center_crop(5, strict=True)
     one, other, third = (encoded(ROWS, quality=quality) for quality in (80, 81, 82))
     for data in (one, other, one, bytearray(other)):
@@ -326,9 +326,9 @@ def test_larger_images_than_allowed_are_refused(form: str) -> None:
 
 
 def test_what_is_no_image_is_refused() -> None:
-    with pytest.raises(TypeError, match="bytes or an array, not int: on= says"):
+    with pytest.raises(TypeError, match="bytes or an array, not int: give on="):
         resize(8)((b"", 3)[1])
-    with pytest.raises(TypeError, match="before they are float32"):
+    with pytest.raises(TypeError, match="need uint8 images, not float32"):
         resize(8)(ROWS.astype(np.float32))
     with pytest.raises(ValueError, match=r"not \[77, 101\]"):
         resize(8)(ROWS[..., 0])
@@ -340,16 +340,16 @@ def test_what_is_no_image_is_refused() -> None:
 
 def test_generators_of_a_device_are_refused() -> None:
     torch = pytest.importorskip("torch")
-    with pytest.raises(TypeError, match=r"NumPy, not Generator: put it before \.to\(\)"):
+    with pytest.raises(TypeError, match=r"not a Generator: put this stage before \.to\(\)"):
         random_resized_crop(8)(ROWS, torch.Generator())
 
 
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        (lambda: resize(0), "a size is"),
-        (lambda: center_crop((3, 4, 5)), "a size is"),
-        (lambda: random_crop((8, 0)), "a size is"),
+        (lambda: resize(0), "a size must be"),
+        (lambda: center_crop((3, 4, 5)), "a size must be"),
+        (lambda: random_crop((8, 0)), "a size must be"),
         (lambda: random_crop(8, -1), "padding="),
         (lambda: random_resized_crop(8, scale=(0.0, 1.0)), "scale="),
         (lambda: random_resized_crop(8, ratio=(2.0, 1.0)), "ratio="),
@@ -358,7 +358,7 @@ def test_generators_of_a_device_are_refused() -> None:
         (lambda: resize(8, max_pixels=0), "max_pixels="),
         (lambda: random_resized_crop(8, flip_p="x"), "flip_p="),  # type: ignore[arg-type]
         (lambda: random_resized_crop(8, flip_p=1.5), "flip_p="),
-        (lambda: resized_center_crop(9, 8), "cannot be cropped"),
+        (lambda: resized_center_crop(9, 8), "does not fit"),
     ],
 )
 def test_wrong_arguments_are_refused(wrong: Any, words: str) -> None:

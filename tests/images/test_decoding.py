@@ -208,7 +208,7 @@ def test_no_memory_is_asked_for_what_is_refused(monkeypatch: pytest.MonkeyPatch)
     frame = data.index(b"\xff\xc0")
     data[frame + 5 : frame + 9] = b"\xff\xdc\xff\xdc"  # height and width
     monkeypatch.setattr(np, "empty", pytest.fail)
-    with pytest.raises(ValueError, match=r"65500 x 65500 pixels: more than|too large for Pillow"):
+    with pytest.raises(ValueError, match=r"65500 x 65500 pixels: more than|than Pillow"):
         decode(bytes(data))
 
 
@@ -224,7 +224,7 @@ def test_a_file_of_too_many_scans_is_refused() -> None:
 def test_what_pillow_takes_for_a_bomb_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     data = encoded(Image.fromarray(gradient(3)))
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
-    with pytest.raises(ValueError, match="too large for Pillow"):
+    with pytest.raises(ValueError, match="more pixels than Pillow"):
         decode(data)
 
 

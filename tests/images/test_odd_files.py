@@ -66,7 +66,7 @@ def test_no_program_is_started_for_a_file_of_a_strange_format(
     interpreter.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     with pytest.raises(
-        UnidentifiedImageError, match="looks like EPS, which is not decoded unasked"
+        UnidentifiedImageError, match="looks like EPS, which is not decoded by default"
     ):
         read(EPS)
     assert not (tmp_path / "started").exists()
@@ -88,7 +88,7 @@ def test_formats_name_what_is_decoded() -> None:
 @pytest.mark.parametrize(
     ("formats", "error", "words"),
     [
-        ("PNG", TypeError, "formats is a list of names such as"),
+        ("PNG", TypeError, "formats must be a list of names such as"),
         (["PNG", 3], TypeError, "3 is in it"),
         (["PNGG"], ValueError, "Pillow's names of formats, such as 'PNG' or 'PPM', not 'PNGG'"),
         ([], ValueError, "not an empty one"),
@@ -103,12 +103,12 @@ def test_what_is_no_list_of_formats_is_refused(formats: Any, error: Any, words: 
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ("cats/1.jpg", r"not its name, 'cats/1.jpg': Path\(name\)\.read_bytes"),
-        (Path("cats/1.jpg"), "not its name"),
-        (ROWS, r"bytes, not array of \[60, 80, 3\]: on="),
-        (None, "bytes, not NoneType: on="),
-        ({"bytes": JPEG}, "bytes, not dict: on="),
-        ([JPEG, JPEG], r"bytes, not list: files are decoded one by one, before \.batch"),
+        ("cats/1.jpg", r"not as its name 'cats/1.jpg': read it with Path"),
+        (Path("cats/1.jpg"), "not as its name"),
+        (ROWS, r"bytes, not array of \[60, 80, 3\]: give on="),
+        (None, "bytes, not NoneType: give on="),
+        ({"bytes": JPEG}, "bytes, not dict: give on="),
+        ([JPEG, JPEG], r"bytes, not list: decode files one by one, before \.batch"),
     ],
 )
 def test_what_is_no_file_is_refused(read: Any, given: Any, words: str) -> None:
@@ -117,7 +117,7 @@ def test_what_is_no_file_is_refused(read: Any, given: Any, words: str) -> None:
 
 
 def test_images_of_pillow_are_to_be_arrays() -> None:
-    with pytest.raises(TypeError, match=r"not Image: a \.map\(numpy\.array, on=\.\.\.\) before"):
+    with pytest.raises(TypeError, match=r"not Image: convert it with a \.map\(numpy\.array"):
         resize(8)(Image.fromarray(ROWS))
     assert resize(8)(np.array(Image.fromarray(ROWS))).shape == (8, 10, 3)
 
@@ -126,14 +126,15 @@ def test_tensors_are_to_be_arrays() -> None:
     torch = pytest.importorskip("torch")
     for fn in (resize(8), decode):
         with pytest.raises(
-            TypeError, match=r"not Tensor: a \.map\(numpy\.array, on=\.\.\.\) before"
+            TypeError,
+            match=r"not Tensor: convert it with a \.map\(numpy\.array",
         ):
             fn(torch.from_numpy(ROWS))
 
 
 @pytest.mark.parametrize("name", ["cats/1.jpg", Path("cats/1.jpg")])
 def test_names_are_not_cropped(name: Any) -> None:
-    with pytest.raises(TypeError, match=r"not its name, 'cats/1\.jpg': Path"):
+    with pytest.raises(TypeError, match=r"not as its name 'cats/1\.jpg': read it"):
         resize(8)(name)
 
 
@@ -146,18 +147,18 @@ def test_a_file_in_an_array_of_bytes_is_a_file() -> None:
 
 @pytest.mark.parametrize("shape", [(0, 5, 3), (5, 0, 3), (5, 5, 2), (3, 60, 80), (60, 80)])
 def test_arrays_of_other_shapes_are_refused(shape: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match="of 1, 3 or 4 channels, not "):
+    with pytest.raises(ValueError, match="with 1, 3 or 4 channels, not "):
         resize(8)(np.zeros(shape, np.uint8))
 
 
 def test_grey_arrays_are_told_what_they_lack() -> None:
-    with pytest.raises(ValueError, match=r"a grey one is image\[\.\.\., None\]"):
+    with pytest.raises(ValueError, match=r"for a grey image give image\[\.\.\., None\]"):
         resize(8)(ROWS[..., 0])
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.uint16, np.int64, bool])
 def test_arrays_of_other_dtypes_are_refused(dtype: Any) -> None:
-    with pytest.raises(TypeError, match=f"before they are {np.dtype(dtype)}"):
+    with pytest.raises(TypeError, match=f"need uint8 images, not {np.dtype(dtype)}"):
         center_crop(8)(ROWS.astype(dtype))
 
 
@@ -263,7 +264,7 @@ def test_the_image_of_a_batch_that_fails_is_named() -> None:
 def test_batches_of_other_sizes_are_refused() -> None:
     other = encoded(photograph(60, 70))
     with pytest.raises(
-        ValueError, match=r"image 1 of the batch has become \[30, 35, 3\], and the first \[30, 40"
+        ValueError, match=r"image 1 of the batch has become \[30, 35, 3\], but the first \[30, 40"
     ):
         resize(30)([JPEG, other])
     assert resize((30, 40))([JPEG, other]).shape == (2, 30, 40, 3)
@@ -281,7 +282,7 @@ def test_batches_of_nothing_are_refused() -> None:
 
 def test_results_of_more_pixels_than_allowed_are_refused() -> None:
     line = encoded(photograph(1, 4000), "PNG")
-    with pytest.raises(ValueError, match=r"1 x 4000 would become 2000 x 8000000: more pixels than"):
+    with pytest.raises(ValueError, match=r"1 x 4000 would become 2000 x 8000000, more than"):
         resize(2000)(line)
     assert resize((8, 9))(line).shape == (8, 9, 3)
 
@@ -305,18 +306,18 @@ def test_so_do_those_that_take_no_size(make: Any, what: str) -> None:
 @pytest.mark.parametrize("fn", [normalize(), to_chw])
 @pytest.mark.parametrize("given", [JPEG, [ROWS], {"image": ROWS}])
 def test_pixels_are_not_files(fn: Any, given: Any) -> None:
-    with pytest.raises(TypeError, match=r"an array or a tensor, not \w+: a crop, or decode"):
+    with pytest.raises(TypeError, match=r"an array or a tensor, not \w+: decode or crop"):
         fn(given)
 
 
 @pytest.mark.parametrize("wrong", [0.5, ("a", "b"), (0.1, 0.2, 0.3), None, "ab"])
 def test_ranges_are_two_numbers(wrong: Any) -> None:
-    with pytest.raises(ValueError, match="scale= takes the least and the most"):
+    with pytest.raises(ValueError, match="scale= must be the smallest and the largest"):
         random_resized_crop(8, scale=wrong)
     if wrong != 0.5:
-        with pytest.raises(ValueError, match="brightness= takes"):
+        with pytest.raises(ValueError, match="brightness= must be"):
             color_jitter(brightness=wrong)
-        with pytest.raises(ValueError, match="hue= takes"):
+        with pytest.raises(ValueError, match="hue= must be"):
             color_jitter(hue=wrong)
 
 

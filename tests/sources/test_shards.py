@@ -330,7 +330,7 @@ def test_indexes_that_nobody_needs_are_swept(tmp_path: Path, cache_folder: Path)
 def test_wrong_lists_of_fields(tmp_path: Path, fields: Any) -> None:
     shard = pack(tmp_path / "a.tar", pairs(0, 3))
     with pytest.raises(
-        (ValueError, TypeError), match=r"fields (is a list of names|has 'jpg' twice)"
+        (ValueError, TypeError), match=r"fields (must be a list of names|has 'jpg' twice)"
     ):
         stoker.from_tar(shard, fields)
 

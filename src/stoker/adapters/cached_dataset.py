@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from stoker.basics.fingerprint import Fingerprint, selected, told
+from stoker.basics.fingerprint import Fingerprint, content_digest, selection_digest
 from stoker.basics.resources import hosts_of_job
 from stoker.basics.warn import warn
 from stoker.errors import CacheWarning
@@ -97,7 +97,7 @@ def cached(
         )
     cache = ExampleCache(
         limit,
-        identity=None if version is None else f"dataset {name} {version} {told(dataset)}",
+        identity=None if version is None else f"dataset {name} {version} {content_digest(dataset)}",
         describes=name,
         examples=len(dataset),
         **settings,
@@ -120,7 +120,7 @@ def _over_nodes(
         kind=type(dataset).__name__,
         examples=len(dataset),
         version=version,
-        selects=selected(dataset),
+        selects=selection_digest(dataset),
         describes=name,
         **settings,
     )

@@ -31,23 +31,23 @@ def analyze(
     loader: Annotated[
         str | None,
         typer.Option(
-            help="The loader to analyze, by where it is built, such as train.py:41; "
-            "else the one that trains most."
+            help="The loader to analyze, by the line that builds it, such as train.py:41; "
+            "by default the one with the most training."
         ),
     ] = None,
     json: Annotated[Path | None, typer.Option(help="Write the report here, as JSON.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write the report here, as a page.")] = None,
 ) -> None:
-    """Tell why the accelerator is idle in a training script, and what would help.
+    """Find out why the accelerator is idle in a training script, and what would help.
 
-    Runs the script, unedited, through four phases: as it is; with batches that are handed over
-    again and again (G, what training takes in); its loader alone, with the data in memory (P,
-    preparation); its files alone, cold and warm (S and C). From these: the split of the time
-    into compute, prep stall and fetch stall, and a list of what to do with what each brings.
+    Runs the unedited script in four phases: as it is; with the same batches again and again (G,
+    the speed of training); its loader alone, with the data in memory (P, preparation); its files
+    alone, not in the page cache and in it (S and C). The report splits the time into compute,
+    prep stall and fetch stall, and lists actions with their predicted gains.
 
-    Options of the analysis stand before the script. No root and no edits are needed. The exit
-    status is 1 where the script crashed, with a report of what was measured before, or where
-    nothing could be measured.
+    Put options of the analysis before the script. It needs no root and no edits. The exit status
+    is 1 if the script crashed (with a report of the measurements before), or if nothing could be
+    measured.
 
     Examples:
 
@@ -68,11 +68,13 @@ def analyze(
     from stoker.analysis.scripts.script_process import make_command, summarize_crash
 
     errors = Console(stderr=True, highlight=False)
-    stopped = "stopped; nothing of the script is left running"
+    stopped = "stopped; no process of the script is left"
     with failing("analyze", ValueError, AnalysisError, stopped=stopped):
         for path in (json, html):
             if path is not None and not path.absolute().parent.is_dir():
-                raise ValueError(f"{path}: there is no folder {path.absolute().parent}")
+                raise ValueError(
+                    f"cannot write {path}: there is no folder {path.absolute().parent}"
+                )
         command = make_command(script)
         errors.print(terminal.describe_plan(command, budget * 60), markup=False)
         with errors.status("") as status:
@@ -91,7 +93,7 @@ def analyze(
 
 def what_if(
     report: Annotated[
-        Path, typer.Argument(metavar="REPORT.json", help="What `stoker analyze --json` wrote.")
+        Path, typer.Argument(metavar="REPORT.json", help="The report of `stoker analyze --json`.")
     ],
     cores: Annotated[
         int | None, typer.Option(metavar="N", help="Cores, each with a worker on it.")
@@ -103,7 +105,8 @@ def what_if(
         float | None, typer.Option(metavar="MB/s", help="Storage bandwidth.")
     ] = None,
     accelerator: Annotated[
-        str | None, typer.Option(metavar="TIMES", help="Its speed, as a multiple: 2x, 0.5x.")
+        str | None,
+        typer.Option(metavar="TIMES", help="The accelerator's speed as a multiple: 2x, 0.5x."),
     ] = None,
     jobs: Annotated[
         int, typer.Option(metavar="K", help="Jobs at a time on this host, on the same data.")
@@ -116,24 +119,24 @@ def what_if(
         typer.Option(metavar="PLACE", help="batch, after-augmentation or before-augmentation."),
     ] = "batch",
     hosts: Annotated[
-        int, typer.Option(metavar="N", help="Hosts whose caches hold a part of the data each.")
+        int, typer.Option(metavar="N", help="Hosts that hold one cache together.")
     ] = 1,
     network_mbps: Annotated[
-        float, typer.Option(metavar="MB/s", help="What a host takes from the others' memories.")
+        float, typer.Option(metavar="MB/s", help="Network bandwidth of a host to the others.")
     ] = 1250.0,
     form: Annotated[
         str | None,
-        typer.Option("--format", metavar="records", help="The files packed into shards."),
+        typer.Option("--format", metavar="records", help="Pack the files into shards."),
     ] = None,
     json: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the answer as JSON, too.")
     ] = None,
 ) -> None:
-    """Predict how fast a job that was analyzed would run if something were different.
+    """Predict how fast an analyzed job would run with other hardware or settings.
 
-    Shows speed, what limits it and the split of the time, before and after; the cache and the
-    cores that would be enough; and speed as a curve over each quantity. Without options: the job
-    as it was measured, and all the curves. Any options together are one question.
+    Shows the speed, its limit and the split of the time, before and after; the cache and the
+    cores that would be enough; and a curve of the speed over each quantity. Without options it
+    shows the job as measured, and all curves. Several options apply together.
 
     Example: stoker what-if report.json --cache 200GiB --cores 16
     """
@@ -146,7 +149,7 @@ def what_if(
     with failing("what-if", ValueError):
         found = read_report(report)
         if form not in (None, "records"):
-            raise ValueError(f"format={form}: records, which are files packed into shards")
+            raise ValueError(f"format={form}: must be records (files packed into shards)")
         change = Change(
             cores=cores,
             cache_bytes=None if cache is None else parse_bytes(cache),
@@ -170,4 +173,4 @@ def _parse_multiple(text: str) -> float:
     try:
         return float(text.strip().removesuffix("x"))
     except ValueError:
-        raise ValueError(f"accelerator={text}: a multiple, for example 2x or 0.5x") from None
+        raise ValueError(f"accelerator={text}: must be a multiple such as 2x or 0.5x") from None

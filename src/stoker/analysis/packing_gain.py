@@ -1,4 +1,4 @@
-"""What packing would bring: from trials on a sample of the job's files to rates of reading them."""
+"""Estimates the gain of packing, from trials on a sample of the job's files."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from stoker.analysis.trials.request_trial import RequestTrial
 from stoker.analysis.trials.trial_shard import RUN_BYTES, PackingTrial
 
 SHARD_BYTES = 256 << 20
-"""Default shard size of ``stoker pack``: few files to open, and parts of an epoch for many
+"""The default shard size of ``stoker pack``: few files to open, and enough shards for many
 workers."""
 
 
 def estimate_packing(
     trials: Sequence[PackingTrial], examples_a_file: float, examples: int | None
 ) -> Packing | None:
-    """Return what local files would gain; None where there was no trial, or too short a one."""
+    """Return the gain for local files; None if there was no trial, or if it was too short."""
     if not trials:
         return None
     one_by_one, by_offset, in_runs = (
@@ -42,9 +42,9 @@ def estimate_packing(
 def estimate_requests(
     trial: RequestTrial, prep_share: float, examples: int | None
 ) -> Packing | None:
-    """Return what files behind URLs would gain, by what a request takes and what the bytes take.
+    """Return the gain for files behind URLs, from the cost of a request and that of the bytes.
 
-    ``prep_share``: what waiting for them is of preparing.
+    ``prep_share`` is the fraction of the preparation time in which workers wait for files.
     """
     whole = estimate_reads([trial.whole], 1.0)
     bare = estimate_reads([trial.first_bytes], 1.0)
@@ -53,7 +53,7 @@ def estimate_requests(
     a_run = max(1.0, RUN_BYTES * trial.files / max(1, trial.nbytes))
 
     def packed(takes_in: float, requests: float) -> float:
-        """Return examples/s of runs, of what whole files and first bytes gave."""
+        """Return examples/s in runs, from the rates of whole files and of first bytes."""
         if takes_in <= 0.0 or requests <= 0.0:
             return takes_in
         request_s = min(1.0 / requests, 1.0 / takes_in)
@@ -69,7 +69,7 @@ def estimate_requests(
 
 
 def _with_counts(found: Packing, examples_a_file: float, examples: int | None) -> Packing:
-    """Say how much is opened and asked for in an epoch."""
+    """Add the numbers of files, shards and reads in an epoch."""
     if examples is None:
         return found
     files = math.ceil(examples / examples_a_file)

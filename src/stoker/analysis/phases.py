@@ -1,8 +1,9 @@
-"""The phases of an analysis, for any job that can be driven through them.
+"""The phases of an analysis, for any ``DrivenJob``.
 
-The job as it is; G, the same batches handed over again and again; P, the loader alone with its
-data in memory, at several numbers of workers, each time followed by training on that; S and C, the
-loader and its files, cold and warm. What happens is noted in the job's trace.
+The phases are: the job as it is; G, training on the same batches again and again; P, the loader
+alone with its data in memory, with several numbers of workers, each time followed by training on
+that data; S and C, the loader and its files, not in the page cache ("cold") and in it ("warm").
+The job's trace records the results.
 """
 
 from __future__ import annotations
@@ -21,96 +22,100 @@ from stoker.analysis.trials import cold_reads
 from stoker.analysis.trials.trial_shard import TrialShard, choose_sample, try_packing
 from stoker.basics import resources
 
-# Two, so that a disturbance shows as an interval; each costs the user as much time again.
+# Rounds of each measurement. Two, so that a disturbance widens the interval; more would cost the
+# user more time.
 _ROUNDS = 2
-# Of the data may stay in the page cache: the measured rate is off by no more. Other programs map
-# some files.
+# The fraction of the data that may stay in the page cache when it is dropped: other programs map
+# some files. It makes the rate wrong by no more than this.
 _MOST_COLD = 0.05
-# Times as fast as preparing, where storage is to keep up: a margin for the spread of drains.
-# Chosen, not measured.
+# Storage keeps up if it is this many times as fast as preparation: a margin for the spread of
+# drains. Chosen, not measured.
 _SPARE_STORAGE = 1.5
-# Times the rate of training: a margin, smaller as that rate is known better. Chosen, not measured.
+# More workers are tried until preparation is this many times as fast as training: a smaller margin,
+# as the rate of training is known better. Chosen, not measured.
 _SPARE_PREP = 1.1
 
 
 class Stopped(Exception):
-    """The job, or the time for the analysis, came to an end during a phase."""
+    """The job ended during a phase, or the time for the analysis is over."""
 
 
 class DrainFailed(Stopped):
-    """A drain gave too few batches in its time, or none."""
+    """A drain got no batch in its time, or too few."""
 
 
 @dataclass(frozen=True)
 class PhaseLimits:
-    """How long the phases last, in seconds, and how much is tried."""
+    """How long the phases last, in seconds, and how many worker counts are tried."""
 
     first_drain_s: float
     warm_drain_s: float
     other_warm_drain_s: float
-    """At other numbers of workers than the job's."""
+    """With other numbers of workers than the job's."""
     cold_drain_s: float
     reading_s: float
-    """Files alone; cold with the job's readers twice as long."""
+    """Files alone; cold reads with the job's readers take twice as long."""
     all_warm_drains_s: float
-    """After that, no further number of workers is tried."""
+    """After this time, no further number of workers is tried."""
     filling_s: float
-    """Reading the drained files, where they are not all in memory."""
+    """Reading the drained files into memory, if they are not all there."""
     worker_counts: int
-    """Numbers of workers, the job's own among them."""
+    """How many numbers of workers are tried, including the job's own."""
 
 
 class DrivenJob(Protocol):
-    """A training job that does what the phases ask for, in all its ranks at once.
+    """A training job that the phases control, in all its ranks at once.
 
-    Every method may raise Stopped, and appends to ``trace``.
+    Each method may raise Stopped, and adds its results to ``trace``.
     """
 
     trace: Trace
-    """``ranks`` are known once the job ran as it is."""
+    """The results; ``ranks`` are known once the job has run as it is."""
     limits: PhaseLimits
     done: set[str]
-    """Of "as-it-is", "G" and "drains" those that need not be repeated."""
+    """The phases that need not be repeated, of "as-it-is", "G" and "drains"."""
     files: list[str]
-    """All that a drain may read; known after ``find_files``."""
+    """The files that a drain may read; known after ``find_files``."""
 
     def say(self, text: str) -> None:
-        """Tell what goes on."""
+        """Report progress."""
 
     def run_as_it_is(self) -> None:
-        """Let the job train, left alone (``RankTrace.rows``)."""
+        """Let the job train without interference (``RankTrace.rows``)."""
 
     def replay(self) -> None:
-        """Have it train on a few batches again and again (``RankTrace.replayed``)."""
+        """Let it train on a few batches again and again (``RankTrace.replayed``)."""
 
     def begin_drains(self) -> None:
-        """Stop training, but for what ``train`` asks for."""
+        """Stop training, except in ``train``."""
 
     def drain(
         self, name: str, workers: int, seconds: float, *, fresh: bool = False, once: bool = False
     ) -> None:
-        """Read the loader with no training step in between (``RankTrace.drains[name]``).
+        """Read the loader without training steps in between (``RankTrace.drains[name]``).
 
-        ``fresh``: the first time; later drains read what this one read, round and round, or
-        ``once``. May raise DrainFailed, and appends nothing then.
+        The first drain is ``fresh``. Later ones read the same data again, in a loop or ``once``.
+        It may raise DrainFailed, and then adds no result.
         """
 
     def find_files(self) -> list[str]:
-        """Find the files; return those that the first drain read, where that is known."""
+        """Find the files; return those that the first drain read, if known."""
 
     def train(self, workers: int, left: int) -> None:
-        """Have it train on drained data in memory, one of ``left`` times that are to come
-        (``RankTrace.trained[workers]``)."""
+        """Let it train on drained data in memory (``RankTrace.trained[workers]``).
+
+        ``left`` is how many such calls are still to come, with this one.
+        """
 
     def look_at_example(self) -> None:
-        """Look at one of the examples, after all drains."""
+        """Inspect one of the examples, after all drains."""
 
     def try_requests(self) -> None:
-        """Try what a request takes, where examples are files behind URLs."""
+        """Measure the cost of a request, if examples are files behind URLs."""
 
 
 def run_phases(job: DrivenJob) -> None:
-    """Drive a job through all phases that are not done. Raises Stopped."""
+    """Run all phases of a job that are not done. Raises Stopped."""
     if "as-it-is" not in job.done:
         job.run_as_it_is()
     if "G" not in job.done:
@@ -125,7 +130,7 @@ def run_phases(job: DrivenJob) -> None:
 
 
 def _drain_warm(job: DrivenJob) -> None:
-    """Drain with the data in memory, at several numbers of workers, and train on that."""
+    """Drain with the data in memory, with several numbers of workers, and train on that data."""
     trace, limits = job.trace, job.limits
     until = time.monotonic() + limits.all_warm_drains_s
     rank = trace.ranks[0]
@@ -136,7 +141,7 @@ def _drain_warm(job: DrivenJob) -> None:
             cold_reads.read_files(drained, 4, limits.filling_s)
     first = rank.drains["found"][-1]
     startup_s = (first.arrivals_ns[0] - first.began_ns) / 1e9 if first.arrivals_ns else 0.0
-    # Where workers import a lot, they do so in each drain anew.
+    # Workers that import much do so in each drain again; then one round must be enough.
     rounds = 1 if startup_s > 2 * limits.warm_drain_s else _ROUNDS
     cores = max(1, resources.usable_cores() // len(trace.ranks))
     counts = _list_worker_counts(rank.workers, cores)[: limits.worker_counts]
@@ -145,7 +150,7 @@ def _drain_warm(job: DrivenJob) -> None:
             counts.insert(0, more)
         for place, count in enumerate(counts):
             if time.monotonic() > until and (again or count != rank.workers):
-                trace.note("the job is slow: a larger --budget tries more worker counts")
+                trace.note("the job is slow: with a larger --budget more worker counts are tried")
                 break
             own = count == rank.workers
             turn = f"{count} worker{'s' * (count != 1)}, round {again + 1} of {rounds}"
@@ -156,7 +161,7 @@ def _drain_warm(job: DrivenJob) -> None:
             except DrainFailed:
                 if own and not again:
                     raise
-                trace.note(f"{turn}: the loader gave too few batches, and this is left out")
+                trace.note(f"{turn}: left out, as the loader gave too few batches")
                 continue
             job.say(f"training on data in memory, {turn}")
             job.train(count, (rounds - again) * len(counts) - place)
@@ -166,20 +171,20 @@ def _drain_warm(job: DrivenJob) -> None:
 
 
 def _list_worker_counts(workers: int, cores: int) -> list[int]:
-    """Return the worker counts of the scaling curve: the job's own first, at most five."""
+    """Return the worker counts of the scaling curve, the job's own first; at most five."""
     counts = [workers, 1, cores]
     if cores > 4:
-        # Between 1 and all, evenly in their ratios: where the curve bends is not known.
+        # In equal ratios between 1 and all cores, as it is unknown where the curve bends.
         counts += [round(cores**0.5), round(cores**0.75)]
     return list(dict.fromkeys(counts))
 
 
 def _find_more_workers(rank: RankTrace, workers: int, cores: int) -> int | None:
-    """Return how many workers to try beyond the most that were drained warm; None: no more.
+    """Return a larger number of workers to try; None if more cannot help.
 
-    Where preparing mostly waits, more than processors are worth a try: so many as the processors
-    have time for, by what preparing computed with that many ``workers``, and no more than training
-    has a use for.
+    If preparing mostly waits, more workers than processors may help: as many as the processors
+    have time for, by the processor time measured with ``workers``, but no more than training can
+    use.
     """
     batch = rates.estimate_batch_size(rank)
     drains = rank.drains.get(f"warm-{workers}", [])
@@ -197,7 +202,7 @@ def _drain_cold(job: DrivenJob) -> None:
     """Drain the loader, and read its files, with nothing in the page cache."""
     reasons = job.trace.reasons
     if not job.files:
-        reasons["S"] = reasons.get("files", "no file was seen")
+        reasons["S"] = reasons.get("files", "the job read no file")
         return
     try:
         for again in range(_ROUNDS):
@@ -208,7 +213,7 @@ def _drain_cold(job: DrivenJob) -> None:
 
 
 def _drain_cold_once(job: DrivenJob, turn: str) -> bool:
-    """Do all of it once; return whether it could be done. Raises OSError."""
+    """Do one round of cold measurements; True if it was possible. Raises OSError."""
     trace, limits = job.trace, job.limits
     rank = trace.ranks[0]
     job.say(f"S: dropping the loader's files from the page cache, {turn}")
@@ -217,8 +222,8 @@ def _drain_cold_once(job: DrivenJob, turn: str) -> bool:
     if left is None or left > _MOST_COLD:
         share = "an unknown part" if left is None else f"{left:.0%}"
         trace.reasons["S"] = (
-            f"{share} of the data stayed in the page cache after it was asked to leave "
-            "(files that are mapped, or belong to somebody else)"
+            f"{share} of the data could not be dropped from the page cache (other programs map "
+            "these files, or another user owns them)"
         )
         return False
     job.say(f"S: reading the loader with nothing in memory, {turn}")
@@ -239,9 +244,9 @@ def _drain_cold_once(job: DrivenJob, turn: str) -> bool:
 
 
 def _read_files(trace: Trace, seconds: float) -> None:
-    """Read the job's files cold and warm, by as many readers as it has.
+    """Read the job's files cold and warm, with as many readers as the job has.
 
-    And cold by a reader a core, where these are more. Raises OSError.
+    If there are more cores, also read them cold with one reader per core. Raises OSError.
     """
     files = trace.files
     cold_reads.drop_files(files)
@@ -255,12 +260,12 @@ def _read_files(trace: Trace, seconds: float) -> None:
 
 
 def _try_packing(job: DrivenJob) -> None:
-    """Read a sample of the job's files as they are, and from a trial shard."""
+    """Measure reading a sample of the job's files as they are, and from a trial shard."""
     trace = job.trace
     if not trace.cold_reads or "S" in trace.reasons:
         return
     try:
-        # As many as storage gave in the time that reading has: writing them takes as long again.
+        # As many as storage delivered in the time for reading; writing them takes as long again.
         sample = choose_sample(trace.files, round(sum(count for count, _ in trace.cold_reads[-1])))
         job.say(f"packing: reading {len(sample):,} files as they are, and from a trial shard")
         with TrialShard(sample) as shard:
@@ -268,19 +273,19 @@ def _try_packing(job: DrivenJob) -> None:
                 trial = try_packing(sample, shard, trace.readers, job.limits.reading_s)
                 trace.packing_trials.append(trial)
     except OSError as error:
-        trace.reasons["packing"] = f"no trial shard can be written beside the files: {error}"
+        trace.reasons["packing"] = f"cannot write a trial shard beside the files: {error}"
 
 
 def _drop_part(trace: Trace, prep_files: float) -> bool:
-    """Drop so many of the files that storage keeps up with preparing ``prep_files`` a second.
+    """Drop so many files that storage keeps up with the preparation of ``prep_files`` a second.
 
-    So what misses cost then is the wait for each, and not that storage is short. Returns whether
-    the kernel says what is in memory. Raises OSError.
+    Then a miss costs only its own wait, not storage's limit. True if the kernel says which files
+    are in memory. Raises OSError.
     """
     counts, seconds = zip(*trace.cold_reads[-1], strict=True)
     rate = sum(counts) / max(1e-9, sum(seconds))
     share = min(1.0, rate / (_SPARE_STORAGE * max(1e-9, prep_files)))
-    # At most a minute: what is not in memory by then is drained as it is.
+    # For a minute at most; files that are not in memory by then stay as they are.
     cold_reads.read_files(trace.files, resources.usable_cores(), 60.0)
     chosen = random.Random(0).sample(trace.files, max(1, round(share * len(trace.files))))
     cold_reads.drop_files(chosen)

@@ -1,4 +1,4 @@
-"""A pipeline as a job under analysis: in this process, with stages that are known."""
+"""A pipeline as a job under analysis: it runs in this process, and its stages are known."""
 
 from __future__ import annotations
 
@@ -25,15 +25,16 @@ from stoker.pipeline import Pipeline
 from stoker.sources.remote.files import FilesSource, RemoteFolderSource
 from stoker.stats import Stats
 
-# Batches of a phase: one for each of the blocks that an interval is made of.
+# The fewest batches of a phase: one for each block of an interval (analysis/model/rates.py).
 _FEWEST = 8
-# That are looked at, or read again: seconds of reading on a slow disk. Chosen, not measured.
+# The most files that are inspected or read again: seconds of reading on a slow disk. Chosen, not
+# measured.
 _FILES = 2000
-# Batches that are handed over again and again, as in a script (analysis/probe/replay.py).
+# Batches that G repeats, as in a script (analysis/probe/replay.py).
 _KEPT = 8
-# More batches than a drain has.
+# More batches than any drain has.
 _EVERYTHING = 1 << 40
-# No other process is looked at: any number will do.
+# A placeholder for a process id: only this process is analyzed.
 _PID = 0
 
 
@@ -45,18 +46,17 @@ def trace_pipeline(pipeline: Pipeline, step: Callable[[Any], object], budget_s: 
             "another loader: stoker analyze SCRIPT"
         )
     if not callable(step):
-        raise TypeError(f"step is called with each batch; {type(step).__name__} cannot be")
+        raise TypeError(f"step must be a function of a batch, not a {type(step).__name__}")
     if pipeline.chain.echoes:
-        raise ValueError("take .echo out: the analysis tells what echoing would bring")
+        raise ValueError("leave .echo out: the analysis says what echoing would bring")
     if pipeline.chain.source.yields_batches:
         raise ValueError(
-            "the stages of a foreign loader are not known: stoker analyze SCRIPT looks inside"
+            "analyze cannot see inside a loader: use stoker analyze SCRIPT for a script with one"
         )
     if not budget_s > 0:
-        raise ValueError(f"budget_s={budget_s}: above 0")
+        raise ValueError(f"budget_s={budget_s}: must be above 0")
     began = time.monotonic()
-    # A phase takes one or two of these; unlike a script, nothing is waited for. Chosen, not
-    # measured.
+    # A phase takes one or two twentieths of the budget. Chosen, not measured.
     job = PipelineJob(pipeline, step, budget_s / 20)
     run_phases(job)
     job.trace.seconds = time.monotonic() - began
@@ -64,10 +64,10 @@ def trace_pipeline(pipeline: Pipeline, step: Callable[[Any], object], budget_s: 
 
 
 class PipelineJob:
-    """A pipeline and its training step; a ``DrivenJob``, whose files are those of all examples."""
+    """A pipeline and its training step as a ``DrivenJob``; its files are those of all examples."""
 
     def __init__(self, pipeline: Pipeline, step: Callable[[Any], object], unit_s: float) -> None:
-        """``unit_s``: about how long a drain takes."""
+        """``unit_s`` is the approximate time of a drain in seconds."""
         self.trace = Trace([f"stoker.analyze({pipeline!r}, {getattr(step, '__name__', 'step')})"])
         self.done: set[str] = set()
         self.limits = PhaseLimits(
@@ -107,11 +107,11 @@ class PipelineJob:
             self._rank.opened.append(line | {"pages": resident_pages(path)})
 
     def say(self, text: str) -> None:
-        """Tell on stderr what goes on."""
+        """Print progress to stderr."""
         print(f"stoker.analyze: {text}", file=sys.stderr)
 
     def run_as_it_is(self) -> None:
-        """Train as the job does. Raises ValueError where there is no batch."""
+        """Train as the job does. Raises ValueError if there is no batch."""
         self.say("as it is")
         pipeline, rows = self._copy(self._rank.workers), self._rank.rows
         until = time.monotonic() + 2 * self._unit_s
@@ -127,7 +127,7 @@ class PipelineJob:
             if len(rows) - before < 2 or (len(rows) >= 2 * _FEWEST and time.monotonic() >= until):
                 break
         if not self._kept:
-            raise ValueError("the pipeline gave no batch")
+            raise ValueError("the pipeline yields no batch, so there is nothing to analyze")
         _synchronise()
         stats = pipeline.stats()
         self._batch_size = stats.uses / max(1, stats.batches)
@@ -145,7 +145,7 @@ class PipelineJob:
         _synchronise()
 
     def begin_drains(self) -> None:
-        """Note what is known of the pipeline."""
+        """Record the pipeline's properties."""
         try:
             examples = round(len(self._pipeline) * self._batch_size)
         except TypeError:
@@ -160,7 +160,7 @@ class PipelineJob:
     def drain(
         self, name: str, workers: int, seconds: float, *, fresh: bool = False, once: bool = False
     ) -> None:
-        """Read the pipeline with no training step in between."""
+        """Read the pipeline without training steps in between."""
         pipeline = self._copy(workers)
         until = time.monotonic() + seconds
         total, is_enough, is_warm = 0, False, name.startswith("warm-")
@@ -174,7 +174,7 @@ class PipelineJob:
                     if is_enough or number >= self._most:
                         break
             work = self._share_work(len(arrivals), _read_cpu_s() - cpu_s)
-            # Batches are handed over within the process: nothing is received.
+            # 0.0 seconds to receive: batches stay in this process.
             drain = Drain(workers, arrivals, began, 0.0, work)
             self._rank.drains.setdefault(name, []).append(drain)
             total += len(arrivals)
@@ -190,7 +190,7 @@ class PipelineJob:
                 self._note_stages(stats)
 
     def find_files(self) -> list[str]:
-        """Say which files there are; return none, for nobody tells which of them a drain reads."""
+        """Record the files; return none, as it is unknown which of them a drain reads."""
         if self.files:
             self.trace.files, self.trace.files_examples = self._samples, len(self._samples)
         else:
@@ -199,7 +199,7 @@ class PipelineJob:
         return []
 
     def train(self, workers: int, left: int) -> None:
-        """Train on what was drained, now in memory."""
+        """Train on the drained data, which is in memory now."""
         steps_s: list[float] = []
         until = time.monotonic() + self._unit_s
         with iter(self._copy(workers)) as batches:
@@ -216,7 +216,7 @@ class PipelineJob:
         self._rank.trained.setdefault(workers, []).append(steps_s)
 
     def try_requests(self) -> None:
-        """Ask for some of the files behind URLs, wholly and for a byte of each."""
+        """Read some of the files behind URLs, whole and one byte of each."""
         source = getattr(self._pipeline.chain.plan.indexed, "data", None)
         if not isinstance(source, (RemoteFolderSource, FilesSource)) or source.access is None:
             return
@@ -224,7 +224,7 @@ class PipelineJob:
         try:
             trial = try_requests(source, source.access, len(source), self._unit_s)
         except (RemoteError, OSError) as error:
-            self.trace.reasons["packing"] = f"what a request takes could not be tried: {error}"
+            self.trace.reasons["packing"] = f"cannot measure the cost of a request: {error}"
         else:
             self.trace.request_trial = trial
 
@@ -240,12 +240,12 @@ class PipelineJob:
         return copy
 
     def _share_work(self, batches: int, cpu_s: float) -> list[WorkRecord]:
-        """Return processor seconds as work, in equal parts for all batches."""
+        """Return processor seconds as work records, in equal parts for all batches."""
         each_ns, size = int(cpu_s * 1e9 / max(1, batches)), round(self._batch_size)
         return [WorkRecord(_PID, 0, 0, 0, each_ns * (n + 1), 0, size, -1) for n in range(batches)]
 
     def _note_stages(self, stats: Stats) -> None:
-        """Note what each stage takes, and what is paid behind each place of an echo."""
+        """Record the cost of each stage, and the cost behind each place of an echo."""
         seen: Counter[str] = Counter()
         for stage in stats.stages:
             seen[stage.name] += 1  # of two stages of one name each has its own rate
@@ -265,7 +265,7 @@ class PipelineJob:
 
 
 def _list_files(pipeline: Pipeline) -> list[str]:
-    """Return the files of all examples; none where some are not files of their own."""
+    """Return the files of all examples; none if some examples are not files of their own."""
     source = pipeline.chain.plan.indexed
     if source is None:
         return []
@@ -275,7 +275,7 @@ def _list_files(pipeline: Pipeline) -> list[str]:
 
 
 def _note_rows(batches: Iterable[Any], rows: list[Row], epoch: int, flag: int) -> Iterator[Any]:
-    """Hand batches on, and note each call as the probe would."""
+    """Yield batches, and record each call as the probe does."""
     clock, coming = time.perf_counter_ns, iter(batches)
     began = clock()
     rows.append(Row(0, epoch, 0, began, began, STARTED | TRAINS, time.process_time_ns()))

@@ -1,4 +1,4 @@
-"""The script's loader, written as a stoker pipeline: code to paste where the loader was built."""
+"""Writes the script's loader as a stoker pipeline: code to paste in place of the loader."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ _SAMPLERS = ("RandomSampler", "SequentialSampler", "DistributedSampler")
 
 
 class Port(msgspec.Struct, frozen=True):
-    """What a pipeline in place of the loader needs to know; texts are the script's own code."""
+    """The properties of a loader that a pipeline in its place needs, as the script's code."""
 
     name: str
-    """What the loader is called."""
+    """The variable of the loader."""
     dataset: str
     example_bytes: int
-    """Of an example's arrays, as the dataset gives it."""
+    """The bytes of an example's arrays, as the dataset returns it."""
     varies: bool
-    """Whether an example is another one each time that it is read: augmented at random."""
+    """Whether an example differs in each reading, as with random augmentation."""
     batch_size: int
     shuffle: bool
     sharded: bool
     drop_last: bool
     collate: str
-    """Empty: PyTorch's own."""
+    """The collate function; empty for PyTorch's own."""
     cuda: bool
 
 
 def find_port(about: dict[str, Any], described: dict[str, Any]) -> Port | None:
-    """Return what is known of a loader, or None where no pipeline does what it does."""
+    """Return a loader's properties; None if no pipeline can do the same."""
     if not described.get("example_bytes") or not about.get("batch_size"):
         return None
     sampler = described["sampler"]
@@ -55,11 +55,11 @@ def find_port(about: dict[str, Any], described: dict[str, Any]) -> Port | None:
 
 
 def write_port(found: Port, workers: int, cache: str) -> str:
-    """Write the pipeline, with a cache of that size for what the dataset gives."""
+    """Return the code of the pipeline, with a cache of a size for the dataset's examples."""
     lines = [f"stoker.from_dataset({found.dataset})"]
     lines += [".shuffle()"] * found.shuffle + [".shard()"] * found.sharded
     lines.append(f'.cache("{cache}")')
-    # As before, no two threads of a process call the dataset at once.
+    # As in the loader, the dataset is not called by two threads of a process at once.
     lines.append(f'.workers({workers}, kind="process")' if workers else ".workers(1)")
     batch = [str(found.batch_size), *(["drop_last=True"] * found.drop_last)]
     batch += [f"collate={found.collate}"] if found.collate else []
@@ -70,7 +70,7 @@ def write_port(found: Port, workers: int, cache: str) -> str:
 
 
 def _read_source(path: str, line: int) -> tuple[str, str, str]:
-    """Return name, dataset and collate function as the script writes them; "" where it does not."""
+    """Return the code of name, dataset and collate function in the script; "" for a missing one."""
     try:
         with open(path, encoding="utf-8") as file:
             text = file.read()

@@ -1,1 +1,1 @@
-"""What every room uses, and what knows nothing of data loading."""
+"""Basics that every room uses and that know nothing of data loading."""

@@ -1,18 +1,15 @@
-"""Batch arrays that are used again once nobody refers to them, and functions that only read what
-they are given.
+"""Recycled memory for batches, and the declaration of functions that only read their arguments.
 
-A new array of a megabyte costs its page faults, often more than filling it. An array from
-here returns when the last reference to it or to a view of it is gone, by a finaliser, so a
-consumer may keep a batch as long as it likes and pays with a new array only then.
+A new array of a megabyte costs page faults, often more than filling it. So arrays of 64 KiB or more
+take their memory from a free list. The memory returns when the last reference to the array, or to a
+view of it, is gone: a weak reference notices that. A consumer may keep a batch as long as it likes,
+and only then pays for a new array. There is no reference counting and no explicit release, and no
+lock, since a finalizer may run in any thread at any moment.
 
-Arrays of 64 KiB or more sit on memory from a free list, and a weak reference brings the memory
-back. There is no reference counting, and no explicit release. There is no lock either: a finalizer
-may run in any thread at any moment.
-
-A pool's item is used again, so nothing may write into it. No flag of an array holds that up (torch
-and ctypes write through read-only ones), so functions are lent to by declaration alone. What they
-return may still be a view of the item, or have parts of it: before anything else gets hold of it,
-those are copied.
+A pool uses its items again, so no function may write to them. No flag of an array prevents that
+(torch and ctypes write through read-only ones), so only functions that are declared with
+`reads_only` get the item itself. Their result may still be, or contain, a view of the item; such
+parts are copied before another function gets them.
 """
 
 from __future__ import annotations
@@ -29,18 +26,18 @@ from numpy.typing import DTypeLike, NDArray
 
 from stoker.basics import pytree
 
-# Below, allocating is cheaper than a finaliser. A copy of 600 KB cost 0.48 ms in new memory, nearly
-# all of it page faults.
-_RECYCLED_FROM_BYTES = 1 << 16
-# Of arrays: a cache line, and enough for all vector instructions.
+# The smallest array that is recycled: allocating a smaller one is cheaper than a finalizer. A copy
+# of 600 KB took 0.48 ms in new memory, nearly all of it page faults.
+_MIN_RECYCLED_BYTES = 1 << 16
+# Arrays begin at multiples of 64 bytes: a cache line, and the widest vector register (AVX-512).
 _ALIGNMENT = 64
-# Sizes that free pieces are kept of: a batch has a few leaves; with more, they are of no use to one
-# another.
-_SIZES = 8
+# The number of sizes for which free memory is kept. A batch has a few arrays; with more sizes, free
+# memory of one is seldom used again. Chosen, not measured.
+_MAX_SIZES = 8
 
 
 class Allocator(Protocol):
-    """What arrays of batches come from."""
+    """Allocates arrays for batches."""
 
     def array(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
         """Return an uninitialised C-ordered array."""
@@ -48,11 +45,11 @@ class Allocator(Protocol):
 
 
 class Recycler:
-    """A free list of memory, by size. Safe to use from any thread, and from finalisers.
+    """A free list of memory, by size. Safe to use from any thread, and from finalizers.
 
     Args:
         spare: how many free pieces of one size are kept.
-        allocate: where memory comes from: called with a number of bytes.
+        allocate: returns new memory of a size in bytes; by default from NumPy.
     """
 
     def __init__(self, spare: int = 4, allocate: Callable[[int], memoryview] | None = None) -> None:
@@ -65,21 +62,21 @@ class Recycler:
         """Return an uninitialised C-ordered array."""
         dtype = np.dtype(dtype)
         size = math.prod(shape) * dtype.itemsize
-        if size < _RECYCLED_FROM_BYTES or dtype.hasobject:
+        if size < _MIN_RECYCLED_BYTES or dtype.hasobject:
             return np.empty(shape, dtype)
         free = self._free.get(size)
         if free is None:
-            if len(self._free) >= _SIZES:
+            if len(self._free) >= _MAX_SIZES:
                 self._free.pop(next(iter(self._free), 0), None)
             free = self._free.setdefault(size, deque())
         try:
             raw = free.pop()
         except IndexError:
             raw = self._allocate(size)
-        # The base of this array is a _Block. NumPy looks for the base of a view among arrays of
-        # the view's own type, so it finds this array: when that goes, no view is left.
+        # The base of this array is a _Block, another type. A view's base is the last array of the
+        # view's own type, so all views refer to this array: when it is freed, there is no view.
         array: NDArray[Any] = np.ndarray(shape, dtype, buffer=raw)
-        reference = weakref.ref(array, self._returned)
+        reference = weakref.ref(array, self._on_freed)
         self._live[id(reference)] = (reference, raw)
         return array
 
@@ -89,12 +86,12 @@ class Recycler:
         return copy
 
     def clear(self) -> None:
-        """Free what is kept, and keep nothing any more."""
+        """Free the kept memory, and keep none from now on."""
         self.spare = 0
         self._free.clear()
 
     def held_bytes(self) -> int:
-        """Return the bytes of the free pieces that are kept."""
+        """Return the size of the kept free memory."""
         return sum(size * len(free) for size, free in list(self._free.items()))
 
     def _copied_leaf(self, leaf: Any) -> Any:
@@ -108,7 +105,7 @@ class Recycler:
             return torch.from_numpy(self._copied_leaf(leaf.detach().numpy()))
         return pytree.copied(leaf)
 
-    def _returned(self, reference: weakref.ref[Any]) -> None:
+    def _on_freed(self, reference: weakref.ref[Any]) -> None:
         _, raw = self._live.pop(id(reference))
         free = self._free.get(len(raw))
         if free is not None and len(free) < self.spare:
@@ -116,70 +113,76 @@ class Recycler:
 
 
 def _is_like_array(tensor: Any) -> bool:
-    """Tell whether a tensor is large, and lies in memory as one of NumPy's usual arrays does."""
+    """True if a tensor is large, and lies in memory like a usual NumPy array."""
     import torch
 
     return (
         type(tensor) is torch.Tensor
         and tensor.device.type == "cpu"
         and tensor.layout == torch.strided
-        and tensor.nbytes >= _RECYCLED_FROM_BYTES
+        and tensor.nbytes >= _MIN_RECYCLED_BYTES
         and tensor.dtype in (torch.float16, torch.float32, torch.float64, torch.uint8, torch.int64)
         and tensor.is_contiguous()
-        and not tensor.is_neg()  # its numbers are what it holds
+        and not tensor.is_neg()  # no lazy negation: the memory holds the values
         and not tensor.is_pinned()
     )
 
 
 class _Block(np.ndarray[Any, Any]):
-    """Memory. Of a type of its own, so that NumPy does not take it for the base of views."""
+    """Memory. It is a subclass so that NumPy does not take it for the base of views."""
 
 
 def _aligned(size: int) -> memoryview:
-    block = _Block((size + _ALIGNMENT,), np.uint8)  # owns its memory: no view of a plain array
+    block = _Block(
+        (size + _ALIGNMENT,), np.uint8
+    )  # owns its memory, so it is not a view of a plain array
     start = -block.ctypes.data % _ALIGNMENT
     return block.data[start : start + size]
 
 
 AnyCallable = TypeVar("AnyCallable", bound=Callable[..., Any])
 Place = tuple[int, int]
-"""Where memory begins and ends."""
+"""The addresses at which memory begins and ends."""
 
 
 def reads_only(fn: AnyCallable) -> AnyCallable:
-    """Declare that a function never changes what it is given, and keeps nothing of it.
+    """Declare that a function never changes its argument, and keeps no reference to it.
 
-    Behind an ``.echo()``, ``.map()``, ``.random_map()`` and ``.filter()`` then hand it the pool's
-    item itself, where any other function gets a copy. The stream stays the same. stoker's own image
-    functions are declared, and so is a ``functools.partial`` of what is declared.
+    Behind an ``.echo()``, ``.map()``, ``.random_map()`` and ``.filter()`` then give the function
+    the pool's item itself; any other function gets a copy. The stream is the same either way.
+    stoker's own image functions are declared, and so is a ``functools.partial`` of a declared
+    function.
 
-    What it returns may be, or contain, a view of an array or tensor that it was given, and whatever
-    else it was given, as it is: stoker copies that before another function may write into it, each
-    array by itself. Objects of the caller's own types must not be returned inside of others.
+    The result may be, or contain, the argument, parts of it, and views of its arrays and tensors:
+    stoker copies these before another function may write to them, each array by itself. Objects of
+    the argument's own classes must not be inside other objects of the result.
+
+    Example: ``pipeline.echo(3).map(stoker.reads_only(crop))``, or ``@stoker.reads_only``.
 
     Args:
-        fn: a function, a class whose instances are called, or one such instance. What
+        fn: a function, a class whose instances are called, or such an instance. A wrapper that
             ``functools.wraps`` makes of a declared function is not declared.
 
     Returns:
-        ``fn`` itself, marked; so it is a decorator, too.
+        ``fn`` itself, marked.
 
     Raises:
-        TypeError: it cannot be called, or takes no mark (some built-in ones: wrap them).
+        TypeError: ``fn`` cannot be called, or cannot be marked (some built-in functions: wrap
+            them).
     """
     if not callable(fn):
-        raise TypeError(f"reads_only takes a function, not {type(fn).__name__}")
+        raise TypeError(f"reads_only needs a function, not a {type(fn).__name__}")
     try:
         fn._only_reads = True  # type: ignore[attr-defined]
     except (AttributeError, TypeError):
         raise TypeError(
-            f"reads_only cannot mark {fn!r}: put it into a function of your own, and mark that"
+            f"reads_only cannot mark {fn!r}: call it in a function of your own, and mark that one"
         ) from None
     return fn
 
 
 def only_reads(fn: Any) -> bool:
-    """Return whether a function is declared to change nothing that it is given."""
+    """True if a function is declared with `reads_only`."""
     while not _is_marked(fn) and isinstance(fn, functools.partial):
         fn = fn.func
     inner = getattr(fn, "__wrapped__", None)  # functools.wraps copies marks along with names
@@ -191,36 +194,36 @@ def _is_marked(fn: Any) -> bool:
 
 
 def separated(made: Any, lent: Any, copied: Callable[[Any], Any]) -> Any:
-    """Return what was made of a lent value, with copies of what belongs to the latter.
+    """Return the result of declared functions, with copies of parts that belong to the argument.
 
     Args:
-        made: a structure, what came of functions that only read.
-        lent: the structure that the first of them was given.
+        made: the result, a structure.
+        lent: the structure that the first function got.
         copied: makes a deep copy of one leaf.
     """
     leaves = [leaf for leaf in pytree.leaves(lent) if not pytree.is_immutable(leaf)]
     same = {id(leaf) for leaf in leaves}
     places = [_place(leaf) for leaf in leaves]
 
-    def own(leaf: Any) -> Any:
+    def separate(leaf: Any) -> Any:
         return copied(leaf) if id(leaf) in same or _may_overlap(leaf, places) else leaf
 
-    return pytree.map_leaves(own, made)
+    return pytree.map_leaves(separate, made)
 
 
 def _may_overlap(leaf: Any, places: list[Place | None]) -> bool:
-    """Return whether an array or tensor may lie in one of these places; None is anywhere."""
+    """True if an array or tensor may lie in one of these places; None stands for any place."""
     if not isinstance(leaf, np.ndarray) and not pytree.is_tensor(leaf):
         return False
-    own = _place(leaf)
+    separate = _place(leaf)
     return any(
-        own is None or other is None or (own[0] < other[1] and other[0] < own[1])
+        separate is None or other is None or (separate[0] < other[1] and other[0] < separate[1])
         for other in places
     )
 
 
 def _place(leaf: Any) -> Place | None:
-    """Return where an array or a tensor lies; None for what may hold memory anywhere."""
+    """Return where an array or a tensor lies; None if its memory may be anywhere."""
     if type(leaf) is np.ndarray and not leaf.dtype.hasobject:
         begin, end = np.lib.array_utils.byte_bounds(leaf)
         return int(begin), int(end)
@@ -228,6 +231,6 @@ def _place(leaf: Any) -> Place | None:
         try:
             storage = leaf.untyped_storage()
             return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
-        except (RuntimeError, NotImplementedError):  # sparse ones have several
+        except (RuntimeError, NotImplementedError):  # a sparse tensor has several storages
             return None
     return None

@@ -1,9 +1,9 @@
-"""Fingerprints: of an item of a source, and of a dataset or function that has no name of its own.
+"""Fingerprints of examples, and digests of datasets and functions, which have no names.
 
-Two halves of a ``random_split`` are of one class and one length: what tells them apart is what they
-select, and from what. So a digest is made of the class, of the length, of texts, numbers and paths
-that an object holds, of arrays and long lists by what they begin with, and of the objects that it
-wraps. Of functions it is of their code. It is the same in another process of the same Python.
+Two halves of a ``random_split`` have the same class and length; only their selections differ. So
+the digest of an object covers its class and length, its texts, numbers and paths, its arrays, the
+ends of its long lists, and the objects that it wraps. The digest of a function covers its code. It
+is the same in another process of the same Python.
 """
 
 from __future__ import annotations
@@ -24,48 +24,50 @@ from stoker.basics import pytree
 _ATOMS = (str, bytes, int, float, complex, bool, type(None), PurePath, np.generic)
 _WRAPPED = ("dataset", "datasets")
 _SELECTED = "indices"
-# A dataset, its wrappers and what they hold are hardly deeper; cycles end there.
-_DEPTH = 8
-# Of one object, its parts' parts included: an epoch is not to begin late.
-_PARTS = 4096
-# Longer lists, but for indices, count by their length and these many: lists of files have millions.
-_SHORT = 64
+# The deepest part that is read. Datasets in wrappers are hardly deeper, and cycles end there.
+# Chosen, not measured.
+_MAX_DEPTH = 8
+# The most parts that are read, nested ones included: the first epoch waits. Chosen, not measured.
+_MAX_PARTS = 4096
+# Of a longer list, only the length and this many items at its ends are read: lists of files may
+# have millions. Indices are read whole. Chosen, not measured.
+_MAX_WHOLE_LIST = 64
 # Examples that are read to tell data apart: the first batch waits for them. Chosen, not measured.
-_ROWS = 16
-# Larger arrays count by dtype and shape: the first batch waits for digests. Chosen, not measured.
-_DIGESTED_BYTES = 1 << 20
+_SAMPLED_ROWS = 16
+# Of a larger array, only dtype and shape are read: the first batch waits. Chosen, not measured.
+_MAX_DIGESTED_BYTES = 1 << 20
 
 _RENUMBERING = {"vfat", "msdos", "exfat", "cifs", "smb3"}
 
 
 class Fingerprint(NamedTuple):
-    """What tells the content of an example from that of others, and from its own former one."""
+    """Identifies an example's content: it differs between examples, and when a file changes."""
 
     name: str | bytes | int
-    """Within its source: a path, or an index."""
+    """The example's name within its source: a path, or an index."""
     size_bytes: int = -1
-    """Of its file; -1 where there is none, or its server does not tell."""
+    """The size of its file; -1 if there is no file, or if its server does not say."""
     version: int = 0
-    """Of its file: when it was modified (ns), or a digest of what its server tells; 0: unknown."""
+    """When its file was modified (ns), or a digest of the server's version; 0 if unknown."""
     label: int = 0
-    """What its source adds to the file's content."""
+    """The label that its source adds to the file's content."""
     changed_ns: int = 0
-    """When its local file was changed in any way, which no tool can set back."""
+    """The change time of its local file, which no tool can set back."""
     inode: int = 0
-    """Of its local file, where its file system goes on numbering it so."""
+    """The inode number of its local file; 0 if the file system may change such numbers."""
 
 
-def of_file(name: str, found: os.stat_result, label: int = 0) -> Fingerprint:
-    """Return the fingerprint of a local file as it was found."""
-    inode = 0 if can_renumber(found.st_dev, _mounts()) else found.st_ino
-    return Fingerprint(name, found.st_size, found.st_mtime_ns, label, found.st_ctime_ns, inode)
+def of_file(name: str, status: os.stat_result, label: int = 0) -> Fingerprint:
+    """Return the fingerprint of a local file from its status."""
+    inode = 0 if can_renumber(status.st_dev, _mounts()) else status.st_ino
+    return Fingerprint(name, status.st_size, status.st_mtime_ns, label, status.st_ctime_ns, inode)
 
 
 @functools.cache
 def can_renumber(device: int, mounts: str) -> bool:
-    """Tell whether a file system may number files anew: those of user space, FAT and CIFS do.
+    """True if a file system may change inode numbers, as FUSE, FAT and CIFS do.
 
-    ``mounts`` is what is mounted, as in ``/proc/self/mountinfo``.
+    ``mounts`` is the content of ``/proc/self/mountinfo``.
     """
     number = f"{os.major(device)}:{os.minor(device)}"
     for line in mounts.splitlines():
@@ -83,100 +85,101 @@ def _mounts() -> str:
         return ""
 
 
-def told(thing: Any) -> str:
-    """Return a digest of what an object says of itself. Nothing of it is called but ``len``."""
-    teller = _Teller()
-    teller.add(thing, _DEPTH, is_data=True)
-    return teller.digest.hexdigest()
+def content_digest(value: Any) -> str:
+    """Return a digest of an object's content. It calls only ``len`` of the object."""
+    digester = _Digester()
+    digester.add(value, _MAX_DEPTH, is_data=True)
+    return digester.digest.hexdigest()
 
 
-def told_by_rows(fetch: Any, count: int) -> str:
-    """Return a digest of some of so many examples, which are told apart by nothing else."""
-    return (
-        told(fetch(np.unique(np.linspace(0, count - 1, _ROWS).astype(np.int64)))) if count else ""
-    )
+def rows_digest(fetch: Any, count: int) -> str:
+    """Return a digest of 16 of ``count`` examples, for data that nothing else identifies."""
+    if not count:
+        return ""
+    rows = np.unique(np.linspace(0, count - 1, _SAMPLED_ROWS).astype(np.int64))
+    return content_digest(fetch(rows))
 
 
-def selected(dataset: Any) -> str:
-    """Return a digest of what data sets around data sets select; "" where none do."""
+def selection_digest(dataset: Any) -> str:
+    """Return a digest of the indices that ``Subset``-like wrappers select; "" if none selects."""
     digest, is_any, at = hashlib.blake2b(digest_size=16), False, [dataset]
-    for _ in range(_PARTS):
+    for _ in range(_MAX_PARTS):
         if not at:
             break
-        held = getattr(at.pop(0), "__dict__", {})
-        if _SELECTED in held and "dataset" in held:
+        attributes = getattr(at.pop(0), "__dict__", {})
+        if _SELECTED in attributes and "dataset" in attributes:
             is_any = True
-            digest.update(_numbers(held[_SELECTED]) + b"\0")
-        at += [held["dataset"]] if "dataset" in held else []
-        many = held.get("datasets")
-        at += many if isinstance(many, (list, tuple)) else []
+            digest.update(_index_bytes(attributes[_SELECTED]) + b"\0")
+        at += [attributes["dataset"]] if "dataset" in attributes else []
+        datasets = attributes.get("datasets")
+        at += datasets if isinstance(datasets, (list, tuple)) else []
     return digest.hexdigest() if is_any else ""
 
 
-class _Teller:
+class _Digester:
     """Adds objects to a digest."""
 
     def __init__(self) -> None:
         self.digest = hashlib.blake2b(digest_size=16)
-        self._left = _PARTS
+        self._parts_left = _MAX_PARTS
 
-    def add(self, thing: Any, depth: int, *, is_data: bool = False) -> None:
-        """Add an object; what is neither data nor called counts by its class alone."""
-        kind = type(thing)
+    def add(self, value: Any, depth: int, *, is_data: bool = False) -> None:
+        """Add an object. Of an object that is neither data nor callable, add only the class."""
+        kind = type(value)
         self._add(f"\0{kind.__module__}.{kind.__qualname__}:")
-        self._left -= 1
-        if isinstance(thing, _ATOMS):
-            self._add(repr(thing))
-        elif depth == 0 or self._left < 0:
+        self._parts_left -= 1
+        if isinstance(value, _ATOMS):
+            self._add(repr(value))
+        elif depth == 0 or self._parts_left < 0:
             return
-        elif isinstance(thing, np.ndarray) or pytree.is_tensor(thing):
-            self._add_array(thing)
-        elif isinstance(thing, types.FunctionType):
-            self._add_code(thing.__code__)
-            self.add([thing.__defaults__, thing.__kwdefaults__, _closed_over(thing)], depth - 1)
-        elif isinstance(thing, types.MethodType):
-            self.add(thing.__func__, depth - 1)
-            self.add(thing.__self__, depth - 1, is_data=True)
-        elif isinstance(thing, (type, types.BuiltinFunctionType)):
-            self._add(f"{thing.__module__}.{thing.__qualname__}")
-        elif isinstance(thing, functools.partial):
-            self.add([thing.func, thing.args, thing.keywords], depth - 1)
+        elif isinstance(value, np.ndarray) or pytree.is_tensor(value):
+            self._add_array(value)
+        elif isinstance(value, types.FunctionType):
+            self._add_code(value.__code__)
+            self.add([value.__defaults__, value.__kwdefaults__, _closure_values(value)], depth - 1)
+        elif isinstance(value, types.MethodType):
+            self.add(value.__func__, depth - 1)
+            self.add(value.__self__, depth - 1, is_data=True)
+        elif isinstance(value, (type, types.BuiltinFunctionType)):
+            self._add(f"{value.__module__}.{value.__qualname__}")
+        elif isinstance(value, functools.partial):
+            self.add([value.func, value.args, value.keywords], depth - 1)
         elif kind in (list, tuple, range):
-            self._add_all(thing, depth, is_data)
+            self._add_all(value, depth, is_data)
         elif kind is dict:
-            self._add_all(list(thing.items()), depth, is_data)
-        elif is_data or callable(thing) or hasattr(kind, "_fields"):
-            self._add_object(thing, depth)
+            self._add_all(list(value.items()), depth, is_data)
+        elif is_data or callable(value) or hasattr(kind, "_fields"):
+            self._add_object(value, depth)
 
     def _add(self, text: str) -> None:
         self.digest.update(text.encode("utf-8", "surrogatepass"))
 
-    def _add_object(self, thing: Any, depth: int) -> None:
-        with contextlib.suppress(Exception):  # most things that are called have none
-            self._add(f"{len(thing)}")
-        if isinstance(thing, tuple):
-            return self._add_all(tuple(thing), depth, False)
-        held: Mapping[str, Any] = getattr(thing, "__dict__", {})
-        for name in sorted(held):
+    def _add_object(self, value: Any, depth: int) -> None:
+        with contextlib.suppress(Exception):  # most callables have no length
+            self._add(f"{len(value)}")
+        if isinstance(value, tuple):
+            return self._add_all(tuple(value), depth, False)
+        attributes: Mapping[str, Any] = getattr(value, "__dict__", {})
+        for name in sorted(attributes):
             self._add(f"\0{name}")
             if name == _SELECTED:
-                self.digest.update(_numbers(held[name]))
+                self.digest.update(_index_bytes(attributes[name]))
             else:
-                self.add(held[name], depth - 1, is_data=name in _WRAPPED)
+                self.add(attributes[name], depth - 1, is_data=name in _WRAPPED)
 
-    def _add_all(self, things: Sequence[Any], depth: int, is_data: bool) -> None:
-        self._add(f"{len(things)}")
-        if isinstance(things, range):
-            return self._add(repr(things))
-        half = _SHORT // 2
-        some = things if len(things) <= _SHORT else [*things[:half], *things[-half:]]
-        for each in some:
+    def _add_all(self, values: Sequence[Any], depth: int, is_data: bool) -> None:
+        self._add(f"{len(values)}")
+        if isinstance(values, range):
+            return self._add(repr(values))
+        half = _MAX_WHOLE_LIST // 2
+        sample = values if len(values) <= _MAX_WHOLE_LIST else [*values[:half], *values[-half:]]
+        for each in sample:
             self.add(each, depth - 1, is_data=is_data)
 
     def _add_array(self, array: Any) -> None:
         self._add(f"{array.dtype} {tuple(array.shape)}")
         is_plain = isinstance(array, np.ndarray) and not array.dtype.hasobject
-        if is_plain and array.nbytes <= _DIGESTED_BYTES:
+        if is_plain and array.nbytes <= _MAX_DIGESTED_BYTES:
             self.digest.update(np.ascontiguousarray(array).tobytes())
 
     def _add_code(self, code: types.CodeType) -> None:
@@ -185,21 +188,21 @@ class _Teller:
         for constant in code.co_consts:
             if isinstance(constant, types.CodeType):
                 self._add_code(constant)
-            elif not isinstance(constant, frozenset):  # whose order differs by process
+            elif not isinstance(constant, frozenset):  # its order differs between processes
                 self._add(repr(constant))
 
 
-def _numbers(indices: Any) -> bytes:
-    """Return what is selected, as bytes."""
+def _index_bytes(indices: Any) -> bytes:
+    """Return indices as bytes."""
     try:
         return np.ascontiguousarray(indices, dtype=np.int64).tobytes()
-    except (TypeError, ValueError, OverflowError, RuntimeError):  # names, say
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # for example names
         return repr(indices).encode("utf-8", "surrogatepass")
 
 
-def _closed_over(function: types.FunctionType) -> list[Any]:
+def _closure_values(function: types.FunctionType) -> list[Any]:
     cells = []
     for cell in function.__closure__ or ():
-        with contextlib.suppress(ValueError):  # not filled yet
+        with contextlib.suppress(ValueError):  # the cell is empty
             cells.append(cell.cell_contents)
     return cells

@@ -1,4 +1,4 @@
-"""A result that one thread waits for and another gives; coroutines that are waited for so."""
+"""A result that one thread gives and others wait for, and waiting for coroutines with it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ T = TypeVar("T")
 
 
 class OneShot(Generic[T]):
-    """A value or an error that is given once; an interrupted wait does not block the giver.
+    """A value or an error that one thread gives once. A wait may be interrupted at any moment.
 
-    ``concurrent.futures.Future`` has a ``threading.Condition``, which is entered by a function in
-    Python. If Ctrl-C comes right after it, the lock stays held, and the thread that completes the
-    future (here the event loop that reads all remote files) waits for ever.
+    It replaces ``concurrent.futures.Future``, whose ``threading.Condition`` is entered by a Python
+    function. If Ctrl-C comes right after that, the lock stays held, and the thread that completes
+    the future (here the event loop that reads all remote files) waits for ever.
     """
 
     def __init__(self) -> None:
@@ -24,14 +24,14 @@ class OneShot(Generic[T]):
         self._outcome: tuple[T | None, BaseException | None] | None = None
 
     def give(self, value: T | None = None, error: BaseException | None = None) -> None:
-        """Complete it with a value, or with an error."""
+        """Give the value, or the error."""
         self._outcome = value, error
         self._given.release()
 
     def wait(self, timeout_s: float = -1) -> T:
-        """Return the value, at once if it was given before; raise the error, or TimeoutError."""
+        """Wait for the value and return it; raise the given error, or TimeoutError."""
         if self._outcome is None and self._given.acquire(timeout=timeout_s):
-            self._given.release()  # others may wait, too
+            self._given.release()  # other threads may wait, too
         if self._outcome is None:
             raise TimeoutError
         value, error = self._outcome
@@ -41,9 +41,9 @@ class OneShot(Generic[T]):
 
 
 def run_on(loop: asyncio.AbstractEventLoop, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run a coroutine on a loop of another thread, and wait; an interruption cancels it.
+    """Run a coroutine on another thread's event loop and wait for it; Ctrl-C cancels it.
 
-    That thread makes it, too: here Ctrl-C might come before anything awaits it.
+    ``make`` is called in that thread, too: here Ctrl-C could come between the call and the await.
     """
     ended: OneShot[T] = OneShot()
     tasks: list[asyncio.Task[None]] = []

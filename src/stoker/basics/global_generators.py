@@ -1,4 +1,4 @@
-"""The global random generators of Python, NumPy and torch, and whether they were drawn from."""
+"""The global random generators of Python, NumPy and torch: finds out whether code used them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 
 def states() -> dict[str, bytes]:
-    """Return the state of each, by name; torch's where it was imported. Nothing is drawn."""
+    """Return the generators' states by name; torch's only if torch is imported. Draws nothing."""
     found = {
         "random": pickle.dumps(random.getstate()),
         "numpy.random": pickle.dumps(np.random.get_state(legacy=False)),
@@ -22,5 +22,5 @@ def states() -> dict[str, bytes]:
 
 
 def moved(before: dict[str, bytes]) -> set[str]:
-    """Return the names of those that are not as they were. Any thread may have drawn from them."""
+    """Return the names of generators whose state has changed; any thread may have used them."""
     return {name for name, state in states().items() if before.get(name, state) != state}

@@ -1,9 +1,8 @@
-"""Processes: what a forked child may do with what it inherits, and children that end with their
-parent.
+"""Forked children: what they must not use of their parent, and how they end with it.
 
-A child has a copy of its parent's memory, but none of its threads, and locks as they were held; it
-shares its sockets. So what belongs to a process is used by that process alone, and sockets whose
-end tells others that their owner is gone are closed in children.
+A forked child has a copy of its parent's memory and shares its sockets. It has none of its threads,
+and locks stay held in it if a thread held them. So objects remember the process that made them
+(``OwningProcess``), and a child closes sockets whose end tells a peer that their owner is gone.
 """
 
 from __future__ import annotations
@@ -19,38 +18,38 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    import socket  # importing it takes time
+    import socket  # only for types: importing it takes time
 
 
-_this_process = object()  # another one in every process
+_this_process = object()  # replaced in every forked child
 _pid = os.getpid()
-_forks = 0  # under way in this process: hooks older than ours run in a child before ours
+_forks = 0  # forks under way: in a child, hooks that were registered before ours run before it
 _sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
 
 class OwningProcess:
-    """The process that something was made in."""
+    """Remembers the process in which it was made."""
 
     def __init__(self) -> None:
         self._process = _this_process
 
     @property
     def is_current(self) -> bool:
-        """Whether it is this process, and not one that this process was forked from."""
+        """Whether this is still that process, and not a forked child of it."""
         return self._process is _this_process and (not _forks or os.getpid() == _pid)
 
 
-def close_in_children(opened: socket.socket) -> None:
-    """Have a socket closed in every child that is forked from now on."""
-    _sockets.add(opened)
+def close_in_children(sock: socket.socket) -> None:
+    """Close a socket in every child that is forked from now on."""
+    _sockets.add(sock)
 
 
 def has_jax_started() -> bool:
-    """Tell whether JAX runs threads in this process. A forked child that uses JAX then hangs."""
-    # By a module of JAX's own: its public functions would start the threads that are asked about.
+    """True if JAX runs threads in this process: a forked child that uses JAX would then hang."""
+    # A private module of JAX: its public functions would start these threads.
     bridge = sys.modules.get("jax._src.xla_bridge")
-    ask = getattr(bridge, "backends_are_initialized", None)
-    return ask is not None and bool(ask())
+    is_initialized = getattr(bridge, "backends_are_initialized", None)
+    return is_initialized is not None and bool(is_initialized())
 
 
 def _before_fork() -> None:
@@ -66,8 +65,8 @@ def _in_parent() -> None:
 def _in_child() -> None:
     global _this_process, _pid, _forks
     _this_process, _pid, _forks = object(), os.getpid(), 0
-    for opened in list(_sockets):
-        opened.close()
+    for sock in list(_sockets):
+        sock.close()
     _sockets.clear()
 
 
@@ -75,22 +74,22 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_before_fork, after_in_parent=_in_parent, after_in_child=_in_child)
 
 
-# Of prctl(2), which Python does not name.
+# A constant of prctl(2) that Python does not name.
 _PR_SET_PDEATHSIG = 1
 
 
 def end_with(
-    parent: int, by_main_thread: bool, *, first: Callable[[], object] | None = None
+    parent: int, by_main_thread: bool, *, before_exit: Callable[[], object] | None = None
 ) -> None:
-    """Have this process end with its parent, however that dies and whatever it is doing.
+    """End this process when its parent ends, whatever either of them is doing.
 
-    The kernel's own signal comes at once, but tells of the thread that forked, and under
-    forkserver of the server; a pidfd tells of the process.
+    The kernel's signal (PR_SET_PDEATHSIG) comes at once, but when the thread that forked ends, or
+    under forkserver when the server ends. A pidfd shows the end of the process itself.
 
     Args:
-        parent: its number.
-        by_main_thread: whether its main thread has started this process.
-        first: what is done before; not if its main thread has started this process.
+        parent: the parent's process id.
+        by_main_thread: whether the parent's main thread has started this process.
+        before_exit: called before this process ends, unless the kernel's signal ends it.
     """
     if not sys.platform.startswith("linux"):
         return
@@ -100,14 +99,14 @@ def end_with(
         descriptor = os.pidfd_open(parent)
     except ProcessLookupError:
         os._exit(1)
-    except OSError:  # a kernel or a sandbox without it
+    except OSError:  # the kernel or a sandbox does not allow it
         return
 
     def watch() -> None:
         select.select([descriptor], [], [])
         try:
-            if first is not None:
-                first()
+            if before_exit is not None:
+                before_exit()
         finally:
             os._exit(1)
 

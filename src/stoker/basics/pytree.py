@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _IMMUTABLE = (bytes, str, int, float, complex, bool, type(None), np.generic)
-_USUAL_LEAVES = frozenset({np.ndarray, bytes, str, int, float, bool, type(None)})  # found fast
+_COMMON_LEAVES = frozenset({np.ndarray, bytes, str, int, float, bool, type(None)})  # found fast
 _TEXTS = frozenset({bytes, str, type(None)})
 _SPARSE_PARTS = {
     "torch.sparse_coo": ("_indices", "_values"),
@@ -31,8 +31,8 @@ _SPARSE_PARTS = {
 
 
 def children(value: Any) -> list[tuple[str, Any]] | None:
-    """Return the named children of a node in order, or None for a leaf."""
-    if type(value) in _USUAL_LEAVES:
+    """Return a node's children with their names, in order; None for a leaf."""
+    if type(value) in _COMMON_LEAVES:
         return None
     if isinstance(value, tuple):
         names = getattr(value, "_fields", None) or range(len(value))
@@ -47,7 +47,7 @@ def children(value: Any) -> list[tuple[str, Any]] | None:
 
 
 def rebuild(template: Any, parts: Sequence[Any]) -> Any:
-    """Build a node like ``template`` with other children, in the same order."""
+    """Return a node like ``template`` with other children, in the same order."""
     if isinstance(template, tuple):
         if hasattr(template, "_fields"):
             return type(template)(*parts)
@@ -57,20 +57,20 @@ def rebuild(template: Any, parts: Sequence[Any]) -> Any:
     if isinstance(template, Mapping):
         return dict(zip(template, parts, strict=True))
     fields = [f.name for f in dataclasses.fields(template)]
-    twin = copy.copy(template)
+    copy_of = copy.copy(template)
     for name, part in zip(fields, parts, strict=True):
-        object.__setattr__(twin, name, part)  # frozen dataclasses included
-    return twin
+        object.__setattr__(copy_of, name, part)  # works for frozen dataclasses, too
+    return copy_of
 
 
 def map_leaves(fn: Callable[[Any], Any], value: Any) -> Any:
-    """Apply ``fn`` to every leaf; nodes are built anew."""
+    """Apply ``fn`` to every leaf; return new nodes with the results."""
     kind = type(value)
-    if kind in _USUAL_LEAVES:
+    if kind in _COMMON_LEAVES:
         return fn(value)
     if isinstance(value, tuple):
-        made = [map_leaves(fn, child) for child in value]
-        return kind(*made) if hasattr(value, "_fields") else tuple(made)
+        mapped = [map_leaves(fn, child) for child in value]
+        return kind(*mapped) if hasattr(value, "_fields") else tuple(mapped)
     parts = children(value)
     if parts is None:
         return fn(value)
@@ -86,18 +86,18 @@ def leaves(value: Any) -> list[Any]:
 
 
 def is_tensor(value: Any) -> TypeGuard[Any]:
-    """Tell whether a value is a torch tensor, without importing torch."""
-    kind = getattr(sys.modules.get("torch"), "Tensor", None)  # None while it is being imported
+    """True if a value is a torch tensor. It does not import torch."""
+    kind = getattr(sys.modules.get("torch"), "Tensor", None)  # None while torch is imported
     return kind is not None and isinstance(value, kind)
 
 
 def is_sparse(tensor: Any) -> bool:
-    """Tell whether a tensor is in one of torch's layouts that are not dense."""
+    """True if a torch tensor has a sparse layout."""
     return tensor.layout is not sys.modules["torch"].strided
 
 
 def tensor_bytes(tensor: Any) -> int:
-    """Return the bytes that a tensor's numbers hold: of a sparse one, those that it has."""
+    """Return the bytes of a tensor's numbers; of a sparse tensor, only its indices and values."""
     if not is_sparse(tensor):
         return int(tensor.nbytes)
     parts = [getattr(tensor, name, None) for name in _SPARSE_PARTS.get(str(tensor.layout), ())]
@@ -105,19 +105,19 @@ def tensor_bytes(tensor: Any) -> int:
 
 
 def is_jax_array(value: Any) -> TypeGuard[Any]:
-    """Tell whether a value is an array of JAX, without importing it."""
+    """True if a value is a JAX array. It does not import JAX."""
     jax = sys.modules.get("jax")
-    kind = getattr(jax, "Array", None)  # None while it is being imported
+    kind = getattr(jax, "Array", None)  # None while JAX is imported
     return kind is not None and isinstance(value, kind)
 
 
 def device_of(leaf: Any) -> str | None:
-    """Return the device that a tensor is on, None for the CPU and for what is no tensor."""
+    """Return a tensor's device; None for the CPU, and for other values."""
     return str(leaf.device) if is_tensor(leaf) and leaf.device.type != "cpu" else None
 
 
 def signature(value: Any) -> Any:
-    """Return what two structures have in common if they differ in their leaves alone."""
+    """Return a structure without its leaves, to compare structures."""
     parts = children(value)
     if parts is None:
         return None
@@ -127,20 +127,20 @@ def signature(value: Any) -> Any:
 
 
 def leaves_like(template: Any, value: Any) -> list[Any]:
-    """Return the leaves of ``value`` in the order that ``template`` has them.
+    """Return the leaves of ``value`` in the order of ``template``.
 
-    Raises TypeError when the two differ in more than their leaves.
+    Raises TypeError if the two differ in more than their leaves.
     """
-    parts, own = children(template), children(value)
-    if parts is None and own is None:
+    parts, value_parts = children(template), children(value)
+    if parts is None and value_parts is None:
         return [value]
-    if parts is not None and own is not None and len(parts) == len(own):
+    if parts is not None and value_parts is not None and len(parts) == len(value_parts):
         if isinstance(template, Mapping) and isinstance(value, Mapping):
             if template.keys() == value.keys():
                 return [x for k, child in template.items() for x in leaves_like(child, value[k])]
         elif type(template) is type(value):
-            pairs = zip(parts, own, strict=True)
-            return [x for (_, mine), (_, theirs) in pairs for x in leaves_like(mine, theirs)]
+            pairs = zip(parts, value_parts, strict=True)
+            return [x for (_, child), (_, other) in pairs for x in leaves_like(child, other)]
     raise TypeError(f"{outline(template)} and {outline(value)}")
 
 
@@ -153,7 +153,7 @@ def leaf_names(value: Any, prefix: str = "") -> list[str]:
 
 
 def outline(value: Any) -> str:
-    """Describe a structure's outermost node, for error messages."""
+    """Return a text for a structure's outermost node, for messages."""
     parts = children(value)
     if parts is None:
         return type(value).__name__
@@ -161,21 +161,22 @@ def outline(value: Any) -> str:
 
 
 def nbytes(value: Any) -> int:
-    """Return the bytes that a structure's leaves hold (other objects by ``sys.getsizeof``)."""
+    """Return the bytes of a structure's leaves (of other objects by ``sys.getsizeof``)."""
     return sum(_leaf_bytes(leaf) for leaf in leaves(value))
 
 
 def data_bytes(value: Any) -> int:
-    """Return the bytes of arrays, tensors, bytes and (ASCII) text in a structure; 0 for the rest.
+    """Return the bytes of arrays, tensors, bytes and texts in a structure; other leaves count 0.
 
-    Cheaper than ``nbytes``, for it is asked for each example that is read.
+    It is called for each example that is read, and is cheaper than ``nbytes``. A text counts by its
+    letters.
     """
     kind = type(value)
     if kind is bytes or kind is str:
         return len(value)
     if kind is np.ndarray or isinstance(value, np.generic):
         return int(value.nbytes)
-    if kind in _USUAL_LEAVES:
+    if kind in _COMMON_LEAVES:
         return 0
     if isinstance(value, (tuple, list)):
         kinds = set(map(type, value))
@@ -207,12 +208,13 @@ def _leaf_bytes(leaf: Any) -> int:
 
 
 def is_immutable(leaf: Any) -> bool:
-    """Tell whether a leaf can never change, so that it need not be copied."""
-    return isinstance(leaf, _IMMUTABLE) and not isinstance(leaf, np.void)  # fields are written to
+    """True if a leaf can never change, so that it need not be copied."""
+    # np.void is a np.generic, but its fields can be assigned.
+    return isinstance(leaf, _IMMUTABLE) and not isinstance(leaf, np.void)
 
 
 def is_frozen(value: Any) -> bool:
-    """Tell whether neither a value nor what is in it can ever change."""
+    """True if neither a value nor anything in it can ever change."""
     return all(map(is_frozen, value)) if isinstance(value, tuple) else is_immutable(value)
 
 
@@ -232,14 +234,15 @@ def _copied_leaf(leaf: Any) -> Any:
             return leaf.clone().pin_memory()
         return leaf.clone()
     if is_jax_array(leaf):
-        return leaf.copy()  # who is given it may donate it; a deep copy would leave its devices
+        # The receiver may donate it, so copy; deepcopy would move it to the default device.
+        return leaf.copy()
     return copy.deepcopy(leaf)
 
 
 def owned(value: Any) -> Any:
-    """Return ``value`` with arrays that are views of larger memory copied out of it.
+    """Return ``value`` with copies of arrays that are views of larger memory.
 
-    What is kept in a pool must not hold more memory alive than it shows.
+    A pool's item must not keep more memory alive than it uses.
     """
     return map_leaves(_owned_leaf, value)
 
@@ -253,12 +256,12 @@ def _owned_leaf(leaf: Any) -> Any:
 
 
 def native(array: NDArray[Any]) -> NDArray[Any]:
-    """Return an array in the byte order of this machine, as torch and JAX want it."""
+    """Return an array in this machine's byte order, which torch and JAX need."""
     return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
 class FieldError(LookupError):
-    """``on=`` names a field that the example does not have."""
+    """The example does not have the field that ``on=`` names."""
 
 
 class Field:
@@ -278,10 +281,10 @@ class Field:
                 return getattr(example, on)
         except (KeyError, IndexError):
             pass
-        raise FieldError(f"no field {on!r}; the example has {describe_fields(example)}")
+        raise FieldError(f"there is no field {on!r}: the example has {describe_fields(example)}")
 
     def replace(self, example: Any, value: Any) -> Any:
-        """Return the example with the field replaced; the example itself is not changed."""
+        """Return a copy of the example with another value of the field."""
         on = self.on
         if isinstance(example, Mapping):
             return {**example, on: value}
@@ -292,9 +295,9 @@ class Field:
             parts[on] = value
             return rebuild(example, parts)
         if isinstance(example, list):
-            twin = list(example)
-            twin[on] = value  # type: ignore[index]
-            return twin
+            copy_of = list(example)
+            copy_of[on] = value  # type: ignore[index]
+            return copy_of
         names = [f.name for f in dataclasses.fields(example)]
         return rebuild(example, [value if n == on else getattr(example, n) for n in names])
 
@@ -308,7 +311,7 @@ def _names(example: Any) -> Sequence[str]:
 
 
 def describe_fields(example: Any) -> str:
-    """Say which fields an example has, for error messages."""
+    """Return a text that names an example's fields, for messages."""
     if isinstance(example, Mapping):
         return "the keys " + ", ".join(repr(k) for k in example)
     names = _names(example)
@@ -316,20 +319,23 @@ def describe_fields(example: Any) -> str:
         return "the fields " + ", ".join(repr(n) for n in names)
     if isinstance(example, (tuple, list)):
         return f"the positions 0 to {len(example) - 1}"
-    return f"no fields: it is one {type(example).__name__}"
+    return f"no fields: it is a {type(example).__name__}"
 
 
 def same(left: Any, right: Any) -> bool:
-    """Tell whether two structures are equal bit for bit, types and dtypes included."""
-    mine, yours = children(left), children(right)
-    if mine is None or yours is None:
-        return mine is yours and _same_leaf(left, right)
+    """True if two structures are equal bit for bit, with the same types and dtypes."""
+    left_parts, right_parts = children(left), children(right)
+    if left_parts is None or right_parts is None:
+        return left_parts is right_parts and _same_leaf(left, right)
     if isinstance(left, Mapping):
-        mine, yours = sorted(mine, key=itemgetter(0)), sorted(yours, key=itemgetter(0))
+        left_parts, right_parts = (
+            sorted(left_parts, key=itemgetter(0)),
+            sorted(right_parts, key=itemgetter(0)),
+        )
     return (
         type(left) is type(right)
-        and [name for name, _ in mine] == [name for name, _ in yours]
-        and all(same(a, b) for (_, a), (_, b) in zip(mine, yours, strict=True))
+        and [name for name, _ in left_parts] == [name for name, _ in right_parts]
+        and all(same(a, b) for (_, a), (_, b) in zip(left_parts, right_parts, strict=True))
     )
 
 

@@ -1,4 +1,4 @@
-"""What this process may really use: cores and memory, by affinity and control groups."""
+"""The cores and the memory that this process may use, by affinity and control groups."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-# Bytes by the unit as users write it: KB of 1,000, KiB of 1,024.
+# Bytes by the units that users write: a KB is 1,000 bytes, a KiB 1,024.
 _UNITS = {
     "": 1,
     "B": 1,
@@ -19,14 +19,14 @@ _UNITS = {
     **{f"{p}IB": 1024**i for i, p in enumerate("KMGT", 1)},
 }
 
-_CORES = ("cpu.max", "cpu.cfs_quota_us")  # of v2, of v1
+_CORES = ("cpu.max", "cpu.cfs_quota_us")  # of control groups v2, of v1
 _MEMORY = {"memory.max": "memory.current", "memory.limit_in_bytes": "memory.usage_in_bytes"}
 
 
 def parse_bytes(text: str) -> int:
-    """Read a size such as ``"2GiB"``, ``"500 MB"`` or ``"4096"`` as bytes.
+    """Return the bytes of a size such as ``"2GiB"``, ``"500 MB"`` or ``"4096"``.
 
-    Raises ValueError with examples when the text is no size.
+    Raises ValueError, with examples, for other texts.
     """
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", text)
     unit = match and _UNITS.get(match[2].upper())
@@ -35,14 +35,14 @@ def parse_bytes(text: str) -> int:
     return int(float(match[1]) * unit)
 
 
-def user_folder(variable: str, usual: str) -> str:
-    """Return a base folder as the XDG specification has it: relative paths are passed over."""
-    given = os.environ.get(variable, "")
-    return given if os.path.isabs(given) else os.path.expanduser(usual)
+def user_folder(variable: str, default: str) -> str:
+    """Return a base folder of the XDG specification, which ignores relative paths."""
+    value = os.environ.get(variable, "")
+    return value if os.path.isabs(value) else os.path.expanduser(default)
 
 
 def format_bytes(count: float) -> str:
-    """Write bytes for people: ``"1.5 GiB"``."""
+    """Return a size as text for people, such as ``"1.5 GiB"``."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024 or unit == "GiB":
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -51,9 +51,10 @@ def format_bytes(count: float) -> str:
 
 
 def usable_cores() -> int:
-    """Count the cores this process may use: affinity and control-group quota, over its ranks.
+    """Return the number of cores that this process may use, at least 1.
 
-    The number of ranks on this host is read from ``LOCAL_WORLD_SIZE``, which torchrun sets.
+    It is limited by affinity and by control groups, and divided by the number of ranks on this host
+    (``LOCAL_WORLD_SIZE``, which torchrun sets).
     """
     if hasattr(os, "sched_getaffinity"):
         cores: float = len(os.sched_getaffinity(0))
@@ -66,7 +67,7 @@ def usable_cores() -> int:
 
 
 def usable_memory_bytes() -> int:
-    """Return the bytes this process may still take: available memory, within control groups."""
+    """Return the bytes that this process may still allocate, within its control groups."""
     import psutil
 
     usable = int(psutil.virtual_memory().available)
@@ -78,7 +79,7 @@ def usable_memory_bytes() -> int:
 
 
 class ThreadTimer:
-    """What this thread does with its time from here on."""
+    """Measures how this thread spends its time, from the moment it is made."""
 
     def __init__(self) -> None:
         self._wall_ns = time.perf_counter_ns()
@@ -86,39 +87,40 @@ class ThreadTimer:
         self._cpu_ns = time.thread_time_ns()
 
     def read_ns(self) -> tuple[int, int, int]:
-        """Return the time since; of it, with a processor or waiting for one; and with one."""
+        """Return the elapsed time; the part in which the thread had or wanted a processor; and the
+        part in which it had one."""
         cpu_ns = time.thread_time_ns() - self._cpu_ns
         wanted_ns = thread_busy_ns() - self._wanted_ns
         return time.perf_counter_ns() - self._wall_ns, wanted_ns, cpu_ns
 
 
 def no_descriptors() -> str:
-    """Say that this process can open no more files, and what to do."""
+    """Return a message that this process can open no more files, with the remedy."""
     import resource  # not on Windows
 
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return (
-        f"no file descriptors are left, of the {most:,} that a process may have: raise the limit "
-        "(ulimit -n), or take fewer workers"
+        f"no file descriptors are left, of the {limit:,} that a process may have: raise the limit "
+        "(ulimit -n), or use fewer workers"
     )
 
 
 def lacks_descriptors(error: OSError) -> bool:
-    """Tell whether that is what an error says."""
+    """True if an error says that no file descriptors are left."""
     return error.errno in (errno.EMFILE, errno.ENFILE)
 
 
 def thread_busy_ns() -> int:
-    """Return how long this thread has had a processor so far, or, on Linux, waited for one.
+    """Return how long this thread has had a processor so far or, on Linux, waited for one.
 
-    What it waited for locks or reads does not count.
+    Time in which it waited for locks or reads does not count.
     """
     try:
         descriptor = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return time.thread_time_ns()
     try:
-        # Three numbers of at most 20 digits.
+        # The file holds three numbers of at most 20 digits.
         _, waited_ns, _ = os.read(descriptor, 128).split()
     finally:
         os.close(descriptor)
@@ -126,9 +128,9 @@ def thread_busy_ns() -> int:
 
 
 def process_group() -> tuple[int, int] | None:
-    """Return rank and world size of torch's process group, or None where none is initialised.
+    """Return rank and world size of torch's process group; None if there is none.
 
-    Does not import torch: who has a process group has imported it.
+    It does not import torch: a process with a process group has imported it.
     """
     distributed: Any = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
@@ -137,9 +139,9 @@ def process_group() -> tuple[int, int] | None:
 
 
 def own_rank() -> tuple[int, int] | None:
-    """Return rank and world size as torch's process group, JAX or Ray Train tell; None elsewhere.
+    """Return rank and world size from torch's process group, JAX or Ray Train; None without them.
 
-    Imports none of them: who is a rank of theirs has done so.
+    It imports none of them: a rank of theirs has imported them.
     """
     return process_group() or _rank_in_jax() or rank_in_ray()
 
@@ -152,20 +154,20 @@ def _rank_in_jax() -> tuple[int, int] | None:
 
 
 def rank_in_ray() -> tuple[int, int] | None:
-    """Return rank and world size in a training function of Ray Train; None elsewhere."""
+    """Return rank and world size in a training function of Ray Train; None outside of one."""
     train: Any = sys.modules.get("ray.train")
     if train is None:
         return None
     try:
         context = train.get_context()
         rank, world = context.get_world_rank(), context.get_world_size()
-    except Exception:  # no training function runs here: each version says that in its own way
+    except Exception:  # outside a training function; each version of Ray raises another type
         return None
     return None if rank is None or world is None else (int(rank), int(world))
 
 
 def hosts_of_job() -> int:
-    """Return on how many hosts a job runs that torchrun launched; 1 where that is not known."""
+    """Return the number of hosts of a torchrun job; 1 if it is unknown."""
     world = os.environ.get("WORLD_SIZE", "1")
     local = os.environ.get("LOCAL_WORLD_SIZE", world)
     if not world.isdigit() or not local.isdigit() or not int(local):
@@ -174,23 +176,23 @@ def hosts_of_job() -> int:
 
 
 def _control_groups() -> tuple[Path, ...]:
-    """Return the folders of this process's control groups that limit cores or memory.
+    """Return the folders of this process's control groups (v2 and v1) that limit cores or memory.
 
-    Those of v2 and of v1, innermost first.
+    The innermost comes first.
     """
     return _folders_of(_read(Path("/proc/self/cgroup")))
 
 
-@functools.lru_cache(maxsize=1)  # an epoch begins with this, and looking takes a millisecond
+@functools.lru_cache(maxsize=1)  # called at the start of each epoch, and takes a millisecond
 def _folders_of(groups: str) -> tuple[Path, ...]:
     folders: list[Path] = []
     for line in groups.splitlines():
-        _, controllers, inside = line.split(":", 2)
-        for mounted in (controllers, *controllers.split(",")):  # of v2 both are empty
-            root = Path("/sys/fs/cgroup", mounted)
-            own = root / inside.lstrip("/")
-            # Inside a container the path may be the host's: the mounted root is ours then.
-            for folder in (own, *own.parents):
+        _, controllers, path_in_hierarchy = line.split(":", 2)
+        for mount_name in (controllers, *controllers.split(",")):  # in v2 both are empty
+            root = Path("/sys/fs/cgroup", mount_name)
+            group_folder = root / path_in_hierarchy.lstrip("/")
+            # In a container the path may be the host's; then the mounted root is this process's.
+            for folder in (group_folder, *group_folder.parents):
                 limits = any((folder / name).exists() for name in (*_CORES, *_MEMORY))
                 if limits and folder.is_relative_to(root) and folder not in folders:
                     folders.append(folder)
@@ -218,10 +220,10 @@ def _memory_of(group: Path) -> tuple[int | None, int]:
 
 
 def _reclaimable(group: Path) -> int:
-    """Return the bytes of files in the page cache, which make room for whoever needs it."""
-    found = dict(line.split(" ", 1) for line in _read(group / "memory.stat").splitlines())
-    prefix = "total_" if "total_inactive_file" in found else ""
-    return sum(int(found.get(f"{prefix}{kind}_file", 0)) for kind in ("active", "inactive"))
+    """Return the bytes of the page cache: the kernel frees them when memory is needed."""
+    statistics = dict(line.split(" ", 1) for line in _read(group / "memory.stat").splitlines())
+    prefix = "total_" if "total_inactive_file" in statistics else ""
+    return sum(int(statistics.get(f"{prefix}{kind}_file", 0)) for kind in ("active", "inactive"))
 
 
 def _read(path: Path) -> str:

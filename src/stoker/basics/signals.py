@@ -1,4 +1,4 @@
-"""Deferring Ctrl-C to a safe moment, and recognising exceptions raised by signal handlers."""
+"""Defers Ctrl-C to a safe moment, and recognises exceptions that signal handlers raise."""
 
 from __future__ import annotations
 
@@ -12,65 +12,66 @@ from itertools import pairwise
 from types import FrameType
 from typing import Any
 
-# A finalizer or hook has returned by then, and a user who pressed Ctrl-C does not notice it.
-_AGAIN_S = 0.01
+# The delay until a Ctrl-C is sent again: a finalizer or hook has returned by then, and a user does
+# not notice it. Chosen, not measured.
+_RESEND_S = 0.01
 
 
 class Deferred:
-    """Takes note of Ctrl-C from ``begin`` to ``end``. Does nothing outside of the main thread."""
+    """Records a Ctrl-C between ``begin`` and ``end``. Does nothing outside the main thread."""
 
     def __init__(self) -> None:
-        self._before: Any = None
-        self._noted = False
+        self._previous_handler: Any = None
+        self._has_come = False
 
     def begin(self) -> None:
-        """Take note from now on."""
-        self._noted = False
-        here = threading.current_thread() is threading.main_thread()
-        if here and callable(signal.getsignal(signal.SIGINT)):
-            self._before = signal.signal(signal.SIGINT, self._note)
+        """Record Ctrl-C from now on."""
+        self._has_come = False
+        is_main_thread = threading.current_thread() is threading.main_thread()
+        if is_main_thread and callable(signal.getsignal(signal.SIGINT)):
+            self._previous_handler = signal.signal(signal.SIGINT, self._record)
 
     def end(self) -> bool:
-        """Go back to what was before; return whether there was a Ctrl-C meanwhile."""
-        before, self._before = self._before, None
-        if before is not None:
-            signal.signal(signal.SIGINT, before)
-        return self._noted
+        """Restore the handler; True if a Ctrl-C came meanwhile."""
+        previous_handler, self._previous_handler = self._previous_handler, None
+        if previous_handler is not None:
+            signal.signal(signal.SIGINT, previous_handler)
+        return self._has_come
 
-    def _note(self, *_: object) -> None:
-        self._noted = True
+    def _record(self, *_: object) -> None:
+        self._has_come = True
 
 
 def at_once() -> None:
-    """Have a Ctrl-C come now."""
+    """Raise a Ctrl-C now."""
     signal.raise_signal(signal.SIGINT)
 
 
 def again_soon() -> None:
-    """Have a Ctrl-C come where raising it now would lose it: in finalizers and hooks of a fork."""
-    sender = threading.Timer(_AGAIN_S, os.kill, (os.getpid(), signal.SIGINT))
+    """Send a Ctrl-C a moment later: finalizers and fork hooks would lose an exception."""
+    sender = threading.Timer(_RESEND_S, os.kill, (os.getpid(), signal.SIGINT))
     sender.daemon = True
     sender.start()
 
 
 @contextlib.contextmanager
-def deferred(come: Callable[[], None] = at_once) -> Iterator[None]:
-    """Run a block to its end; a Ctrl-C that comes meanwhile is raised after it."""
-    one = Deferred()
-    one.begin()
+def deferred(raise_it: Callable[[], None] = at_once) -> Iterator[None]:
+    """Run a block to its end; a Ctrl-C that comes meanwhile is raised afterwards."""
+    interrupt = Deferred()
+    interrupt.begin()
     try:
         yield
     finally:
-        if one.end():
-            come()
+        if interrupt.end():
+            raise_it()
 
 
 def pass_on(error: BaseException) -> None:
-    """Raise an exception again if it, or one of its causes, came from a signal handler.
+    """Raise an exception again if a signal handler raised it, or one of its causes.
 
-    Call this wherever an exception would be attributed to a stage. A handler's exception is raised
-    wherever the main thread happens to be, and must reach whoever installed the handler (such as a
-    timeout, or a request to stop).
+    Call this wherever an exception would be attributed to a stage. A handler's exception comes
+    wherever the main thread happens to be, and must reach the code that installed the handler (for
+    a timeout, or a request to stop).
     """
     if threading.current_thread() is not threading.main_thread():
         return
@@ -85,8 +86,8 @@ def pass_on(error: BaseException) -> None:
 
 
 def _is_handler(frame: FrameType, interrupted: FrameType) -> bool:
-    """Whether a frame was given a signal's number and what it interrupted, as handlers are."""
+    """True if a frame has the arguments of a signal handler: a number and the interrupted frame."""
     names, rest, _, values = inspect.getargvalues(frame)
-    given = [values.get(name) for name in names]
-    given += values.get(rest, ()) if rest else ()
-    return any(isinstance(a, int) and b is interrupted for a, b in pairwise(given))
+    arguments = [values.get(name) for name in names]
+    arguments += values.get(rest, ()) if rest else ()
+    return any(isinstance(a, int) and b is interrupted for a, b in pairwise(arguments))

@@ -1,4 +1,4 @@
-"""Warnings that name the caller's line, however deep in the package they arise."""
+"""Warnings that point at the user's line, however deep in the package they arise."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from types import FrameType
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
-_INSTALLED = ("site-packages", "dist-packages")  # below the standard library, where not in a venv
+# Without a venv these folders are inside the standard library's.
+_INSTALLED = ("site-packages", "dist-packages")
 
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
-    """Warn at the first frame that is neither this package's nor the standard library's.
+    """Warn at the first frame outside this package and the standard library.
 
-    In a worker thread, where there is none, at the line that warns.
+    A worker thread has no such frame; the warning then points at the line that warns.
     """
     here = sys._getframe(1)
     frame: FrameType | None = here

@@ -1,1 +1,1 @@
-"""The cache that never evicts."""
+"""The example cache: a store on one host, shared by its processes, that never evicts."""

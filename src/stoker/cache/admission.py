@@ -1,4 +1,4 @@
-"""Admission: items that are worth their bytes enter a store, random ones are refused."""
+"""Admission to a store: refuses random items, and can prefer items that are worth their bytes."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from stoker.basics import global_generators
 from stoker.basics.signals import pass_on
 from stoker.transport import codec
 
-# Items whose worth is remembered; enough to see how they spread, and few to sort. Chosen, not
-# measured.
-_SEEN = 4096
-# So many must have been seen before any is turned away, and between two bars: fewer do not show how
-# worths spread. Chosen, not measured.
-_JUDGED = 64
-# A field that chance leaves alone every other time passes once in 256.
-_AGAIN = 8
+# Recent items whose worth is kept: enough to estimate the distribution, few enough to sort. Chosen,
+# not measured.
+_MAX_SEEN = 4096
+# Items that must be seen before the first decision, and before each new bar: fewer do not show the
+# distribution. Chosen, not measured.
+_MIN_SEEN = 64
+# Repeated readings: a random field that changes in half of the readings is missed once in 256.
+_REPEATS = 8
 
 
-class Worth:
-    """Admits items that save most time per byte. (Without it all enter until the store is full.)
+class WorthAdmission:
+    """Admits the items that save most time per byte (``admit="worth"``).
 
-    Recently seen items stand for all items that are not in the store. The bar is the worth at which
-    just so many of them would fill the free room. So the bar falls while there is much room, and
-    rises as the store fills.
+    It takes recently seen items as a sample of all items that are not in the store. The bar is the
+    worth above which these items would just fill the free room. So the bar is low while there is
+    much room, and rises as the store fills.
     """
 
     def __init__(self) -> None:
-        self._seen: deque[tuple[float, int]] = deque(maxlen=_SEEN)
+        self._seen: deque[tuple[float, int]] = deque(maxlen=_MAX_SEEN)
         self._lock = threading.Lock()
         self._bar = 0.0
         self._since = 0
@@ -43,34 +43,37 @@ class Worth:
     def admits(self, cost_ns: int, size_bytes: int, free_bytes: int, left: int) -> bool:
         """True if an item may enter; False for the first few, which only set the bar.
 
-        ``cost_ns`` is the time that making it took, ``free_bytes`` the store's free room, ``left``
-        the number of an epoch's items that are not in the store.
+        Args:
+            cost_ns: the time that making the item took.
+            size_bytes: its size in the store.
+            free_bytes: the store's free room.
+            left: the number of an epoch's items that are not in the store.
         """
-        worth = cost_ns / max(1, size_bytes)
+        worth_ns = cost_ns / max(1, size_bytes)
         with self._lock:
-            self._seen.append((worth, size_bytes))
+            self._seen.append((worth_ns, size_bytes))
             self._since += 1
-            if len(self._seen) < min(_JUDGED, left):
+            if len(self._seen) < min(_MIN_SEEN, left):
                 return False
-            if self._since >= min(_JUDGED, len(self._seen)) or not self._bar:
+            if self._since >= min(_MIN_SEEN, len(self._seen)) or not self._bar:
                 self._bar = self._compute_bar(free_bytes, left)
                 self._since = 0
-            return worth >= self._bar
+            return worth_ns >= self._bar
 
     def _compute_bar(self, free_bytes: int, left: int) -> float:
-        """Return the worth above which the remaining items would fill the remaining room."""
+        """Return the worth above which the missing items would just fill the free room."""
         room = free_bytes * len(self._seen) / max(1, left)
-        for worth, size in sorted(self._seen, reverse=True):
+        for worth_ns, size in sorted(self._seen, reverse=True):
             room -= size
             if room < 0:
-                return worth
+                return worth_ns
         return 0.0
 
 
 class RandomCheck:
-    """Makes an item again, a few times, and compares: a cache would freeze random draws.
+    """Reads an item several times and compares: a cache would repeat random draws for ever.
 
-    It tries one item, before any enters; other threads wait meanwhile.
+    It checks one item, before the first one enters the store; other threads wait meanwhile.
 
     Attributes:
         has_passed: whether an item was the same each time.
@@ -80,66 +83,68 @@ class RandomCheck:
         self.has_passed = False
         self._lock = threading.Lock()
 
-    def run(self, what: str, value: Any, again: Callable[[], Any]) -> None:
-        """Make an item again and compare.
+    def run(self, what: str, value: Any, read_again: Callable[[], Any]) -> None:
+        """Read an item again and compare.
 
-        In the main thread the global generators are set back afterwards; in other threads they have
-        advanced further than without this check, and no draw is repeated.
+        In the main thread, the global generators are restored afterwards. In other threads they
+        stay advanced, as restoring them could repeat draws of the main thread.
 
-        Errors of ``again`` are ignored: some items can be made only once. ``what`` names it.
+        Args:
+            what: names the item in messages.
+            value: its first reading.
+            read_again: reads it again. Its errors are ignored: some items can be read only once.
 
-        Raises ValueError when they differ, TypeError for values that cannot be stored, and a signal
-        handler's errors.
+        Raises ValueError if the readings differ, TypeError for values that cannot be stored, and
+        exceptions of signal handlers.
         """
         with self._lock:
-            same, drew = (True, "") if self.has_passed else _tried(value, again)
-            if drew:
+            is_same, advanced = (True, "") if self.has_passed else _read_again(value, read_again)
+            if advanced:
                 raise ValueError(
-                    f"{what} is read with draws from {drew}, each time: a cache would repeat the "
-                    "same draws in every epoch, be they seen or rare. Cache what comes before the "
-                    "random part: a dataset without it, augmented in collate_fn or in a pipeline "
-                    "(from_dataset(...).cache(...).random_map(...)). What is drawn for nothing "
-                    "else than the example, draw from a generator of its own"
+                    f"reading {what} draws random numbers from {advanced}, and a cache would "
+                    "repeat the same draws in every epoch. Cache the examples before the random "
+                    "part: leave the augmentation out of the dataset, and put it into collate_fn "
+                    "or into the pipeline (from_dataset(...).cache(...).random_map(...)). If the "
+                    "draws do not change the example, use a generator of your own for them"
                 )
-            if not same:
+            if not is_same:
                 raise ValueError(
-                    f"{what} is another one each time it is read: a cache would repeat the same "
-                    "random draws in every epoch. Cache what comes before the random part: a "
-                    "dataset without it, augmented in collate_fn or in a pipeline "
-                    "(from_dataset(...).cache(...).random_map(...)). If nothing is random in it, "
-                    "a time stamp, a counter or the last digits of floats differ, and a cache "
-                    "would keep those of the first reading: leave that field out or round it, or "
-                    "cache in front of what makes it"
+                    f"{what} is different each time it is read, and a cache would repeat the first "
+                    "reading in every epoch. Cache the examples before the random part: leave the "
+                    "augmentation out of the dataset, and put it into collate_fn or into the "
+                    "pipeline (from_dataset(...).cache(...).random_map(...)). If nothing in it is "
+                    "random, a time stamp, a counter or the last digits of floats differ: leave "
+                    "that field out, round it, or put .cache() before the stage that makes it"
                 )
             self.has_passed = True
 
 
-def _tried(value: Any, again: Callable[[], Any]) -> tuple[bool, str]:
-    """Return whether an item is the same each time, and which generators it advanced each time.
+def _read_again(value: Any, read_again: Callable[[], Any]) -> tuple[bool, str]:
+    """Return whether all readings are the same, and the generators that every reading advanced.
 
-    Generators that moved only sometimes are left out: another thread may have advanced them.
+    A generator that only some readings advanced is left out: another thread may have used it.
     """
     expected = b"".join(codec.encode(value))
-    drew = {*global_generators.states()}
-    with _kept_draws():
-        for _ in range(_AGAIN):
-            before = global_generators.states() if drew else {}
+    advanced = {*global_generators.states()}
+    with _preserved_generators():
+        for _ in range(_REPEATS):
+            states_before = global_generators.states() if advanced else {}
             try:
-                other = again()
+                repeated = read_again()
             except Exception as error:
                 pass_on(error)
                 return True, ""
-            drew &= global_generators.moved(before) if drew else drew
-            if b"".join(codec.encode(other)) != expected:
+            advanced &= global_generators.moved(states_before) if advanced else advanced
+            if b"".join(codec.encode(repeated)) != expected:
                 return False, ""
-    return True, " and ".join(sorted(drew))
+    return True, " and ".join(sorted(advanced))
 
 
 @contextlib.contextmanager
-def _kept_draws() -> Iterator[None]:
+def _preserved_generators() -> Iterator[None]:
     """Restore the global generators afterwards, as if nothing had been drawn.
 
-    In the main thread only: restored by another thread, they would repeat training's draws.
+    Only in the main thread: if another thread restored them, the main thread would repeat draws.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

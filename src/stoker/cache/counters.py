@@ -1,7 +1,7 @@
-"""Counters shared by all processes of a store: one memory-mapped file, a row a process.
+"""Counters that all processes of a store share: one memory-mapped file with a row per process.
 
-Every row has one writer. Each user of a store (a pipeline or a wrapped dataset, with its workers)
-has its own identity, which its rows carry.
+Each row has one writer. Each user of a store (a pipeline or a wrapped dataset, with its workers)
+has an identity of its own, which its rows carry.
 """
 
 from __future__ import annotations
@@ -18,39 +18,37 @@ from numpy.typing import NDArray
 
 from stoker.stats import CacheCounts
 
-# One for each process of a store's users at a time: some hundreds with many jobs of many workers.
-# 256 KB.
+# Rows: one for each process that uses the store at a time, some hundreds with many jobs of many
+# workers. They take 256 KB.
 ROWS = 2048
-# Integers in a row: an identity (two), the counts, room, and ``_CHECKED``. Two cache lines, so no
-# row shares one.
+# Integers in a row: an identity (two), the counts, spare room, and ``_CHECKED``. Two cache lines,
+# so no two rows share one.
 _WIDTH = 16
-# Integers in front of the rows: one page, of which a dozen are used, so that new ones change no
-# format.
+# Integers before the rows: one page. A dozen are used, so that new ones do not change the format.
 _HEAD = 512
 
 NAMES = tuple(field.name for field in fields(CacheCounts))
-# Behind the two integers of the identity.
+# The counts follow the two integers of the identity.
 _COLUMNS = {name: column for column, name in enumerate(NAMES, 2)}
-# Whether an item of the user's was found to be no random one; the last, so that counts may be
-# added.
+# Whether the check for random items has passed. The last column, so that counts can be added.
 _CHECKED = _WIDTH - 1
-# The head: what holds for the store.
+# Positions in the head, for the whole store.
 FULL, ENDED, ITEMS, PAYLOAD_BYTES, USED_BYTES, DAMAGED, SHOWN_S, HAS_WARNED, DATA_NS = range(1, 10)
-MEMBERS, MEMBERS_ALIVE, MAP_VERSION = range(10, 13)  # of a cluster
+MEMBERS, MEMBERS_ALIVE, MAP_VERSION = range(10, 13)  # for a cache over several nodes
 
 
 class Counters:
-    """The counts of a store. One object a process: closing a second would free its rows.
+    """The counters of a store; makes the file if there is none.
 
-    Makes the file if there is none.
+    A process must have one object for each store: closing a second one would free the first one's
+    rows, as ``lockf`` locks end with any descriptor of the file.
     """
 
     SIZE_BYTES = 8 * (_HEAD + ROWS * _WIDTH)
-    """Of the file: the head, then all rows."""
+    """The size of the file: the head, then all rows."""
 
     def __init__(self, path: str) -> None:
-        # In a folder that others may write to: no link is followed, and opening a pipe does not
-        # hang.
+        # Others may be able to write to the folder: follow no link, and do not block on a pipe.
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         self._descriptor = os.open(path, flags, 0o600)
         if os.fstat(self._descriptor).st_size != self.SIZE_BYTES:
@@ -59,25 +57,25 @@ class Counters:
         table = np.frombuffer(self._map, np.int64)
         self.head: NDArray[np.int64] = table[:_HEAD]
         self._rows = table[_HEAD:].reshape(ROWS, _WIDTH)
-        self._own: dict[tuple[int, int], NDArray[np.int64]] = {}
-        self._taken: set[int] = set()
-        self._unshared: dict[tuple[int, int], NDArray[np.int64]] = {}  # of those without a row
+        self._own_rows: dict[tuple[int, int], NDArray[np.int64]] = {}
+        self._locked_rows: set[int] = set()
+        self._unshared: dict[tuple[int, int], NDArray[np.int64]] = {}  # if all rows are taken
         self._lock = threading.Lock()
 
     def add(self, user: tuple[int, int], **counts: int) -> None:
-        """Count for a user."""
+        """Add to a user's counts."""
         with self._lock:
             row = self._own_row(user)
             for name, count in counts.items():
                 row[_COLUMNS[name]] += count
 
     def of(self, user: tuple[int, int] | None) -> CacheCounts:
-        """Return a user's counts in all its processes; without a user, everybody's counts."""
+        """Return a user's counts over all its processes; with None, the counts of all users."""
         totals = self._rows_of(user)[:, 2 : 2 + len(NAMES)].sum(axis=0)
         return CacheCounts(*totals.tolist())
 
-    def note_check(self, user: tuple[int, int]) -> None:
-        """Note, for all processes of a user, that the check for random items has passed."""
+    def record_check(self, user: tuple[int, int]) -> None:
+        """Record for all processes of a user that the check for random items has passed."""
         with self._lock:
             self._own_row(user)[_CHECKED] = 1
 
@@ -88,42 +86,42 @@ class Counters:
     def close(self) -> None:
         """Free this process's rows; their counts stay. The object cannot be used afterwards.
 
-        Takes no lock: in a forked child, a thread of the parent may hold it for ever.
+        It takes no lock: in a forked child, a thread of the parent may hold the lock for ever.
         """
-        self._own.clear()
+        self._own_rows.clear()
         del self.head, self._rows
-        with contextlib.suppress(BufferError):  # a snapshot of them may be alive
+        with contextlib.suppress(BufferError):  # an array of the map may still be alive
             self._map.close()
         os.close(self._descriptor)
 
     def _rows_of(self, user: tuple[int, int] | None) -> NDArray[np.int64]:
         rows = self._rows
-        unshared = [row for mine, row in self._unshared.items() if user in (None, mine)]
+        unshared = [row for row_user, row in self._unshared.items() if user in (None, row_user)]
         if user is not None:
             rows = rows[(rows[:, 0] == user[0]) & (rows[:, 1] == user[1])]
         return np.concatenate([rows, *(row[None] for row in unshared)])
 
     def _own_row(self, user: tuple[int, int]) -> NDArray[np.int64]:
-        if user not in self._own:
-            self._own[user] = self._take_row(user)
-        return self._own[user]
+        if user not in self._own_rows:
+            self._own_rows[user] = self._take_row(user)
+        return self._own_rows[user]
 
     def _take_row(self, user: tuple[int, int]) -> NDArray[np.int64]:
-        """Take a row: one of this user whose process has ended, or else an empty one."""
-        own = (self._rows[:, 0] == user[0]) & (self._rows[:, 1] == user[1])
-        empty = self._rows[:, 0] == 0
-        for number in [*np.flatnonzero(own), *np.flatnonzero(empty)]:
-            if int(number) in self._taken or not self._lock_row(int(number)):
+        """Return a row of this user whose process has ended, or an empty row."""
+        is_own = (self._rows[:, 0] == user[0]) & (self._rows[:, 1] == user[1])
+        is_empty = self._rows[:, 0] == 0
+        for number in [*np.flatnonzero(is_own), *np.flatnonzero(is_empty)]:
+            if int(number) in self._locked_rows or not self._lock_row(int(number)):
                 continue
             row: NDArray[np.int64] = self._rows[number]
             if row[0] in (0, user[0]) and row[1] in (0, user[1]):
                 row[:2] = user
-                self._taken.add(int(number))
+                self._locked_rows.add(int(number))
                 return row
         return self._unshared.setdefault(user, np.zeros(_WIDTH, np.int64))
 
     def _lock_row(self, number: int) -> bool:
-        """Lock a row for this process, if no other has it; the kernel frees it with the process."""
+        """Lock a row for this process if it is free; the kernel unlocks it with the process."""
         try:
             fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, number)
         except (BlockingIOError, PermissionError):
@@ -132,16 +130,17 @@ class Counters:
 
 
 def read_counts(content: bytes) -> tuple[list[int], CacheCounts]:
-    """Return the head of a file of counts, and the counts of everybody. Raises ValueError."""
+    """Return the head of a counters file, and the counts of all users. Raises ValueError."""
     if len(content) != Counters.SIZE_BYTES:
-        raise ValueError(f"{len(content):,} bytes are no counts")
+        raise ValueError(f"a file of {len(content):,} bytes holds no counters")
     table = np.frombuffer(content, np.int64)
     rows = table[_HEAD:].reshape(ROWS, _WIDTH)[:, 2 : 2 + len(NAMES)]
     return table[:_HEAD].tolist(), CacheCounts(*rows.sum(axis=0).tolist())
 
 
 def allocate(descriptor: int, size_bytes: int) -> None:
-    """Reserve a file's blocks: on a full disk, a write to a sparse file's map kills the process."""
+    """Reserve a file's blocks. On a full disk, writing to the map of a sparse file kills the
+    process."""
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(descriptor, 0, size_bytes)
     else:

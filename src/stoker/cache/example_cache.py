@@ -1,4 +1,4 @@
-"""The cache of a pipeline or dataset: opened on use, shared by all users of the same store."""
+"""The cache of a pipeline or dataset; users of the same data share one store."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from stoker.basics.fingerprint import Fingerprint
 from stoker.basics.resources import format_bytes
 from stoker.basics.warn import warn
 from stoker.cache import inventory, location, store_dir
-from stoker.cache.admission import RandomCheck, Worth
+from stoker.cache.admission import RandomCheck, WorthAdmission
 from stoker.cache.counters import DAMAGED, HAS_WARNED, ITEMS, PAYLOAD_BYTES, USED_BYTES
 from stoker.cache.handles import HANDLES, Handle
 from stoker.cache.identity import NumberedKeys, digest, item_key, private_identity
@@ -29,7 +29,8 @@ from stoker.replicas.thread_safety import thread_safe
 from stoker.stats import CacheCounts, CacheStats
 from stoker.transport import codec
 
-# As long as a user waits without a word for the last writes.
+# How long a flush waits by default. A user would wait so long without an explanation. Chosen, not
+# measured.
 _FLUSH_S = 5.0
 _ADMIT = ("first", "worth")
 _ON_DAMAGE = ("rebuild", "refuse")
@@ -37,17 +38,20 @@ _ON_DAMAGE = ("rebuild", "refuse")
 
 @thread_safe
 class ExampleCache:
-    """A cache of one chain's items; picklable, and opened in each process that uses it.
+    """The cache of one chain's items. It is picklable, and each process opens it on first use.
 
     Args:
         limit: the size of a new store.
         path: the store's folder, or None for a store in memory.
-        keep: whether the store stays after its last user.
-        identity: identifies the chain's items in other runs; None: they belong to this job only.
-        describes: the contents, for people.
+        keep: whether the store stays after its last user; None: only if ``path`` is given.
+        identity: identifies the chain's items in other runs; None if they are valid in this job
+            only.
+        describes: the contents, for messages.
         examples: the number of examples.
         admit: ``"first"`` or ``"worth"``.
         on_damage: ``"rebuild"`` or ``"refuse"``.
+
+    Raises ValueError for invalid arguments.
     """
 
     is_shared_by_nodes = False
@@ -67,15 +71,15 @@ class ExampleCache:
     ) -> None:
         self.limit = location.parse_limit(limit)
         if admit not in _ADMIT:
-            raise ValueError(f"admit= is 'first' or 'worth', not {admit!r}")
+            raise ValueError(f"admit= must be 'first' or 'worth', not {admit!r}")
         if on_damage not in _ON_DAMAGE:
-            raise ValueError(f"on_damage= is 'rebuild' or 'refuse', not {on_damage!r}")
+            raise ValueError(f"on_damage= must be 'rebuild' or 'refuse', not {on_damage!r}")
         self.temporary = not (path is not None if keep is None else keep)
         if not self.temporary and identity is None:
             raise ValueError(
-                "a cache that is kept has to know its items in the next run, but nothing tells "
-                f"whether {describes} is the same then: give version= (and change it whenever "
-                "data or functions change), or keep=False"
+                "a cache that is kept for later runs needs version= here: stoker cannot check that "
+                f"{describes} is still the same then. Give version=, and change it whenever data "
+                "or functions change; or give keep=False"
             )
         chain = identity or private_identity(describes)
         self._chain = digest(chain)
@@ -102,45 +106,45 @@ class ExampleCache:
         self._begin_admission()
 
     def _begin_admission(self) -> None:
-        self._worth = Worth() if self._admit == "worth" else None
+        self._worth = WorthAdmission() if self._admit == "worth" else None
         self._random_check = RandomCheck()
 
     def __getstate__(self) -> dict[str, Any]:
-        mine = ("_handle", "_numbered", "_has_no_room", "_worth", "_random_check")
-        return {name: value for name, value in vars(self).items() if name not in mine}
+        per_process = ("_handle", "_numbered", "_has_no_room", "_worth", "_random_check")
+        return {name: value for name, value in vars(self).items() if name not in per_process}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._begin()
 
     def open(self) -> bool:
-        """Open the store; make it if there is none. Call it where workers begin.
+        """Open the store, or make it. Called before workers start; True the first time.
 
-        Returns True the first time. Raises CacheError where the store is damaged and ``on_damage``
-        is ``"refuse"``, or where no store can be made.
+        Raises CacheError if the store is damaged and ``on_damage`` is ``"refuse"``, or if no store
+        can be made.
         """
         self.find(())
         is_first, self._was_opened = not self._was_opened, True
         return is_first
 
     def key(self, fingerprint: Fingerprint, place: int | str) -> bytes:
-        """Return an item's key; ``place``: its index or name in the source."""
+        """Return an item's key. ``place`` is its index or name in the source."""
         return item_key(self._chain, fingerprint)
 
     def keys_of(self, indices: NDArray[np.int64]) -> list[bytes]:
-        """Return the keys of examples that are identified by their numbers alone."""
+        """Return the keys of examples that only their numbers identify."""
         if self._numbered is None:
             self._numbered = NumberedKeys(self._examples)
         return self._numbered.of(indices, self.key)
 
     def find(self, keys: Sequence[bytes], sizes: Sequence[int] | None = None) -> list[Any]:
-        """Return the items, each owned by the caller, and ``MISSING`` for each that the store
-        lacks.
+        """Return the items, which the caller owns; ``MISSING`` for each one that the store lacks.
 
-        ``sizes`` are the bytes of their files, -1 for an item without a file; None: no item has
-        one.
+        Args:
+            keys: the items' keys.
+            sizes: the bytes of their files, -1 for an item without a file; None if no item has one.
 
-        Raises CacheError where an item is damaged and ``on_damage`` is ``"refuse"``.
+        Raises CacheError if an item is damaged and ``on_damage`` is ``"refuse"``.
         """
         values, saved_bytes = self._look_up(keys, sizes)
         misses = sum(value is MISSING for value in values)
@@ -148,11 +152,11 @@ class ExampleCache:
         return values
 
     def _look_up(self, keys: Sequence[bytes], sizes: Sequence[int] | None) -> tuple[list[Any], int]:
-        """Return items as ``find`` does, and the bytes that need not be read from storage."""
+        """Return items as ``find`` does, and the bytes that were not read from storage."""
         handle = self._opened()
         if handle is None:
             return [MISSING] * len(keys), 0
-        lengths: list[int] = []  # of the records that were read
+        lengths: list[int] = []  # of the found records
 
         def read(record: memoryview) -> Any:
             try:
@@ -166,21 +170,23 @@ class ExampleCache:
             return value
 
         def note_damage(what: str) -> None:
-            handle.note_damage(what, self._user, refuse=self._on_damage == "refuse")
+            handle.record_damage(what, self._user, refuse=self._on_damage == "refuse")
 
         values = handle.store.get_many(keys, read, note_damage)
         if sizes is None:
             return values, sum(lengths)
-        there = [size for size, value in zip(sizes, values, strict=True) if value is not MISSING]
-        each = zip(there, lengths, strict=True)
+        hit_sizes = [
+            size for size, value in zip(sizes, values, strict=True) if value is not MISSING
+        ]
+        each = zip(hit_sizes, lengths, strict=True)
         return values, sum(size if size >= 0 else length for size, length in each)
 
     def gather(self) -> Any:
-        """Return a run's lookups at other nodes, made ahead of use; None without other nodes."""
+        """Return an object that looks items up at other nodes ahead of use; None on one host."""
         return None
 
     def count(self, **counts: int) -> None:
-        """Add to the counts, if there is a store: fields of ``CacheCounts``."""
+        """Add to fields of ``CacheCounts``, if there is a store."""
         handle = self._opened()
         if handle is not None and any(counts.values()):
             handle.store.counters.add(self._user, **counts)
@@ -198,8 +204,7 @@ class ExampleCache:
         return not handle.store.is_full and not handle.store.counters.head[DAMAGED]
 
     def claim_warning(self, admitted: int) -> bool:
-        """True if this process should warn: once a store, and only if no other user has filled
-        it."""
+        """True if this process should warn: once per store, and only if no other user fills it."""
         handle = self._opened()
         if handle is None:
             return False
@@ -214,12 +219,12 @@ class ExampleCache:
         """Whether admission depends on an item's cost."""
         return self._worth is not None
 
-    def check_repeats(self, what: str, value: Any, again: Callable[[], Any]) -> None:
-        """Refuse random items before the first one enters the store.
+    def check_repeats(self, what: str, value: Any, read_again: Callable[[], Any]) -> None:
+        """Check, before the first item enters the store, that items are not random.
 
-        One item is tried, for all processes that got this cache from this one.
+        One item is checked, for all processes that got this cache from this one.
 
-        Raises ValueError when its value changes, TypeError for values that cannot be stored.
+        Raises ValueError if its value changes, TypeError for values that cannot be stored.
         """
         if self._random_check.has_passed:
             return
@@ -230,15 +235,17 @@ class ExampleCache:
         if counters.is_checked(self._user):
             self._random_check.has_passed = True
         else:
-            self._random_check.run(what, value, again)
-            counters.note_check(self._user)
+            self._random_check.run(what, value, read_again)
+            counters.record_check(self._user)
 
     def offer(self, key: bytes, value: Any, cost_ns: int, file: str | None = None) -> None:
         """Offer an item; if there is room, another thread writes it later.
 
         Args:
+            key: the item's key.
+            value: the item.
             cost_ns: nanoseconds that making the value took.
-            file: a local file that the page cache may forget, once the item is written.
+            file: a local file that the page cache may drop once the item is written.
 
         Raises TypeError for values that cannot be stored.
         """
@@ -252,13 +259,13 @@ class ExampleCache:
         left = self._examples - int(head[ITEMS])
         admits = self._worth is None or self._worth.admits(cost_ns, size, free, max(1, left))
         if admits and self._enter(StoredItem(key, record, size, self._user, file)):
-            # Taken back if it does not fit after all.
+            # The writer corrects the count if the item does not fit.
             self.count(admitted=1, admitted_bytes=size)
         else:
             self.count(refused=1, refused_bytes=size)
 
     def _enter(self, item: StoredItem) -> bool:
-        """Queue an item to be stored; False when there is no room for it now."""
+        """Queue an item to be stored; False if the queue is full."""
         handle = self._opened()
         return handle is not None and handle.writer.offer(item)
 
@@ -268,14 +275,14 @@ class ExampleCache:
         return handle is None or not handle.is_alive or handle.writer.flush(timeout_s)
 
     def counts(self) -> CacheCounts:
-        """Return the counts so far, of all processes that got this cache from this one."""
+        """Return the counts so far, over all processes that got this cache from this one."""
         handle = self._handle
         if handle is None or not handle.is_alive:
             return CacheCounts()
         return handle.store.counters.of(self._user)
 
     def stats(self, since: CacheCounts | None = None) -> CacheStats:
-        """Return the counts after ``since``, and the store's contents."""
+        """Return the counts after ``since``, and the state of the store."""
         counts = self.counts() - (since or CacheCounts())
         handle = self._handle
         if handle is None or not handle.is_alive:
@@ -299,24 +306,24 @@ class ExampleCache:
             return None
         with HANDLES.lock:
             if self._handle is None or not self._handle.is_alive:
-                self._begin_admission()  # locks of what was forked may be held
+                self._begin_admission()  # new locks: after a fork, the old ones may be held
                 self._handle = HANDLES.get(self.folder, self._join_or_make)
                 self._has_no_room = self._handle is None
                 if self._handle is not None:
                     weakref.finalize(self, HANDLES.release, self._handle)
-                    self._warn_of_other_size(self._handle.store.limit_bytes)
+                    self._warn_if_size_differs(self._handle.store.limit_bytes)
             return self._handle
 
-    def _warn_of_other_size(self, made_bytes: int) -> None:
-        """Warn, once, if an existing store has another size."""
-        asked, has_compared = self.limit, self._has_compared_size
+    def _warn_if_size_differs(self, actual_bytes: int) -> None:
+        """Warn once if an existing store has another size than the requested one."""
+        requested, has_compared = self.limit, self._has_compared_size
         self._has_compared_size = True
-        if has_compared or not isinstance(asked, int):
+        if has_compared or not isinstance(requested, int):
             return
-        if abs(asked - made_bytes) >= location.LEAST_BYTES:
+        if abs(requested - actual_bytes) >= location.LEAST_BYTES:
             warn(
-                f"the cache in {self.folder} was made with {format_bytes(made_bytes)}, and stays "
-                f"so: {format_bytes(asked)} would need a new one (stoker cache remove "
+                f"the cache in {self.folder} was made with {format_bytes(actual_bytes)}, and keeps "
+                f"that size. For {format_bytes(requested)}, remove it first (stoker cache remove "
                 f"{self.folder})",
                 CacheWarning,
             )
@@ -326,7 +333,7 @@ class ExampleCache:
         return self.limit
 
     def _join_or_make(self) -> store_dir.StoreDir | None:
-        """Join or make the store's folder; None where there is no room for a store."""
+        """Join or make the store's folder; None if there is no room for a store."""
         folder = self.folder
         if self.in_memory:
             location.make_memory_folder()
@@ -347,7 +354,8 @@ class ExampleCache:
             )
             if not limit_bytes:
                 warn(
-                    f"there is no room for a cache in {os.path.dirname(folder)}: going on without",
+                    f"{os.path.dirname(folder)} has no room for a cache: the run continues without "
+                    "it",
                     CacheWarning,
                 )
                 return None

@@ -1,7 +1,7 @@
-"""A folder held open: files in it are opened without following links, and without blocking.
+"""A folder that is held open; its files are opened without following links and without blocking.
 
-A user with write access to the parent folder can replace a folder by another or by a link at any
-moment. So a folder is opened once, checked, and used by its descriptor from then on.
+Any user with write access to the parent can replace a folder by another one, or by a link, at any
+moment. So a folder is opened once, checked, and then used through its descriptor.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import Self
 from stoker.errors import CacheError
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# Others may have put a link, a pipe or a terminal there: it is not followed, waited for, or made
-# ours.
+# Others may have put a link, a pipe or a terminal there: do not follow it, wait for it, or make it
+# this process's terminal.
 _FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
 class CacheFolder:
-    """A folder, by its descriptor; the last part of its path is no link.
+    """An open folder; the last part of its path is not a link.
 
-    With a ``parent``, ``path`` is the name inside it. Raises OSError where there is no folder.
+    With a ``parent``, ``path`` is a name in that folder. Raises OSError if there is no folder.
     """
 
     def __init__(self, path: str, parent: CacheFolder | None = None) -> None:
@@ -43,57 +43,57 @@ class CacheFolder:
 
     @property
     def inside(self) -> str:
-        """A path into it for this process and its children, valid even if the folder is moved.
+        """A path for this process and its children that stays valid if the folder is moved.
 
-        Without ``/proc``, its plain path.
+        Without ``/proc``, the plain path.
         """
-        own = f"/proc/self/fd/{self.descriptor}"
-        return own if os.path.isdir(own) else self.path
+        proc_path = f"/proc/self/fd/{self.descriptor}"
+        return proc_path if os.path.isdir(proc_path) else self.path
 
-    def is_own(self, *, alone: bool) -> bool:
-        """True if this user owns it and others may not write to it (``alone``: nor read it)."""
-        found = os.fstat(self.descriptor)
-        barred = 0o077 if alone else 0o022
-        return found.st_uid == os.getuid() and not found.st_mode & barred
+    def is_own(self, *, private: bool) -> bool:
+        """True if this user owns it and others may not write to it (``private``: nor read it)."""
+        status = os.fstat(self.descriptor)
+        forbidden_mode = 0o077 if private else 0o022
+        return status.st_uid == os.getuid() and not status.st_mode & forbidden_mode
 
-    def check_owner(self, *, alone: bool) -> None:
+    def check_owner(self, *, private: bool) -> None:
         """Raise CacheError unless ``is_own``."""
-        if self.is_own(alone=alone):
+        if self.is_own(private=private):
             return
         if os.fstat(self.descriptor).st_uid == os.getuid():
-            does, bars = ("read or write to it", "go-rwx") if alone else ("write to it", "go-w")
+            access, chmod_mode = ("read or write", "go-rwx") if private else ("write to", "go-w")
             raise CacheError(
-                f"{self.path} is not a folder of this user's alone: others may {does}. If none "
-                f"has, take that from them: chmod {bars} {self.path}"
+                f"{self.path} does not belong to this user alone: other users may {access} it. If "
+                f"none of them has done so, run chmod {chmod_mode} {self.path}"
             )
-        raise CacheError(f"{self.path} is not a folder of this user's alone: somebody else made it")
+        raise CacheError(f"{self.path} does not belong to this user alone: another user owns it")
 
     def is_current(self) -> bool:
-        """True if its path still leads to it."""
+        """True if the path still leads to this folder."""
         try:
-            found = os.stat(self.path, follow_symlinks=False)
+            status = os.stat(self.path, follow_symlinks=False)
         except OSError:
             return False
-        return os.path.samestat(found, os.fstat(self.descriptor))
+        return os.path.samestat(status, os.fstat(self.descriptor))
 
     def list_names(self) -> list[str]:
         return os.listdir(self.descriptor)
 
     def stat_file(self, name: str) -> os.stat_result:
         """Return a file's status. Raises OSError unless it is a regular file."""
-        found = os.stat(name, dir_fd=self.descriptor, follow_symlinks=False)
-        _refuse_special(found, name)
-        return found
+        status = os.stat(name, dir_fd=self.descriptor, follow_symlinks=False)
+        _refuse_special(status, name)
+        return status
 
     def open_file(self, name: str, flags: int) -> int:
-        """Open a file, and return the descriptor. Raises OSError unless it is a regular file."""
-        opened = os.open(name, flags | _FILE, 0o600, dir_fd=self.descriptor)
+        """Open a file; return its descriptor. Raises OSError unless it is a regular file."""
+        descriptor = os.open(name, flags | _FILE, 0o600, dir_fd=self.descriptor)
         try:
-            _refuse_special(os.fstat(opened), name)
+            _refuse_special(os.fstat(descriptor), name)
         except BaseException:
-            os.close(opened)
+            os.close(descriptor)
             raise
-        return opened
+        return descriptor
 
     def read_file(self, name: str, most_bytes: int) -> bytes:
         """Return a file's first bytes. Raises OSError."""
@@ -101,7 +101,7 @@ class CacheFolder:
             return file.read(most_bytes)
 
     def replace_file(self, name: str, content: bytes) -> None:
-        """Replace a file, as a whole or not at all. Raises OSError."""
+        """Replace a file atomically. Raises OSError."""
         new = f".{name}.{os.getpid()}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
         try:
@@ -109,24 +109,24 @@ class CacheFolder:
                 file.write(content)
             os.replace(new, name, src_dir_fd=self.descriptor, dst_dir_fd=self.descriptor)
         except BaseException:
-            with contextlib.suppress(FileNotFoundError):  # Ctrl-C came right after os.replace
+            with contextlib.suppress(FileNotFoundError):  # if Ctrl-C came right after os.replace
                 os.unlink(new, dir_fd=self.descriptor)
             raise
 
-    def has_open_file(self, name: str, opened: int) -> bool:
-        """True if a name in it still leads to the open file."""
+    def has_open_file(self, name: str, descriptor: int) -> bool:
+        """True if a name in the folder still leads to an open file."""
         try:
-            return os.path.samestat(self.stat_file(name), os.fstat(opened))
+            return os.path.samestat(self.stat_file(name), os.fstat(descriptor))
         except OSError:
             return False
 
     def rename(self, path: str) -> None:
-        """Move it to a path where there is nothing yet."""
+        """Move the folder to a path that does not exist yet."""
         os.rename(self.path, path)
         self.path = path
 
     def clear(self, last: str) -> None:
-        """Remove it with its contents, ``last`` last, as far as possible."""
+        """Remove the folder and its contents as far as possible, the file ``last`` last."""
         for name in sorted(self.list_names(), key=last.__eq__):
             with contextlib.suppress(OSError):
                 if stat.S_ISDIR(os.lstat(name, dir_fd=self.descriptor).st_mode):
@@ -135,9 +135,9 @@ class CacheFolder:
                     os.unlink(name, dir_fd=self.descriptor)
         if self.is_current():
             with contextlib.suppress(OSError):
-                os.rmdir(self.path)  # empty, or not at all
+                os.rmdir(self.path)  # fails if it is not empty
 
 
-def _refuse_special(found: os.stat_result, name: str) -> None:
-    if not stat.S_ISREG(found.st_mode):
-        raise OSError(errno.EINVAL, "no regular file", name)
+def _refuse_special(status: os.stat_result, name: str) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "not a regular file", name)

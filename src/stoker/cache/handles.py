@@ -1,8 +1,8 @@
-"""Open stores of this process: one handle for all caches with the same folder.
+"""The open stores of this process: all caches with the same folder share one handle.
 
-There is one handle, because a process that closes a file loses all its locks on it (``lockf``),
-also those that were taken through another descriptor: the rows of ``counters`` are locked so by
-their writers. And LMDB allows no two environments of one folder in a process.
+There must be only one. A process that closes a file loses all its ``lockf`` locks on it, even those
+taken through another descriptor, and the rows of ``counters`` are locked that way. Nor does LMDB
+allow two environments of one folder in a process.
 """
 
 from __future__ import annotations
@@ -25,19 +25,20 @@ from stoker.cache.store_dir import StoreDir
 from stoker.cache.writer import Writer
 from stoker.errors import CacheError, CacheWarning
 
-# As long as a process may take longer to end for the sake of its last items.
+# How long closing waits for the last items to be written: a process may end so much later. Chosen,
+# not measured.
 _CLOSE_S = 5.0
-# Lines stay in a log: a store that fills for an hour writes 720.
+# How often progress is printed to a terminal. Chosen, not measured.
 _SHOW_EVERY_S = 5
-# In place of a time, which is never negative.
+# In place of the time of the last line, which is never negative.
 _SHOWN_FULL = -1
 
 
 class Handle:
-    """An open store, the thread that fills it, and the hold on its folder.
+    """An open store, the thread that writes to it, and the lock on its folder.
 
     Attributes:
-        is_alive: False once it is closed, and in a process that inherited it.
+        is_alive: False once it is closed, and in a forked child of its process.
     """
 
     def __init__(self, store_dir: StoreDir) -> None:
@@ -48,11 +49,11 @@ class Handle:
         self.store = Store(store_dir.inside, store_dir.about.limit_bytes, in_memory=in_memory)
         self.writer = Writer(self.store, self._correct_counts, self._warn_failed)
 
-    def note_damage(self, what: str, user: tuple[int, int], *, refuse: bool) -> None:
-        """Note a damaged item. Raises CacheError where ``refuse``."""
+    def record_damage(self, what: str, user: tuple[int, int], *, refuse: bool) -> None:
+        """Record a damaged item, and warn. Raises CacheError instead if ``refuse``."""
         head = self.store.counters.head
         is_known = bool(head[DAMAGED])
-        head[DAMAGED] = 1  # the next user that is alone with it makes it anew
+        head[DAMAGED] = 1  # the next process that has the store for itself rebuilds it
         self.store.counters.add(user, damaged=1)
         folder = self.store_dir.folder
         text = f"the cache in {folder} is damaged: {what}"
@@ -60,13 +61,13 @@ class Handle:
             raise CacheError(f"{text}. Remove it: stoker cache remove {folder}")
         if not is_known:
             warn(
-                f"{text}. It is read from the source instead, and the cache is made anew when "
-                "nobody uses it any more",
+                f"{text}. Damaged examples are read from the source, and the cache is rebuilt when "
+                "no process uses it",
                 CacheWarning,
             )
 
     def close(self) -> None:
-        """Write the waiting items, and leave the folder."""
+        """Write the queued items, close the store and leave the folder."""
         self.is_alive = False
         self.writer.close(_CLOSE_S)
         self.store.close()
@@ -81,13 +82,13 @@ class Handle:
         self.writer.after_fork()
 
     def drop(self) -> None:
-        """In a child: leave the parent's hold alone."""
+        """Close inherited files in a forked child, without ending the parent's use."""
         self.is_alive = False
         self.store.drop()
         self.store_dir.drop()
 
     def _correct_counts(self, added: Added) -> None:
-        """Correct the counts, which took all queued items for admitted, and show the progress."""
+        """Correct the counts, in which all queued items are admitted, and print progress."""
         for user, count in Counter(item.user for item in added.refused).items():
             size = sum(item.size_bytes for item in added.refused if item.user == user)
             self.store.counters.add(
@@ -97,12 +98,12 @@ class Handle:
                 refused=count,
                 refused_bytes=size,
             )
-        with contextlib.suppress(ValueError, OSError, AttributeError):  # no stderr, or a closed one
+        with contextlib.suppress(ValueError, OSError, AttributeError):  # stderr missing or closed
             if sys.stderr.isatty():
                 self._show_progress()
 
     def _show_progress(self) -> None:
-        """Print a line every few seconds, and one when the store is full; one process prints."""
+        """Print a line every few seconds, and one when the store is full; one process prints it."""
         head = self.store.counters.head
         now, is_full = int(time.time()), bool(head[FULL])
         shown_s = int(head[SHOWN_S])
@@ -110,7 +111,7 @@ class Handle:
             return
         head[SHOWN_S] = _SHOWN_FULL if is_full else now
         if not shown_s and not is_full:
-            return  # it has just begun
+            return  # the store was just made: print nothing yet
         used, limit = format_bytes(int(head[USED_BYTES])), format_bytes(self.store.limit_bytes)
         end = ", full" if is_full else ""
         sys.stderr.write(f"cache: {used} of {limit}, {int(head[ITEMS]):,} items{end}\n")
@@ -118,28 +119,28 @@ class Handle:
 
     def _warn_failed(self, error: OSError) -> None:
         warn(
-            f"the cache in {self.store_dir.folder} admits nothing more: {error}. What is in it "
-            "stays in use",
+            f"the cache in {self.store_dir.folder} stores no more examples: {error}. The examples "
+            "in it are still used",
             CacheWarning,
         )
 
 
 class Handles:
-    """The handles of this process, by folder. A forked child begins with none."""
+    """The handles of this process, by folder. A forked child starts with none."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self._open: dict[str, Handle] = {}
         self._pid = 0
         self._closed = False
-        self._interrupts = Deferred()  # what is raised in a hook of a fork is lost
-        self._forking = 0  # the thread that holds everything still
-        self._given_back: list[Handle] = []  # by it, meanwhile
+        self._interrupts = Deferred()  # an exception in a fork hook would be lost
+        self._forking = 0  # the thread that forks, and holds the locks
+        self._released_in_fork: list[Handle] = []  # by that thread, meanwhile
 
     def get(self, folder: str, join: Callable[[], StoreDir | None]) -> Handle | None:
-        """Return a handle, opened by ``join`` if there is none; None if there is no room.
+        """Return the handle of a folder, opened with ``join`` if there is none; None if no room.
 
-        Called under the lock. Each one must be released.
+        The caller holds the lock, and must release the handle later.
         """
         if self._closed:
             return None
@@ -159,20 +160,22 @@ class Handles:
         return handle
 
     def release(self, handle: Handle) -> None:
-        """Give a handle back; its last user closes it."""
+        """Release a handle; the last user closes it."""
         with deferred(again_soon):
             if not handle.is_alive:
                 return
             if self._forking == threading.get_ident():
-                # The collector ran in a hook of the fork. To close a store takes what is held.
-                self._given_back.append(handle)
+                # The garbage collector runs in a fork hook. Closing a store needs the held locks.
+                self._released_in_fork.append(handle)
                 return
             with self.lock:
                 handle.uses -= 1
                 if handle.uses:
                     return
                 self._open.pop(handle.store_dir.folder, None)
-            if handle.writer.is_here:  # the collector found the last cache in there
+            # The garbage collector may have freed the last cache in the writer's own thread, which
+            # cannot join itself.
+            if handle.writer.is_here:
                 threading.Thread(target=handle.close, name="stoker-closing", daemon=True).start()
             else:
                 handle.close()
@@ -181,11 +184,11 @@ class Handles:
         """Close all handles at the end of a worker process, which runs no ``atexit``."""
         if self._pid != os.getpid():
             self._pid = os.getpid()
-            # Behind what feeds the cache (20, the default), whose last items it still takes.
+            # After the clients of other nodes (priority 20), whose last items still enter.
             close_with_worker(self.close_all, priority=10)
 
     def close_all(self) -> None:
-        """Close all, for good: the process is about to end without running finalizers.
+        """Close all handles for good: the process is about to end without running finalizers.
 
         Threads that continue find no cache any more.
         """
@@ -204,14 +207,16 @@ class Handles:
             handle.before_fork()
 
     def after_fork(self) -> None:
-        if self._forking != threading.get_ident():  # Ctrl-C came first: nothing is held
+        if (
+            self._forking != threading.get_ident()
+        ):  # Ctrl-C came before `before_fork` took the locks
             return
         for handle in self._open.values():
             handle.after_fork()
         self._forking = 0
-        given_back, self._given_back = self._given_back, []
+        released, self._released_in_fork = self._released_in_fork, []
         self.lock.release()
-        for handle in given_back:
+        for handle in released:
             self.release(handle)
         if self._interrupts.end():
             again_soon()
@@ -219,7 +224,7 @@ class Handles:
     def in_child(self) -> None:
         for handle in self._open.values():
             handle.drop()
-        self._open, self._given_back = {}, []
+        self._open, self._released_in_fork = {}, []
         self._closed = False
         self.lock = threading.RLock()
         self._forking = 0

@@ -1,4 +1,4 @@
-"""Inventory of this user's stores: found, swept, removed, and shown by ``stoker cache``."""
+"""The inventory of this user's stores: finds, sweeps, removes and shows them (``stoker cache``)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,11 @@ from stoker.cache.store_dir import About
 from stoker.errors import CacheError
 from stoker.stats import CacheCounts
 
-_STATES = {FULL: "full: nothing enters", ENDED: "ended: writing failed", DAMAGED: "damaged"}
+_STATES = {
+    FULL: "full: no more examples enter",
+    ENDED: "closed: writing to it failed",
+    DAMAGED: "damaged",
+}
 
 
 class StoreSummary(NamedTuple):
@@ -38,25 +42,25 @@ class StoreSummary(NamedTuple):
 
     about: About
     head: list[int]
-    """Of its counters."""
+    """The head of its counters."""
     counts: CacheCounts
-    """Of everybody."""
+    """The counts of all users."""
 
 
 def find_stores() -> list[str]:
-    """Return the folders of this user's known stores, stores in memory first."""
-    found = []
-    with _opened_memory() as memory:
+    """Return the folders of this user's stores, stores in memory first."""
+    folders = []
+    with _open_memory_folder() as memory:
         for name in sorted(memory.list_names()) if memory is not None else ():
             with store_dir.opened(name, memory) as folder:
                 if folder is not None:
-                    found.append(folder.path)
-    for path in location.remembered():
+                    folders.append(folder.path)
+    for path in location.listed_stores():
         if is_store(path):
-            found.append(path)
-        else:  # it was removed by other means
-            location.forget(path)
-    return found
+            folders.append(path)
+        else:  # removed without `stoker cache remove`
+            location.unlist_store(path)
+    return folders
 
 
 def is_store(path: str) -> bool:
@@ -71,7 +75,7 @@ def is_in_use(path: str) -> bool:
 
 
 def read_summary(path: str) -> StoreSummary | None:
-    """Return a store's summary; None where there is none, or it cannot be read."""
+    """Return a store's summary; None if there is no store, or if it cannot be read."""
     with store_dir.opened(path) as folder:
         if folder is not None and (about := About.read(folder)) is not None:
             with contextlib.suppress(OSError, ValueError):
@@ -81,9 +85,9 @@ def read_summary(path: str) -> StoreSummary | None:
 
 
 def sweep(*paths: str) -> list[str]:
-    """Remove leftovers of killed processes: temporary stores, and half made or half removed ones.
+    """Remove the leftovers of killed processes: temporary stores, and incomplete ones.
 
-    Also looks beside the stores at ``paths``. Returns the paths of the temporary stores.
+    It also looks in the parent folders of ``paths``. Return the paths of removed temporary stores.
     """
     swept = []
     for path in find_stores():
@@ -91,7 +95,7 @@ def sweep(*paths: str) -> list[str]:
             about = folder and About.read(folder)
             if folder and about and about.temporary and store_dir.remove_unused(folder):
                 swept.append(path)
-    with _opened_memory() as memory:
+    with _open_memory_folder() as memory:
         if memory is not None:
             store_dir.sweep(memory)
     for parent in {os.path.dirname(path) for path in paths} - {location.memory_folder()}:
@@ -101,50 +105,50 @@ def sweep(*paths: str) -> list[str]:
 
 
 def remove(path: str) -> None:
-    """Remove an unused store. Raises CacheError when it is in use, or not a store."""
+    """Remove a store. Raises CacheError if it is in use, or if it is not a store."""
     with store_dir.opened(path) as folder:
         if folder is None:
-            raise CacheError(f"{path} is no cache")
+            raise CacheError(f"{path} is not a cache")
         if not store_dir.remove_unused(folder):
-            raise CacheError(f"the cache in {path} is in use")
+            raise CacheError(f"the cache in {path} is in use: end the jobs that use it first")
 
 
 def resolve_name(name: str) -> str:
-    """Return a store's folder, by its name in the list or a path. Raises CacheError for neither."""
+    """Return a store's folder by its name in the list or by its path. Raises CacheError."""
     for folder in find_stores():
         if name in (folder, _name(folder)):
             return folder
     folder = os.path.realpath(name)
     if is_store(folder):
         return folder
-    raise CacheError(f"there is no cache {name!r}: see stoker cache list")
+    raise CacheError(f"there is no cache {name!r}: run stoker cache list to see all of them")
 
 
 def print_table() -> None:
-    """Print all stores, after removing leftovers of killed processes."""
+    """Remove the leftovers of killed processes, and print all stores."""
     from rich.console import Console
     from rich.table import Table
 
     for folder in sweep(*find_stores()):
-        print(f"removed {folder}, whose users were killed")
+        print(f"removed {folder}: its users were killed")
     try:
         location.check_memory_folder()
     except CacheError as error:
-        print(f"no cache can be in memory: {error}", file=sys.stderr)
+        print(f"caches in memory are not possible: {error}", file=sys.stderr)
     folders = find_stores()
     if not folders:
-        print("no caches: neither in memory, nor at a path that this user gave")
+        print("no caches, neither in memory nor at a path that this user gave")
         return
-    shown = Table(box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
     for name in ("name", "holds", "items", "used", "of", "users", "stays"):
-        shown.add_column(name, overflow="fold", no_wrap=name not in ("name", "holds"))
+        table.add_column(name, overflow="fold", no_wrap=name not in ("name", "holds"))
     for folder in folders:
         summary = read_summary(folder)
         if summary is None:
-            shown.add_row(_name(folder), "does not say what it is", "", "", "", "", "")
+            table.add_row(_name(folder), "its description cannot be read", "", "", "", "", "")
             continue
         about, head, _ = summary
-        shown.add_row(
+        table.add_row(
             _name(folder),
             about.describes,
             f"{head[ITEMS]:,}",
@@ -154,17 +158,17 @@ def print_table() -> None:
             "while used" if about.temporary else "until removed",
         )
     console = Console()
-    (console if console.is_terminal else Console(width=1000)).print(shown)
+    (console if console.is_terminal else Console(width=1000)).print(table)
 
 
 def print_info(name: str) -> None:
-    """Print what is known about one store. Raises CacheError where there is none."""
+    """Print the details of one store. Raises CacheError if there is none."""
     folder = resolve_name(name)
     summary = read_summary(folder)
     if summary is None:
-        raise CacheError(f"{folder} does not say what it is")
+        raise CacheError(f"the description of the cache in {folder} cannot be read")
     about, head, counts = summary
-    state = [text for position, text in _STATES.items() if head[position]] or ["admits"]
+    state = [text for position, text in _STATES.items() if head[position]] or ["examples enter"]
     lines = {
         "folder": folder,
         "holds": about.describes,
@@ -184,20 +188,19 @@ def print_info(name: str) -> None:
             f"({format_bytes(counts.peer_bytes)}), {counts.misses:,} from storage"
         )
         if counts.peer_timeouts:
-            lines["places"] += f" ({counts.peer_timeouts:,} after 5 s in vain)"
+            lines["places"] += f" ({counts.peer_timeouts:,} after a timeout of 5 s)"
     for label, text in lines.items():
         print(f"{label:<8}{text}")
 
 
 @contextlib.contextmanager
-def _opened_memory() -> Iterator[CacheFolder | None]:
-    """Open the folder of stores in memory; None if there is none, or it is not this user's
-    alone."""
-    with contextlib.ExitStack() as opened:
+def _open_memory_folder() -> Iterator[CacheFolder | None]:
+    """Open the folder of stores in memory; None if there is none, or if others may access it."""
+    with contextlib.ExitStack() as stack:
         memory = None
         with contextlib.suppress(OSError):
-            memory = opened.enter_context(CacheFolder(location.memory_folder()))
-        yield memory if memory is not None and memory.is_own(alone=True) else None
+            memory = stack.enter_context(CacheFolder(location.memory_folder()))
+        yield memory if memory is not None and memory.is_own(private=True) else None
 
 
 def _name(folder: str) -> str:

@@ -1,9 +1,10 @@
-"""Layout of a store's LMDB table: its keys and values, and their checks.
+"""The layout of a store's LMDB table: its keys and values, and how they are checked.
 
-One table, three kinds of keys. 16 bytes: an item, with its number, its checksum and its record, or
-the record's place; ``p`` and a number: a pack, which small items share, since LMDB gives whole
-pages to values of more than half a page; ``c``: the totals. No entry is ever deleted, and only the
-totals are replaced. (Named tables would have to be opened in a transaction that waits for writers.)
+The table has three kinds of keys. A key of 16 bytes is an item: its number, its checksum, and its
+record or the record's place in a block. ``p`` and a number is a block of several small records:
+LMDB gives whole pages to values of more than half a page. ``c`` holds the totals. No entry is ever
+deleted, and only the totals are replaced. (Named tables are not used: opening one takes a
+transaction that waits for writers.)
 """
 
 from __future__ import annotations
@@ -15,21 +16,21 @@ from typing import Any, NamedTuple
 
 import xxhash
 
-# 128 bits: two of 10^9 examples share a key with a probability of 10^-21.
+# 128 bits: among 10^9 examples, two share a key with a probability of 10^-21.
 KEY_BYTES = 16
-PACK_BYTES = 1 << 16
-"""Items of less share a pack of about so many bytes. LMDB rounds an item up to pages: alone,
-items of 1,900 bytes took 2.17 times their size, packed they share its pages."""
-# LMDB takes the system's pages as its own; 4 KiB are usual.
+BLOCK_BYTES = 1 << 16
+"""Smaller items share a block of about this size. LMDB rounds values up to whole pages: items of
+1,900 bytes took 2.17 times their size when each was a value of its own."""
+# LMDB uses the system's page size, usually 4 KiB.
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
-# Of LMDB, in front of an item that takes whole pages.
+# LMDB's header in front of a value that takes whole pages.
 PAGE_HEADER_BYTES = 16
-_ENTRY = struct.Struct("<QQq")  # number, checksum, pack; an item of its own follows
-# No pack has it: they are numbered from 0.
-_NO_PACK = -1
-_SPAN = struct.Struct("<QQ")  # start and length within a pack
-_PACK_KEY = struct.Struct(">cQ")
-_TOTALS = struct.Struct("<QQQ")  # items, packs, bytes of the items
+_ENTRY = struct.Struct("<QQq")  # number, checksum, block; a record or a span follows
+# In place of a block's number: the record follows in the entry itself.
+_NO_BLOCK = -1
+_SPAN = struct.Struct("<QQ")  # start and length of a record within its block
+_BLOCK_KEY = struct.Struct(">cQ")
+_TOTALS = struct.Struct("<QQQ")  # items, blocks, bytes of all items
 _TOTALS_KEY = b"c"
 
 
@@ -41,49 +42,49 @@ class StoredItem(NamedTuple):
     record: list[bytes]
     """The stored bytes, in pieces."""
     size_bytes: int
-    """The checksum of all pieces."""
+    """The total size of the pieces."""
     user: tuple[int, int]
     """The user that offers it."""
     file: str | None = None
-    """A local file that the page cache may forget once the item is stored."""
+    """A local file that the page cache may drop once the item is stored."""
 
 
 def checksum_of(key: bytes, *record: bytes | memoryview) -> int:
-    """Return the checksum of an item; it covers the key, so it matches no other item."""
-    hashed = xxhash.xxh3_64(key)
+    """Return the checksum of an item. It covers the key, so no other item's record matches it."""
+    digest = xxhash.xxh3_64(key)
     for piece in record:
-        hashed.update(piece)
-    return hashed.intdigest()
+        digest.update(piece)
+    return digest.intdigest()
 
 
 def find_entry(txn: Any, key: bytes) -> tuple[int, int, memoryview | None] | None:
-    """Return an item's number, checksum and record; None if it is missing.
+    """Return an item's number, checksum and record; None if the item is missing.
 
-    The record is LMDB's own memory; None where the table is damaged.
+    The record is a view of LMDB's memory; it is None if the table is damaged.
     """
     entry: memoryview | None = txn.get(key)
     if entry is None:
         return None
-    number, checksum, pack = _ENTRY.unpack_from(entry)
-    if pack == _NO_PACK:
+    number, checksum, block = _ENTRY.unpack_from(entry)
+    if block == _NO_BLOCK:
         return number, checksum, entry[_ENTRY.size :]
     start, length = _SPAN.unpack_from(entry, _ENTRY.size)
-    content = txn.get(_PACK_KEY.pack(b"p", pack))
+    content = txn.get(_BLOCK_KEY.pack(b"p", block))
     return number, checksum, None if content is None else content[start : start + length]
 
 
 def put_items(txn: Any, items: Iterable[StoredItem]) -> tuple[int, int]:
-    """Write items with new keys; return the table's number of items, and their bytes."""
-    count, packs, payload_bytes = _read_totals(txn)
+    """Write items with new keys; return the number of all items in the table, and their bytes."""
+    count, blocks, payload_bytes = _read_totals(txn)
     for group in _group(items):
-        if len(group) == 1 and group[0].size_bytes >= PACK_BYTES:
+        if len(group) == 1 and group[0].size_bytes >= BLOCK_BYTES:
             _put_alone(txn, count, group[0])
         else:
-            _put_pack(txn, count, packs, group)
-            packs += 1
+            _put_block(txn, count, blocks, group)
+            blocks += 1
         count += len(group)
         payload_bytes += sum(item.size_bytes for item in group)
-    txn.put(_TOTALS_KEY, _TOTALS.pack(count, packs, payload_bytes))
+    txn.put(_TOTALS_KEY, _TOTALS.pack(count, blocks, payload_bytes))
     return count, payload_bytes
 
 
@@ -92,34 +93,34 @@ def list_keys(txn: Any) -> list[bytes]:
     return [bytes(key) for key in keys if len(key) == KEY_BYTES]
 
 
-def find_disorder(txn: Any, limit_bytes: int) -> str:
-    """Read through a table that may be damaged, and return the damage found, or "".
+def find_table_damage(txn: Any, limit_bytes: int) -> str:
+    """Read a whole table that may be damaged; return what is damaged, or "".
 
-    Raises struct.error or LMDB's errors where it cannot be read. May crash the process.
+    Raises struct.error or LMDB's errors if it cannot be read. It may crash the process.
     """
     (items, _, _), entries = _read_totals(txn), txn.stat()["entries"]
     numbers = bytearray(min(items, entries))
-    pack_bytes: dict[int, int] = {}
+    block_bytes: dict[int, int] = {}
     last, count = b"", 0
     for key, content in txn.cursor():
         name = bytes(key)
         if name <= last or len(content) > limit_bytes:
-            return "its items are in disorder"
+            return "its items are not in order"
         last = name
         count += 1
-        if len(name) == _PACK_KEY.size:
-            pack_bytes[_PACK_KEY.unpack(name)[1]] = len(content)
+        if len(name) == _BLOCK_KEY.size:
+            block_bytes[_BLOCK_KEY.unpack(name)[1]] = len(content)
     for key, entry in txn.cursor():
         if len(key) != KEY_BYTES:
             continue
-        number, _, pack = _ENTRY.unpack_from(entry)
+        number, _, block = _ENTRY.unpack_from(entry)
         if number >= len(numbers) or numbers[number]:
-            return f"item {bytes(key).hex()} has a number that cannot be"
+            return f"item {bytes(key).hex()} has an impossible number"
         numbers[number] = 1
-        if pack != _NO_PACK:
+        if block != _NO_BLOCK:
             start, length = _SPAN.unpack_from(entry, _ENTRY.size)
-            if start + length > pack_bytes.get(pack, -1):
-                return f"item {bytes(key).hex()} lies outside of its pack"
+            if start + length > block_bytes.get(block, -1):
+                return f"item {bytes(key).hex()} lies outside its block"
     if count != entries or not all(numbers) or len(numbers) != items:
         return "items are missing"
     return ""
@@ -130,34 +131,34 @@ def _read_totals(txn: Any) -> tuple[int, int, int]:
 
 
 def _group(items: Iterable[StoredItem]) -> list[list[StoredItem]]:
-    """Put small items together into packs that fill their pages; large ones stay alone."""
-    packs: list[list[StoredItem]] = []
+    """Group small items into blocks that fill their pages; each large item is a group alone."""
+    blocks: list[list[StoredItem]] = []
     small: list[StoredItem] = []
-    room = PACK_BYTES - PAGE_HEADER_BYTES
+    room = BLOCK_BYTES - PAGE_HEADER_BYTES
     for item in items:
-        if item.size_bytes >= PACK_BYTES:
-            packs.append([item])
+        if item.size_bytes >= BLOCK_BYTES:
+            blocks.append([item])
             continue
         if small and item.size_bytes > room:
-            packs.append(small)
-            small, room = [], PACK_BYTES - PAGE_HEADER_BYTES
+            blocks.append(small)
+            small, room = [], BLOCK_BYTES - PAGE_HEADER_BYTES
         small.append(item)
         room -= item.size_bytes
-    return packs + [small] * bool(small)
+    return blocks + [small] * bool(small)
 
 
 def _put_alone(txn: Any, number: int, item: StoredItem) -> None:
-    entry = _ENTRY.pack(number, checksum_of(item.key, *item.record), _NO_PACK)
+    entry = _ENTRY.pack(number, checksum_of(item.key, *item.record), _NO_BLOCK)
     txn.put(item.key, b"".join([entry, *item.record]))
 
 
-def _put_pack(txn: Any, first: int, pack: int, group: list[StoredItem]) -> None:
+def _put_block(txn: Any, first: int, block: int, group: list[StoredItem]) -> None:
     content = b"".join([piece for item in group for piece in item.record])
-    txn.put(_PACK_KEY.pack(b"p", pack), content)
+    txn.put(_BLOCK_KEY.pack(b"p", block), content)
     start = 0
     for number, item in enumerate(group, first):
         stop = start + item.size_bytes
         checksum = checksum_of(item.key, content[start:stop])
-        entry = _ENTRY.pack(number, checksum, pack) + _SPAN.pack(start, item.size_bytes)
+        entry = _ENTRY.pack(number, checksum, block) + _SPAN.pack(start, item.size_bytes)
         txn.put(item.key, entry)
         start = stop

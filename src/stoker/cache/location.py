@@ -1,4 +1,4 @@
-"""Locations of stores, in memory or on a local disk, and their limits in bytes."""
+"""Where stores lie, in memory or on a local disk, and how large they may be."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from stoker.cache.folder import CacheFolder
 from stoker.cache.layout import PAGE_BYTES
 from stoker.errors import CacheError, CacheWarning
 
-# LMDB's own pages and one pack of 64 KB take a good part of less.
+# The smallest store: LMDB's own pages and one block of 64 KB take a good part of anything smaller.
 LEAST_BYTES = 1 << 20
-# Of the free space: the job needs the other half of memory; other users some of the disk. Chosen,
-# not measured.
+# The fractions of the free space that limit="auto" takes. The job needs the other half of memory,
+# and other users need some of the disk. Chosen, not measured.
 _AUTO_MEMORY, _AUTO_DISK = 0.5, 0.8
-# Of memory or disk, for everything else. Chosen, not measured.
-_KEPT_FREE = 0.05
+# The fraction of memory or disk that no store takes. Chosen, not measured.
+_KEPT_FREE_FRACTION = 0.05
 _NETWORK = re.compile(r"nfs|cifs|smb|9p|lustre|gpfs|ceph|gluster|fuse\.(?!fuseblk|ext)")
 
-_ELSEWHERE = "put the cache on a local disk: path= (of a keeper: --folder)"
-_SHM = (
-    "Give the container more (docker run --shm-size=64g, or --ipc=host; in Kubernetes an emptyDir "
-    f"with medium: Memory at /dev/shm), or {_ELSEWHERE}"
+_USE_LOCAL_DISK = "put the cache on a local disk with path= (for a keeper: --folder)"
+_MEMORY_REMEDY = (
+    "Give the container more shared memory (docker run --shm-size=64g, or --ipc=host; in "
+    f"Kubernetes an emptyDir with medium: Memory at /dev/shm), or {_USE_LOCAL_DISK}"
 )
-_DISK = "Give path= on a local disk that has room, and that this user may write to"
+_DISK_REMEDY = "Give path= on a local disk with free space to which this user may write"
 
 Limit = int | float | str
 
 
 def memory_folder() -> str:
-    """Return the folder of stores in memory: this user's alone, on tmpfs."""
+    """Return the folder of stores in memory: on tmpfs, for this user only."""
     root = "/dev/shm" if os.path.isdir("/dev/shm") else tempfile.gettempdir()
     return os.path.join(root, f"stoker-{os.getuid()}")
 
@@ -51,7 +51,7 @@ def is_in_memory(path: str) -> bool:
 
 
 def make_memory_folder() -> str:
-    """Make the folder of stores in memory. Raises CacheError where that fails, or another user made
+    """Make the folder of stores in memory. Raises CacheError if that fails, or if another user owns
     it."""
     with contextlib.suppress(FileExistsError):
         try:
@@ -65,55 +65,56 @@ def make_memory_folder() -> str:
 
 
 def cannot_make(path: str, error: OSError, *, in_memory: bool) -> CacheError:
-    """Return the error for a store or folder that cannot be made: the cause and the remedy."""
-    why = error.strerror or str(error).rpartition(": ")[2]  # LMDB puts paths in front
+    """Return the error for a store that cannot be made, with the cause and the remedy."""
+    reason = error.strerror or str(error).rpartition(": ")[2]  # LMDB puts paths in front
     parent = os.path.dirname(path)
-    what = _SHM if in_memory else _DISK
+    remedy = _MEMORY_REMEDY if in_memory else _DISK_REMEDY
     if in_memory and error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-        what = f"Mount /dev/shm so that this user may write to it, or {_ELSEWHERE}"
-    return CacheError(f"no cache can be made in {parent}: {why}. {what}")
+        remedy = f"Mount /dev/shm so that this user may write to it, or {_USE_LOCAL_DISK}"
+    return CacheError(f"cannot make a cache in {parent}: {reason}. {remedy}")
 
 
 def check_memory_folder() -> None:
-    """Raise CacheError where another user made the folder of stores in memory."""
+    """Raise CacheError if others may access the folder of stores in memory, or made it."""
     try:
         with CacheFolder(memory_folder()) as memory:
-            memory.check_owner(alone=True)
+            memory.check_owner(private=True)
     except FileNotFoundError:
         pass
     except OSError:
         raise CacheError(
-            f"{memory_folder()} is not a folder of this user's alone: somebody else made it"
+            f"{memory_folder()} does not belong to this user alone: another user has made it, or "
+            "it is not a folder. Remove it"
         ) from None
 
 
 def check_local(folder: str) -> None:
-    """Refuse a folder on a network file system, where LMDB's locks do not hold."""
+    """Raise ValueError for a folder on a network file system: LMDB's locks do not work there."""
     kind = _file_system(folder)
     if _NETWORK.match(kind):
         raise ValueError(
-            f"path={folder!r} is on a network file system ({kind}): a cache needs a local disk"
+            f"path={folder!r} is on a network file system ({kind}): give a path on a local disk"
         )
 
 
-def remember(path: str) -> None:
-    """Put a store on a disk on this user's list: a folder of links, for ``stoker cache list``."""
-    with contextlib.suppress(OSError):  # without a home it is not listed
+def list_store(path: str) -> None:
+    """Add a store on a disk to this user's list, a folder of links for ``stoker cache list``."""
+    with contextlib.suppress(OSError):  # a user without a home has no list
         os.makedirs(_list_folder(), mode=0o700, exist_ok=True)
         with contextlib.suppress(FileExistsError):
             os.symlink(path, _link(path))
 
 
-def forget(path: str) -> None:
-    """Take a store off the list."""
+def unlist_store(path: str) -> None:
+    """Remove a store from the list."""
     with contextlib.suppress(OSError):
         os.unlink(_link(path))
 
 
-def remembered() -> list[str]:
+def listed_stores() -> list[str]:
     """Return the paths on the list; some of the stores may be gone."""
     found = []
-    with contextlib.suppress(OSError):  # nothing was made yet, or there is no home
+    with contextlib.suppress(OSError):  # there is no list yet
         for name in os.listdir(_list_folder()):
             with contextlib.suppress(OSError):
                 found.append(os.readlink(os.path.join(_list_folder(), name)))
@@ -121,52 +122,52 @@ def remembered() -> list[str]:
 
 
 def parse_limit(limit: object) -> Limit:
-    """Read ``limit=``. Raises TypeError or ValueError, with examples."""
+    """Check and parse ``limit=``. Raises TypeError or ValueError, with examples."""
     if isinstance(limit, str):
         size: Limit = limit if limit == "auto" else resources.parse_bytes(limit)
     elif is_number(limit):
         size = int(limit) if is_whole_number(limit) else float(limit)
     else:
         raise TypeError(
-            f"a cache's limit is a size such as '64GiB', a share of memory such as 0.5, or 'auto'; "
-            f"not {limit!r}"
+            "a cache's limit must be a size such as '64GiB', a fraction of memory such as 0.5, or "
+            f"'auto', not {limit!r}"
         )
     if isinstance(size, float) and not 0 < size <= 1:
-        raise ValueError(f"limit={limit!r}: a share of memory lies between 0.0 and 1.0")
+        raise ValueError(f"limit={limit!r}: a fraction of memory must be above 0.0, at most 1.0")
     if isinstance(size, int) and size < LEAST_BYTES:
-        raise ValueError(f"limit={limit!r}: a cache takes at least {format_bytes(LEAST_BYTES)}")
+        raise ValueError(f"limit={limit!r}: a cache needs at least {format_bytes(LEAST_BYTES)}")
     return size
 
 
 def resolve_limit(limit: Limit, folder: str, *, in_memory: bool) -> int:
     """Return the limit in bytes of a store in ``folder``, in whole pages.
 
-    If there is less room than requested, it is lower, with a warning that names the remedy. 0 where
-    there is no room at all.
+    If there is less room than requested, return less, and warn with the remedy. Return 0 if there
+    is no room at all.
     """
     disk = folder
     while not os.path.exists(disk):
         disk = os.path.dirname(disk)
     usage = shutil.disk_usage(disk)
-    free = int(usage.free - _KEPT_FREE * usage.total)
-    whole = resources.usable_memory_bytes() if in_memory else usage.free
-    room = min(free, int(whole * (1 - _KEPT_FREE))) if in_memory else free
+    free = int(usage.free - _KEPT_FREE_FRACTION * usage.total)
+    total_usable = resources.usable_memory_bytes() if in_memory else usage.free
+    room = min(free, int(total_usable * (1 - _KEPT_FREE_FRACTION))) if in_memory else free
     if limit == "auto":
         size = int(room * (_AUTO_MEMORY if in_memory else _AUTO_DISK))
-        if in_memory and free < whole * _AUTO_MEMORY:
+        if in_memory and free < total_usable * _AUTO_MEMORY:
             size = free
             _warn_small(f"of {format_bytes(max(0, size))}", usage.total, disk)
     else:
-        size = int(limit * whole) if isinstance(limit, float) else int(limit)
+        size = int(limit * total_usable) if isinstance(limit, float) else int(limit)
         if size > room:
-            got, asked = format_bytes(max(0, room)), format_bytes(size)
-            if in_memory and free < whole:
-                _warn_small(f"of {got}, not {asked}", usage.total, disk)
+            actual, requested = format_bytes(max(0, room)), format_bytes(size)
+            if in_memory and free < total_usable:
+                _warn_small(f"of {actual}, not {requested}", usage.total, disk)
             else:
-                what = "memory" if in_memory else f"room on {disk}"
+                remedy = "memory" if in_memory else f"room on {disk}"
                 warn(
-                    f"the cache takes {got} instead of {asked}: there is no more {what}. "
-                    "(limit='auto' asks for less)",
+                    f"the cache gets {actual} instead of {requested}: there is no more {remedy}. "
+                    "limit='auto' avoids this warning",
                     CacheWarning,
                 )
             size = room
@@ -175,8 +176,8 @@ def resolve_limit(limit: Limit, folder: str, *, in_memory: bool) -> int:
 
 def _warn_small(size: str, total: int, disk: str) -> None:
     warn(
-        f"the cache can be {size}: {disk} holds {format_bytes(total)} only (containers have 64 MiB "
-        f"unless told otherwise). {_SHM}",
+        f"the cache can only be {size}: {disk} holds {format_bytes(total)} (64 MiB is the default "
+        f"in containers). {_MEMORY_REMEDY}",
         CacheWarning,
     )
 
@@ -189,7 +190,7 @@ def _file_system(folder: str) -> str:
         mounts = psutil.disk_partitions(all=True)
     target = Path(os.path.realpath(folder))
     around = [mount for mount in mounts if target.is_relative_to(mount.mountpoint)]
-    around.sort(key=lambda mount: len(mount.mountpoint))  # the last one of a path is seen
+    around.sort(key=lambda mount: len(mount.mountpoint))  # the longest mount point wins
     return around[-1].fstype if around else ""
 
 

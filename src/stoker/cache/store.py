@@ -1,14 +1,16 @@
-"""The store: items in LMDB, shared by all processes of a host, safe if any of them is killed.
+"""The store: items in LMDB, shared by all processes of a host. Any of them may be killed.
 
-LMDB's requirements, found by trial: no ``writemap`` (a full tmpfs kills the process), no ``sync``
-(after a crash of the machine the store is discarded as a whole), the file as long as the map from
-the beginning (or a shortened file kills its readers), and no environment across a fork. The file is
-sparse. The size of the map is the budget: LMDB itself refuses items beyond it.
+How LMDB is used, and why (found by trial):
 
-Reading goes through ``ForkGate``, which a fork shuts. Environments are closed before the fork and
-opened again where they are needed; in the child everything inherited is dropped. One thread of each
-process writes (``writer``). A writer's lock that is taken is tried again later. Readers never wait
-for a writer.
+- No ``writemap``: on a full tmpfs it kills the process.
+- No ``sync``: after a crash of the machine the whole store is discarded anyway.
+- The file is as long as the map from the beginning, and sparse: a file that shrinks kills readers.
+- The size of the map is the budget: LMDB itself refuses items beyond it.
+- No environment lives across a fork: environments are closed before it and opened again on use, and
+  the child drops everything that it inherits. Readers go through ``ForkGate``, which a fork shuts.
+
+One thread of each process writes (``writer``). If another process has the write lock, it tries
+again later. Readers never wait for a writer.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from stoker.cache.counters import (
     allocate,
 )
 from stoker.cache.layout import (
-    PACK_BYTES,
+    BLOCK_BYTES,
     PAGE_BYTES,
     StoredItem,
     checksum_of,
@@ -52,23 +54,28 @@ COUNTERS = "counters"
 ADMISSION = "admission"
 FILES = frozenset({DATA, LOCK, COUNTERS, ADMISSION})
 _NO_DESCRIPTORS = frozenset({os.strerror(errno.EMFILE), os.strerror(errno.ENFILE)})
-# See ``_split``. Items of 110 KB took LMDB 33 to 36 us each, once it touched new memory 298 us.
+# The size of a transaction, see ``_split_into_commits``. Items of 110 KB took LMDB 33 to 36 us each
+# in transactions of this size, and 298 us in larger ones, where it touched new memory.
 _COMMIT_BYTES = 1 << 20
-# Threads that read at a time, of all processes: one more would get LMDB's ReadersFullError. 256 KB.
-_READERS = 4096
-# Of each reader in LMDB's lock file: a cache line of its own.
+# Threads of all processes that may read at once; one more gets LMDB's ReadersFullError. The table
+# takes 256 KB.
+_MAX_READERS = 4096
+# The size of a reader's slot in LMDB's lock file: one cache line.
 _READER_BYTES = 64
 
 
 class Missing:
-    """Stands for an item that is not in the store."""
+    """The type of ``MISSING``, which stands for an item that is not in the store."""
 
 
 MISSING = Missing()
 
 
 class Added(NamedTuple):
-    """The items that entered, their bytes, and the items that did not fit or were there already."""
+    """The result of a write: how many items entered, their bytes, and the items that did not.
+
+    Refused items did not fit, or were in the store already.
+    """
 
     items: int
     size_bytes: int
@@ -82,8 +89,8 @@ class Busy(Exception):
 class ForkGate:
     """Admits any number of threads, or excludes all of them while the process forks.
 
-    Every thread has its own door, a plain lock. A count of the threads inside would go wrong:
-    Ctrl-C may come between any two steps of Python code, but a lock is taken or given back in one
+    Each thread has a lock of its own, its door. A counter of the threads inside would go wrong,
+    since Ctrl-C may come between any two steps of Python code; a lock is taken or released in one
     step.
     """
 
@@ -92,16 +99,16 @@ class ForkGate:
         self._doors: dict[int, threading.Lock] = {}
 
     def door(self) -> threading.Lock:
-        """Return this thread's door; the thread is inside while it holds this lock."""
-        me = threading.get_ident()
-        door = self._doors.get(me)
+        """Return this thread's lock; the thread is inside while it holds the lock."""
+        thread_id = threading.get_ident()
+        door = self._doors.get(thread_id)
         if door is None:
             with self._lock:
-                door = self._doors[me] = threading.Lock()
+                door = self._doors[thread_id] = threading.Lock()
         return door
 
     def shut(self) -> None:
-        """Exclude all threads; first wait until the threads inside have left."""
+        """Wait until all threads inside have left, and exclude all threads."""
         self._lock.acquire()
         for door in self._doors.values():
             door.acquire()
@@ -113,17 +120,17 @@ class ForkGate:
 
 
 class Store:
-    """An open store. One object a process: LMDB allows no two.
+    """An open store. A process must not have two objects for one folder: LMDB does not allow it.
 
     Any thread may use it. While the process forks, readers and writers wait.
 
     Args:
         folder: the store's folder, made by ``create``.
-        limit_bytes: the budget with which it was made.
-        in_memory: whether it is in memory; threads then read in turns, which is faster than
-            competing for the interpreter. From a disk they read together.
+        limit_bytes: the budget with which the store was made.
+        in_memory: whether the store is in memory. Threads then read one after another, which is
+            faster than competing for the GIL. From a disk they read at the same time.
 
-    Raises ImportError without LMDB.
+    Raises ImportError if LMDB is not installed.
     """
 
     def __init__(self, folder: str, limit_bytes: int, *, in_memory: bool = False) -> None:
@@ -131,10 +138,12 @@ class Store:
         self.limit_bytes = limit_bytes
         self._lmdb = import_lmdb()
         self._gate = ForkGate()
-        self._turn: AbstractContextManager[Any] = threading.Lock() if in_memory else nullcontext()
+        self._read_lock: AbstractContextManager[Any] = (
+            threading.Lock() if in_memory else nullcontext()
+        )
         self._lock = threading.Lock()
         self._env: Any = None
-        self._verified = bytearray()  # by number: whether this process has checked it
+        self._verified = bytearray()  # by item number: whether this process has verified the item
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         self._admission = os.open(os.path.join(folder, ADMISSION), flags, 0o600)
         self.counters = Counters(os.path.join(folder, COUNTERS))
@@ -143,13 +152,14 @@ class Store:
     def create(folder: str, limit_bytes: int) -> None:
         """Make the files of a store with this limit in bytes.
 
-        Raises OSError where there is no room even for an empty store, ImportError without LMDB.
+        Raises OSError if there is no room even for an empty store, ImportError if LMDB is not
+        installed.
         """
         lmdb = import_lmdb()
-        # LMDB would make a file with holes.
+        # Allocated here: LMDB would make a sparse lock file, and a full disk would kill its users.
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
         with open(os.open(os.path.join(folder, LOCK), flags, 0o600), "wb") as lock:
-            allocate(lock.fileno(), _READER_BYTES * (_READERS + 8))
+            allocate(lock.fileno(), _READER_BYTES * (_MAX_READERS + 8))
         try:
             _open_environment(folder, limit_bytes).close()
         except lmdb.Error as error:
@@ -170,13 +180,15 @@ class Store:
         read: Callable[[memoryview], T],
         on_damage: Callable[[str], None],
     ) -> list[T | Missing]:
-        """Return ``read(item)`` for each item, or ``MISSING``.
+        """Return ``read(record)`` for each item, or ``MISSING``.
 
-        ``read`` gets the store's own memory, which it must not keep; ``on_damage`` is called for
-        each damaged item, which counts as missing.
+        Args:
+            keys: the items' keys.
+            read: gets a view of the store's memory, which it must not keep.
+            on_damage: called for each damaged item, which counts as missing.
         """
         found: list[T | Missing] = []
-        with self._gate.door(), self._turn:
+        with self._gate.door(), self._read_lock:
             env: Any = None
             try:
                 env = self._environment()
@@ -188,34 +200,34 @@ class Store:
                             found.append(MISSING)
                             continue
                         number, checksum, record = entry
-                        known = number < len(verified) and verified[number]
+                        is_verified = number < len(verified) and verified[number]
                         if record is None or not (
-                            known or self._verifies(number, checksum, key, record)
+                            is_verified or self._verify(number, checksum, key, record)
                         ):
                             on_damage(f"item {key.hex()}")
                             found.append(MISSING)
                             continue
                         found.append(read(record))
             except self._lmdb.ReadersFullError:
-                env.reader_check()  # those of processes that were killed
+                env.reader_check()  # frees the slots of killed processes
             except (self._lmdb.Error, struct.error) as error:
                 what = self._describe(error)
-                if what in _NO_DESCRIPTORS:  # it is whole
+                if what in _NO_DESCRIPTORS:  # the store is not damaged
                     raise CacheError(
-                        f"the cache cannot be opened: {resources.no_descriptors()}"
+                        f"cannot open the cache: {resources.no_descriptors()}"
                     ) from error
                 on_damage(what)
         return found + [MISSING] * (len(keys) - len(found))
 
     def records(self, keys: Sequence[bytes]) -> list[tuple[int, bytes | memoryview] | None]:
-        """Return checksums and stored records, unverified: the caller verifies them.
+        """Return checksums and stored records, None for each missing item; the caller verifies.
 
-        Large records are the store's own memory, which does not change while the store is open: no
-        item is deleted, and items with their own pages are never moved. Small ones are copies,
-        since they share pages that are rewritten. None for each missing item.
+        Large records are views of the store's memory. It does not change while the store is open:
+        no item is deleted, and LMDB never moves values with pages of their own. Small records are
+        copies, since they share pages that LMDB rewrites.
         """
         found: list[tuple[int, bytes | memoryview] | None] = []
-        with self._gate.door(), self._turn:
+        with self._gate.door(), self._read_lock:
             env: Any = None
             try:
                 env = self._environment()
@@ -226,12 +238,12 @@ class Store:
                         if entry is None or record is None:
                             found.append(None)
                         else:
-                            own = len(record) >= PACK_BYTES
-                            found.append((entry[1], record if own else bytes(record)))
+                            is_alone = len(record) >= BLOCK_BYTES
+                            found.append((entry[1], record if is_alone else bytes(record)))
             except self._lmdb.ReadersFullError:
                 env.reader_check()
             except (self._lmdb.Error, struct.error):
-                pass  # whoever reads here as well reports it
+                pass  # `get_many` of this host's own readers reports damage
         return found + [None] * (len(keys) - len(found))
 
     def holds(self, keys: Sequence[bytes]) -> list[bool]:
@@ -243,32 +255,30 @@ class Store:
             except self._lmdb.ReadersFullError:
                 env.reader_check()
             except self._lmdb.Error:
-                pass  # reading them reports it
+                pass  # `get_many` reports damage
         return [False] * len(keys)
 
     def keys(self) -> list[bytes]:
         with self._gate.door(), self._environment().begin() as txn:
             return list_keys(txn)
 
-    def _verifies(self, number: int, checksum: int, key: bytes, record: memoryview) -> bool:
+    def _verify(self, number: int, checksum: int, key: bytes, record: memoryview) -> bool:
         """Verify an item that this process reads for the first time."""
         if checksum_of(key, record) != checksum:
             return False
         verified = self._verified
         if number >= len(verified):
             with self._lock:
-                # A page of marks at least, so that items that come one by one do not each extend
-                # it.
+                # By a page at least, so that not every single item extends it.
                 verified.extend(bytes(max(4096, number + 1 - len(verified))))
         verified[number] = 1
         return True
 
     def add(self, items: Sequence[StoredItem]) -> Added:
-        """Add items, as many as the budget allows. Existing items stay.
+        """Add as many items as the budget allows.
 
-        Raises:
-            Busy: another process is writing now.
-            OSError: no item can be written any more; the existing ones stay.
+        Raises Busy if another process is writing now; OSError if no more items can be written.
+        Existing items stay.
         """
         with self._gate.door():
             try:
@@ -285,13 +295,15 @@ class Store:
 
     def _add_locked(self, items: Sequence[StoredItem]) -> Added:
         env = self._environment()
-        env.reader_check()  # readers that were killed keep pages from being used again
+        env.reader_check()  # slots of killed readers keep LMDB from reusing pages
         entered: dict[bytes, StoredItem] = {}
-        for batch in _split(items):
+        for batch in _split_into_commits(items):
             entered |= self._add_batch(env, batch)
         head = self.counters.head
         head[USED_BYTES] = (env.info()["last_pgno"] + 1) * PAGE_BYTES
-        head[DATA_NS] = changed_ns(self.folder)  # another time tells that others have written
+        head[DATA_NS] = changed_ns(
+            self.folder
+        )  # a later change time shows that another program has written
         size = sum(item.size_bytes for item in entered.values())
         refused = [item for item in items if entered.get(item.key) is not item]
         return Added(len(entered), size, refused)
@@ -304,18 +316,19 @@ class Store:
         try:
             return self._commit(env, items)
         except self._lmdb.MapFullError:
-            if len(items) > 1:  # as many as fit, one by one
+            if len(items) > 1:  # add them one by one, as many as fit
                 each = [self._add_batch(env, [item]) for item in items]
                 return {key: item for entered in each for key, item in entered.items()}
-        # Something large may be left over while there is room for others.
+        # A large item may not fit while there is room for others: the store is full only if an item
+        # of usual size does not fit.
         mean = head[PAYLOAD_BYTES] / head[ITEMS] if head[ITEMS] else 0
         free = self.limit_bytes - int(env.info()["last_pgno"] + 1) * PAGE_BYTES
-        if items[0].size_bytes <= 2 * mean or free < PACK_BYTES:
+        if items[0].size_bytes <= 2 * mean or free < BLOCK_BYTES:
             head[FULL] = 1
         return {}
 
     def _commit(self, env: Any, items: list[StoredItem]) -> dict[bytes, StoredItem]:
-        """Write the new ones of some items in one transaction; return them."""
+        """Write the items with new keys in one transaction; return them by key."""
         with env.begin(write=True) as txn:
             new = {item.key: item for item in items if txn.get(item.key) is None}
             if not new:
@@ -331,7 +344,7 @@ class Store:
         self.drop()
 
     def _environment(self) -> Any:
-        """Return the environment, opened on first use. Called within the gate."""
+        """Return the environment, opened on first use. The caller is inside the gate."""
         if self._env is None:
             with self._lock:
                 if self._env is None:
@@ -343,7 +356,7 @@ class Store:
         return str(error).removeprefix(f"{self.folder}: ")
 
     def before_fork(self) -> None:
-        """Close the environment, and keep it closed."""
+        """Close the environment, and keep it closed until ``after_fork``."""
         self._gate.shut()
         if self._env is not None:
             self._env.close()
@@ -353,25 +366,22 @@ class Store:
         self._gate.open()
 
     def drop(self) -> None:
-        """Close the other files; in a child, without use."""
+        """Close the other files; a forked child calls this alone."""
         self.counters.close()
         os.close(self._admission)
 
 
 def import_lmdb() -> Any:
-    """Return the ``lmdb`` module, imported when a store is first opened.
-
-    Raises ImportError with what to install.
-    """
+    """Return the ``lmdb`` module. Raises ImportError that says how to install it."""
     try:
         import lmdb
     except ImportError as error:
-        raise ImportError(f"a cache needs lmdb ({error}): pip install lmdb") from error
+        raise ImportError(f"a cache needs the package lmdb ({error}): pip install lmdb") from error
     return lmdb
 
 
 def changed_ns(folder: str) -> int:
-    """Return the time of the last write to the items by any process: no tool can reset it."""
+    """Return the change time of the items' file. Any write changes it, and no tool can reset it."""
     return os.stat(os.path.join(folder, DATA)).st_ctime_ns
 
 
@@ -384,15 +394,16 @@ def _open_environment(folder: str, limit_bytes: int) -> Any:
         metasync=False,
         writemap=False,
         readahead=False,
-        max_readers=_READERS,
+        max_readers=_MAX_READERS,
         max_spare_txns=8,
     )
 
 
-def _split(items: Sequence[StoredItem]) -> Iterator[list[StoredItem]]:
+def _split_into_commits(items: Sequence[StoredItem]) -> Iterator[list[StoredItem]]:
     """Split items into transactions.
 
-    In large ones LMDB touches new memory; in small ones a thread yields the interpreter too often.
+    In large transactions LMDB touches new memory; after each one the thread gives up the GIL, so
+    small ones cost too many switches.
     """
     batch: list[StoredItem] = []
     size = 0

@@ -1,24 +1,23 @@
-"""A store's folder: made as a whole, shared by its users, checked when it is opened, removed with
-the last of them.
+"""A store's folder: how users make it, share it, check it and remove it.
 
-The first user of a store checks it before trusting it: format, boot, length of the file, damage
-that readers noted, and a digest (``left``) of LMDB's first pages and of the counters, written by
-the last user. If other programs have written to its items (the file was changed after the last item
-entered), a separate process (this module, run as a program) reads the whole table: damage may crash
-the reader.
+Locks. Each user holds a shared lock (``flock``) on the folder's file ``users``; the kernel frees it
+with the process. A user that gets the lock exclusively is the only one, and may check or remove the
+store. A new folder gets its path by a rename, once it is complete and locked. Before it is removed,
+it is renamed away, and ``users`` is deleted last. If a process is killed meanwhile, the next one
+that gets the lock of the leftover folder removes it, if it holds only files of a store.
 
-The folder is opened once, checked (who owns it, who may write to it), and used by its descriptor
-from then on. No link is followed; only regular files are opened, and none can block
-(``folder``).
+Checks. The first user checks a store before it trusts it: format, boot, size of the file, damage
+that readers recorded, and the file ``left``, a digest of LMDB's first pages and of the counters
+that the last user wrote. If another program has changed the file of items since the last item
+entered, a process of its own (this module as a program) reads the whole table, because damage may
+crash the reader.
 
-Every user holds a shared lock (``flock``) on the folder's file ``users``, which the kernel frees
-with its process. A user that gets the lock exclusively is alone, and may check or remove the store.
-A folder is renamed to its path only when it is complete and locked, and away from it before it is
-removed, ``users`` last. The next process that gets the lock of a killed process's leftover folder
-removes it, if it contains only a store's files.
+Safety. The folder is opened once, its owner and permissions are checked, and it is then used
+through its descriptor (``folder``). No link is followed, only regular files are opened, and no open
+can block.
 
-A store is opened where an epoch begins. So LMDB's errors are raised or warned of there, and not as
-an example's failure.
+A store is opened at the beginning of an epoch, so LMDB's errors come there and not as the failure
+of an example.
 """
 
 from __future__ import annotations
@@ -45,26 +44,26 @@ from stoker.basics.warn import warn
 from stoker.cache import location
 from stoker.cache.counters import DAMAGED, DATA_NS, Counters
 from stoker.cache.folder import CacheFolder
-from stoker.cache.layout import PAGE_BYTES, PAGE_HEADER_BYTES, find_disorder
+from stoker.cache.layout import PAGE_BYTES, PAGE_HEADER_BYTES, find_table_damage
 from stoker.cache.store import COUNTERS, DATA, FILES, Store, changed_ns, import_lmdb
 from stoker.errors import CacheError, CacheWarning
 
-# Raised whenever the layout of a store changes: stores of other formats are made anew.
+# Raised whenever the layout of a store changes; stores of other formats are rebuilt.
 FORMAT = 4
 ABOUT = "about.json"
-LEFT = "left"
+DIGEST = "left"
 REBOOTED = "it was in use when the machine went down"
-# Of ``about.json``, which has a few hundred bytes: a damaged one is not read into memory whole.
+# The most bytes that are read of ``about.json``. It has a few hundred; a damaged one may be huge.
 _ABOUT_BYTES = 1 << 20
 # LMDB's two meta pages, which it reads when it opens its file.
 _META_BYTES = 2 * PAGE_BYTES
-_META = struct.Struct("<IIQQ")  # of each of these pages: magic, version, address, map size
-# LMDB's (MDB_MAGIC in mdb.c).
+_META = struct.Struct("<IIQQ")  # the start of a meta page: magic, version, address, map size
+# MDB_MAGIC in LMDB's mdb.c.
 _MAGIC = 0xBEEFC0DE
-# Of 128 bits, as hexadecimal digits.
+# A digest of 128 bits in hexadecimal digits.
 _DIGEST_BYTES = 32
-_FROM_OTHERS = (signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM)
-_BEGINS = "the check begins"  # printed first: what comes after it is about the store
+_SIGNALS_FROM_OUTSIDE = (signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM)
+_CHECK_STARTED = "the check begins"  # an exit before this line is not the store's fault
 
 
 class About(msgspec.Struct):
@@ -72,7 +71,7 @@ class About(msgspec.Struct):
 
     format: int
     describes: str
-    """Its contents, for people."""
+    """The contents, for messages."""
     limit_bytes: int
     temporary: bool
     """Whether it is removed with its last user."""
@@ -85,19 +84,19 @@ class About(msgspec.Struct):
 
     @classmethod
     def read(cls, folder: CacheFolder) -> About | None:
-        """Read it; None if it is missing or cannot be understood."""
+        """Read the description; None if it is missing or invalid."""
         try:
             return msgspec.json.decode(folder.read_file(ABOUT, _ABOUT_BYTES), type=cls)
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             return None
 
     def write(self, folder: CacheFolder) -> None:
-        """Write it. Raises OSError."""
+        """Write the description. Raises OSError."""
         folder.replace_file(ABOUT, msgspec.json.encode(self))
 
 
 def boot_id() -> str:
-    """Return an id of this boot of the machine."""
+    """Return an id that changes with each boot of the machine."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -107,105 +106,115 @@ def boot_id() -> str:
 
 
 def record_end(folder: CacheFolder, about: About) -> None:
-    """As the last user, write the digest of the files. Raises OSError."""
-    folder.replace_file(LEFT, _digest(folder))
+    """Write the digest of the files, as the last user. Raises OSError."""
+    folder.replace_file(DIGEST, _digest(folder))
     about.clean = True
     about.write(folder)
 
 
 def record_use(folder: CacheFolder, about: About) -> None:
-    """Note that a store without damage is used again."""
+    """Record that a store without damage is in use again."""
     about.clean, about.boot = False, boot_id()
-    with suppress(OSError):  # a full disk is no reason not to read what is there
+    with suppress(OSError):  # on a full disk the store can still be read
         about.write(folder)
     with suppress(FileNotFoundError):
-        os.unlink(LEFT, dir_fd=folder.descriptor)
+        os.unlink(DIGEST, dir_fd=folder.descriptor)
     with closing(Counters(os.path.join(folder.inside, COUNTERS))) as counters:
         counters.head[DATA_NS] = changed_ns(folder.inside)
 
 
 def find_damage(folder: CacheFolder, about: About | None) -> str:
-    """Return the damage in a store that no other process uses, or "".
+    """Return what is damaged in a store that no other process uses, or "".
 
-    Raises CacheError where it cannot be checked.
+    Raises CacheError if it cannot be checked.
     """
     if about is None:
         return f"{ABOUT} cannot be read"
     if about.format != FORMAT:
-        return f"it has format {about.format}, this version writes {FORMAT}"
+        return f"it has format {about.format}, but this version of stoker uses {FORMAT}"
     if not about.clean and about.boot != boot_id():
         return REBOOTED
     names = folder.list_names()
     try:
-        for name in {LEFT, *FILES}.intersection(names) | {DATA}:
-            folder.stat_file(name)  # nothing but files
+        for name in {DIGEST, *FILES}.intersection(names) | {DATA}:
+            folder.stat_file(name)  # raises unless it is a regular file
         size = folder.stat_file(DATA).st_size
         if size != about.limit_bytes:
             return f"{DATA} has {size:,} bytes instead of {about.limit_bytes:,}"
-        is_left = LEFT not in names or folder.read_file(LEFT, _DIGEST_BYTES) == _digest(folder)
+        is_digest_valid = DIGEST not in names or folder.read_file(DIGEST, _DIGEST_BYTES) == _digest(
+            folder
+        )
     except OSError as error:
         return str(error)
-    changed = "" if is_left else "its files are not as its last user left them"
-    return _find_damage_of_data(folder, about.limit_bytes) or changed
+    digest_damage = (
+        "" if is_digest_valid else "its files have changed since its last user closed it"
+    )
+    return _find_damage_of_data(folder, about.limit_bytes) or digest_damage
 
 
 def _digest(folder: CacheFolder) -> bytes:
-    """Return a digest of the files that are not read through."""
-    hashed = xxhash.xxh3_128(folder.read_file(DATA, _META_BYTES))
-    hashed.update(folder.read_file(COUNTERS, Counters.SIZE_BYTES + 1))
-    return hashed.hexdigest().encode()
+    """Return a digest of the small parts of a store: LMDB's meta pages and the counters."""
+    digest = xxhash.xxh3_128(folder.read_file(DATA, _META_BYTES))
+    digest.update(folder.read_file(COUNTERS, Counters.SIZE_BYTES + 1))
+    return digest.hexdigest().encode()
 
 
 def _find_damage_of_data(folder: CacheFolder, limit_bytes: int) -> str:
     with closing(Counters(os.path.join(folder.inside, COUNTERS))) as counters:
         if counters.head[DAMAGED]:
-            return "items in it were not as they had been written"
+            return "readers found damaged items"
         if changed_ns(folder.inside) == counters.head[DATA_NS]:
-            return ""  # nobody has written since the last item entered
-    return _read_through_elsewhere(folder, limit_bytes)
+            return ""  # no program has written to it since the last item entered
+    return _check_table_in_subprocess(folder, limit_bytes)
 
 
-def _read_through_elsewhere(folder: CacheFolder, limit_bytes: int) -> str:
-    """Read the whole table in another process.
+def _check_table_in_subprocess(folder: CacheFolder, limit_bytes: int) -> str:
+    """Read the whole table in another process; return what is damaged, or "".
 
-    Raises CacheError where that process cannot run, or was killed.
+    Raises CacheError if that process cannot run, or is killed from outside.
     """
     paths = [entry for entry in sys.path if isinstance(entry, str) and entry]
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             [sys.executable, "-P", "-m", __name__, folder.inside, str(limit_bytes)],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},  # it imports what is here
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(paths),
+            },  # so that it can import stoker
             pass_fds=[folder.descriptor],
             capture_output=True,
             text=True,
             check=False,
         )
     except OSError as error:
-        raise CacheError(f"the cache in {folder.path} cannot be checked: {error}") from error
-    lines = done.stderr.strip().splitlines()
-    if _BEGINS not in done.stdout.splitlines() or -done.returncode in _FROM_OTHERS:
-        why = lines[-1] if lines else f"its reader ended with code {done.returncode}"
-        raise CacheError(f"the cache in {folder.path} cannot be checked: {why}")
-    if done.returncode == 0:
+        raise CacheError(f"cannot check the cache in {folder.path}: {error}") from error
+    lines = result.stderr.strip().splitlines()
+    if (
+        _CHECK_STARTED not in result.stdout.splitlines()
+        or -result.returncode in _SIGNALS_FROM_OUTSIDE
+    ):
+        reason = lines[-1] if lines else f"the check ended with exit code {result.returncode}"
+        raise CacheError(f"cannot check the cache in {folder.path}: {reason}")
+    if result.returncode == 0:
         return ""
-    if done.returncode < 0:
-        return f"reading it ends with signal {-done.returncode}"
+    if result.returncode < 0:
+        return f"reading it crashes with signal {-result.returncode}"
     return (lines or ["it cannot be read"])[-1].removeprefix(f"{folder.inside}: ")
 
 
-def _read_through(folder: str, limit_bytes: int) -> str:
-    """Return the damage in a store's table, or ""."""
+def _check_table(folder: str, limit_bytes: int) -> str:
+    """Return what is damaged in a store's table, or "". Runs in a process of its own."""
     lmdb = import_lmdb()
-    print(_BEGINS, flush=True)
+    print(_CHECK_STARTED, flush=True)
     with open(os.path.join(folder, DATA), "rb") as file:
         for page in range(2):
             file.seek(page * PAGE_BYTES + PAGE_HEADER_BYTES)
             if _META.unpack(file.read(_META.size))[0] != _MAGIC:
-                return "it does not begin as a store does"
+                return "its file is not an LMDB file"
     try:
         env = lmdb.open(folder, map_size=limit_bytes, readonly=True, lock=False, readahead=False)
         with env.begin(buffers=True) as txn:
-            return find_disorder(txn, limit_bytes)
+            return find_table_damage(txn, limit_bytes)
     except struct.error:
         return "an item is cut short"
     except lmdb.Error as error:
@@ -213,26 +222,26 @@ def _read_through(folder: str, limit_bytes: int) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(_read_through(sys.argv[1], int(sys.argv[2])) or 0)
+    sys.exit(_check_table(sys.argv[1], int(sys.argv[2])) or 0)
 
 
 _USERS = "users"
-_NAMES = {_USERS, ABOUT, LEFT, *FILES}
-_TEMPORARY_NAMES = (f".{ABOUT}.", f".{LEFT}.")
-_MAKING, _GONE = ".making-", ".gone-"
-_LEFT_OVER = re.compile(rf"({_MAKING}|{_GONE})[0-9a-f]{{16}}".replace(".", r"\."))
-# A process holds the lock alone to check, make or remove a store: not so long unless it is frozen.
-# Chosen, not measured.
-_PATIENCE_S = 30.0
+_NAMES = {_USERS, ABOUT, DIGEST, *FILES}
+_TEMPORARY_NAMES = (f".{ABOUT}.", f".{DIGEST}.")
+_MAKING, _REMOVING = ".making-", ".gone-"
+_LEFTOVER = re.compile(rf"({_MAKING}|{_REMOVING})[0-9a-f]{{16}}".replace(".", r"\."))
+# How long to wait for a process that checks, makes or removes a store. A process that takes longer
+# is frozen. Chosen, not measured.
+_LOCK_TIMEOUT_S = 30.0
 
 
 class StoreDir:
-    """A user's shared lock on a store's folder, which keeps the folder.
+    """A user's shared lock on a store's folder. While it is held, the folder is not removed.
 
     Attributes:
-        folder: its path.
-        inside: a path into it that stays valid if the folder is moved.
-        about: its description.
+        folder: the folder's path.
+        inside: a path to it that stays valid if the folder is moved.
+        about: the store's description.
     """
 
     def __init__(self, folder: CacheFolder, users: int, about: About) -> None:
@@ -243,11 +252,11 @@ class StoreDir:
         self._users = users
 
     def leave(self) -> None:
-        """Release the lock; the last user removes a temporary store and closes a kept one."""
+        """Release the lock. The last user removes a temporary store, and closes a kept one."""
         try:
             if _try_lock(self._users, fcntl.LOCK_EX) and self._folder.is_current():
                 if self.about.temporary:
-                    with contextlib.suppress(CacheError):  # it holds other files, too
+                    with contextlib.suppress(CacheError):  # if it holds files of others, too
                         _remove(self._folder)
                 else:
                     self._finish()
@@ -260,7 +269,7 @@ class StoreDir:
         self._folder.close()
 
     def _finish(self) -> None:
-        with contextlib.suppress(OSError):  # then it is checked when it is used again
+        with contextlib.suppress(OSError):  # without it, the next user reads the whole table
             with open(self._folder.open_file(DATA, os.O_RDWR), "rb") as data:
                 os.fsync(data)
             record_end(self._folder, self.about)
@@ -269,38 +278,38 @@ class StoreDir:
 def join(
     path: str, *, limit_bytes: int | None, describes: str, temporary: bool, on_damage: str
 ) -> StoreDir | None:
-    """Join a store; make it if there is none.
+    """Join a store, or make it.
 
     Args:
         path: the store's folder.
-        limit_bytes, describes, temporary: properties of a new store. Without a limit no store is
-            made, and None is returned if there is none, or it must be removed.
-        on_damage: ``"rebuild"`` to make a damaged store anew, with a warning, or ``"refuse"``.
+        limit_bytes, describes, temporary: properties of a new store. With a limit of None no store
+            is made: the result is None if there is none, or if a damaged one was removed.
+        on_damage: ``"rebuild"`` to replace a damaged store, with a warning; or ``"refuse"``.
 
-    Raises CacheError where the store is damaged and refused, the folder is not a store, or it is
-    another user's; OSError where the store cannot be made.
+    Raises CacheError if the store is damaged and ``"refuse"`` is given, if the folder is not a
+    store, or if another user owns it; OSError if the store cannot be made.
     """
     while True:
         folder = _open_own(path)
         if folder is None:
             if limit_bytes is None:
                 return None
-            made = _make(path, limit_bytes, describes, temporary)
-            if made is not None:
+            store_dir = _make_store(path, limit_bytes, describes, temporary)
+            if store_dir is not None:
                 if not location.is_in_memory(path):
-                    location.remember(path)
-                return made
-            continue  # another process was first
+                    location.list_store(path)
+                return store_dir
+            continue  # another process has made it meanwhile
         with contextlib.ExitStack() as undo:
             undo.callback(folder.close)
             try:
                 users = folder.open_file(_USERS, os.O_RDWR)
-            except FileNotFoundError:  # it has just been removed
+            except FileNotFoundError:  # another process has just removed it
                 continue
             except OSError as error:
-                raise CacheError(f"the cache in {path} cannot be locked: {error}") from error
+                raise CacheError(f"cannot lock the cache in {path}: {error}") from error
             undo.callback(os.close, users)
-            about = _enter(folder, users, on_damage)
+            about = _join_existing(folder, users, on_damage)
             if about is not None:
                 undo.pop_all()
                 return StoreDir(folder, users, about)
@@ -308,7 +317,7 @@ def join(
 
 @contextlib.contextmanager
 def opened(path: str, parent: CacheFolder | None = None) -> Iterator[CacheFolder | None]:
-    """Open a store's folder for inspection; None if there is none of this user."""
+    """Open a store's folder for inspection; None if this user has no store there."""
     try:
         folder = _open_own(path, parent)
     except CacheError:
@@ -321,93 +330,96 @@ def opened(path: str, parent: CacheFolder | None = None) -> Iterator[CacheFolder
 
 
 def is_in_use(folder: CacheFolder) -> bool:
-    with contextlib.suppress(OSError), _locked(folder) as alone:
-        return not alone
+    with contextlib.suppress(OSError), _locked(folder) as is_alone:
+        return not is_alone
     return False
 
 
 def remove_unused(folder: CacheFolder) -> bool:
     """Remove a store unless it is in use; True if it was removed.
 
-    Raises CacheError where it contains other files.
+    Raises CacheError if it holds files of others.
     """
-    with _locked(folder) as alone:
-        if alone:
+    with _locked(folder) as is_alone:
+        if is_alone:
             _remove(folder)
-    return alone
+    return is_alone
 
 
 def sweep(parent: CacheFolder) -> None:
-    """Remove half made or half removed stores in a folder that no process holds."""
-    for name in filter(_LEFT_OVER.fullmatch, parent.list_names()):
+    """Remove incomplete stores in a folder, unless a process holds them."""
+    for name in filter(_LEFTOVER.fullmatch, parent.list_names()):
         with contextlib.suppress(CacheError, OSError), CacheFolder(name, parent) as folder:
-            folder.check_owner(alone=True)
+            folder.check_owner(private=True)
             if not _list_foreign(folder):
-                with _locked(folder, os.O_RDWR | os.O_CREAT) as alone:
-                    if alone:
+                with _locked(folder, os.O_RDWR | os.O_CREAT) as is_alone:
+                    if is_alone:
                         folder.clear(_USERS)
 
 
-def _enter(folder: CacheFolder, users: int, on_damage: str) -> About | None:
-    """Join an existing store; None if the caller must try again."""
+def _join_existing(folder: CacheFolder, users: int, on_damage: str) -> About | None:
+    """Join an existing store; None if it is gone and the caller must try again."""
     path = folder.path
-    alone = _try_lock(users, fcntl.LOCK_EX)
-    if not alone:
+    is_alone = _try_lock(users, fcntl.LOCK_EX)
+    if not is_alone:
         _wait_for_lock(users, path)
-    if not folder.is_current() or (not alone and LEFT in folder.list_names()):
-        return None  # removed, or its last user has just left: try to be alone
+    if not folder.is_current() or (not is_alone and DIGEST in folder.list_names()):
+        return None  # it was removed, or its last user has just left: try to get it exclusively
     about = About.read(folder)
-    if alone:
+    if is_alone:
         if about is not None and about.temporary:
             _remove(folder)  # its last user was killed
             return None
-        found = find_damage(folder, about)
-        if found:
+        damage = find_damage(folder, about)
+        if damage:
             if on_damage == "refuse":
                 raise CacheError(
-                    f"the cache in {path} is damaged: {found}. Remove it (stoker cache remove "
-                    f"{path}), or have it made anew: on_damage='rebuild'"
+                    f"the cache in {path} is damaged: {damage}. Remove it (stoker cache remove "
+                    f"{path}), or give on_damage='rebuild'"
                 )
-            if found != REBOOTED:
-                warn(f"the cache in {path} is damaged ({found}) and is made anew", CacheWarning)
+            if damage != REBOOTED:
+                warn(f"the cache in {path} is damaged ({damage}) and is rebuilt", CacheWarning)
             _remove(folder)
             return None
         assert about is not None
         record_use(folder, about)
         fcntl.flock(users, fcntl.LOCK_SH)
     if about is None:
-        raise CacheError(f"the cache in {path} does not say what it is: remove it")
+        raise CacheError(
+            f"the description of the cache in {path} cannot be read: remove it (stoker cache "
+            f"remove {path})"
+        )
     return about
 
 
-def _make(path: str, limit_bytes: int, describes: str, temporary: bool) -> StoreDir | None:
-    """Make a store; None when another process was faster."""
+def _make_store(path: str, limit_bytes: int, describes: str, temporary: bool) -> StoreDir | None:
+    """Make a store; None if another process was faster."""
     parent = os.path.dirname(path)
     os.makedirs(parent, mode=0o700, exist_ok=True)
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError), CacheFolder(path) as found:
-        if found.list_names() and not _is_store(found):
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError), CacheFolder(path) as existing:
+        if existing.list_names() and not _is_store(existing):
             raise CacheError(
-                f"{path} holds other things than a cache: give path= a folder of its own"
+                f"{path} holds other files than a cache's: give path= an empty or new folder"
             )
     making = os.path.join(parent, _MAKING + secrets.token_hex(8))
-    os.mkdir(making, 0o700)  # its owner's alone
+    os.mkdir(making, 0o700)  # for its owner only
     with contextlib.ExitStack() as undo:
         try:
             folder = CacheFolder(making)
             undo.callback(folder.close)
             undo.callback(folder.clear, _USERS)
-            if not folder.is_own(alone=False):
+            if not folder.is_own(private=False):
                 raise CacheError(
-                    f"no cache can be made in {parent}: its file system does not keep who may "
-                    "write to a folder, so that others may change the cache. Give path= on another "
-                    "one (ext4, xfs, btrfs, tmpfs)"
+                    f"cannot make a cache in {parent}: its file system does not keep permissions, "
+                    "so other users could change the cache. Give path= on another file system "
+                    "(ext4, xfs, btrfs, tmpfs)"
                 )
             users = folder.open_file(_USERS, os.O_RDWR | os.O_CREAT)
-        except FileNotFoundError:  # another process swept it
+        except FileNotFoundError:  # `sweep` in another process has removed it
             return None
         undo.callback(os.close, users)
         if not _try_lock(users, fcntl.LOCK_SH) or not folder.has_open_file(_USERS, users):
-            return None  # swept, too
+            return None  # `sweep` in another process is removing it
         Store.create(folder.inside, limit_bytes)
         about = About(FORMAT, describes, limit_bytes, temporary, time.time(), boot_id())
         about.write(folder)
@@ -415,39 +427,40 @@ def _make(path: str, limit_bytes: int, describes: str, temporary: bool) -> Store
             folder.rename(path)
         except OSError as error:
             if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
-                return None  # and it may be gone again by now
+                return None  # another process was faster; its store may be gone again by now
             raise
         undo.pop_all()
     return StoreDir(folder, users, about)
 
 
 def _remove(folder: CacheFolder) -> None:
-    """Remove a store whose users are locked out. Raises CacheError where it contains other
-    files."""
+    """Remove a store while this process has its lock. Raises CacheError if it holds files of
+    others."""
     path = folder.path
     foreign = _list_foreign(folder)
     if foreign:
         raise CacheError(
-            f"{path} holds other things than a cache, and is not removed: {min(foreign)!r}"
+            f"{path} holds files that are not a cache's, such as {min(foreign)!r}, and is not "
+            "removed"
         )
-    folder.rename(os.path.join(os.path.dirname(path), _GONE + secrets.token_hex(8)))
+    folder.rename(os.path.join(os.path.dirname(path), _REMOVING + secrets.token_hex(8)))
     folder.clear(_USERS)
-    location.forget(path)
+    location.unlist_store(path)
 
 
 def _open_own(path: str, parent: CacheFolder | None = None) -> CacheFolder | None:
-    """Open a store's folder; None where there is none. Raises CacheError for another user's."""
+    """Open a store's folder; None if there is none. Raises CacheError if another user owns it."""
     try:
         folder = CacheFolder(path, parent)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise CacheError(f"{path} cannot be opened: {error}") from error
+        raise CacheError(f"cannot open {path}: {error}") from error
     with contextlib.ExitStack() as undo:
         undo.callback(folder.close)
         if not _is_store(folder):
             return None
-        folder.check_owner(alone=False)
+        folder.check_owner(private=False)
         undo.pop_all()
     return folder
 
@@ -459,7 +472,7 @@ def _is_store(folder: CacheFolder) -> bool:
 
 
 def _list_foreign(folder: CacheFolder) -> list[str]:
-    """Return the names in a folder that are not a store's; a store's ``users`` is empty."""
+    """Return the names in a folder that do not belong to a store; a store's ``users`` is empty."""
     names = folder.list_names()
     foreign = [n for n in names if n not in _NAMES and not n.startswith(_TEMPORARY_NAMES)]
     with contextlib.suppress(OSError):
@@ -470,7 +483,7 @@ def _list_foreign(folder: CacheFolder) -> list[str]:
 
 @contextlib.contextmanager
 def _locked(folder: CacheFolder, flags: int = os.O_RDWR) -> Iterator[bool]:
-    """Try to lock a folder exclusively; True if that worked and the folder is still there."""
+    """Try to lock a folder exclusively; True if the lock is held and the folder still exists."""
     users = folder.open_file(_USERS, flags)
     try:
         yield _try_lock(users, fcntl.LOCK_EX) and folder.is_current()
@@ -479,7 +492,7 @@ def _locked(folder: CacheFolder, flags: int = os.O_RDWR) -> Iterator[bool]:
 
 
 def _try_lock(users: int, kind: int) -> bool:
-    """Try to lock; if others hold the lock, an earlier lock of this process may be lost."""
+    """Try to lock. If that fails, an earlier lock of this process may be lost, too."""
     try:
         fcntl.flock(users, kind | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -488,13 +501,13 @@ def _try_lock(users: int, kind: int) -> bool:
 
 
 def _wait_for_lock(users: int, folder: str) -> None:
-    """Take the shared lock, as soon as no process holds the exclusive one."""
-    deadline = time.monotonic() + _PATIENCE_S
+    """Take the shared lock as soon as no process holds the exclusive one."""
+    deadline_s = time.monotonic() + _LOCK_TIMEOUT_S
     while not _try_lock(users, fcntl.LOCK_SH):
-        if time.monotonic() > deadline:
+        if time.monotonic() > deadline_s:
             raise CacheError(
-                f"the cache in {folder} has been locked for {_PATIENCE_S:.0f} s by a process "
-                "that checks or removes it"
+                f"a process has been checking or removing the cache in {folder} for more than "
+                f"{_LOCK_TIMEOUT_S:.0f} s: end that process, or give another path="
             )
-        # Locks have no wait with a limit; a hundredth of a second is no delay to opening a cache.
+        # flock has no time limit, so poll; 10 ms do not delay the opening of a cache noticeably.
         time.sleep(0.01)

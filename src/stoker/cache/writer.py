@@ -1,4 +1,4 @@
-"""The writer thread: each process has one, which writes the items that workers offer."""
+"""The writer thread of a process: it writes the items that workers offer to a store."""
 
 from __future__ import annotations
 
@@ -15,22 +15,23 @@ from stoker.cache.layout import StoredItem
 from stoker.cache.store import Added, Busy, Store
 
 QUEUE_BYTES = 32 << 20
-"""Most bytes that wait to be written; items beyond that are refused. Memory that a process has
-beside its own: 8 commits."""
-# A look at the stored items and a wake-up are shared by some 40 items of 110 KB. Chosen, not
-# measured.
+"""The most bytes that wait to be written: 8 writes. Further items are refused, so the queue takes
+no more memory."""
+# The size of a write: about 40 items of 110 KB share one wake-up. Chosen, not measured.
 _COMMIT_BYTES = 4 << 20
-# An item is read again an epoch later: it may wait so long for others to be written with.
-_GATHER_S = 0.05
-# Another process's commit of 1 MiB, some ten items of 110 KB at 36 us each, is over by then.
+# How long an item waits for others to be written with it. It is not read before the next epoch.
+# Chosen, not measured.
+_BATCH_DELAY_S = 0.05
+# The wait before a busy store is tried again: another process's commit of 1 MiB (ten items of
+# 110 KB at 36 us each) is over by then.
 _BUSY_S = 0.002
 
 
 class Writer:
-    """Writes items into a store, several in a commit. ``offer`` never waits.
+    """Writes items to a store, several at a time. ``offer`` never waits.
 
-    Its thread calls ``on_written`` with the result of each commit, and ``on_failure`` with the
-    reason when no more can be written.
+    Its thread calls ``on_written`` with the result of each write, and ``on_failure`` with the
+    reason if no more items can be written.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class Writer:
         self._on_written = on_written
         self._on_failure = on_failure
         self._queue: deque[StoredItem] = deque()
-        self._bytes = 0  # of what waits and of what is being written
+        self._queued_bytes = 0  # with the items that are being written
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._thread: threading.Thread | None = None
@@ -51,37 +52,39 @@ class Writer:
         self._closed = False
 
     def offer(self, item: StoredItem) -> bool:
-        """Queue an item; False when there is no room for it now."""
+        """Queue an item; False if the queue is full."""
         with self._lock:
-            if self._closed or self._bytes + item.size_bytes > max(QUEUE_BYTES, item.size_bytes):
+            if self._closed or self._queued_bytes + item.size_bytes > max(
+                QUEUE_BYTES, item.size_bytes
+            ):
                 return False
             self._queue.append(item)
-            self._bytes += item.size_bytes
+            self._queued_bytes += item.size_bytes
             if self._thread is None:
                 with deferred():
                     thread = threading.Thread(target=self._run, name="stoker-cache", daemon=True)
                     thread.start()
                     self._thread = thread
-            if len(self._queue) == 1 or self._bytes >= _COMMIT_BYTES:
+            if len(self._queue) == 1 or self._queued_bytes >= _COMMIT_BYTES:
                 self._changed.notify_all()
         return True
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until the offered items are written; False after the timeout."""
+        """Wait until all offered items are written; False after the timeout."""
         with self._lock:
             self._is_flushing = True
             self._changed.notify_all()
-            written = self._changed.wait_for(lambda: not self._bytes, timeout_s)
+            written = self._changed.wait_for(lambda: not self._queued_bytes, timeout_s)
             self._is_flushing = False
         return written
 
     @property
     def is_here(self) -> bool:
-        """Whether the caller is the writer's own thread."""
+        """Whether the caller runs in the writer's thread."""
         return self._thread is threading.current_thread()
 
     def close(self, timeout_s: float) -> None:
-        """Write the waiting items, up to a time limit, and end."""
+        """Write the queued items, for at most ``timeout_s``, and end the thread."""
         self.flush(timeout_s)
         with self._lock:
             self._closed = True
@@ -91,7 +94,7 @@ class Writer:
             self._thread.join()
 
     def before_fork(self) -> None:
-        """Pause: a forked child would otherwise write copies of the waiting items."""
+        """Pause the thread, so that no lock is held and no write is under way at the fork."""
         self._lock.acquire()
 
     def after_fork(self) -> None:
@@ -101,7 +104,7 @@ class Writer:
         while True:
             with self._lock:
                 self._changed.wait_for(lambda: self._queue or self._closed)
-                self._changed.wait_for(self._has_enough, _GATHER_S)
+                self._changed.wait_for(self._has_enough, _BATCH_DELAY_S)
                 if self._closed:
                     return
                 batch, size = [], 0
@@ -112,12 +115,13 @@ class Writer:
                 self._write(batch)
             finally:
                 with self._lock:
-                    # An offer that Ctrl-C broke off may have been counted wrong.
-                    self._bytes = self._bytes - size if self._queue else 0
+                    # An `offer` that Ctrl-C interrupted may have added its bytes but not its item.
+                    # An empty queue has 0 bytes, whatever the sum says.
+                    self._queued_bytes = self._queued_bytes - size if self._queue else 0
                     self._changed.notify_all()
 
     def _has_enough(self) -> bool:
-        return self._closed or self._is_flushing or self._bytes >= _COMMIT_BYTES
+        return self._closed or self._is_flushing or self._queued_bytes >= _COMMIT_BYTES
 
     def _write(self, batch: list[StoredItem]) -> None:
         while not self._closed:
@@ -133,12 +137,12 @@ class Writer:
                 return self._free_pages(batch)
 
     def _free_pages(self, batch: list[StoredItem]) -> None:
-        """Drop from the page cache the files of items that are in the store by now."""
-        of_files = [item for item in batch if item.file is not None]
-        if not of_files or not hasattr(os, "posix_fadvise"):
+        """Drop the files of stored items from the page cache: they will not be read again."""
+        with_files = [item for item in batch if item.file is not None]
+        if not with_files or not hasattr(os, "posix_fadvise"):
             return
-        there = self._store.holds([item.key for item in of_files])
-        for item in itertools.compress(of_files, there):
+        is_stored = self._store.holds([item.key for item in with_files])
+        for item in itertools.compress(with_files, is_stored):
             with contextlib.suppress(OSError):
                 descriptor = os.open(str(item.file), os.O_RDONLY | os.O_CLOEXEC)
                 try:

@@ -7,6 +7,7 @@ outputs, a sampler that counts them, nothing left to collate.
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -25,13 +26,22 @@ class Fate:
 
     Attributes:
         call: the method.
-        is_used: whether anybody has asked it for anything.
-        is_dropped: whether it is gone.
+        pipeline: what it made, if it is still there.
+        is_used: whether anybody has asked that for anything.
     """
 
-    call = ""
-    is_used = False
-    is_dropped = False
+    def __init__(self) -> None:
+        self.call = ""
+        self.pipeline: weakref.ref[DataLoaderApi] | None = None
+        self.is_used = False
+
+    @property
+    def was_dropped(self) -> bool:
+        """Whether it is gone, and nobody has used it."""
+        return self.pipeline is not None and self.pipeline() is None and not self.is_used
+
+    def __reduce__(self) -> tuple[type[Fate], tuple[()]]:
+        return Fate, ()  # a copy of a pipeline begins anew, and references cannot be pickled
 
 
 class DataLoaderApi:

@@ -1,1 +1,1 @@
-"""One preparation for many jobs: coordinated prep (Mohan et al., VLDB 2021, section 6.3)."""
+"""Feeds: one process prepares each epoch once for many jobs (Mohan et al., VLDB 2021, 6.3)."""

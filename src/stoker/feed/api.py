@@ -1,4 +1,4 @@
-"""``share`` and ``from_feed``: pipelines whose batches one feeder prepares for many jobs."""
+"""``share`` and ``from_feed``: pipelines over batches that one feeder prepares for many jobs."""
 
 from __future__ import annotations
 
@@ -9,41 +9,43 @@ from typing import Any
 from stoker.basics.validate import is_number, is_whole_number
 from stoker.pipeline import Pipeline
 
-# How long a feeder may take until it listens: it imports the pipeline's modules first.
-_STARTING_S = 5.0
+# How long to wait for a feeder that may be starting. It listens before it imports the pipeline's
+# modules. Chosen, not measured.
+_START_S = 5.0
 
 
 def from_feed(name: str, *, seed: int | None = None) -> Pipeline:
-    """Read the outputs of a feeder's pipeline: each output once an epoch.
+    """Read the outputs of a feed: batches or examples that another process has prepared.
 
-    Every job of a feed gets every output of each of its epochs exactly once, bit-identical to what
-    the feeder's pipeline yields in one process. A job joins where an epoch begins. Arrays are
-    read-only views, tensors are views that may be written to, of memory that the feeder shares:
-    nothing is copied, and no other job sees what a job writes there.
+    Every job of a feed gets every output of each epoch exactly once, bit-identical to the outputs
+    of the feeder's pipeline in one process. A job joins at the beginning of an epoch. Outputs are
+    not copied: arrays are read-only views, and tensors are writable views, of memory that the
+    feeder shares. Other jobs do not see a job's writes.
 
-    Where the feeder's pipeline ends with ``.batch(n)`` these are batches; else examples, which may
-    be augmented and batched here.
+    If the feeder's pipeline ends with ``.batch(n)``, the outputs are batches. Otherwise they are
+    examples, which this job can augment and batch.
+
+    Example: ``for batch in stoker.from_feed("imagenet"): ...``
 
     Args:
-        name: as in ``stoker feed FILE.py:FUNCTION --name NAME``. For a feed on another host,
-            ``tcp://host:port/NAME``: the first job here starts a relay, which fetches the feed once
-            and serves all jobs of this host.
-        seed: of echoing and random maps in this job; drawn if there is none.
+        name: the name in ``stoker feed FILE.py:FUNCTION --name NAME``. For a feed on another host,
+            ``tcp://host:port/NAME``: the first job on this host starts a relay, which fetches the
+            feed once and serves all jobs of the host.
+        seed: the seed of echoes and random maps in this job; by default a random one.
 
-    Raises FeedError when there is no such feed (after waiting 5 s for one that may be starting),
-    TokenError where this host's token cannot be read, ValueError where ``name`` is not a valid
-    name.
+    Raises FeedError if there is no such feed (after waiting 5 s for one that may be starting),
+    TokenError if this host's token cannot be read, ValueError if ``name`` is not a valid name.
     """
     from stoker.feed.connection import FeedAddress
     from stoker.feed.feed_source import open_feed
     from stoker.feed.local_socket import check_name, connect_within
-    from stoker.feed.lookup.relay import relayed
+    from stoker.feed.lookup.relay import relay_address
     from stoker.feed.relay.url import FeedUrl, is_url
 
     if is_url(name):
-        return open_feed(relayed(FeedUrl.of(name)), seed)
+        return open_feed(relay_address(FeedUrl.of(name)), seed)
     check_name(name)
-    return open_feed(FeedAddress(name, lambda: connect_within(name, _STARTING_S)), seed)
+    return open_feed(FeedAddress(name, lambda: connect_within(name, _START_S)), seed)
 
 
 def share(
@@ -58,60 +60,65 @@ def share(
     cluster: str | None = None,
     insecure: bool = False,
 ) -> Pipeline:
-    """Share one preparation with all jobs on this host that call this with the same name.
+    """Prepare each epoch once, for all jobs on this host that call ``share`` with the same name.
 
-    With ``cluster="ray"``: with all jobs of a Ray cluster, on any of its nodes.
+    With ``cluster="ray"``, for all jobs of a Ray cluster, on any of its nodes.
 
-    Coordinated prep (Mohan et al., VLDB 2021, section 6.3): each epoch is fetched and prepared
-    once, and each job trains on all of it. The first job starts a feeder, a separate process that
-    ends with the last job. If the feeder is killed, one of the jobs starts another, which continues
-    at the same position.
+    Each job trains on the whole of every epoch (coordinated prep: Mohan et al., VLDB 2021, section
+    6.3). The first job starts a feeder: a process of its own, which ends with the last job. If the
+    feeder is killed, one of the jobs starts another, which continues at the same position.
+
+    Example: ``train = stoker.share(make_pipeline, name="imagenet", jobs=4)``
 
     Args:
-        function: makes the pipeline that is prepared once: a function without arguments at the top
-            of a file, or its name, ``"FILE.py:FUNCTION"`` or ``"module:FUNCTION"``. The feeder
-            imports that file: put the training code below ``if __name__ == "__main__":`` there.
+        function: returns the pipeline to prepare: a function without arguments at the top of a
+            file, or its name, ``"FILE.py:FUNCTION"`` or ``"module:FUNCTION"``. The feeder imports
+            that file, so put its training code below ``if __name__ == "__main__":``.
         name: the feed's name, the same in all its jobs.
-        jobs: how many jobs to wait for (``patience_s`` at most) before the first epoch begins;
-            others join where an epoch begins.
-        staging: how many batches shared memory may hold, or how many bytes (``"2GiB"``); by default
-            8 batches. Without ``.batch(n)`` it holds examples in chunks of up to 64, and the
-            default is 64 chunks. Only the job that starts the feeder decides this.
-        patience_s: how many seconds the other jobs wait for a job that does not respond (it may be
-            frozen) before they go on without it. It may come back.
-        seed: of echoing and random maps in this job; drawn if there is none.
-        listen: the address, ``host:port``, at which jobs on other hosts reach the feed by
-            ``stoker.from_feed("tcp://host:port/NAME")``; by default only this host can. Only the
-            job that starts the feeder decides this.
-        cluster: ``"ray"`` for one feeder in the cluster, on the node of the first job; relays
-            serve the others' nodes, as with ``from_feed("tcp://...")``. Addresses and a token
-            travel through Ray.
-        insecure: do not encrypt the traffic to other hosts; for trusted networks only. Only the job
-            that starts the feeder decides this.
+        jobs: the number of jobs to wait for before the first epoch begins, for at most
+            ``patience_s``. Others join at the beginning of an epoch.
+        staging: the number of batches that shared memory may hold, or a size (``"2GiB"``); 8
+            batches by default. Without ``.batch(n)`` it is a number of chunks of up to 64 examples,
+            64 chunks by default. The job that starts the feeder decides it.
+        patience_s: how many seconds jobs wait for a job that does not respond (it may be frozen)
+            before they go on without it. That job may come back.
+        seed: the seed of echoes and random maps in this job; by default a random one.
+        listen: the address, ``host:port``, at which jobs on other hosts reach the feed with
+            ``stoker.from_feed("tcp://host:port/NAME")``; by default they cannot. The job that
+            starts the feeder decides it.
+        cluster: ``"ray"`` for one feeder in the Ray cluster, on the node of the first job; relays
+            serve the other nodes. Addresses and a token travel through Ray.
+        insecure: do not encrypt traffic to other hosts; for trusted networks only. The job that
+            starts the feeder decides it.
 
-    Raises FeedError when the feeder cannot be started, or serves another function under this name;
-    ClusterError where this process has joined no Ray cluster; ImportError without Ray; TypeError or
-    ValueError for wrong arguments.
+    Raises FeedError if the feeder cannot be started, or if it serves another function under this
+    name; ClusterError if this process has joined no Ray cluster; ImportError if Ray is not
+    installed; TypeError or ValueError for invalid arguments.
     """
     from stoker.adapters.entrypoint import target_of
     from stoker.feed.autostart import check_not_in_feeder, connect_or_start
     from stoker.feed.connection import FeedAddress
     from stoker.feed.feed_source import open_feed
     from stoker.feed.local_socket import check_name
-    from stoker.feed.lookup.ray_cluster import shared_in_cluster
+    from stoker.feed.lookup.ray_cluster import cluster_address
     from stoker.feed.settings import FeedSettings
     from stoker.transport.link import split_address
 
     check_name(name)
     _check_settings(jobs, staging, patience_s)
     if cluster not in (None, "ray"):
-        raise ValueError(f'cluster= is "ray" or None, not {cluster!r}')
+        raise ValueError(f'cluster= must be "ray" or None, not {cluster!r}')
     if listen is not None:
         if cluster is not None:
-            raise ValueError("listen= or cluster=: in a cluster the address is found")
+            raise ValueError(
+                "give listen= or cluster=, not both: in a cluster, jobs find the address by "
+                "themselves"
+            )
         split_address(listen)
     if insecure and listen is None and cluster is None:
-        raise ValueError("insecure=True is for feeds on other hosts (listen= or cluster=)")
+        raise ValueError(
+            "insecure=True is for feeds on other hosts: give listen= or cluster=, or leave it out"
+        )
     check_not_in_feeder()
     target = target_of(function)
     if is_whole_number(staging):
@@ -120,22 +127,25 @@ def share(
     where = listen or "", bool(insecure)
     settings = FeedSettings(name, target, staging, int(jobs), float(patience_s), True, path, *where)
     if cluster is not None:
-        return open_feed(shared_in_cluster(settings), seed)
+        return open_feed(cluster_address(settings), seed)
     address = FeedAddress(name, lambda: connect_or_start(settings), target, is_restarted=True)
     return open_feed(address, seed)
 
 
 def _check_settings(jobs: Any, staging: Any, patience_s: Any) -> None:
-    """Refuse wrong settings here rather than later in the feeder. Raises TypeError, ValueError."""
+    """Check the settings in the job, where the user sees the error, and not in the feeder.
+
+    Raises TypeError or ValueError.
+    """
     if not is_whole_number(jobs):
-        raise TypeError(f"jobs= is a number of jobs to wait for, not {jobs!r}")
+        raise TypeError(f"jobs= must be the number of jobs to wait for, not {jobs!r}")
     if jobs < 1:
-        raise ValueError(f"jobs= is at least 1, not {jobs}")
+        raise ValueError(f"jobs= must be at least 1, not {jobs}")
     if not (staging is None or isinstance(staging, str) or is_whole_number(staging)):
         raise TypeError(
-            f"staging= is a number of batches or a size such as '2GiB', not {staging!r}"
+            f"staging= must be a number of batches or a size such as '2GiB', not {staging!r}"
         )
     if not is_number(patience_s):
-        raise TypeError(f"patience_s= is a number of seconds, not {patience_s!r}")
+        raise TypeError(f"patience_s= must be a number of seconds, not {patience_s!r}")
     if not patience_s > 0:
-        raise ValueError(f"patience_s= is more than 0, not {patience_s}")
+        raise ValueError(f"patience_s= must be more than 0, not {patience_s}")

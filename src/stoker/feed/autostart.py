@@ -1,9 +1,8 @@
-"""Starting a feeder: the election among jobs, and the feeder process's entry point.
+"""Starts a feeder: the election among jobs, and the entry point of the feeder's process.
 
-The job that binds the feed's socket is elected; only one can bind it. The elected job starts the
-feeder and hands it the listening socket. Other jobs connect meanwhile, and wait until the feeder
-answers. If the elected job or the feeder dies, the connections end, and the remaining jobs elect
-one again.
+Only one process can bind the feed's socket. The job that binds it starts the feeder, and passes the
+listening socket to it. Meanwhile other jobs connect, and wait until the feeder answers. If that job
+or the feeder dies, the connections end, and the remaining jobs try to bind the socket again.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ from stoker.feed.settings import FeedSettings
 from stoker.feed.token import IN_ENVIRONMENT
 
 SWITCH_S = 0.0005
-"""The interpreter's switch interval in feeders, a tenth of Python's own: messages to jobs must
-not wait long for threads that prepare."""
-# The process that has bound the name listens a few system calls later.
-_AGAIN_S = 0.005
-_IN_FEEDER = "STOKER_FEEDER"  # in the environment of a feeder: its process id
+"""The interpreter's switch interval in feeders, a tenth of Python's default: messages to jobs must
+not wait long for threads that prepare. Chosen, not measured."""
+# The wait for another process that has bound the name: it listens a few system calls later.
+_RETRY_S = 0.005
+_FEEDER_VARIABLE = "STOKER_FEEDER"  # set in a feeder's environment to its process id
 _RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK")
-_START = """
+_START_PROGRAM = """
 import os, sys
 if os.fork():
     os._exit(0)
@@ -42,42 +41,40 @@ main(int(sys.argv[1]), sys.argv[2])
 
 
 def connect_or_start(settings: FeedSettings, token: bytes | None = None) -> socket.socket:
-    """Connect to a feed; where there is none, start its feeder.
+    """Connect to a feed; start its feeder if there is none.
 
-    ``token`` is a cluster's token; by default a feeder on the network uses the user's own token.
+    ``token`` is a cluster's token; by default a feeder that listens on the network uses the user's
+    own token.
     """
     while True:
         connection = connect(settings.name)
         if connection is not None:
             return connection
         listener = listen(settings.name)
-        if listener is None:  # somebody has bound the name, and will listen in a moment
-            time.sleep(_AGAIN_S)
+        if listener is None:  # another process has bound the name, and listens in a moment
+            time.sleep(_RETRY_S)
             continue
         with contextlib.closing(listener):
             _start(listener, settings, token)
 
 
 def check_not_in_feeder() -> None:
-    """Refuse ``share`` in a feeder that is importing the script of the job that started it.
-
-    Raises FeedError.
-    """
-    if os.environ.get(_IN_FEEDER) == str(os.getpid()):
+    """Raise FeedError in a feeder's process: it imports the script of the job that started it."""
+    if os.environ.get(_FEEDER_VARIABLE) == str(os.getpid()):
         raise FeedError(
-            "the script shares a pipeline while it is imported: put what it does below "
-            'if __name__ == "__main__":'
+            "the script calls stoker.share() while the feeder imports it: put the training code "
+            'below if __name__ == "__main__":'
         )
 
 
 def _start(listener: socket.socket, settings: FeedSettings, token: bytes | None) -> None:
-    """Start a feeder in its own session: it outlives this process, and is not its child."""
+    """Start a feeder in its own session, so that it is no child of this process and outlives it."""
     number = listener.fileno()
     environment = {k: v for k, v in os.environ.items() if k not in _RANK_VARIABLES}
     if token is not None:
         environment[IN_ENVIRONMENT] = token.hex()
     subprocess.run(
-        [sys.executable, "-c", _START, str(number), json.dumps(asdict(settings))],
+        [sys.executable, "-c", _START_PROGRAM, str(number), json.dumps(asdict(settings))],
         pass_fds=[number],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
@@ -88,21 +85,21 @@ def _start(listener: socket.socket, settings: FeedSettings, token: bytes | None)
     )
 
 
-# What follows runs in the feeder.
+# The functions below run in the feeder's process.
 
 
 def main(descriptor: int, text: str) -> NoReturn:
-    """Serve at a listening socket until the last job has gone."""
-    from stoker.feed.server import open_server  # jobs need none of it
+    """Serve on a listening socket until the last job is gone."""
+    from stoker.feed.server import open_server  # here: jobs do not need these modules
 
     listener = socket.socket(fileno=descriptor)
     listener.set_inheritable(False)
     settings = FeedSettings(**json.loads(text))
-    os.environ[_IN_FEEDER] = str(os.getpid())
+    os.environ[_FEEDER_VARIABLE] = str(os.getpid())
     sys.path[:] = settings.path
     sys.argv = [settings.target.rpartition(":")[0]]
     sys.setswitchinterval(SWITCH_S)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # what is open is closed then, too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # so that the feeder is closed, too
     try:
         feeder = open_server(listener, settings)
         with contextlib.closing(feeder):
@@ -111,10 +108,10 @@ def main(descriptor: int, text: str) -> NoReturn:
         traceback.print_exc()
     finally:
         _close_caches()
-        os._exit(0)  # threads of the user's may not want to end
+        os._exit(0)  # a thread of the user's may never end
 
 
 def _close_caches() -> None:
-    """Close the pipeline's caches: their finalizers do not run in this process."""
+    """Close the pipeline's caches: `os._exit` runs no finalizers."""
     if (caching := sys.modules.get("stoker.cache.handles")) is not None:
         caching.HANDLES.close_all()

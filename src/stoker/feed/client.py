@@ -1,7 +1,7 @@
-"""The client of a feed in a job: the epochs that it receives, and its position in them.
+"""A job's client of a feed: the epochs that it receives, and its position in them.
 
-When a feeder dies, jobs connect again, or start another. They send the seed and outline that they
-had, their positions, and the process ids of the jobs that were served beside them. The new feeder
+If a feeder dies, its jobs connect to another or start one. They send their positions, the seed and
+outline of the old feeder, and the process ids of the other jobs that it served. The new feeder
 waits for the jobs that are still alive before it chooses its positions.
 """
 
@@ -22,9 +22,9 @@ from stoker.errors import FeedError, StateError
 from stoker.feed import messages
 from stoker.feed.connection import FeedAddress, FeederConnection, Interrupted, Leases, damaged
 from stoker.feed.messages import (
-    Ask,
     Begin,
     End,
+    EpochRequest,
     Evicted,
     Failed,
     ItemMessage,
@@ -37,146 +37,150 @@ from stoker.transport.codec import UnknownType
 from stoker.transport.payload import from_payload
 from stoker.transport.shared_memory import Stale, map_block
 
-# An example that ends each feeder would have feeders started for ever; kills from outside hardly
-# hit one place so often.
-_MOST_ENDS = 3
+# Feeders that may die at one position. An example that crashes the process would otherwise start
+# feeders for ever; kills from outside hardly ever hit one position three times.
+_MAX_DEATHS = 3
 
 
 class FeedClient:
-    """A feed as the source of a job: one epoch at a time is iterated.
+    """A feed as an iterable of outputs, one epoch at a time.
 
     Attributes:
-        name: of the feed.
-        about: the feeder's welcome message.
-        at: the position of the next output; None for the beginning of any epoch.
-        lag_outputs: how many outputs the feed had ready beyond the last hand-over.
+        name: the feed's name.
+        welcome: the feeder's welcome message.
+        position: the position of the next output; None for the beginning of any epoch.
+        lag_outputs: how many further outputs the feed had ready when it sent the last one.
 
-    Raises FeedError when there is no feed, or the feed refuses this job.
+    Raises FeedError if there is no feed, or if the feed refuses this job.
     """
 
     def __init__(self, address: FeedAddress) -> None:
         self.name = address.name
-        self.at: tuple[int, int] | None = None
+        self.position: tuple[int, int] | None = None
         self._address = address
         self.lag_outputs = 0
-        self._turn = 0
-        self._ended_at: tuple[int, int] | None = None  # where a feeder ended, and how many there
-        self._ends_here = 0
+        self._request_id = 0
+        self._death_position: tuple[int, int] | None = None  # of the last feeder
+        self._death_count = 0
         self._is_in_epoch = False
         self._epoch: weakref.ref[FeedEpoch] | None = None
-        self._descriptors: list[int] = []  # that came with the last item
+        self._descriptors: list[int] = []  # of the last item's blocks
         self._connect(None)
-        self.about: Welcome = self._connection.welcome
+        self.welcome: Welcome = self._connection.welcome
 
     def __iter__(self) -> FeedEpoch:
         """Begin the next epoch, or continue at a loaded state."""
         self._leave_epoch()
-        if not self.is_own:  # the connection and the leases are the parent's
-            self.at = None
+        if not self.is_owner:  # forked: the connection and the leases belong to the parent
+            self.position = None
             self._connect(self._connection)
         epoch = FeedEpoch(self)
         self._epoch = weakref.ref(epoch)
         return epoch
 
     def _leave_epoch(self) -> None:
-        if self._epoch is not None and (before := self._epoch()) is not None:
-            before.close()
+        if self._epoch is not None and (previous := self._epoch()) is not None:
+            previous.close()
 
     def __len__(self) -> int:
-        """Return the number of outputs in an epoch; TypeError where it is known only at the end."""
-        if self.about.length is None:
-            raise TypeError(f"the feed {self.name!r} does not know the length of its epochs")
-        return self.about.length
+        """Return the number of outputs in an epoch. Raises TypeError if it is not known."""
+        if self.welcome.length is None:
+            raise TypeError(f"the feed {self.name!r} does not know how long its epochs are")
+        return self.welcome.length
 
     def state_dict(self) -> dict[str, Any]:
         """Return this job's position: the feed's epoch, and the number of the next output in it."""
-        epoch, number = (None, 0) if self.at is None else self.at
-        if epoch is not None and number and number == self.about.length:
-            epoch, number = epoch + 1, 0  # that was the last
+        epoch, number = (None, 0) if self.position is None else self.position
+        if epoch is not None and number and number == self.welcome.length:
+            epoch, number = epoch + 1, 0  # the epoch has no more outputs
         return {
             "feed": self.name,
-            "seed": self.about.seed,
-            "outline": self.about.outline,
+            "seed": self.welcome.seed,
+            "outline": self.welcome.outline,
             "epoch": epoch,
             "number": number,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue at a saved position. The feeder prepares again the outputs that this job missed.
+        """Continue at a saved position. The feeder prepares missed outputs again.
 
-        Raises StateError when the feed serves another pipeline, or cannot prepare its outputs
-        again.
+        Raises StateError if the feed serves another pipeline, or cannot prepare outputs again.
         """
         if not isinstance(state, dict) or not {"seed", "outline", "epoch", "number"} <= set(state):
-            raise StateError("this is no state of a job that a feed served")
+            raise StateError("this is not the state of a job that reads a feed")
         epoch, number = state["epoch"], state["number"]
-        if state["outline"] != self.about.outline:
-            raise StateError(f"the feed {self.name!r} serves another pipeline than the state's")
-        most = messages.LARGEST if self.about.length is None else self.about.length
-        if not _is_whole(number, most) or not (epoch is None or _is_whole(epoch, messages.LARGEST)):
+        if state["outline"] != self.welcome.outline:
+            raise StateError(
+                f"the feed {self.name!r} serves another pipeline than when the state was saved"
+            )
+        largest = messages.MAX_NUMBER if self.welcome.length is None else self.welcome.length
+        if not _is_whole_number(number, largest) or not (
+            epoch is None or _is_whole_number(epoch, messages.MAX_NUMBER)
+        ):
             raise StateError(f"the feed {self.name!r} has no output {number!r} of epoch {epoch!r}")
-        self._leave_epoch()  # later it would move on from where this goes
+        self._leave_epoch()  # first: leaving an epoch changes the position
         if epoch is None:
-            self.at = None
+            self.position = None
             return
-        if state["seed"] != self.about.seed:
+        if state["seed"] != self.welcome.seed:
             raise StateError(
-                f"the feed {self.name!r} has seed {self.about.seed}, the state has "
-                f"{state['seed']}: give the source a seed= to resume"
+                f"the feed {self.name!r} has seed {self.welcome.seed}, but the state has "
+                f"{state['seed']}: give the feeder's source seed= to resume"
             )
-        if not self.about.again and number:
+        if not self.welcome.is_repeatable and number:
             raise StateError(
-                f"the feed {self.name!r} cannot make again what a loader or a stream gave: save "
-                "between epochs"
+                f"the feed {self.name!r} reads a loader or a stream, and cannot prepare outputs "
+                "again: save states between epochs"
             )
-        self.at = epoch, number
+        self.position = epoch, number
 
     def close(self) -> None:
-        """End the connection: the feeder owes this job nothing more."""
+        """End the connection; the feeder then sends this job nothing more."""
         self._connection.close()
 
     def __del__(self) -> None:
-        # There is none where ``__init__`` raised.
+        # If ``__init__`` raised, there is no connection.
         connection = getattr(self, "_connection", None)
         if connection is not None:
             connection.close()
 
     @property
-    def is_own(self) -> bool:
-        """Whether this process owns the connection, rather than a forked child of the owner."""
+    def is_owner(self) -> bool:
+        """Whether this process owns the connection; False in a forked child of the owner."""
         return self._owner.is_current
 
-    # -- what epochs do
+    # -- used by epochs
 
-    def ask(self, interrupt: int) -> int:
-        """Request the next epoch or position, wait until it begins, and return its epoch."""
+    def request_epoch(self, interrupt: int) -> int:
+        """Request the next epoch or position and wait until it begins; return its epoch."""
         self._is_in_epoch = False
         message: Any = None
         try:
             while not isinstance(message, Begin):
                 if message is None or isinstance(message, Evicted):
-                    self._turn += 1
-                    self._connection.send(Ask(self._turn, *(self.at or (None, 0))))
+                    self._request_id += 1
+                    self._connection.send(
+                        EpochRequest(self._request_id, *(self.position or (None, 0)))
+                    )
                 elif isinstance(message, Failed):
                     raise FeedError(message.reason)
                 else:
-                    raise self.damaged(f"{type(message).__name__} where an epoch was to begin")
+                    raise self.damaged(f"it sent {type(message).__name__} instead of Begin")
                 message = self.next_message(interrupt)
-        except BaseException:  # the feeder must not wait for a job that has given up
+        except BaseException:  # otherwise the feeder would wait for a job that has given up
             self._connection.send(Leave())
             raise
-        begun = message.epoch, message.number
-        if self.about.again and self.at not in (None, begun):
-            raise self.damaged(f"it begins at {begun}, not at {self.at}")
-        self.at = begun
+        start = message.epoch, message.number
+        if self.welcome.is_repeatable and self.position not in (None, start):
+            raise self.damaged(f"it begins at {start}, not at {self.position}")
+        self.position = start
         self._is_in_epoch = True
         return int(message.epoch)
 
     def next_message(self, interrupt: int) -> Any:
-        """Return the next message; None if another feeder took over and must be asked again.
+        """Return the next message; None if another feeder took over and needs a new request.
 
-        Raises FeedError when the feeder is gone and nobody starts another one, or sends an invalid
-        message.
+        Raises FeedError if the feeder is gone and is not replaced, or sends an invalid message.
         """
         while True:
             try:
@@ -187,33 +191,33 @@ class FeedClient:
                 self._replace_feeder()
                 return None
             self._descriptors += descriptors
-            if isinstance(message, (Welcome, Refused)) or message.turn > self._turn:
-                raise self.damaged(f"{type(message).__name__} that nothing asked for")
-            if message.turn == self._turn:
+            if isinstance(message, (Welcome, Refused)) or message.request_id > self._request_id:
+                raise self.damaged(f"it sent {type(message).__name__} without a request")
+            if message.request_id == self._request_id:
                 return message
-            if isinstance(message, ItemMessage):  # of an epoch that was left
+            if isinstance(message, ItemMessage):  # of an epoch that this job has left
                 self._close_descriptors()
-                self._leases.give_back(message.lease)
+                self._leases.release(message.lease)
 
-    def take(self, item: ItemMessage) -> Any:
-        """Return the value of the last item received.
+    def load_item(self, item: ItemMessage) -> Any:
+        """Return the value of the last received item.
 
-        Raises Stale if it came too late; FeedError when it is damaged, or needs a class that this
-        process lacks.
+        Raises Stale if its memory is already reused; FeedError if it is damaged, or if it needs a
+        class that this process lacks.
         """
         mappings = []
         try:
             for generation in item.generations:
                 mappings.append(map_block(self._descriptors.pop(0), generation))
             value = from_payload(item.header, item.places, mappings, _Unpickler)
-            if not self.about.batched and (type(value) is not list or len(value) != item.count):
-                raise ValueError(f"not the {item.count} examples that were announced")
+            if not self.welcome.batched and (type(value) is not list or len(value) != item.count):
+                raise ValueError(f"it does not hold the announced {item.count} examples")
         except BaseException as error:
-            self._leases.give_back(item.lease)
+            self._leases.release(item.lease)
             if isinstance(error, UnknownType):
                 raise FeedError(
-                    f"what the feed hands out needs {error}, which this job has not imported: "
-                    "import it, or hand out tuples or dicts"
+                    f"the feed's outputs need the class {error}, which this job has not imported: "
+                    "import it, or use tuples or dicts in the pipeline"
                 ) from None
             if isinstance(error, (FeedError, Stale)) or not isinstance(error, Exception):
                 raise
@@ -224,25 +228,25 @@ class FeedClient:
         self.lag_outputs = item.behind
         return value
 
-    def settle(self) -> None:
-        """Before asking for more, copy batches that would keep the feeder waiting.
+    def release_leases(self) -> None:
+        """Copy old outputs that the job still uses, so that the feeder can send more.
 
-        Raises FeedError if a batch that is still in use was overwritten.
+        Raises FeedError if the feeder has overwritten an output that is still in use.
         """
-        self._leases.settle(self.about.lent)
+        self._leases.make_room(self.welcome.max_leases)
 
     def end_epoch(self, epoch: int) -> None:
-        """Note that an epoch has ended: the position moves to the next epoch."""
-        self.at, self._is_in_epoch = (epoch + 1, 0), False
+        """Move the position to the next epoch."""
+        self.position, self._is_in_epoch = (epoch + 1, 0), False
 
     def leave(self) -> None:
-        """Leave an epoch early: the position moves to the next epoch."""
-        if self._is_in_epoch and self.at is not None:
-            self.end_epoch(self.at[0])
+        """Leave an epoch early, and move the position to the next epoch."""
+        if self._is_in_epoch and self.position is not None:
+            self.end_epoch(self.position[0])
             self._connection.send(Leave())
 
     def damaged(self, how: str) -> FeedError:
-        """Disconnect from this feeder for good; return the error to raise."""
+        """Close the connection to this feeder; return the error to raise."""
         self._close_descriptors()
         self._connection.close()
         return damaged(self.name, how)
@@ -251,37 +255,45 @@ class FeedClient:
         while self._descriptors:
             os.close(self._descriptors.pop())
 
-    def _connect(self, before: FeederConnection | None) -> None:
-        self._connection = FeederConnection(self._address, before)
+    def _connect(self, previous: FeederConnection | None) -> None:
+        self._connection = FeederConnection(self._address, previous)
         self._leases = Leases(self._connection)
         self._owner = OwningProcess()
 
     def _replace_feeder(self) -> None:
-        """Find another feeder, and go on at the same position."""
+        """Connect to another feeder, and continue at the same position. Raises FeedError."""
         self._connection.close()
         self._leases.forget()
         if not self._address.is_restarted:
-            where = "" if self.at is None else f" (epoch {self.at[0]}, {self.at[1]} handed out)"
-            raise FeedError(
-                f"the feeder of {self.name!r} has ended{where}. Start it again, and go on from "
-                "the last state_dict()"
+            where = (
+                ""
+                if self.position is None
+                else f" (in epoch {self.position[0]}, after {self.position[1]} outputs)"
             )
-        self._ends_here = self._ends_here + 1 if self.at == self._ended_at else 1
-        self._ended_at = self.at
-        if self._ends_here > _MOST_ENDS:
-            where = "it begins" if self.at is None else f"output {self.at[1]} of epoch {self.at[0]}"
             raise FeedError(
-                f"the feeder of {self.name!r} has ended {self._ends_here} times, each time where "
-                f"{where}: stoker feed {self._address.target} --name {self.name} shows why"
+                f"the feeder of {self.name!r} has ended{where}. Start it again, and resume this "
+                "job from its last state_dict()"
+            )
+        self._death_count = self._death_count + 1 if self.position == self._death_position else 1
+        self._death_position = self.position
+        if self._death_count > _MAX_DEATHS:
+            where = (
+                "its start"
+                if self.position is None
+                else f"output {self.position[1]} of epoch {self.position[0]}"
+            )
+            raise FeedError(
+                f"the feeder of {self.name!r} has ended {self._death_count} times at {where}. Run "
+                f"stoker feed {self._address.target} --name {self.name} to see why"
             )
         self._connect(self._connection)
 
 
 class FeedEpoch(Iterator[Any]):
-    """An epoch of a feed, or the rest of one. ``close()`` leaves it early.
+    """An iterator over an epoch of a feed, or over the rest of one. ``close()`` leaves it early.
 
     Attributes:
-        epoch: the feed's epoch number, once the epoch has begun.
+        epoch: the number of the feed's epoch, once it has begun.
     """
 
     epoch: int | None = None
@@ -289,7 +301,7 @@ class FeedEpoch(Iterator[Any]):
     def __init__(self, client: FeedClient) -> None:
         self._client = client
         self._has_begun = False
-        self._ready: deque[Any] = deque()  # outputs of the item that came last
+        self._ready: deque[Any] = deque()  # outputs of the last item that are not used yet
         self._waker = _Waker()
         self._finish = weakref.finalize(self, _leave, client, self._waker)
 
@@ -301,19 +313,19 @@ class FeedEpoch(Iterator[Any]):
         return self._ready.popleft()
 
     def begin(self) -> tuple[int, int]:
-        """Wait until the epoch begins; return its first output's number. Raises StopIteration."""
+        """Wait until the epoch begins; return its first position. Raises StopIteration."""
         client = self._client
         if not self._has_begun:
             try:
-                self.epoch = client.ask(self._waker.read)
+                self.epoch = client.request_epoch(self._waker.read)
             except Interrupted:
                 raise StopIteration from None
             self._has_begun = True
-        assert client.at is not None
-        return client.at
+        assert client.position is not None
+        return client.position
 
-    def take(self) -> list[Any]:
-        """Return the outputs of the next hand-over. Raises StopIteration at the epoch's end."""
+    def take_outputs(self) -> list[Any]:
+        """Return all outputs of the next item. Raises StopIteration at the end of the epoch."""
         self._fill()
         outputs = list(self._ready)
         self._ready.clear()
@@ -321,67 +333,66 @@ class FeedEpoch(Iterator[Any]):
         return outputs
 
     def interrupt(self) -> None:
-        """Wake a thread that waits in ``next()``."""
+        """Wake a thread that waits in ``next()``; it then raises StopIteration."""
         self._waker.wake()
 
     def close(self) -> None:
-        """Leave the epoch. Outputs already handed out stay valid as long as they are referred
-        to."""
+        """Leave the epoch. Outputs that the job still refers to stay valid."""
         self._finish()
 
     def _fill(self) -> None:
-        """Wait for outputs. Raises StopIteration if no more will come."""
+        """Wait until there is an output. Raises StopIteration at the end of the epoch."""
         self.begin()
         try:
             while not self._ready:
-                self._take_next()
+                self._receive_next()
         except Interrupted:
             raise StopIteration from None
 
     def _advance(self, outputs: int) -> None:
-        assert self._client.at is not None
-        epoch, number = self._client.at
-        self._client.at = epoch, number + outputs
+        assert self._client.position is not None
+        epoch, number = self._client.position
+        self._client.position = epoch, number + outputs
 
-    def _take_next(self) -> None:
-        """Wait for the next message. Raises StopIteration at the end of the epoch."""
+    def _receive_next(self) -> None:
+        """Handle the next message. Raises StopIteration at the end of the epoch."""
         client = self._client
-        client.settle()
+        client.release_leases()
         message = client.next_message(self._waker.read)
         if message is None or isinstance(message, Evicted):
-            client.ask(self._waker.read)
+            client.request_epoch(self._waker.read)
         elif isinstance(message, ItemMessage):
-            self._take(message)
+            self._load(message)
         elif isinstance(message, Begin):
-            raise client.damaged("an epoch begins in the middle of another")
+            raise client.damaged("it sent Begin in the middle of an epoch")
         else:
             self._end(message)
 
-    def _take(self, item: ItemMessage) -> None:
+    def _load(self, item: ItemMessage) -> None:
         client = self._client
-        assert client.at is not None
-        epoch, number = client.at
+        assert client.position is not None
+        epoch, number = client.position
         skipped = number - item.number
-        is_one = not client.about.batched or item.count == 1
+        is_one = not client.welcome.batched or item.count == 1
         if item.epoch != epoch or not 0 <= skipped < item.count or not is_one:
             raise client.damaged(
-                f"{item.count} from {item.number} of epoch {item.epoch} on, where {number} of "
-                f"epoch {epoch} was due"
+                f"it sent {item.count} outputs from {item.number} of epoch {item.epoch}, but "
+                f"{number} of epoch {epoch} was next"
             )
         try:
-            value = client.take(item)
-            self._ready.extend([value] if client.about.batched else value[skipped:])
-        except Stale:  # have it made again
-            client.ask(self._waker.read)
+            value = client.load_item(item)
+            self._ready.extend([value] if client.welcome.batched else value[skipped:])
+        except Stale:  # its memory is reused: request it again
+            client.request_epoch(self._waker.read)
 
     def _end(self, message: End | Failed) -> None:
         client = self._client
-        assert client.at is not None
-        epoch, number = client.at
+        assert client.position is not None
+        epoch, number = client.position
         if isinstance(message, End) and (message.epoch != epoch or message.total > number):
             raise client.damaged(
-                f"epoch {message.epoch} ends at {message.total}, where {number} of epoch {epoch} "
-                "was due"
+                f"it ended epoch {message.epoch} at {message.total}, but {number} of epoch {epoch} "
+                "was next"
             )
         client.end_epoch(epoch)
         self.close()
@@ -391,12 +402,12 @@ class FeedEpoch(Iterator[Any]):
 
 
 class _Unpickler(pickle.Unpickler):
-    """Finds classes as this job has them."""
+    """Finds classes of the job's script in ``__main__``."""
 
     def find_class(self, module: str, name: str) -> Any:
         main = sys.modules["__main__"]
         if os.path.basename(getattr(main, "__file__", None) or "") == f"{module}.py":
-            # The feeder has loaded this very script, as a module.
+            # The feeder has imported the file that runs here as the script.
             with contextlib.suppress(AttributeError):
                 found: Any = main
                 for part in name.split("."):
@@ -406,21 +417,21 @@ class _Unpickler(pickle.Unpickler):
             return super().find_class(module, name)
         except (ImportError, AttributeError) as error:
             raise FeedError(
-                f"what the feed hands out needs {module}.{name}, which this job cannot import "
-                f"({error}): put the class into a module that both can import, or hand out tuples "
-                "or dicts"
+                f"the feed's outputs need {module}.{name}, which this job cannot import "
+                f"({error}): put the class into a module that the feeder and the job can import, "
+                "or use tuples or dicts"
             ) from error
 
 
-def _is_whole(number: Any, most: int) -> bool:
-    return type(number) is int and 0 <= number <= most
+def _is_whole_number(number: Any, largest: int) -> bool:
+    return type(number) is int and 0 <= number <= largest
 
 
 class _Waker:
-    """A pipe: ``wake`` wakes a thread that polls ``read``. Closing and waking at once is safe.
+    """A pipe: ``wake`` wakes a thread that polls ``read``.
 
-    Once it is closed the system may reuse its descriptor numbers: a late write would go to another
-    file.
+    ``wake`` and ``close`` may run at once. They need a lock: after closing, the system reuses the
+    descriptor numbers, and a late write would go to another file.
     """
 
     def __init__(self) -> None:
@@ -436,12 +447,12 @@ class _Waker:
     def close(self) -> None:
         """Close both ends, once."""
         with self._lock:
-            ends, self.read, self._write = (self.read, self._write), -1, -1
-        for end in ends:
+            descriptors, self.read, self._write = (self.read, self._write), -1, -1
+        for end in descriptors:
             os.close(end)
 
 
 def _leave(client: FeedClient, waker: _Waker) -> None:
     waker.close()
-    if client.is_own:
+    if client.is_owner:
         client.leave()

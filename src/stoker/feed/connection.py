@@ -1,13 +1,13 @@
 """A job's connection to one feeder: greeting, messages, and leases of the feeder's memory.
 
-A job maps the feeder's memory privately, and anew for each hand-over, so that a page that it wrote
-to is not taken for the next output. A finalizer of the mapping ends the lease: the job is done with
-an output when nothing refers to its arrays any more. An output that the job still refers to when it
-asks for the output after the next is copied into the job's own memory, by a write to each page, so
-that the feeder need not wait.
+A job maps the feeder's memory privately, and maps it again for each item: otherwise a page that the
+job wrote would hide the next output. The mapping's finalizer ends the lease, so a job is done with
+an output when nothing refers to its arrays any more. If the job still refers to an output when it
+requests the one after the next, the output is copied into the job's own memory, by a write to each
+page. So the feeder need not wait.
 
-``Ask`` has a number that all answers to it repeat; the job drops answers to older ones. An invalid
-message is one ``FeedError``; it is not retried.
+An ``EpochRequest`` has an id that all replies repeat; the job drops replies to older requests. An
+invalid message raises one ``FeedError``, without a retry.
 """
 
 from __future__ import annotations
@@ -31,37 +31,37 @@ from stoker.errors import FeedError
 from stoker.feed import messages
 from stoker.feed.messages import (
     Begin,
-    Done,
     FromFeeder,
     Hello,
     Malformed,
     Message,
     Peers,
     Refused,
+    Release,
     Welcome,
 )
 from stoker.transport.shared_memory import Stale, check_generation, detach
 
-# A feeder that is just ending may be met once; another one is there by then.
+# The first try may meet a feeder that is just ending, and by the second another one is there. The
+# third is a margin.
 _ATTEMPTS = 3
-# So long a job waits for others before it says so: steps of most trainings take less.
-_SAY_MS = 2000
+# How long a job waits for other jobs before it prints a message: longer than most training steps.
+_REPORT_MS = 2000
 
 
 @dataclass(frozen=True)
 class FeedAddress:
-    """The feed that a job reads, and how to connect to it.
+    """How to connect to a feed.
 
     Attributes:
-        name: of the feed.
-        connect: connects to it; None where it is not there.
+        name: the feed's name.
+        connect: connects to it, or returns None if there is no feed.
         target: the pipeline function that it must serve; empty for any.
-        is_restarted: whether ``connect`` starts a feeder where there is none, so that a lost one is
+        is_restarted: whether ``connect`` starts a feeder if there is none, so that a lost one is
             replaced.
-        label: names the reader if that is not the connecting process; the process then prints
-            nothing on its own stderr.
-        note: called with the feeder's welcome message.
-        goes_on_for: seed and outline of the feed that was taken before, for the first connection.
+        label: names the reader if it is not the connecting process, which then prints nothing.
+        on_welcome: called with the feeder's welcome message.
+        continues: the seed and outline of an earlier feed to continue, for the first connection.
     """
 
     name: str
@@ -69,60 +69,60 @@ class FeedAddress:
     target: str = ""
     is_restarted: bool = False
     label: str = ""
-    note: Callable[[Welcome], None] | None = None
-    goes_on_for: tuple[int, list[str]] | None = None
+    on_welcome: Callable[[Welcome], None] | None = None
+    continues: tuple[int, list[str]] | None = None
 
 
 class Interrupted(Exception):
-    """A wait for the feeder was interrupted."""
+    """Another thread has interrupted a wait for the feeder."""
 
 
 class FeederConnection:
-    """A connection to a feed's feeder, which has greeted this job; ``before`` was the last one.
+    """A connection to a feeder, after the greeting; ``previous`` is the job's last connection.
 
     Attributes:
         welcome: the feeder's welcome message.
-        wait_ns: nanoseconds that the job has waited for feeders.
+        wait_ns: nanoseconds for which the job has waited for feeders.
 
-    Raises FeedError when there is no feed, or the feed refuses this job.
+    Raises FeedError if there is no feed, or if the feed refuses this job.
     """
 
-    def __init__(self, address: FeedAddress, before: FeederConnection | None = None) -> None:
-        self.wait_ns: int = 0 if before is None else before.wait_ns
+    def __init__(self, address: FeedAddress, previous: FeederConnection | None = None) -> None:
+        self.wait_ns: int = 0 if previous is None else previous.wait_ns
         self._name = address.name
-        self._peers: list[int] = [] if before is None else before._peers
-        known = address.goes_on_for
-        if before is not None:
-            welcome = before.welcome
-            known = (welcome.seed, welcome.outline) if address.is_restarted else None
+        self._peers: list[int] = [] if previous is None else previous._peers
+        continues = address.continues
+        if previous is not None:
+            welcome = previous.welcome
+            continues = (welcome.seed, welcome.outline) if address.is_restarted else None
         self.welcome: Welcome
-        self._socket, self.welcome = _greet(address, known, self._peers)
-        if address.note is not None:
-            address.note(self.welcome)
-        # Until that was said, or something came.
+        self._socket, self.welcome = _greet(address, continues, self._peers)
+        if address.on_welcome is not None:
+            address.on_welcome(self.welcome)
+        # 0 once the message is printed, or once an epoch has begun.
         self._awaited_jobs = 0 if address.label else self.welcome.awaited_jobs
 
     def send(self, message: Message) -> None:
-        """Send a message. If the feeder is gone, ``receive`` reports it, not this."""
+        """Send a message. If the feeder is gone, the next ``receive`` reports it, not this call."""
         with contextlib.suppress(OSError):
             while not self.try_to_send(message):
                 select.select([], [self._socket], [])
 
     def try_to_send(self, message: Message) -> bool:
-        """Send a message unless that would block; True if it was sent or the feeder is gone."""
+        """Send a message unless that would block; True if it is sent, or if the feeder is gone."""
         try:
             messages.send(self._socket, message)
         except BlockingIOError:
             return False
         except OSError:
-            pass  # the next one who waits finds it out
+            pass  # the next `receive` reports it
         return True
 
     def receive(self, interrupt: int) -> tuple[Any, list[int]]:
-        """Return the feeder's next message and its descriptors; None when the feeder is gone.
+        """Return the feeder's next message and its descriptors; None if the feeder is gone.
 
-        Raises Malformed for an invalid message, Interrupted when the descriptor ``interrupt``
-        becomes readable.
+        Raises Malformed for an invalid message, Interrupted if the descriptor ``interrupt`` becomes
+        readable.
         """
         began = time.perf_counter_ns()
         try:
@@ -148,84 +148,86 @@ class FeederConnection:
         poll.register(self._socket, select.POLLIN)
         poll.register(interrupt, select.POLLIN)
         while True:
-            ready = [number for number, _ in poll.poll(_SAY_MS if self._awaited_jobs > 1 else None)]
+            ready = [
+                number for number, _ in poll.poll(_REPORT_MS if self._awaited_jobs > 1 else None)
+            ]
             if not ready:
-                self._say_who_is_awaited()
+                self._report_missing_jobs()
             if interrupt in ready:
                 raise Interrupted
             with contextlib.suppress(BlockingIOError):
                 return messages.receive_as_job(self._socket)
 
-    def _say_who_is_awaited(self) -> None:
-        """Print once, on stderr, that the feed waits for other jobs."""
+    def _report_missing_jobs(self) -> None:
+        """Print once to stderr that the feed waits for other jobs."""
         if len(self._peers) < self._awaited_jobs:
             print(
                 f"stoker: the feed {self._name!r} waits for {self._awaited_jobs} jobs before its "
-                "first epoch: start the others, or ask for fewer (jobs=, --jobs). It begins "
-                "without them once its patience is over",
+                "first epoch. Start the others, or give a smaller jobs= (--jobs). Without them it "
+                "begins after patience_s (--patience)",
                 file=sys.stderr,
             )
         self._awaited_jobs = 0
 
 
 class Leases:
-    """The hand-overs of one connection that the job still uses.
+    """The items of one connection that the job still uses.
 
-    Finalizers call it, in any thread, at any time.
+    Finalizers call its methods, in any thread and at any time.
     """
 
     def __init__(self, connection: FeederConnection) -> None:
         self._connection = connection
         self._owner = OwningProcess()
-        self._lock = threading.RLock()  # a finaliser may come in between
+        self._lock = threading.RLock()  # a finalizer may run in a thread that holds it
         self._held: dict[int, _Lease] = {}
-        self._finished: deque[int] = deque()  # to be given back
+        self._finished: deque[int] = deque()  # leases to release with the next message
 
     def hold(self, number: int, mappings: list[mmap.mmap], generations: list[int]) -> None:
-        """Give a hand-over back when nothing refers to its mappings any more."""
+        """Release a lease when nothing refers to its mappings any more."""
         if mappings:
             self._held[number] = _Lease(self, number, mappings, generations)
         else:
-            self.give_back(number)
+            self.release(number)
 
-    def settle(self, most: int) -> None:
+    def make_room(self, max_held: int) -> None:
         """Hold fewer than ``most`` leases: copy outputs that would keep the feeder waiting.
 
-        Raises FeedError when the feeder overwrote an output that this job still used.
+        Raises FeedError if the feeder has overwritten an output that this job still uses.
         """
-        while len(self._held) >= most:
+        while len(self._held) >= max_held:
             with self._lock:
                 oldest = self._held.get(min(self._held, default=0))
             if oldest is not None:
-                oldest.keep()
-        self.give_back()
+                oldest.copy_out()
+        self.release()
 
-    def give_back(self, *numbers: int) -> None:
-        """Tell the feeder which leases this job has finished with."""
+    def release(self, *numbers: int) -> None:
+        """Tell the feeder which leases this job no longer needs."""
         self._finished.extend(numbers)
         while self._finished and self._lock.acquire(blocking=False):
             try:
                 leases: list[int] = []
                 with contextlib.suppress(IndexError):
-                    while len(leases) < messages.MOST_LEASES:
+                    while len(leases) < messages.MAX_LEASES:
                         leases.append(self._finished.popleft())
-                if not self._connection.try_to_send(Done(leases, self._connection.wait_ns)):
-                    self._finished.extend(leases)  # with the next message
+                if not self._connection.try_to_send(Release(leases, self._connection.wait_ns)):
+                    self._finished.extend(leases)  # the socket is full: send them later
                     return
             finally:
                 self._lock.release()
 
-    def drop(self, number: int) -> None:
-        """Take note that nothing refers to a hand-over any more."""
+    def on_unused(self, number: int) -> None:
+        """Release a lease: nothing refers to its item any more."""
         if not self._owner.is_current:
-            return  # the hand-over is the parent's, and the lock may be held for ever
+            return  # forked: the lease is the parent's, and the lock may be held for ever
         with self._lock:
-            known = self._held.pop(number, None)
-        if known is not None:
-            self.give_back(number)
+            lease = self._held.pop(number, None)
+        if lease is not None:
+            self.release(number)
 
     def forget(self) -> None:
-        """Return no more leases: held outputs stay valid as long as they are referred to."""
+        """Release no more leases, as the feeder is gone. Outputs that the job holds stay valid."""
         for lease in self._held.values():
             lease.forget()
         self._held.clear()
@@ -233,7 +235,7 @@ class Leases:
 
 
 class _Lease:
-    """The mappings of one hand-over."""
+    """The mappings of one item."""
 
     def __init__(
         self, leases: Leases, number: int, mappings: list[mmap.mmap], generations: list[int]
@@ -242,14 +244,14 @@ class _Lease:
         self._number = number
         self._left = len(mappings)
         self._mappings = [
-            (weakref.ref(mapping, self._one_less), generation)
+            (weakref.ref(mapping, self._on_mapping_freed), generation)
             for mapping, generation in zip(mappings, generations, strict=True)
         ]
 
-    def keep(self) -> None:
-        """Copy outputs that are still referred to into this process's memory, and return the lease.
+    def copy_out(self) -> None:
+        """Copy the item into this process's memory if the job still uses it; release the lease.
 
-        Raises FeedError when the feeder overwrote it meanwhile, which it must not do.
+        Raises FeedError if the feeder has overwritten it, which would be a defect.
         """
         try:
             for reference, generation in self._mappings:
@@ -258,7 +260,7 @@ class _Lease:
                     detach(mapping)
                     check_generation(mapping, generation)
         except Stale:
-            raise FeedError("a batch was overwritten while this job held it") from None
+            raise FeedError("the feeder has overwritten a batch that this job still used") from None
         self.forget()
         self._drop()
 
@@ -266,7 +268,7 @@ class _Lease:
         """Release the mappings without telling the feeder."""
         self._mappings = []
 
-    def _one_less(self, _: object) -> None:
+    def _on_mapping_freed(self, _: object) -> None:
         self._left -= 1
         if self._left <= 0:
             self._drop()
@@ -274,33 +276,33 @@ class _Lease:
     def _drop(self) -> None:
         leases = self._leases()
         if leases is not None:
-            leases.drop(self._number)
+            leases.on_unused(self._number)
 
 
 def _greet(
-    address: FeedAddress, known: tuple[int, list[str]] | None, peers: list[int]
+    address: FeedAddress, continues: tuple[int, list[str]] | None, peers: list[int]
 ) -> tuple[socket.socket, Welcome]:
-    """Connect, and exchange greetings; the feeder must go on for the one that ``known`` is of."""
+    """Connect and exchange greetings; the feeder must serve what ``continues`` names, if given."""
     label = address.label or " ".join([os.path.basename(sys.argv[0] or "python"), *sys.argv[1:]])
-    seed, outline = known or (None, [])
+    seed, outline = continues or (None, [])
     hello = Hello(
         messages.VERSION,
-        messages.plain(label, messages.LABEL_CHARACTERS),
-        messages.plain(address.target),
+        messages.clip_text(label, messages.LABEL_CHARACTERS),
+        messages.clip_text(address.target),
         seed,
         outline,
-        peers[: messages.MOST_PEERS],
+        peers[: messages.MAX_PEERS],
     )
     for _ in range(_ATTEMPTS):
         connection = address.connect()
         if connection is None:
             raise FeedError(
                 f"there is no feed {address.name!r} on this host: start it with stoker feed "
-                f"FILE.py:FUNCTION --name {address.name}, or take stoker.share()"
+                f"FILE.py:FUNCTION --name {address.name}, or use stoker.share()"
             )
         with contextlib.ExitStack() as undo:
             undo.callback(connection.close)
-            answer = _answer(connection, hello, address.name)
+            answer = _exchange_greetings(connection, hello, address.name)
             if isinstance(answer, Welcome):
                 connection.setblocking(False)
                 undo.pop_all()
@@ -308,12 +310,12 @@ def _greet(
         if isinstance(answer, Refused):
             raise FeedError(answer.reason)
     raise FeedError(
-        f"the feeder of {address.name!r} ends before it serves anybody: stoker feed "
-        f"{address.target or 'FILE.py:FUNCTION'} --name {address.name} shows why"
+        f"the feeder of {address.name!r} ends before it serves any job. Run stoker feed "
+        f"{address.target or 'FILE.py:FUNCTION'} --name {address.name} to see why"
     )
 
 
-def _answer(connection: socket.socket, hello: Hello, name: str) -> FromFeeder | None:
+def _exchange_greetings(connection: socket.socket, hello: Hello, name: str) -> FromFeeder | None:
     try:
         messages.send(connection, hello)
         return messages.receive_as_job(connection)[0]
@@ -325,4 +327,4 @@ def _answer(connection: socket.socket, hello: Hello, name: str) -> FromFeeder | 
 
 def damaged(name: str, how: str) -> FeedError:
     """Return the error for an invalid message from a feeder."""
-    return FeedError(f"what the feeder of {name!r} sent is damaged: {how}")
+    return FeedError(f"the feeder of {name!r} sent an invalid message: {how}")

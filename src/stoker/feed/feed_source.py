@@ -1,4 +1,4 @@
-"""Sources that read from a feed: batches or examples."""
+"""Sources that read a feed: batches or examples."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from stoker.sources.origin import Origin
 
 def open_feed(address: FeedAddress, seed: int | None) -> Pipeline[Any]:
     client = FeedClient(address)
-    source: Origin = FeedBatches(client) if client.about.batched else FeedExamples(client)
+    source: Origin = FeedBatches(client) if client.welcome.batched else FeedExamples(client)
     return Pipeline(Chain.begin(source, seed))
 
 
 class FeedBatches(LoaderSource):
-    """The batches of a feed, whose client is the loader."""
+    """The batches of a feed; the feed's client takes the place of a loader."""
 
     @property
     def name(self) -> str:
         return f"from_feed({self.loader.name!r})"
 
     def warn_unsharded(self, *, is_sharded: bool) -> None:
-        """Warn if there are several ranks: the feed gives each rank all batches."""
+        """Warn if there are several ranks: each rank gets all batches of the feed."""
         warn_unsharded_feed()
 
     def lag_outputs(self) -> int:
@@ -40,7 +40,7 @@ class FeedBatches(LoaderSource):
 
 
 class FeedExamples(IterableSource):
-    """The examples of a feed: a stream that can begin in the middle of a pass."""
+    """The examples of a feed: a stream that can begin in the middle of an epoch."""
 
     takes_state = True
 
@@ -71,12 +71,13 @@ class FeedExamples(IterableSource):
         return _between(self._client, left)
 
     def set_epoch(self, epoch: int) -> None:
-        """Do nothing: the feed decides the epoch."""
+        """Do nothing: the feed chooses the epoch."""
 
 
 def _between(client: FeedClient, left: bool) -> dict[str, Any]:
-    """Return a job's state between epochs; after an epoch that was left early, the next one's."""
+    """Return a job's state between epochs: the beginning of the next one."""
     saved: dict[str, Any] = client.state_dict()
-    if saved["number"] and (left or client.about.length is None):  # only the end tells
+    if saved["number"] and (left or client.welcome.length is None):
+        # Of unknown length, a position may be the end of its epoch.
         return {**saved, "epoch": saved["epoch"] + 1, "number": 0}
     return saved

@@ -1,4 +1,4 @@
-"""``stoker feed``: a feeder in the foreground, with a table of its jobs and their progress."""
+"""``stoker feed``: runs a feeder in the foreground, with a table of its jobs."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ from stoker.feed.relay.url import FeedUrl
 from stoker.feed.server import FeedServer, open_server
 from stoker.feed.settings import FeedSettings
 
-# People see a change within half a second; drawing more often only takes time from preparing.
+# How often the table is drawn: half a second is soon enough for people, and drawing takes time from
+# preparing. Chosen, not measured.
 _REFRESH_S = 0.5
-# Lines stay in a log: six a minute.
+# How often a line is printed if the output is no terminal: six lines a minute in a log.
 _LINES_S = 10.0
-# So a row of the view fits into 80 columns.
+# With labels of this length, a row of the table fits into 80 columns.
 _LABEL_CHARACTERS = 36
 
 
@@ -40,8 +41,8 @@ def serve(
 ) -> None:
     """Serve a pipeline until this process is interrupted, and show its jobs.
 
-    Raises FeedError when the name or the address ``listen_at`` is taken or the target cannot be
-    served, TokenError, ValueError for a wrong name, address or target or too little memory, and
+    Raises FeedError if the name or the address ``listen_at`` is taken, or if the target cannot be
+    served; TokenError; ValueError for an invalid name, address or target, or for too little memory;
     KeyboardInterrupt at the end.
     """
     check_name(name)
@@ -50,27 +51,28 @@ def serve(
     )
     listener = listen(name)
     if listener is None:
-        raise FeedError(f"a feed {name!r} is there already: stop it, or take another name")
+        raise FeedError(f"there is already a feed {name!r}: stop it, or choose another name")
     signal.signal(signal.SIGTERM, _interrupt)
     sys.setswitchinterval(SWITCH_S)
-    _show(open_server(listener, settings))
+    _serve_with_view(open_server(listener, settings))
 
 
-def _show(feeder: FeedServer) -> None:
-    """Serve to the end, and close the feeder."""
+def _serve_with_view(feeder: FeedServer) -> None:
+    """Serve until the end, show the jobs, and close the feeder."""
     from rich.console import Console
 
     console = Console()
     with contextlib.ExitStack() as shown:
         if console.is_terminal:
-            shown.enter_context(printing_above(console))  # caches draw until the feeder is closed
+            # Before the feeder's context: caches print until the feeder is closed.
+            shown.enter_context(printing_above(console))
         shown.enter_context(contextlib.closing(feeder))
         console.print(headline(feeder), highlight=False, markup=False)
         view = View(feeder)
         if console.is_terminal:
             _draw(console, view, feeder)
         else:
-            feeder.serve(lambda: _say(console, view), _LINES_S)
+            feeder.serve(lambda: _print_line(console, view), _LINES_S)
 
 
 def _draw(console: Any, view: View, feeder: FeedServer) -> None:
@@ -92,7 +94,7 @@ def _draw(console: Any, view: View, feeder: FeedServer) -> None:
         feeder.serve(refresh, _REFRESH_S)
 
 
-def _say(console: Any, view: View) -> None:
+def _print_line(console: Any, view: View) -> None:
     view.refresh()
     console.print(view.line(), highlight=False, markup=False)
 
@@ -102,53 +104,55 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def headline(feeder: FeedServer) -> str:
-    """Return the first lines: the feed, its memory, and how to read it."""
+    """Return the first lines: what the feed serves, its memory, and how a job reads it."""
     about = feeder.about
-    what = "batches" if about.batched else "examples"
+    outputs = "batches" if about.batched else "examples"
     length = "" if about.length is None else f", {about.length:,} an epoch"
-    elsewhere = ""
+    remote_hint = ""
     if feeder.address:
         url = FeedUrl(feeder.address, feeder.name)
-        elsewhere = f"\non another host: for batch in stoker.from_feed({str(url)!r}): ..."
+        remote_hint = f"\non another host: for batch in stoker.from_feed({str(url)!r}): ..."
     return (
-        f"feed {feeder.name!r}: {what} of {feeder.target}{length}, seed {feeder.seed}\n"
-        f"staging area: {feeder.staging.text()}; none of it in /dev/shm\n"
-        f"in a job: for batch in stoker.from_feed({feeder.name!r}): ...{elsewhere}"
+        f"feed {feeder.name!r}: {outputs} of {feeder.target}{length}, seed {feeder.seed}\n"
+        f"staging area: {feeder.staging.describe()}, not in /dev/shm\n"
+        f"in a job: for batch in stoker.from_feed({feeder.name!r}): ...{remote_hint}"
     )
 
 
 class View:
-    """A picture of a feeder that is kept up to date; ``renderable`` is for rich."""
+    """The table of a feeder's jobs, and their rates; ``renderable`` returns it for rich."""
 
     def __init__(self, feeder: FeedServer) -> None:
         self._feeder = feeder
         self._at_s = time.monotonic()
-        # Of each job; of what is made, under None.
+        # By job; under None for the feeder's own output.
         self._rows: dict[ClientSession | None, int] = {None: 0}
         self._rates: dict[ClientSession | None, float] = {None: 0.0}
-        self._moved = True
+        self._has_changed = True
 
     def refresh(self) -> bool:
-        """Measure the rates since the last call; True if any job made progress."""
+        """Measure the rates since the last call; True if the table has changed."""
         now_s = time.monotonic()
         rows: dict[ClientSession | None, int] = {None: self._feeder.rows_made}
         rows |= {session: session.rows for session in self._feeder.sessions}
-        spent_s = max(1e-9, now_s - self._at_s)
-        self._rates = {who: (n - self._rows.get(who, 0)) / spent_s for who, n in rows.items()}
-        moved, self._moved = self._moved, rows != self._rows
+        elapsed_s = max(1e-9, now_s - self._at_s)
+        self._rates = {
+            session: (n - self._rows.get(session, 0)) / elapsed_s for session, n in rows.items()
+        }
+        has_changed, self._has_changed = self._has_changed, rows != self._rows
         self._rows, self._at_s = rows, now_s
-        return moved or self._moved  # once more behind the last move: the rates are 0 then
+        return has_changed or self._has_changed  # and once more: then the rates are 0
 
     def line(self) -> str:
         """Return the main figures in one line."""
         feeder = self._feeder
         jobs = [session for session in feeder.sessions if session.is_welcome]
         text = f"{len(jobs)} jobs, {self._rates[None]:,.0f} examples/s prepared once"
-        slowest = max(jobs, key=lambda session: session.held_up_s, default=None)
-        if slowest is not None and slowest.held_up_s > 0:
+        slowest = max(jobs, key=lambda session: session.blocked_others_s, default=None)
+        if slowest is not None and slowest.blocked_others_s > 0:
             text += (
-                f"; process {slowest.pid} sets the pace: others waited for it "
-                f"{min(1.0, slowest.held_up_s / _alive_s(slowest)):.0%} of its time"
+                f"; process {slowest.pid} is the slowest: others waited for it "
+                f"{min(1.0, slowest.blocked_others_s / _alive_s(slowest)):.0%} of the time"
             )
         return text
 
@@ -157,19 +161,19 @@ class View:
         from rich.text import Text
 
         feeder = self._feeder
-        held = sum(len(log.items) for log in feeder.branches.logs)
-        beside = len(feeder.branches) - 1
+        items_held = sum(len(log.items) for log in feeder.branches.logs)
+        other_branches = len(feeder.branches) - 1
         title = (
             f"feed {feeder.name}: {self._rates[None]:,.0f} examples/s prepared once, "
-            f"{held} of {feeder.staging.text()} in use, "
+            f"{items_held} of {feeder.staging.describe()} in use, "
             f"{format_bytes(feeder.blocks.held_bytes())} of shared memory"
         )
-        if beside > 0:
-            title += f"; {beside} beside, for jobs that catch up"
-        # Without lines, which would take the room that a label needs in 80 columns.
+        if other_branches > 0:
+            title += f"; {other_branches} more branches, for jobs that catch up"
+        # No box lines: labels need the room in 80 columns.
         table = Table(title=title, title_justify="left", box=None, pad_edge=False)
         table.add_column("pid", no_wrap=True)
-        table.add_column("job")  # what gives way
+        table.add_column("job")  # the only column that may be narrowed
         for column in ("epoch", "next", "behind", "holds", "examples/s", "waits", "holds up"):
             table.add_column(column, justify="right", no_wrap=True)
         for session in feeder.sessions:
@@ -181,21 +185,21 @@ class View:
 
     def _row(self, session: ClientSession) -> list[Any]:
         alive_s = _alive_s(session)
-        at, behind = ("", ""), ""
+        position, behind = ("", ""), ""
         if session.reader is not None and session.branch is not None:
-            epoch, number = session.reader.at
-            at = f"{epoch:,}", f"{number:,}" if session.reader.has_asked else "between"
+            epoch, number = session.reader.position
+            position = f"{epoch:,}", f"{number:,}" if session.reader.has_requested else "between"
             begins = [item.begin for item in session.branch.log.items]
-            behind = str(sum(begin >= session.reader.at for begin in begins))
+            behind = str(sum(begin >= session.reader.position for begin in begins))
         elif session.is_waiting:
-            at = "", "joins next"
+            position = "", "joins next"
         return [
-            *at,
+            *position,
             behind,
-            str(len(session.lent)),
+            str(len(session.leases)),
             f"{self._rates.get(session, 0.0):,.0f}",
             f"{min(1.0, session.wait_ns / 1e9 / alive_s):.0%}",
-            f"{session.held_up_s / alive_s:.0%}",
+            f"{session.blocked_others_s / alive_s:.0%}",
         ]
 
 

@@ -1,6 +1,6 @@
-"""A feed's socket on its host, found by the feed's name.
+"""The Unix socket of a feed, by the feed's name.
 
-It is an abstract socket name, which the kernel frees with the process that listens there.
+The name is abstract: no file holds it, and the kernel frees it when the listening process ends.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ from stoker.basics import process
 from stoker.errors import FeedError
 from stoker.feed import messages
 
-# Short beside a feeder's start, long beside a look.
-_LOOK_AGAIN_S = 0.05
-# More jobs than connect at a moment on one host; kernels before 5.4 take no more.
+# The wait between two tries to connect: short beside the start of a feeder (seconds), long beside a
+# try (microseconds). Chosen, not measured.
+_POLL_S = 0.05
+# Connections that may wait: more jobs than connect to one host at once, and the most that kernels
+# before 5.4 take.
 _BACKLOG = 128
-# An address has 107 bytes, of which the rest is the prefix and the user's number.
+# A socket address has 107 bytes; the prefix and the user's id take the rest.
 _NAME_CHARACTERS = 64
 
 
@@ -28,21 +30,21 @@ def check_name(name: str) -> None:
     """Raise ValueError unless ``name`` is a valid feed name."""
     if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", name):
         raise ValueError(
-            f"{name!r} cannot be the name of a feed: up to 64 letters, digits, dots, dashes and "
-            "underscores can"
+            f"{name!r} is not a valid name of a feed: use up to 64 letters, digits, dots, dashes "
+            "and underscores"
         )
 
 
 def address_of(name: str) -> bytes:
-    """Return the socket address of this user's feed of that name."""
-    if len(name) > _NAME_CHARACTERS:  # of a feed on another host
+    """Return the socket address of this user's feed with that name."""
+    if len(name) > _NAME_CHARACTERS:  # a relay's name is the URL of its feed
         name = hashlib.blake2b(name.encode(), digest_size=16).hexdigest()
     return f"\0stoker-feed-{os.getuid()}-{name}".encode()
 
 
 def listen(name: str) -> socket.socket | None:
     """Return a socket that listens under a feed's name; None if the name is taken."""
-    listener = _socket()
+    listener = _new_socket()
     try:
         listener.bind(address_of(name))
     except OSError:
@@ -53,34 +55,34 @@ def listen(name: str) -> socket.socket | None:
 
 
 def connect(name: str) -> socket.socket | None:
-    """Connect to a feed; None if no process listens.
+    """Connect to a feed; None if no process listens there.
 
-    Raises FeedError when the name belongs to another user's process.
+    Raises FeedError if the process belongs to another user.
     """
     with contextlib.ExitStack() as undo:
-        connection = undo.enter_context(_socket())
+        connection = undo.enter_context(_new_socket())
         try:
             connection.connect(address_of(name))
-            _, user = messages.peer_of(connection)
+            _, user = messages.peer_credentials(connection)
         except OSError:
             return None
         if user != os.getuid():
-            raise FeedError(f"the feed {name!r} belongs to another user")
+            raise FeedError(f"the feed {name!r} belongs to another user (id {user})")
         undo.pop_all()
     return connection
 
 
-def connect_within(name: str, patience_s: float) -> socket.socket | None:
-    """Connect to a feed that may just be starting."""
-    until_s = time.monotonic() + patience_s
+def connect_within(name: str, timeout_s: float) -> socket.socket | None:
+    """Connect to a feed that may be starting; None if it does not listen within ``timeout_s``."""
+    until_s = time.monotonic() + timeout_s
     while True:
         connection = connect(name)
         if connection is not None or time.monotonic() > until_s:
             return connection
-        time.sleep(_LOOK_AGAIN_S)
+        time.sleep(_POLL_S)
 
 
-def _socket() -> socket.socket:
-    opened = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    process.close_in_children(opened)
-    return opened
+def _new_socket() -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    process.close_in_children(sock)
+    return sock

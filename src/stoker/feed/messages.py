@@ -1,8 +1,8 @@
-"""Messages between a feeder and its jobs: one schema, one packet a message.
+"""Messages between a feeder and its jobs: one schema, one message per packet.
 
-Packets go over a Unix socket that keeps their borders (SOCK_SEQPACKET), between processes of one
-user. A packet that is too long or does not fit the schema ends its connection. So the schema bounds
-every number and every text: a decoded message can be answered and computed with.
+Packets go over a Unix socket that keeps packet boundaries (SOCK_SEQPACKET), between processes of
+one user. A packet that is too long or does not fit the schema ends its connection. The schema
+bounds every number and every text, so code can compute with a decoded message without checks.
 """
 
 from __future__ import annotations
@@ -16,53 +16,53 @@ from typing import Annotated, Any
 
 import msgspec
 
-# Raised whenever a message changes: jobs of other versions are refused with both numbers.
-VERSION = 5
-# Of a packet: larger payloads lie in blocks of shared memory.
-MOST_BYTES = 1 << 16
-LARGEST = (1 << 62) - 1
-"""The largest number in a message: sums of two fit into an int64."""
-# In one message: a job holds hundreds at most. At eight digits each they leave most of a packet
-# free.
-MOST_LEASES = 1000
-# More jobs than one host runs.
-MOST_PEERS = 128
-# A label is a line for people.
+# Raised whenever a message changes; a feeder refuses jobs with another version.
+VERSION = 6
+# The largest packet. Larger payloads lie in blocks of shared memory. Chosen, not measured.
+MAX_PACKET_BYTES = 1 << 16
+MAX_NUMBER = (1 << 62) - 1
+"""The largest number in a message: the sum of two fits into an int64."""
+# The most leases in one message. A job holds hundreds at most; 1,000 numbers of 9 bytes take a
+# seventh of a packet.
+MAX_LEASES = 1000
+# The most process ids in a greeting: more jobs than one host runs.
+MAX_PEERS = 128
+# The longest label: it is one line for people.
 LABEL_CHARACTERS = 200
-# Of a target, or a reason: at most 32 KB as UTF-8, half of a packet.
+# The longest target or reason: at most 32 KB as UTF-8, half of a packet.
 TEXT_CHARACTERS = 8000
-# The kernel passes as many at a time (SCM_MAX_FD).
-_MOST_DESCRIPTORS = 253
-# Of C ints, four bytes each.
-_ROOM = socket.CMSG_SPACE(_MOST_DESCRIPTORS * 4)
-_LOST = socket.MSG_TRUNC | socket.MSG_CTRUNC
+# The most descriptors that the kernel passes in one message (SCM_MAX_FD).
+_MAX_DESCRIPTORS = 253
+# Room for them: C ints of four bytes each.
+_ANCILLARY_BYTES = socket.CMSG_SPACE(_MAX_DESCRIPTORS * 4)
+_TRUNCATED = socket.MSG_TRUNC | socket.MSG_CTRUNC
 _CREDENTIALS = struct.Struct("iII")
 
-Number = Annotated[int, msgspec.Meta(ge=0, le=LARGEST)]
-Positive = Annotated[int, msgspec.Meta(ge=1, le=LARGEST)]
+Number = Annotated[int, msgspec.Meta(ge=0, le=MAX_NUMBER)]
+Positive = Annotated[int, msgspec.Meta(ge=1, le=MAX_NUMBER)]
 Seed = Annotated[int, msgspec.Meta(ge=0)]  # below 2^64
 Pid = Annotated[int, msgspec.Meta(ge=1, lt=1 << 31)]
 Label = Annotated[str, msgspec.Meta(max_length=LABEL_CHARACTERS)]
 Target = Annotated[str, msgspec.Meta(max_length=TEXT_CHARACTERS)]
-Generations = Annotated[list[Number], msgspec.Meta(max_length=_MOST_DESCRIPTORS)]
+Generations = Annotated[list[Number], msgspec.Meta(max_length=_MAX_DESCRIPTORS)]
 
 
 class Message(msgspec.Struct, tag=True, array_like=True, forbid_unknown_fields=True):
     """The base of all messages."""
 
 
-# From a job.
+# -- from a job
 
 
 class Hello(Message):
     """The first message of a job.
 
     Attributes:
-        version: of this schema.
+        version: the version of this schema.
         label: the job's command line, for people.
         target: the pipeline that the job wants, ``FILE.py:FUNCTION``; empty for any.
-        seed, outline: of its previous feeder, if there was one.
-        peers: process ids of the jobs that were served beside it; the feeder waits for them.
+        seed, outline: those of its previous feeder, if there was one.
+        peers: process ids of the other jobs of that feeder; the new feeder waits for them.
     """
 
     version: int
@@ -70,53 +70,53 @@ class Hello(Message):
     target: Target = ""
     seed: Seed | None = None
     outline: list[str] = []
-    peers: Annotated[list[Pid], msgspec.Meta(max_length=MOST_PEERS)] = []
+    peers: Annotated[list[Pid], msgspec.Meta(max_length=MAX_PEERS)] = []
 
 
-class Ask(Message):
-    """Begin to hand out an epoch: the next one that begins, or from a position on.
+class EpochRequest(Message, tag="Ask"):
+    """Requests an epoch: from a position on, or the next epoch that begins if ``epoch`` is None.
 
-    Answers repeat its ``turn``; another ``turn`` belongs to an earlier request.
+    All replies repeat the ``request_id``, so the job can drop replies to an earlier request.
     """
 
-    turn: Number
+    request_id: Number
     epoch: Number | None
     number: Number
 
 
-class Done(Message):
-    """The job has finished with hand-overs.
+class Release(Message, tag="Done"):
+    """The job no longer needs some items.
 
     Attributes:
-        leases: the numbers of the hand-overs.
-        wait_ns: nanoseconds that the job has waited for the feed so far.
+        leases: the items' leases.
+        wait_ns: nanoseconds for which the job has waited for the feed so far.
     """
 
-    leases: Annotated[list[Number], msgspec.Meta(max_length=MOST_LEASES)]
+    leases: Annotated[list[Number], msgspec.Meta(max_length=MAX_LEASES)]
     wait_ns: Number
 
 
 class Leave(Message):
-    """Hand out no more of this epoch."""
+    """The job wants no more of this epoch."""
 
 
-# From a feeder.
+# -- from a feeder
 
 
 class Welcome(Message):
-    """The answer to ``Hello``.
+    """The reply to ``Hello``.
 
     Attributes:
-        name: of the feed.
+        name: the feed's name.
         target: the pipeline that it serves.
-        batched: whether it hands out batches, rather than examples.
-        length: outputs of an epoch, if known.
-        seed, outline: of its pipeline; equal outlines and seeds give equal outputs.
-        again: whether any output can be prepared again, by epoch and number.
+        batched: whether it serves batches, rather than examples.
+        length: the number of outputs in an epoch, if known.
+        seed, outline: those of its pipeline; equal outlines and seeds give equal outputs.
+        is_repeatable: whether any output can be prepared again, by epoch and number.
         autostarted: whether it ends with its last job (``stoker.share``).
-        pid: of the feeder.
-        lent: how many items a job may hold at a time.
-        awaited_jobs: how many jobs must ask before the first epoch begins; 0 once it has begun.
+        pid: the feeder's process id.
+        max_leases: how many items a job may hold at a time.
+        awaited_jobs: how many jobs must request the first epoch; 0 once it has begun.
         address: ``host:port`` for other hosts; empty if it serves this host only.
     """
 
@@ -126,46 +126,47 @@ class Welcome(Message):
     length: Number | None
     seed: Seed
     outline: list[str]
-    again: bool
+    is_repeatable: bool
     autostarted: bool
-    lent: Positive
+    max_leases: Positive
     pid: Pid
     awaited_jobs: Number
     address: str = ""
 
 
 class Refused(Message):
-    """The feeder will not serve this job, or cannot serve any."""
+    """The feeder does not serve this job, or cannot serve any."""
 
     reason: str
 
 
 class Peers(Message):
-    """The process ids of the jobs that are served at present."""
+    """The process ids of the jobs that the feeder serves now."""
 
     pids: list[Pid]
 
 
 class Begin(Message):
-    """An epoch begins for this job, at this output."""
+    """An epoch begins for this job at this output."""
 
-    turn: Number
+    request_id: Number
     epoch: Number
     number: Number
 
 
 class ItemMessage(Message):
-    """A hand-over; the descriptors of its blocks come with it.
+    """An item: one or several outputs. The descriptors of its blocks come with it.
 
     Attributes:
-        epoch, number: of its first output; ``count`` of them (examples come several at a time).
-        lease: the number of the hand-over; ``Done`` repeats it.
+        epoch, number: the position of its first output.
+        count: the number of outputs; examples come several at a time.
+        lease: the item's lease, which ``Release`` repeats.
         generations: the generation of each block's contents.
         header, places: see ``stoker.transport.payload.Payload``.
         behind: how many further outputs are ready.
     """
 
-    turn: Number
+    request_id: Number
     epoch: Number
     number: Number
     count: Positive
@@ -177,27 +178,27 @@ class ItemMessage(Message):
 
 
 class End(Message):
-    """The epoch had so many outputs, and the job has them all."""
+    """The epoch has ended: it had ``total`` outputs, and the job has got all of them."""
 
-    turn: Number
+    request_id: Number
     epoch: Number
     total: Number
 
 
 class Failed(Message):
-    """The pipeline failed at the output that would have come next."""
+    """The pipeline failed at the next output."""
 
-    turn: Number
+    request_id: Number
     reason: str
 
 
 class Evicted(Message):
-    """The others went on without this job: it did not answer for too long."""
+    """The other jobs continued without this one, because it did not respond for too long."""
 
-    turn: Number
+    request_id: Number
 
 
-FromJob = Hello | Ask | Done | Leave
+FromJob = Hello | EpochRequest | Release | Leave
 FromFeeder = Welcome | Refused | Peers | Begin | ItemMessage | End | Failed | Evicted
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -206,30 +207,30 @@ _decode_from_feeder = msgspec.msgpack.Decoder(FromFeeder).decode
 
 
 class Malformed(Exception):
-    """A packet is no message."""
+    """A packet is not a valid message."""
 
 
 def send(connection: socket.socket, message: Message, descriptors: Sequence[int] = ()) -> None:
     """Send a message, with copies of descriptors.
 
-    Raises ValueError when it is too long, and the socket's errors.
+    Raises ValueError if it is too long, and the socket's errors.
     """
     packet = _encode(message)
-    if len(packet) > MOST_BYTES:
+    if len(packet) > MAX_PACKET_BYTES:
         raise ValueError(f"a message of {len(packet):,} bytes is too long")
     if descriptors:
-        passed = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))
-        connection.sendmsg([packet], [passed])
+        ancillary = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))
+        connection.sendmsg([packet], [ancillary])
     else:
         connection.send(packet)
 
 
 def receive_as_feeder(connection: socket.socket) -> FromJob | None:
-    """Return a job's message; None when it is gone. Descriptors that it sends are ignored.
+    """Return a job's message; None if the job is gone. Descriptors from a job are ignored.
 
-    Raises Malformed, and what sockets raise.
+    Raises Malformed, and the socket's errors.
     """
-    packet, _, flags, _ = connection.recvmsg(MOST_BYTES)
+    packet, _, flags, _ = connection.recvmsg(MAX_PACKET_BYTES)
     if not packet:
         return None
     message: FromJob = _read(packet, flags & socket.MSG_TRUNC, _decode_from_job)
@@ -237,20 +238,22 @@ def receive_as_feeder(connection: socket.socket) -> FromJob | None:
 
 
 def receive_as_job(connection: socket.socket) -> tuple[FromFeeder | None, list[int]]:
-    """Return a feeder's message and its descriptors; None when the feeder is gone.
+    """Return a feeder's message and its descriptors; None if the feeder is gone.
 
-    Raises Malformed, and what sockets raise.
+    Raises Malformed, and the socket's errors.
     """
-    packet, ancillary, flags, _ = connection.recvmsg(MOST_BYTES, _ROOM, socket.MSG_CMSG_CLOEXEC)
+    packet, ancillary, flags, _ = connection.recvmsg(
+        MAX_PACKET_BYTES, _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC
+    )
     descriptors: list[int] = []
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             descriptors += struct.unpack(f"{len(data) // 4}i", data[: len(data) // 4 * 4])
     try:
-        message = _read(packet, flags & _LOST, _decode_from_feeder) if packet else None
+        message = _read(packet, flags & _TRUNCATED, _decode_from_feeder) if packet else None
         blocks = len(message.generations) if isinstance(message, ItemMessage) else 0
         if len(descriptors) != blocks:
-            raise Malformed(f"{len(descriptors)} descriptors came with it")
+            raise Malformed(f"a message came with {len(descriptors)} descriptors, not {blocks}")
     except Malformed:
         for descriptor in descriptors:
             os.close(descriptor)
@@ -258,22 +261,22 @@ def receive_as_job(connection: socket.socket) -> tuple[FromFeeder | None, list[i
     return message, descriptors
 
 
-def _read(packet: bytes, lost: int, decode: Callable[[bytes], Any]) -> Any:
-    if lost:
-        raise Malformed("a message is too long")
+def _read(packet: bytes, is_truncated: int, decode: Callable[[bytes], Any]) -> Any:
+    if is_truncated:
+        raise Malformed("a message is too long for its buffer")
     try:
         return decode(packet)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise Malformed(str(error)) from None
 
 
-def plain(text: str, most: int = TEXT_CHARACTERS) -> str:
-    """Return a text as valid UTF-8: file names may hold other bytes."""
+def clip_text(text: str, most: int = TEXT_CHARACTERS) -> str:
+    """Return a text as valid UTF-8, cut to a length. Names of files may hold other bytes."""
     return text.encode("utf-8", "backslashreplace").decode()[:most]
 
 
-def peer_of(connection: socket.socket) -> tuple[int, int]:
-    """Return the process id and user id of the other end, from the kernel."""
+def peer_credentials(connection: socket.socket) -> tuple[int, int]:
+    """Return the process id and user id of the other end, as the kernel knows them."""
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, _ = _CREDENTIALS.unpack(raw)
     return pid, uid

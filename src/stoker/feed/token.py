@@ -1,4 +1,4 @@
-"""The token of feeds across hosts: the cluster's token if it has one, else the user's own.
+"""The token of feeds across hosts: the Ray cluster's token if there is one, else the user's own.
 
 Feeders and relays get a cluster's token in their environment, which only their user can read.
 """
@@ -13,11 +13,11 @@ IN_ENVIRONMENT = "STOKER_FEED_TOKEN"
 
 
 def find_token() -> bytes:
-    """Return the token. Raises TokenError where there is none."""
+    """Return the token. Raises TokenError if there is none."""
     given = os.environ.get(IN_ENVIRONMENT)
     return bytes.fromhex(given) if given else read_token(token_path())
 
 
 def find_or_make_token() -> bytes:
-    """Return the token; where there is none, a new one is written into the user's file."""
+    """Return the token; if there is none, write a new one to the user's file."""
     return find_token() if IN_ENVIRONMENT in os.environ else make_token_file(token_path())

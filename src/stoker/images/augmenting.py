@@ -1,15 +1,15 @@
-"""Random changes to a whole batch of images: new randomness for each use of an echoed batch.
+"""Random changes to whole batches of images: new randomness for each use of an echoed batch.
 
-Each is a function ``fn(batch, rng)``, as ``stoker.echo(loader, transform=...)`` and
-``.random_map()`` call it; ``functools.partial`` sets what else it takes. It works on NumPy arrays
-and on torch tensors, on their own device, and draws only from the given generator. Each returns a
-new batch, and leaves the given one unchanged.
+Each function has the form ``fn(batch, rng)``, for ``stoker.echo(loader, transform=...)`` and
+``.random_map()``; set further arguments with ``functools.partial``. It works on NumPy arrays and on
+torch tensors, on the tensors' device, and draws only from the given generator. It returns a new
+batch and does not change its argument.
 
-The images of a batch are its only array of four axes, or of three if none has four: ``[n, height,
-width]``, ``[n, height, width, channels]`` or ``[n, channels, height, width]``. Channels are an axis
-of length 1, 3 or 4. If both readings are possible, a tensor has its channels first and an array
-last. Three axes with channels last are one image, ``[height, width, channels]``. One image with its
-channels first would be taken for a batch of grey images.
+The images of a batch are its only array with four axes; if none has four, its only array with
+three: ``[n, height, width]``, ``[n, height, width, channels]`` or ``[n, channels, height, width]``.
+The channel axis has length 1, 3 or 4. If both readings are possible, tensors have channels first
+and arrays have them last. Three axes with channels last are one image, ``[height, width,
+channels]``. One image with channels first would be read as a batch of grey images.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ import numpy as np
 from stoker.basics import pytree
 from stoker.basics.buffers import reads_only
 
-# Grey, RGB, RGBA: an axis of another length is none of channels.
+# Grey, RGB, RGBA: an axis of another length does not hold channels.
 _CHANNELS = (1, 3, 4)
-# The longest side of an erased box over the shorter: as in the paper (Zhong et al., arXiv
-# 1708.04896), whose least is 0.3.
+# The largest aspect ratio of an erased box, as in the paper (Zhong et al., arXiv 1708.04896), which
+# uses 0.3 to 3.3.
 _ASPECT = 3.3
 
 
 @reads_only
 def flip(images: Any) -> Any:
-    """Flip an image, or each of a batch, left to right.
+    """Flip an image, or each image of a batch, left to right.
 
     Args:
         images: one image ``[height, width, channels]``, or images as ``random_flip`` takes them.
 
     Returns, raises: as ``random_flip``.
     """
-    return _with_images(images, _flipped, "flip")
+    return _with_images(images, _flip, "flip")
 
 
 @reads_only
 def random_flip(batch: Any, rng: Any, *, p: float = 0.5) -> Any:
     """Flip each image left to right with a probability.
 
-    Safe where left and right have no meaning: photographs of things, cells. Not for text or digits,
-    nor where labels give positions (boxes, masks): labels are not flipped.
+    Safe if left and right have no meaning, as in photographs of things or cells. Not safe for text
+    or digits, or if labels are positions (boxes, masks): labels are not flipped.
 
     Args:
         batch: images, or a structure with images in it: a batch, or one image with channels last.
@@ -55,7 +55,7 @@ def random_flip(batch: Any, rng: Any, *, p: float = 0.5) -> Any:
         p: the probability.
 
     Returns:
-        A new batch; it shares everything but the images with the given one.
+        A new batch, which shares everything but the images with the argument.
 
     Raises:
         ValueError: the batch has no images, or several arrays that could be images.
@@ -63,7 +63,7 @@ def random_flip(batch: Any, rng: Any, *, p: float = 0.5) -> Any:
 
     def change(images: Any) -> Any:
         chosen = _per_image(_uniform(rng, (len(images),), images) < p, images)
-        return _where(chosen, _flipped(images), images)
+        return _where(chosen, _flip(images), images)
 
     return _with_images(batch, change, "random_flip")
 
@@ -74,32 +74,32 @@ def random_erase(
 ) -> Any:
     """Cover a rectangle of each image with the image's mean colour, with a probability.
 
-    Safe where a part of the image is enough to tell its label. Not where the label may be a small
-    thing in it. After Zhong et al., arXiv 1708.04896, section 3.2.
+    Safe if any part of the image is enough to know its label. Not safe if the label may depend on
+    something small. After Zhong et al., arXiv 1708.04896, section 3.2.
 
     Args:
         batch, rng: as in ``random_flip``.
         p: the probability.
-        area_fraction: the least and the most of an image's area that is covered. The rectangle's
-            sides differ by at most a factor of 3.3, and are cut at the image's border.
+        area_fraction: the smallest and the largest covered fraction of the image's area. The
+            rectangle's sides differ by at most a factor of 3.3, and end at the image's border.
 
     Returns, raises: as ``random_flip``.
     """
 
     def erase(images: Any) -> Any:
-        down, across, _ = _axes(images)
-        height, width = images.shape[down], images.shape[across]
+        row_axis, column_axis, _ = _axes(images)
+        height, width = images.shape[row_axis], images.shape[column_axis]
         draws = _uniform(rng, (5, len(images)), images)
         low, high = area_fraction
         area = (low + (high - low) * draws[0]) * height * width
         aspect = _ASPECT ** (2 * draws[1] - 1)
         tall, wide = (area * aspect) ** 0.5, (area / aspect) ** 0.5
         erased = (draws[4] < p)[:, None, None]
-        erased = erased & _stretch(draws[2], tall, height, images)[:, :, None]
-        erased = erased & _stretch(draws[3], wide, width, images)[:, None, :]
+        erased = erased & _cover(draws[2], tall, height, images)[:, :, None]
+        erased = erased & _cover(draws[3], wide, width, images)[:, None, :]
         if images.ndim == 4:
-            erased = erased[:, None] if down == 2 else erased[..., None]
-        return _where(erased, _mean(images, (down, across)), images)
+            erased = erased[:, None] if row_axis == 2 else erased[..., None]
+        return _where(erased, _mean(images, (row_axis, column_axis)), images)
 
     return _with_images(batch, erase, "random_erase")
 
@@ -108,31 +108,31 @@ def random_erase(
 def random_noise(batch: Any, rng: Any, *, std_fraction: float = 0.05) -> Any:
     """Add normally distributed noise to every pixel.
 
-    Safe almost everywhere, and of little use alone: a network learns to see through it.
+    Safe for almost all images. It helps little alone: a network learns to ignore noise.
 
     Args:
         batch, rng: as in ``random_flip``.
         std_fraction: the noise's standard deviation, as a fraction of that of all pixels of the
             batch.
 
-    Returns: as ``random_flip``. Whole numbers are rounded, and limited to their dtype's range.
+    Returns: as ``random_flip``. Integers are rounded, and limited to the range of their dtype.
 
     Raises: as ``random_flip``.
     """
 
     def add(images: Any) -> Any:
         pixels = _floating(images)
-        return _as(pixels + _normal(rng, images) * (std_fraction * pixels.std()), images)
+        return _to_dtype(pixels + _normal(rng, images) * (std_fraction * pixels.std()), images)
 
     return _with_images(batch, add, "random_noise")
 
 
 @reads_only
 def mixup(batch: Any, rng: Any, *, classes: int | None = None, alpha: float = 0.2) -> Any:
-    """Blend each image with another one of the batch, and their labels in the same proportion.
+    """Blend each image with another image of the batch, and their labels in the same proportion.
 
-    Safe where the loss takes class probabilities (``torch.nn.CrossEntropyLoss`` does). Not for
-    regression of positions, nor with a loss for class numbers. After Zhang et al., arXiv
+    Safe if the loss accepts class probabilities (``torch.nn.CrossEntropyLoss`` does). Not safe for
+    regression of positions, or with a loss that needs class numbers. After Zhang et al., arXiv
     1710.09412, section 2.
 
     Args:
@@ -140,7 +140,7 @@ def mixup(batch: Any, rng: Any, *, classes: int | None = None, alpha: float = 0.
             probabilities ``[n, classes]``.
         rng: as in ``random_flip``.
         classes: the number of classes, if labels are numbers.
-        alpha: the share of an image comes from the distribution Beta(alpha, alpha).
+        alpha: the weight of an image is drawn from the distribution Beta(alpha, alpha).
 
     Returns:
         A new batch; its labels are ``float32 [n, classes]``.
@@ -150,29 +150,29 @@ def mixup(batch: Any, rng: Any, *, classes: int | None = None, alpha: float = 0.
     """
     images = _images(batch, "mixup")
     labels = _labels(batch, images, classes)
-    n, host = len(images), _host(rng)
-    share = host.beta(alpha, alpha, n).astype(np.float32)
-    other = host.permutation(n)
+    n, host = len(images), _host_generator(rng)
+    weights = host.beta(alpha, alpha, n).astype(np.float32)
+    partners = host.permutation(n)
 
     def blend(rows: Any) -> Any:
-        weight, partner = share.reshape(-1, *[1] * (rows.ndim - 1)), other
+        weight, partner = weights.reshape(-1, *[1] * (rows.ndim - 1)), partners
         if _is_torch(rows):
             torch = sys.modules["torch"]
             weight = torch.from_numpy(weight).to(rows.device)
-            partner = torch.from_numpy(other).to(rows.device)
+            partner = torch.from_numpy(partners).to(rows.device)
         return rows * weight + rows[partner] * (1 - weight)
 
-    def replaced(leaf: Any) -> Any:
+    def replace(leaf: Any) -> Any:
         if leaf is images:
-            return _as(blend(_floating(images)), images)
+            return _to_dtype(blend(_floating(images)), images)
         return blend(labels[1]) if leaf is labels[0] else leaf
 
-    return pytree.map_leaves(replaced, batch)
+    return pytree.map_leaves(replace, batch)
 
 
-def _flipped(images: Any) -> Any:
-    across = _axes(images)[1]
-    return images.flip(across) if _is_torch(images) else np.flip(images, across).copy()
+def _flip(images: Any) -> Any:
+    column_axis = _axes(images)[1]
+    return images.flip(column_axis) if _is_torch(images) else np.flip(images, column_axis).copy()
 
 
 def _with_images(batch: Any, change: Callable[[Any], Any], name: str) -> Any:
@@ -195,13 +195,13 @@ def _images(batch: Any, name: str) -> Any:
             break
     shapes = ", ".join(str(list(leaf.shape)) for leaf in arrays) or "no arrays"
     if any(isinstance(leaf, bytes) for leaf in pytree.leaves(batch)):
-        shapes += " (files are no images yet: decode or crop them first)"
+        shapes += " (bytes are encoded images: decode or crop them first)"
     if any(pytree.is_jax_array(leaf) for leaf in pytree.leaves(batch)):
-        shapes += " (those of JAX are changed before .to())"
-    problem = "more than one that could be images" if found else "no images"
+        shapes += " (change images before .to() makes them JAX arrays)"
+    problem = "several arrays that could be images" if found else "no images"
     raise ValueError(
-        f"stoker.images.{name} found {problem} in a batch of {shapes}: images have four axes "
-        "(or three, without channels); on= says which field they are"
+        f"stoker.images.{name} found {problem} in a batch of {shapes}. Images have four axes (or "
+        "three, without channels). Give on= the name of their field"
     )
 
 
@@ -211,34 +211,34 @@ def _labels(batch: Any, images: Any, classes: int | None) -> tuple[Any, Any]:
     if len(others) != 1 or others[0].ndim not in (1, 2) or len(others[0]) != len(images):
         shapes = ", ".join(str(list(leaf.shape)) for leaf in others) or "nothing"
         raise ValueError(
-            "stoker.images.mixup needs images and one array of labels, [n] or [n, classes]; beside "
-            f"the images the batch has {shapes}"
+            "stoker.images.mixup needs images and one array of labels, [n] or [n, classes], but "
+            f"beside the images the batch has {shapes}"
         )
     labels = others[0]
     if labels.ndim == 2:
         return labels, _floating(labels)
     if classes is None:
         raise ValueError(
-            "stoker.images.mixup blends class probabilities, and labels are numbers here: say how "
-            "many classes there are, functools.partial(stoker.images.mixup, classes=10)"
+            "stoker.images.mixup blends class probabilities, but these labels are class numbers: "
+            "give the number of classes, functools.partial(stoker.images.mixup, classes=10)"
         )
     if _is_torch(labels):
         torch = sys.modules["torch"]
         if labels.is_floating_point():
-            raise _no_classes(labels, classes)
+            raise _invalid_labels(labels, classes)
         return labels, torch.nn.functional.one_hot(labels.long(), classes).float()
     if labels.dtype.kind not in "biu" or (
         labels.size and not 0 <= labels.min() <= labels.max() < classes
     ):
-        raise _no_classes(labels, classes)
+        raise _invalid_labels(labels, classes)
     return labels, np.eye(classes, dtype=np.float32)[labels.astype(np.intp)]
 
 
-def _no_classes(labels: Any, classes: int) -> ValueError:
-    ends = f", from {labels.min()} to {labels.max()}" if len(labels) else ""
+def _invalid_labels(labels: Any, classes: int) -> ValueError:
+    range_text = f", from {labels.min()} to {labels.max()}" if len(labels) else ""
     return ValueError(
-        f"stoker.images.mixup takes labels from 0 to {classes - 1}, whole numbers, or class "
-        f"probabilities [n, classes]; these are {labels.dtype}{ends}"
+        f"stoker.images.mixup needs whole numbers from 0 to {classes - 1} as labels, or class "
+        f"probabilities [n, classes], but these labels are {labels.dtype}{range_text}"
     )
 
 
@@ -260,38 +260,38 @@ def _is_torch(value: Any) -> bool:
     return not isinstance(value, np.ndarray)
 
 
-def _host(rng: Any) -> np.random.Generator:
-    """Return a generator of the host: a torch generator's seed decides, without waiting for it."""
+def _host_generator(rng: Any) -> np.random.Generator:
+    """Return a NumPy generator; for a torch generator, one with its seed: that waits for no GPU."""
     return (
         rng if isinstance(rng, np.random.Generator) else np.random.default_rng(rng.initial_seed())
     )
 
 
 def _uniform(rng: Any, shape: tuple[int, ...], images: Any) -> Any:
-    """Draw ``float32`` from [0, 1), where the images are."""
+    """Draw ``float32`` from [0, 1), on the images' device."""
     if isinstance(rng, np.random.Generator):
-        drawn = rng.random(shape, np.float32)
-        return _moved(drawn, images) if _is_torch(images) else drawn
+        draws = rng.random(shape, np.float32)
+        return _to_device(draws, images) if _is_torch(images) else draws
     return sys.modules["torch"].rand(shape, generator=rng, device=rng.device)
 
 
 def _normal(rng: Any, images: Any) -> Any:
     if isinstance(rng, np.random.Generator):
-        drawn = rng.standard_normal(tuple(images.shape), np.float32)
-        return _moved(drawn, images) if _is_torch(images) else drawn
+        draws = rng.standard_normal(tuple(images.shape), np.float32)
+        return _to_device(draws, images) if _is_torch(images) else draws
     return sys.modules["torch"].randn(images.shape, generator=rng, device=rng.device)
 
 
-def _moved(drawn: Any, images: Any) -> Any:
-    return sys.modules["torch"].from_numpy(drawn).to(images.device, non_blocking=True)
+def _to_device(draws: Any, images: Any) -> Any:
+    return sys.modules["torch"].from_numpy(draws).to(images.device, non_blocking=True)
 
 
 def _per_image(chosen: Any, images: Any) -> Any:
     return chosen.reshape(-1, *[1] * (images.ndim - 1))
 
 
-def _stretch(place: Any, length: Any, room: int, images: Any) -> Any:
-    """Return which of ``room`` places stretches cover, bool [n, room]."""
+def _cover(place: Any, length: Any, room: int, images: Any) -> Any:
+    """Return which of ``room`` rows or columns each rectangle covers, bool [n, room]."""
     if _is_torch(images):
         places = sys.modules["torch"].arange(room, device=images.device)[None]
     else:
@@ -305,7 +305,7 @@ def _mean(images: Any, axes: tuple[int, int]) -> Any:
     mean = (
         pixels.mean(axes, keepdim=True) if _is_torch(images) else pixels.mean(axes, keepdims=True)
     )
-    return _as(mean, images)
+    return _to_dtype(mean, images)
 
 
 def _where(chosen: Any, new: Any, old: Any) -> Any:
@@ -322,8 +322,8 @@ def _floating(images: Any) -> Any:
     return images if images.dtype.kind == "f" else images.astype(np.float32)
 
 
-def _as(pixels: Any, images: Any) -> Any:
-    """Return pixels in the images' dtype; whole numbers rounded and within its limits."""
+def _to_dtype(pixels: Any, images: Any) -> Any:
+    """Return pixels in the images' dtype; integers are rounded and clipped to its range."""
     if _is_torch(images):
         if images.is_floating_point():
             return pixels.to(images.dtype)

@@ -1,9 +1,9 @@
 """Crops and sizes, equal to torchvision's transforms of the same names.
 
-Each function here returns a transform for ``.map()`` or ``.random_map()``. It takes an image,
-encoded (``bytes``) or decoded (``uint8 [height, width, channels]``), and returns a new one,
-``uint8``. It also takes a batch, a list of images or ``uint8 [n, height, width, channels]``, and
-returns one array.
+Each function here returns a transform for ``.map()`` or ``.random_map()``. The transform takes an
+image, encoded (``bytes``) or decoded (``uint8 [height, width, channels]``), and returns a new
+``uint8`` image. It also takes a batch, a list of images or ``uint8 [n, height, width, channels]``,
+and returns one array.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from stoker.images.decoding import MAX_PIXELS, check_is_no_image
 from stoker.images.image_map import ImageMap, RandomImageMap
 from stoker.images.resampling import Box, Pixels, Reading, size_of
 
-# Boxes that are drawn, until one fits; as torchvision's RandomResizedCrop does, so that crops have
-# its distribution.
-_TRIES = 10
+# The most boxes that are drawn until one fits: as in torchvision's RandomResizedCrop, so that crops
+# have the same distribution.
+_MAX_TRIES = 10
 
 Size = int | Sequence[int]
 
@@ -44,28 +44,31 @@ def random_resized_crop(
     """Crop at random, and resize: the usual training transform for photographs.
 
     Boxes are drawn as in torchvision's ``RandomResizedCrop``: area and aspect ratio, up to ten
-    times until the box fits, or else the largest box in the middle. With ``stoker-native`` only the
-    box of a JPEG is decoded.
+    times until the box fits; otherwise the largest box in the middle. With ``stoker-native``, only
+    the box of a JPEG is decoded.
+
+    Example: ``.random_map(stoker.images.random_resized_crop(224, flip_p=0.5), on="image")``
 
     Args:
-        size: of the result: one number, or height and width.
-        scale: the box's share of the image's area, at least and at most.
-        ratio: the box's width over its height, at least and at most; its logarithm is uniform.
-        flip_p: the probability of flipping left and right. A flip costs no time here.
+        size: the size of the result: one number, or height and width.
+        scale: the smallest and largest area of the box, as a fraction of the image's area.
+        ratio: the smallest and largest width of the box over its height; its logarithm is uniform.
+        flip_p: the probability of a flip left to right. It costs no time here.
         antialias: whether shrinking a box uses all pixels, as in Pillow's ``resize``, or only the
             nearest two of each row and column.
         dct_scaling: whether a JPEG of at least twice the size may be decoded at 1/2, 1/4 or 1/8.
-            Faster for large photographs, but the pixels differ. Only ``stoker-native`` does it.
-        strict: whether a file is decoded in full at its first use. Otherwise damage in a part of a
-            JPEG outside the box goes unnoticed.
-        max_pixels: larger images are refused, as in ``decode``.
+            This is faster for large photographs, but changes the pixels. It needs
+            ``stoker-native``.
+        strict: whether a file is decoded in full at its first use. Otherwise damage of a JPEG
+            outside the box goes unnoticed.
+        max_pixels: images with more pixels are refused, as in ``decode``.
 
     Returns:
-        A function for ``.random_map(fn, on="image")``.
+        A function for ``.random_map(fn, on="image")``. It raises TypeError or ValueError for values
+        that are not images, and the errors of ``decode``.
 
     Raises:
-        TypeError, ValueError: wrong arguments. The function raises these for values that are not
-        images, and the errors of ``decode``.
+        TypeError, ValueError: an argument is invalid.
     """
     height, width = _size(size)
     _check_range("scale", scale)
@@ -81,7 +84,7 @@ def random_resized_crop(
         dct_scaling=dct_scaling,
         reading=Reading(strict, max_pixels),
     )
-    return RandomImageMap(f"random_resized_crop({_words(size)})", fn)
+    return RandomImageMap(f"random_resized_crop({_size_text(size)})", fn)
 
 
 def random_crop(
@@ -90,30 +93,30 @@ def random_crop(
     """Crop at a random place.
 
     Args:
-        size: of the result: one number, or height and width.
-        padding: the width in pixels of a border of 0 around the image.
+        size: the size of the result: one number, or height and width.
+        padding: the width in pixels of a black border around the image.
         strict, max_pixels: as in ``random_resized_crop``.
 
     Returns:
-        A function for ``.random_map(fn, on="image")``. It raises ValueError where an image with its
+        A function for ``.random_map(fn, on="image")``. It raises ValueError if an image with its
         padding is smaller than the crop.
     """
     height, width = _size(size)
     if not is_whole_number(padding) or padding < 0:
-        raise ValueError(f"padding= takes a number of pixels, not {padding!r}")
+        raise ValueError(f"padding= must be a number of pixels, not {padding!r}")
     fn = partial(
         _random_crop, size=(height, width), padding=padding, reading=Reading(strict, max_pixels)
     )
-    return RandomImageMap(f"random_crop({_words(size)})", fn)
+    return RandomImageMap(f"random_crop({_size_text(size)})", fn)
 
 
 def resize(size: Size, *, antialias: bool = True, max_pixels: int = MAX_PIXELS) -> ImageMap:
     """Resize whole images.
 
     Args:
-        size: of the shorter side, the other in proportion; or height and width.
-        antialias, max_pixels: as in ``random_resized_crop``. An image whose result would have more
-            pixels is refused, too.
+        size: the length of the shorter side (the other one is in proportion), or height and width.
+        antialias, max_pixels: as in ``random_resized_crop``. An image is also refused if its result
+            would have more pixels.
 
     Returns:
         A function for ``.map(fn, on="image")``.
@@ -121,21 +124,21 @@ def resize(size: Size, *, antialias: bool = True, max_pixels: int = MAX_PIXELS) 
     sides = int(size) if is_whole_number(size) else _size(size)
     _size(size)
     fn = partial(_resize, size=sides, antialias=antialias, reading=Reading(max_pixels=max_pixels))
-    return ImageMap(f"resize({_words(size)})", fn)
+    return ImageMap(f"resize({_size_text(size)})", fn)
 
 
 def center_crop(size: Size, *, strict: bool = False, max_pixels: int = MAX_PIXELS) -> ImageMap:
-    """Crop the middle; images that are smaller get a border of 0.
+    """Crop the middle; smaller images get a black border.
 
     Args:
-        size: of the result: one number, or height and width.
+        size: the size of the result: one number, or height and width.
         strict, max_pixels: as in ``random_resized_crop``.
 
     Returns:
         A function for ``.map(fn, on="image")``.
     """
     fn = partial(_center_crop, size=_size(size), reading=Reading(strict, max_pixels))
-    return ImageMap(f"center_crop({_words(size)})", fn)
+    return ImageMap(f"center_crop({_size_text(size)})", fn)
 
 
 def resized_center_crop(
@@ -147,13 +150,13 @@ def resized_center_crop(
     strict: bool = False,
     max_pixels: int = MAX_PIXELS,
 ) -> ImageMap:
-    """Resize the shorter side, and crop the middle, in one: the usual evaluation transform.
+    """Resize the shorter side, and crop the middle, in one step: the usual evaluation transform.
 
-    The pixels are those of ``resize(resized)`` and ``center_crop(size)``, within one level.
+    The pixels equal those of ``resize(resized)`` and ``center_crop(size)`` within one level.
 
     Args:
-        size: of the result: one number, or height and width, at most ``resized``.
-        resized: the shorter side's new length.
+        size: the size of the result: one number, or height and width, at most ``resized``.
+        resized: the new length of the shorter side.
         antialias, dct_scaling, strict, max_pixels: as in ``random_resized_crop``.
 
     Returns:
@@ -161,7 +164,10 @@ def resized_center_crop(
     """
     height, width = _size(size)
     if not is_whole_number(resized) or resized < max(height, width):
-        raise ValueError(f"{height} x {width} cannot be cropped of a shorter side of {resized!r}")
+        raise ValueError(
+            f"a crop of {height} x {width} does not fit into an image with a shorter side of "
+            f"{resized!r}: give a larger resized="
+        )
     fn = partial(
         _resized_center_crop,
         size=(height, width),
@@ -170,10 +176,10 @@ def resized_center_crop(
         dct_scaling=dct_scaling,
         reading=Reading(strict, max_pixels),
     )
-    return ImageMap(f"resized_center_crop({_words(size)}, {resized})", fn)
+    return ImageMap(f"resized_center_crop({_size_text(size)}, {resized})", fn)
 
 
-# -- what they do to one image
+# -- the work on one image
 
 
 def _random_resized_crop(
@@ -188,7 +194,7 @@ def _random_resized_crop(
     dct_scaling: bool,
     reading: Reading,
 ) -> Pixels:
-    opened = reading.opened(image, scaled=dct_scaling)
+    opened = reading.open(image, scaled=dct_scaling)
     return reading.resized(
         opened,
         random_box(*size_of(opened), scale, ratio, rng),
@@ -202,13 +208,15 @@ def _random_resized_crop(
 def _random_crop(
     image: Any, *, rng: np.random.Generator, size: tuple[int, int], padding: int, reading: Reading
 ) -> Pixels:
-    opened = reading.opened(image)
-    spare = [have + 2 * padding - want for have, want in zip(size_of(opened), size, strict=True)]
+    opened = reading.open(image)
+    spare = [
+        actual + 2 * padding - wanted for actual, wanted in zip(size_of(opened), size, strict=True)
+    ]
     if min(spare) < 0:
         height, width = size_of(opened)
         raise ValueError(
-            f"an image of {height} x {width}, with a padding of {padding}, is smaller than a crop "
-            f"of {size[0]} x {size[1]}"
+            f"an image of {height} x {width} with a padding of {padding} is smaller than the crop "
+            f"of {size[0]} x {size[1]}: give a larger padding=, or resize first"
         )
     top, left = (int(rng.random() * (each + 1)) - padding for each in spare)
     return reading.cut(opened, top, left, *size)
@@ -217,7 +225,7 @@ def _random_crop(
 def _resize(
     image: Any, *, size: int | tuple[int, int], antialias: bool, reading: Reading
 ) -> Pixels:
-    opened = reading.opened(image)
+    opened = reading.open(image)
     height, width = size_of(opened)
     if isinstance(size, tuple):
         sides = size
@@ -225,16 +233,18 @@ def _resize(
         sides = _shorter_side(height, width, size)
         if sides[0] * sides[1] > max(reading.max_pixels, height * width):
             raise ValueError(
-                f"an image of {height} x {width} would become {sides[0]} x {sides[1]}: more pixels "
-                f"than {reading.max_pixels}"
+                f"an image of {height} x {width} would become {sides[0]} x {sides[1]}, more than "
+                f"max_pixels={reading.max_pixels}"
             )
     return reading.resized(opened, Box(0, 0, height, width), sides, antialias=antialias)
 
 
 def _center_crop(image: Any, *, size: tuple[int, int], reading: Reading) -> Pixels:
-    opened = reading.opened(image)
+    opened = reading.open(image)
     (height, width), (rows, columns) = size, size_of(opened)
-    return reading.cut(opened, _middle(rows, height), _middle(columns, width), height, width)
+    return reading.cut(
+        opened, _center_start(rows, height), _center_start(columns, width), height, width
+    )
 
 
 def _resized_center_crop(
@@ -246,11 +256,11 @@ def _resized_center_crop(
     dct_scaling: bool,
     reading: Reading,
 ) -> Pixels:
-    opened = reading.opened(image, scaled=dct_scaling)
+    opened = reading.open(image, scaled=dct_scaling)
     height, width = size_of(opened)
     rows, columns = _shorter_side(height, width, resized)
     down, across = height / rows, width / columns
-    top, left = _middle(rows, size[0]), _middle(columns, size[1])
+    top, left = _center_start(rows, size[0]), _center_start(columns, size[1])
     return reading.resized(
         opened,
         Box(top * down, left * across, size[0] * down, size[1] * across),
@@ -268,9 +278,9 @@ def random_box(
     ratio: tuple[float, float],
     rng: np.random.Generator,
 ) -> Box:
-    """Draw the box of a random resized crop, of whole pixels, within an image of this size."""
+    """Draw the box of a random resized crop, in whole pixels, for an image of this size."""
     low, high = math.log(ratio[0]), math.log(ratio[1])
-    for _ in range(_TRIES):
+    for _ in range(_MAX_TRIES):
         area = height * width * (scale[0] + (scale[1] - scale[0]) * rng.random())
         aspect = math.exp(low + (high - low) * rng.random())
         across, down = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
@@ -286,9 +296,9 @@ def random_box(
     return Box((height - down) // 2, (width - across) // 2, down, across)
 
 
-def _middle(have: int, want: int) -> int:
-    """Return the start of a crop in the middle; below 0 if the image is smaller."""
-    return round((have - want) / 2) if have >= want else -((want - have) // 2)
+def _center_start(actual: int, wanted: int) -> int:
+    """Return the start of a crop in the middle; it is negative if the image is smaller."""
+    return round((actual - wanted) / 2) if actual >= wanted else -((wanted - actual) // 2)
 
 
 def _shorter_side(height: int, width: int, to: int) -> tuple[int, int]:
@@ -308,20 +318,22 @@ def _size(size: Any) -> tuple[int, int]:
         or len(sides) != 2
         or not all(is_whole_number(side) and side > 0 for side in sides)
     ):
-        raise ValueError(f"a size is a number of pixels, or height and width, not {size!r}")
+        raise ValueError(f"a size must be a number of pixels, or height and width, not {size!r}")
     return int(sides[0]), int(sides[1])
 
 
-def _words(size: Size) -> str:
+def _size_text(size: Size) -> str:
     return str(size) if is_whole_number(size) else "{} x {}".format(*_size(size))
 
 
-def _check_range(name: str, given: Any) -> None:
-    pair = given if isinstance(given, (tuple, list)) and len(given) == 2 else (0, 0)
+def _check_range(name: str, value: Any) -> None:
+    pair = value if isinstance(value, (tuple, list)) and len(value) == 2 else (0, 0)
     if not all(map(is_number, pair)) or not 0 < pair[0] <= pair[1] < math.inf:
-        raise ValueError(f"{name}= takes the least and the most, both above 0, not {given!r}")
+        raise ValueError(
+            f"{name}= must be the smallest and the largest value, both above 0, not {value!r}"
+        )
 
 
-def _check_probability(name: str, given: Any) -> None:
-    if not is_number(given) or not 0 <= given <= 1:
-        raise ValueError(f"{name}= takes a probability, not {given!r}")
+def _check_probability(name: str, value: Any) -> None:
+    if not is_number(value) or not 0 <= value <= 1:
+        raise ValueError(f"{name}= must be a probability from 0 to 1, not {value!r}")

@@ -1,4 +1,4 @@
-"""Decoding images (extra ``[images]``; JPEGs with the extra ``[fast]``)."""
+"""Decodes images (extra ``[images]``; JPEGs faster with the extra ``[fast]``)."""
 
 from __future__ import annotations
 
@@ -20,25 +20,26 @@ from stoker.images import native
 from stoker.images.image_map import without_gil
 
 MAX_PIXELS = 89_478_485
-"""Images of more are refused: as many as Pillow takes without a warning (a quarter of a GiB of
+"""The most pixels of an image by default: Pillow's own limit for a warning (a quarter of a GiB of
 three channels)."""
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
-"""The formats decoded by default, by Pillow's names. For others Pillow may start programs:
-Ghostscript for an EPS, whatever the file's name."""
+"""The formats that are decoded by default, by Pillow's names. For others Pillow may start programs,
+such as Ghostscript for an EPS, whatever the file is called."""
 
-_SCANS = 10
-"""How often a file may go over as many pixels: those of photographs do so about ten times; a
-crafted one may ask for minutes of work."""
+_MAX_SCANS = 10
+"""How often the scans of a progressive JPEG may cover ``max_pixels``. Photographs have about ten
+scans; a crafted file may ask for minutes of work."""
 
-# More than any file has, and ten times that fits into an int64.
-_MOST = 1 << 40
+# The largest limit for the library in C: more pixels than any file has, and ten times that fits
+# into an int64.
+_LARGEST_LIMIT = 1 << 40
 
-# The tag of EXIF.
+# The EXIF tag of the orientation.
 _ORIENTATION = 0x0112
 
 _DAMAGE = (SyntaxError, ValueError, RuntimeError)
-"""Errors that Pillow raises for some damage, beside OSError."""
+"""Errors that Pillow raises for some kinds of damage, beside OSError."""
 
 
 @without_gil
@@ -50,49 +51,51 @@ def decode(
     max_pixels: int = MAX_PIXELS,
     formats: Sequence[str] = FORMATS,
 ) -> NDArray[np.uint8]:
-    """Decode an encoded image: JPEGs with ``stoker-native`` where it is installed, or Pillow.
+    """Decode an encoded image: a JPEG with ``stoker-native`` if it is installed, else with Pillow.
+
+    Example: ``.map(stoker.images.decode, on="image")``
 
     Args:
-        data: a whole image file: JPEG, PNG, WebP, GIF (its first frame), BMP, TIFF, or AVIF where
-            Pillow has a decoder for it.
+        data: a whole image file: JPEG, PNG, WebP, GIF (its first frame), BMP, TIFF, or AVIF if
+            Pillow can decode it.
         orient: whether to turn the image by its EXIF orientation. Damaged EXIF data is ignored.
-        max_pixels: larger images are refused before decoding. A progressive JPEG is refused as soon
-            as its scans cover more than ten times as many pixels.
-        formats: Pillow's names of the allowed formats, such as ``["PPM", "JPEG2000"]``; a file of
-            another format is refused unread.
+        max_pixels: images with more pixels are refused before decoding. A progressive JPEG is
+            refused as soon as its scans cover more than ten times as many.
+        formats: Pillow's names of the allowed formats, such as ``["PPM", "JPEG2000"]``. Files of
+            other formats are refused unread.
 
     Returns:
-        RGB ``uint8 [height, width, 3]``, an own writable array. Grey, palette, CMYK and
-        transparent images are converted; 16-bit ones are scaled to 8 bits. Both libraries give the
+        RGB ``uint8 [height, width, 3]``, a writable array that the caller owns. Grey, palette, CMYK
+        and transparent images are converted, and 16 bits are scaled to 8. Both libraries give the
         same pixels.
 
     Raises:
         ImportError: Pillow is missing.
         TypeError: the data is not ``bytes``.
         PIL.UnidentifiedImageError, OSError: the data is not an image of these formats, or is
-        damaged or cut short.
+            damaged or cut short.
         ValueError: the image is too large, ``max_pixels`` is not a number of pixels, or Pillow has
-        no such format.
+            no such format.
     """
     data, limits = file_bytes(data), limits_of(max_pixels)
     library = native.library()
     if library is None or not is_jpeg(data) or not _has_jpeg(formats):
-        image = by_pillow(data, max_pixels, formats)
-        return _turned(np.array(image), _orientation(data, formats) if orient else 1)
+        image = decode_with_pillow(data, max_pixels, formats)
+        return _orient(np.array(image), _orientation(data, formats) if orient else 1)
     turn = _orientation(data) if orient else 1
     height, width = library.jpeg_size(data)
-    _check_pixels(height, width, max_pixels)  # before there is an array for them
+    _check_pixels(height, width, max_pixels)  # before memory is allocated
     pixels = library.jpeg_decode(data, (0, 0, width, height), **limits)
-    return _turned(pixels, turn)
+    return _orient(pixels, turn)
 
 
 @reads_only
 def size(data: bytes, *, orient: bool = False, formats: Sequence[str] = FORMATS) -> tuple[int, int]:
-    """Return height and width of an encoded image; only its header is read.
+    """Return height and width of an encoded image. It reads only the header.
 
     Args:
-        data: as for ``decode``; the beginning of the file is enough, as far as the header goes.
-        orient: whether to return the sizes after turning the image by its EXIF orientation.
+        data: as for ``decode``; the beginning of the file with the header is enough.
+        orient: whether to return the size after a turn by the EXIF orientation.
         formats: as for ``decode``.
 
     Raises:
@@ -104,7 +107,7 @@ def size(data: bytes, *, orient: bool = False, formats: Sequence[str] = FORMATS)
     if library is not None and is_jpeg(data) and _has_jpeg(formats):
         height, width = library.jpeg_size(data)
     else:
-        with _opened(data, formats) as image:
+        with _open(data, formats) as image:
             width, height = image.size
     if orient and _orientation(data, formats) >= 5:
         return width, height
@@ -112,7 +115,7 @@ def size(data: bytes, *, orient: bool = False, formats: Sequence[str] = FORMATS)
 
 
 def is_file(image: Any) -> bool:
-    """True if an image is an encoded file's bytes rather than pixels."""
+    """True if an image is an encoded file's bytes, and not pixels."""
     if isinstance(image, np.ndarray):
         return image.ndim == 1 and image.dtype == np.uint8
     return isinstance(image, (bytes, bytearray, memoryview))
@@ -124,24 +127,24 @@ def file_bytes(data: Any) -> bytes:
         return bytes(data)
     if isinstance(data, (str, os.PathLike)):
         raise TypeError(
-            f"an image file is its bytes, not its name, {str(data)!r}: Path(name).read_bytes() "
-            "reads it, and stoker.from_folder() reads all of a folder"
+            f"an image file must be given as its bytes, not as its name {str(data)!r}: read it "
+            "with Path(name).read_bytes(), or read a whole folder with stoker.from_folder()"
         )
     what = f"array of {list(data.shape)}" if isinstance(data, np.ndarray) else type(data).__name__
-    instead = "on= says which field of an example it is"
+    advice = "give on= the name of the field with the image"
     if is_tensor(data):
-        instead = "a .map(numpy.array, on=...) before this makes an array of it"
+        advice = "convert it with a .map(numpy.array, on=...) before"
     if type(data) is list:
-        instead = "files are decoded one by one, before .batch()"
-    raise TypeError(f"an image file is bytes, not {what}: {instead}")
+        advice = "decode files one by one, before .batch()"
+    raise TypeError(f"an image file must be bytes, not {what}: {advice}")
 
 
-def check_is_no_image(given: Any, what: str, made: str) -> None:
-    """Raise TypeError if a function that makes a map is used as the map itself."""
-    if is_file(given) or getattr(given, "ndim", 0) > 1:
+def check_is_no_image(value: Any, what: str, example: str) -> None:
+    """Raise TypeError if a function that returns a map is used as the map itself."""
+    if is_file(value) or getattr(value, "ndim", 0) > 1:
         raise TypeError(
-            f"this is given an image instead of {what}: a map takes what is made with {what}, as "
-            f"{made}"
+            f"this function got an image instead of {what}: call it with {what} first, and use its "
+            f"result as the map, as in {example}"
         )
 
 
@@ -156,14 +159,14 @@ def limits_of(max_pixels: int) -> dict[str, int]:
     Raises ValueError unless ``max_pixels`` is a number of pixels.
     """
     if not is_whole_number(max_pixels) or max_pixels < 1:
-        raise ValueError(f"max_pixels= takes a number of pixels, not {max_pixels!r}")
-    most = min(int(max_pixels), _MOST)
-    return {"max_pixels": most, "max_scan_pixels": _SCANS * most}
+        raise ValueError(f"max_pixels= must be a number of pixels, not {max_pixels!r}")
+    limit = min(int(max_pixels), _LARGEST_LIMIT)
+    return {"max_pixels": limit, "max_scan_pixels": _MAX_SCANS * limit}
 
 
-def by_pillow(data: bytes, max_pixels: int, formats: Sequence[str] = FORMATS) -> Any:
-    """Decode an image to Pillow's own, of mode RGB. Raises as ``decode``."""
-    with _opened(data, formats) as image:
+def decode_with_pillow(data: bytes, max_pixels: int, formats: Sequence[str] = FORMATS) -> Any:
+    """Decode an image to a Pillow image of mode RGB. Raises as ``decode`` does."""
+    with _open(data, formats) as image:
         _check_size(data, image, max_pixels)
         try:
             return _as_rgb(image)
@@ -176,24 +179,24 @@ def _as_rgb(image: Any) -> Any:
     if image.mode.startswith("I"):
         return pillow().fromarray(_from_deep(np.asarray(image)))
     if image.mode == "P" and isinstance(image.info.get("transparency"), bytes):
-        image = image.convert("RGBA")  # Pillow warns of the way straight to RGB
+        image = image.convert("RGBA")  # Pillow warns if it is converted to RGB directly
     if image.mode != "RGB":
         return image.convert("RGB")
-    image.load()  # pixels outlive the file
+    image.load()  # now: the file is closed afterwards
     return image
 
 
-def _opened(data: bytes, formats: Sequence[str] = FORMATS) -> Any:
+def _open(data: bytes, formats: Sequence[str] = FORMATS) -> Any:
     Image = pillow()
-    known = _known_formats(formats)
+    readable_formats = _known_formats(formats)
     try:
-        return Image.open(io.BytesIO(data), formats=known)
+        return Image.open(io.BytesIO(data), formats=readable_formats)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise ValueError(
-            f"the image is too large for Pillow, whose limit is PIL.Image.MAX_IMAGE_PIXELS: {error}"
+            f"the image has more pixels than Pillow allows (PIL.Image.MAX_IMAGE_PIXELS): {error}"
         ) from error
     except Image.UnidentifiedImageError as error:
-        raise Image.UnidentifiedImageError(_why_unidentified(data, formats)) from error
+        raise Image.UnidentifiedImageError(_describe_unknown(data, formats)) from error
     except _DAMAGE as error:
         pass_on(error)
         raise OSError(f"the image is damaged: {error}") from error
@@ -209,10 +212,10 @@ def _known_formats(formats: Sequence[str]) -> list[str]:
 
 @functools.cache
 def _find_formats(formats: str | tuple[str, ...]) -> list[str]:
-    """Return the formats among these that this Pillow can read.
+    """Return the formats that the installed Pillow can read.
 
-    Raises ValueError for a name that is not Pillow's, unless it is one of ``FORMATS``, which an
-    older Pillow may lack.
+    Raises ValueError for a name that Pillow does not know, unless it is one of ``FORMATS``: an
+    older Pillow may lack some of these.
     """
     Image = pillow()
     Image.init()
@@ -220,33 +223,33 @@ def _find_formats(formats: str | tuple[str, ...]) -> list[str]:
     for name in names:
         if name not in Image.OPEN and name not in FORMATS:
             raise ValueError(
-                f"formats= takes Pillow's names of formats, such as 'PNG' or 'PPM', not {name!r}; "
-                f"here it reads {', '.join(sorted(Image.OPEN))}"
+                f"formats= must be Pillow's names of formats, such as 'PNG' or 'PPM', not "
+                f"{name!r}. The installed Pillow reads {', '.join(sorted(Image.OPEN))}"
             )
     return [name for name in names if name in Image.OPEN]
 
 
-def _why_unidentified(data: bytes, formats: Sequence[str]) -> str:
+def _describe_unknown(data: bytes, formats: Sequence[str]) -> str:
     if not data:
         return "cannot identify an image in an empty file"
     text = f"cannot identify an image in {len(data)} bytes that begin with {data[:12]!r}"
-    name = _other_format(data, formats)
+    name = _find_other_format(data, formats)
     if name is not None:
         text += (
-            f": this looks like {name}, which is not decoded unasked. If you trust these files, "
-            f"say functools.partial(stoker.images.decode, formats=[{name!r}])"
+            f": this looks like {name}, which is not decoded by default. If you trust these files, "
+            f"use functools.partial(stoker.images.decode, formats=[{name!r}])"
         )
     return text
 
 
-def _other_format(data: bytes, formats: Sequence[str]) -> str | None:
-    """Return the name of a format that is not allowed and that a file's first bytes match."""
+def _find_other_format(data: bytes, formats: Sequence[str]) -> str | None:
+    """Return the name of a format outside ``formats`` that a file's first bytes match, or None."""
     for name, (_, accept) in pillow().OPEN.items():
         if accept is not None and name not in _known_formats(formats):
             try:
                 accepts = accept(data[:16])
             except (LookupError, ValueError, struct.error):
-                continue  # too short for it
+                continue  # the data is too short for this check
             if accepts is True or (accepts and not isinstance(accepts, str)):
                 return str(name)
     return None
@@ -260,36 +263,36 @@ def _check_pixels(height: int, width: int, max_pixels: int) -> None:
 def _check_size(data: bytes, image: Any, max_pixels: int) -> None:
     width, height = image.size
     _check_pixels(height, width, max_pixels)
-    # A scan begins with this marker, which occurs nowhere else but in previews.
+    # Each scan begins with this marker, which otherwise occurs in previews only.
     scans = data.count(b"\xff\xda") if is_jpeg(data) else 1
-    if scans > 1 and width * height * scans > _SCANS * max_pixels:
+    if scans > 1 and width * height * scans > _MAX_SCANS * max_pixels:
         raise ValueError(
-            f"{width} x {height} pixels in {scans} scans: more than {_SCANS * max_pixels} "
+            f"{width} x {height} pixels in {scans} scans: more than {_MAX_SCANS * max_pixels} "
             "times pixel"
         )
 
 
 def _from_deep(grey: NDArray[Any]) -> NDArray[np.uint8]:
-    """Scale one 16-bit channel to three of 8 bits (Pillow's own conversion would clip)."""
-    # 65,535 / 255 is 257: white stays white.
+    """Scale one 16-bit channel to three of 8 bits. (Pillow's own conversion would clip.)"""
+    # 65,535 / 257 is 255, so white stays white.
     eight = np.clip(grey.astype(np.float64) / 257.0, 0, 255).round().astype(np.uint8)
     return np.repeat(eight[..., None], 3, axis=-1)
 
 
 def _orientation(data: bytes, formats: Sequence[str] = FORMATS) -> int:
-    """Return an image's EXIF orientation; 1 (none) for TIFFs, which Pillow has turned."""
-    with _opened(data, formats) as image:
+    """Return an image's EXIF orientation; 1 (no turn) for TIFFs, which Pillow turns itself."""
+    with _open(data, formats) as image:
         if image.format == "TIFF":
             return 1
         try:
             turn = image.getexif().get(_ORIENTATION, 1)
-        except SyntaxError:  # so Pillow says that it cannot read the EXIF data
+        except SyntaxError:  # Pillow's error for damaged EXIF data
             return 1
     return turn if isinstance(turn, int) else 1
 
 
-def _turned(pixels: NDArray[np.uint8], turn: int) -> NDArray[np.uint8]:
-    """Turn pixels as an orientation of EXIF says."""
+def _orient(pixels: NDArray[np.uint8], turn: int) -> NDArray[np.uint8]:
+    """Return pixels turned by an EXIF orientation."""
     if not 2 <= turn <= 8:
         return pixels
     if turn >= 5:  # rows and columns change places
@@ -300,7 +303,7 @@ def _turned(pixels: NDArray[np.uint8], turn: int) -> NDArray[np.uint8]:
 
 
 def pillow() -> Any:
-    """Return ``PIL.Image``. Raises ImportError with what to install."""
+    """Return ``PIL.Image``. Raises ImportError that says how to install it."""
     try:
         from PIL import Image
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Maps made from functions of one image: for images and batches, random or not."""
+"""Turns a function of one image into a map of images and batches, random or not."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from stoker.images import native
 
 
 def without_gil(fn: AnyCallable) -> AnyCallable:
-    """Mark a function or class whose work ``stoker-native`` does without the GIL."""
+    """Mark a function or class: with ``stoker-native`` it works without the GIL."""
     fn._releases_gil = True  # type: ignore[attr-defined]
     return fn
 
 
 def releases_gil(fn: Any) -> bool:
-    """True if a function is marked and the library is installed: Pillow often holds the GIL."""
+    """True if a function is marked and ``stoker-native`` is installed: Pillow holds the GIL."""
     while isinstance(fn, partial):
         fn = fn.func
     is_marked = getattr(fn, "_releases_gil", None) is True and not hasattr(fn, "__wrapped__")
@@ -32,14 +32,14 @@ def releases_gil(fn: Any) -> bool:
 @reads_only
 @dataclass(frozen=True)
 class ImageMap:
-    """A function of an image that also takes a batch; it pickles."""
+    """A function of an image that also takes a batch. It is picklable."""
 
-    called: str
+    name: str
     fn: Callable[..., NDArray[np.uint8]]
 
     @property
     def __name__(self) -> str:
-        return self.called
+        return self.name
 
     def __call__(self, images: Any) -> NDArray[np.uint8]:
         return _each(images, self.fn)
@@ -49,47 +49,48 @@ class ImageMap:
 @reads_only
 @dataclass(frozen=True)
 class RandomImageMap:
-    """A random function of one image; draws from the generator for each image of a batch."""
+    """A random function of an image that also takes a batch, and draws for each image of it."""
 
-    called: str
+    name: str
     fn: Callable[..., NDArray[np.uint8]]
 
     @property
     def __name__(self) -> str:
-        return self.called
+        return self.name
 
     def __call__(self, images: Any, rng: np.random.Generator) -> NDArray[np.uint8]:
         if not isinstance(rng, np.random.Generator):
             raise TypeError(
-                f"{self.called} draws from a generator of NumPy, not {type(rng).__name__}: put it "
+                f"{self.name} needs a NumPy generator, not a {type(rng).__name__}: put this stage "
                 "before .to()"
             )
         return _each(images, partial(self.fn, rng=rng))
 
 
 def _each(images: Any, fn: Callable[[Any], NDArray[np.uint8]]) -> NDArray[np.uint8]:
-    """Apply a function to an image, or to each of a batch: a list, four axes, or an object array.
+    """Apply a function to an image, or to each image of a batch.
 
-    An exception gets a note with the image's number in the batch.
+    A batch is a list, an array with four axes, or an object array. An exception gets a note with
+    the image's number in the batch.
     """
     is_array = isinstance(images, np.ndarray)
     if not isinstance(images, (list, tuple)) and not (
         is_array and (images.ndim == 4 or images.dtype == object)
     ):
         return fn(images)
-    made: list[NDArray[np.uint8]] = []
+    results: list[NDArray[np.uint8]] = []
     for at, image in enumerate(images):
         try:
-            made.append(fn(image))
+            results.append(fn(image))
         except Exception as error:
             error.add_note(f"in image {at} of a batch of {len(images)}")
             raise
-        if made[at].shape != made[0].shape:
+        if results[at].shape != results[0].shape:
             raise ValueError(
-                f"image {at} of the batch has become {list(made[at].shape)}, and the first "
-                f"{list(made[0].shape)}: one array holds images of one size, as resize((height, "
-                "width)) and crops make them; or put this before .batch()"
+                f"image {at} of the batch has become {list(results[at].shape)}, but the first "
+                f"{list(results[0].shape)}, and one array holds images of one size only. Use a "
+                "crop or resize((height, width)), or put this stage before .batch()"
             )
-    if not made:
-        raise ValueError("a batch of no images")
-    return np.stack(made)
+    if not results:
+        raise ValueError("the batch has no images")
+    return np.stack(results)

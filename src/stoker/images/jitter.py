@@ -1,4 +1,4 @@
-"""Random changes of colour, equal to torchvision's ``ColorJitter``."""
+"""Random changes of colour, equal to those of torchvision's ``ColorJitter``."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def color_jitter(
 
     Args:
         brightness, contrast, saturation: the largest distance of the factor from 1, such as 0.4; or
-            its least and largest value.
-        hue: the largest turn of the hue, as a part of the colour circle up to 0.5; or the least and
-            largest turn, from -0.5 to 0.5.
+            the smallest and largest factor.
+        hue: the largest turn of the hue, as a fraction of the colour circle up to 0.5; or the
+            smallest and largest turn, from -0.5 to 0.5.
 
     Returns:
         A function for ``.random_map(fn, on="image")``. It takes ``uint8 [height, width, 3]``, such
@@ -51,46 +51,48 @@ def color_jitter(
         "saturation": _factors("saturation", saturation),
         "hue": _turns(hue),
     }
-    chosen = {name: limits for name, limits in factors.items() if limits is not None}
-    return RandomImageMap("color_jitter", partial(_jittered, factors=chosen))
+    active = {name: limits for name, limits in factors.items() if limits is not None}
+    return RandomImageMap("color_jitter", partial(_jitter, factors=active))
 
 
-def _jittered(
+def _jitter(
     image: Any, *, rng: np.random.Generator, factors: dict[str, tuple[float, float]]
 ) -> Pixels:
     opened = Reading().pixels(image)
     if opened.shape[2] != 3:
-        raise ValueError(f"colours are changed of RGB, not of {opened.shape[2]} channels")
+        raise ValueError(f"color_jitter needs RGB images, not {opened.shape[2]} channels")
     colours = opened.astype(np.float32)
     names = list(factors)
-    drawn = {name: low + (high - low) * rng.random() for name, (low, high) in factors.items()}
+    factors_drawn = {
+        name: low + (high - low) * rng.random() for name, (low, high) in factors.items()
+    }
     for at in rng.permutation(len(names)):
         name = names[at]
-        colours = np.clip(_CHANGES[name](colours, np.float32(drawn[name])), 0, 255)
+        colours = np.clip(_CHANGES[name](colours, np.float32(factors_drawn[name])), 0, 255)
     return colours.round().astype(np.uint8)
 
 
-def _brightened(colours: Colours, factor: np.float32) -> Colours:
+def _brighten(colours: Colours, factor: np.float32) -> Colours:
     return colours * factor
 
 
-def _contrasted(colours: Colours, factor: np.float32) -> Colours:
+def _change_contrast(colours: Colours, factor: np.float32) -> Colours:
     return colours * factor + np.float32(_grey(colours).mean()) * (1 - factor)
 
 
-def _saturated(colours: Colours, factor: np.float32) -> Colours:
+def _saturate(colours: Colours, factor: np.float32) -> Colours:
     return colours * factor + _grey(colours)[..., None] * (1 - factor)
 
 
 def _grey(colours: Colours) -> Colours:
     red, green, blue = colours[..., 0], colours[..., 1], colours[..., 2]
-    # Luma of ITU-R BT.601, as Pillow and torchvision take it.
+    # Luma of ITU-R BT.601, as in Pillow and torchvision.
     grey: Colours = 0.299 * red + 0.587 * green + 0.114 * blue
     return grey
 
 
-def _turned_hue(colours: Colours, turn: np.float32) -> Colours:
-    """Turn the hue in HSV: value and saturation, so the largest and smallest channel, stay."""
+def _turn_hue(colours: Colours, turn: np.float32) -> Colours:
+    """Turn the hue in HSV. The largest and smallest channel stay, so value and saturation do."""
     high, low = colours.max(-1), colours.min(-1)
     span = high - low
     red, green, blue = colours[..., 0], colours[..., 1], colours[..., 2]
@@ -110,31 +112,35 @@ def _turned_hue(colours: Colours, turn: np.float32) -> Colours:
 
 
 _CHANGES: dict[str, Callable[[Colours, np.float32], Colours]] = {
-    "brightness": _brightened,
-    "contrast": _contrasted,
-    "saturation": _saturated,
-    "hue": _turned_hue,
+    "brightness": _brighten,
+    "contrast": _change_contrast,
+    "saturation": _saturate,
+    "hue": _turn_hue,
 }
 
 
-def _factors(name: str, given: Strength) -> Range:
-    if is_number(given):
-        low, high = max(0.0, 1 - given), 1 + given
+def _factors(name: str, value: Strength) -> Range:
+    if is_number(value):
+        low, high = max(0.0, 1 - value), 1 + value
     else:
-        low, high = _ends(given)
+        low, high = _pair(value)
     if not 0 <= low <= high < math.inf:
-        raise ValueError(f"{name}= takes a number from 0 on, or a least and a most, not {given!r}")
+        raise ValueError(
+            f"{name}= must be a number from 0 on, or the smallest and largest factor, not {value!r}"
+        )
     return None if low == high == 1 else (low, high)
 
 
-def _turns(given: Strength) -> Range:
-    low, high = (-given, given) if is_number(given) else _ends(given)
+def _turns(value: Strength) -> Range:
+    low, high = (-value, value) if is_number(value) else _pair(value)
     if not -0.5 <= low <= high <= 0.5:
-        raise ValueError(f"hue= takes up to 0.5, or two numbers from -0.5 to 0.5, not {given!r}")
+        raise ValueError(
+            f"hue= must be at most 0.5, or two numbers from -0.5 to 0.5, not {value!r}"
+        )
     return None if low == high == 0 else (low, high)
 
 
-def _ends(given: Any) -> tuple[float, float]:
-    """Return two given numbers; for another value, two numbers that are refused later."""
-    is_pair = isinstance(given, (tuple, list)) and len(given) == 2
-    return (given[0], given[1]) if is_pair and all(map(is_number, given)) else (1, -1)
+def _pair(value: Any) -> tuple[float, float]:
+    """Return a pair of numbers; for other values, a pair that the caller refuses."""
+    is_pair = isinstance(value, (tuple, list)) and len(value) == 2
+    return (value[0], value[1]) if is_pair and all(map(is_number, value)) else (1, -1)

@@ -1,4 +1,4 @@
-"""``stoker-native``, the optional library in C that decodes crops and reads windows."""
+"""``stoker-native``, the optional library in C that decodes crops and reads windows of tokens."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from types import ModuleType
 
 @functools.cache
 def library() -> ModuleType | None:
-    """Return ``stoker_native``, or None where this optional library is not installed.
+    """Return the module ``stoker_native``, or None if it is not installed.
 
-    Raises ImportError where it is installed and cannot be loaded.
+    Raises ImportError if it is installed but cannot be loaded.
     """
     try:
         import stoker_native

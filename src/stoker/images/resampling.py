@@ -1,8 +1,8 @@
-"""Resized crops of one image, by the library in C or by Pillow: the same pixels within one level.
+"""Resized crops of one image, with the library in C or with Pillow: equal within one level.
 
-An image is an encoded file's ``bytes``, or pixels, ``uint8 [height, width, channels]`` of 1, 3 or 4
-channels. With the library in C, only the part of a JPEG that a crop needs is decoded. Everything
-else is decoded in full first.
+An image is an encoded file's ``bytes``, or pixels: ``uint8 [height, width, channels]`` with 1, 3 or
+4 channels. With the library in C, a crop decodes only the part of a JPEG that it needs. All other
+files are decoded in full first.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from stoker.basics.pytree import is_tensor
 from stoker.images import native
 from stoker.images.decoding import (
     MAX_PIXELS,
-    by_pillow,
     decode,
+    decode_with_pillow,
     file_bytes,
     is_file,
     is_jpeg,
     limits_of,
     pillow,
 )
-from stoker.images.sound_files import SoundFiles
+from stoker.images.undamaged_files import UndamagedFiles
 
 Pixels = NDArray[np.uint8]
 Opened = Any
-"""An opened image: a JPEG, of which the library decodes the needed part; Pillow's RGB image,
-without the library; or pixels."""
+"""An opened image: the bytes of a JPEG, of which the library decodes the needed part; a Pillow
+image of mode RGB, without the library; or pixels."""
 
-# Pillow's, by the number of channels; not RGBA, of whose alpha Pillow would take notice.
+# Pillow's modes by the number of channels. Not RGBA: Pillow would weigh its colours by alpha.
 _MODES = {1: "L", 3: "RGB", 4: "CMYK"}
 
 
@@ -54,41 +54,41 @@ class Reading:
     Attributes:
         strict: whether a file is decoded in full at its first use, so that damage anywhere in it is
             an error.
-        max_pixels: larger images are refused, as in ``decode``.
-        sound: files that were decoded in full.
+        max_pixels: images with more pixels are refused, as in ``decode``.
+        undamaged: files that were decoded in full without an error.
     """
 
     strict: bool = False
     max_pixels: int = MAX_PIXELS
-    sound: SoundFiles = field(default_factory=SoundFiles, compare=False, repr=False)
+    undamaged: UndamagedFiles = field(default_factory=UndamagedFiles, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        limits_of(self.max_pixels)  # refuses what is none, where the pipeline is written
+        limits_of(self.max_pixels)  # raises for an invalid value where the pipeline is written
 
-    def opened(self, image: Any, *, scaled: bool = False) -> Opened:
-        """Open an image; with ``scaled`` the codec shrinks it.
+    def open(self, image: Any, *, scaled: bool = False) -> Opened:
+        """Open an image; ``scaled`` says that the codec may shrink it.
 
         Raises TypeError or ValueError if it is not an image, and the errors of ``decode``.
         """
         if not is_file(image):
-            return _checked(image)
+            return _check_image(image)
         data = bytes(image)
         if native.library() is None:
-            return by_pillow(data, self.max_pixels)
+            return decode_with_pillow(data, self.max_pixels)
         if not is_jpeg(data):
             return decode(data, max_pixels=self.max_pixels)
-        if not self.strict or data in self.sound:
+        if not self.strict or data in self.undamaged:
             return data
         pixels = decode(data, max_pixels=self.max_pixels)
-        self.sound.add(data)
-        return data if scaled else pixels  # crops of these are the same, but for that
+        self.undamaged.add(data)
+        return data if scaled else pixels  # the pixels are there already, unless the codec shrinks
 
     def pixels(self, image: Any) -> Pixels:
-        """Return all pixels of an image; raises as ``opened``."""
-        return decode(image, max_pixels=self.max_pixels) if is_file(image) else _checked(image)
+        """Return all pixels of an image. Raises as ``open`` does."""
+        return decode(image, max_pixels=self.max_pixels) if is_file(image) else _check_image(image)
 
     def cut(self, image: Opened, top: int, left: int, height: int, width: int) -> Pixels:
-        """Return a part of an opened image as a new array; pixels outside the image are 0."""
+        """Return a part of an opened image as a new array; pixels outside the image are black."""
         rows, columns = size_of(image)
         first, last = max(top, 0), min(top + height, rows)
         begin, end = max(left, 0), min(left + width, columns)
@@ -97,15 +97,15 @@ class Reading:
             return np.zeros((height, width, channels), np.uint8)
         if isinstance(image, bytes):
             box = (begin, first, end - begin, last - first)
-            found: Pixels = _library().jpeg_decode(image, box, **limits_of(self.max_pixels))
+            part: Pixels = _library().jpeg_decode(image, box, **limits_of(self.max_pixels))
         elif isinstance(image, np.ndarray):
-            found = image[first:last, begin:end]
+            part = image[first:last, begin:end]
         else:
-            found = np.array(image.crop((begin, first, end, last)))
-        if found.shape[:2] == (height, width):
-            return found.copy() if isinstance(image, np.ndarray) else found
-        out = np.zeros((height, width, found.shape[2]), np.uint8)
-        out[first - top : last - top, begin - left : end - left] = found
+            part = np.array(image.crop((begin, first, end, last)))
+        if part.shape[:2] == (height, width):
+            return part.copy() if isinstance(image, np.ndarray) else part
+        out = np.zeros((height, width, part.shape[2]), np.uint8)
+        out[first - top : last - top, begin - left : end - left] = part
         return out
 
     def resized(
@@ -119,13 +119,13 @@ class Reading:
         beyond: bool = False,
         dct_scaling: bool = False,
     ) -> Pixels:
-        """Return a box of an opened image in another size, bilinearly, a new array.
+        """Return a box of an opened image in another size, bilinearly, as a new array.
 
         Args:
-            image: what ``opened`` returned.
-            box: within the image; of whole pixels, unless pixels beyond it count.
+            image: the result of ``open``.
+            box: a box within the image; in whole pixels, unless ``beyond``.
             size: height and width of the result.
-            flip: whether to flip left and right.
+            flip: whether to flip left to right.
             antialias: whether shrinking uses all pixels, or only the nearest two.
             beyond: whether pixels outside the box contribute to its edge.
             dct_scaling: whether the JPEG codec may shrink it first.
@@ -156,22 +156,25 @@ def size_of(image: Opened) -> tuple[int, int]:
     return image.height, image.width
 
 
-def _checked(image: Any) -> Pixels:
-    """Return pixels that can be cropped and resized. Raises TypeError, ValueError."""
+def _check_image(image: Any) -> Pixels:
+    """Return an array of pixels that can be cropped and resized. Raises TypeError, ValueError."""
     if isinstance(image, (str, os.PathLike)):
-        file_bytes(image)  # says what to do
+        file_bytes(image)  # raises an error that says what to do
     if not isinstance(image, np.ndarray):
         what = type(image)
-        instead = "on= says which field of an example it is"
+        advice = "give on= the name of the field with the image"
         if what.__module__.startswith("PIL.") or is_tensor(image):
-            instead = "a .map(numpy.array, on=...) before this makes an array of it"
-        raise TypeError(f"an image is bytes or an array, not {what.__name__}: {instead}")
+            advice = "convert it with a .map(numpy.array, on=...) before"
+        raise TypeError(f"an image must be bytes or an array, not {what.__name__}: {advice}")
     if image.dtype != np.uint8:
-        raise TypeError(f"images are cropped and resized as uint8, before they are {image.dtype}")
+        raise TypeError(
+            f"crops and resize need uint8 images, not {image.dtype}: put them before the stage "
+            f"that converts images to {image.dtype}"
+        )
     if image.ndim != 3 or image.shape[2] not in _MODES or not image.size:
-        grey = ": a grey one is image[..., None]" if image.ndim == 2 else ""
+        grey = ": for a grey image give image[..., None]" if image.ndim == 2 else ""
         raise ValueError(
-            "an image is [height, width, channels] of 1, 3 or 4 channels, not "
+            "an image must be [height, width, channels] with 1, 3 or 4 channels, not "
             f"{list(image.shape)}{grey}"
         )
     return image
@@ -179,7 +182,7 @@ def _checked(image: Any) -> Pixels:
 
 def _library() -> Any:
     library = native.library()
-    assert library is not None  # who opened the image left it encoded
+    assert library is not None  # an image stays encoded only if there is the library
     return library
 
 

@@ -1,1 +1,1 @@
-"""Packing many small files into shards."""
+"""``stoker pack``: writes many small files into a few shards."""

@@ -1,4 +1,4 @@
-"""Shard formats: tar archives and Parquet files, written and read back."""
+"""The formats of shards, tar archives and Parquet files: writing, and reading back."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from stoker.sources.arrow.table import import_pyarrow
 from stoker.sources.files import OpenFile
 from stoker.sources.shards.index import build_index
 
-# Of a row group, which one random read costs: large beside metadata, small beside memory. Chosen,
-# not measured.
+# The size of a Parquet row group, the unit of a random read: large beside its metadata, small
+# beside memory. Chosen, not measured.
 _GROUP_BYTES = 8 << 20
 
 
 class ShardFormat(Protocol):
-    """Writes a shard; other processes see the file only after it is renamed.
+    """Writes one shard. The caller renames the file when it is complete.
 
     Attributes:
-        fields: the fields that all of its examples have, by their names for readers.
+        fields: the names under which readers find the fields that all examples have.
     """
 
     fields: list[str]
 
     @property
     def nbytes(self) -> int:
-        """Its size so far in bytes, about."""
+        """The approximate size so far in bytes."""
         ...
 
     def add(self, key: str, example: Mapping[str, Any]) -> None:
@@ -40,11 +40,11 @@ class ShardFormat(Protocol):
         ...
 
     def finish(self) -> None:
-        """Complete the file and read it back. Raises ValueError where it differs."""
+        """Complete the file, and read it back. Raises ValueError if it differs."""
         ...
 
     def close(self) -> None:
-        """Close the file, complete or not."""
+        """Close the file, whether it is complete or not."""
         ...
 
 
@@ -53,12 +53,12 @@ class TarShard:
 
     suffix = ".tar"
 
-    def __init__(self, path: str, like: str | None = None) -> None:
+    def __init__(self, path: str, schema_from: str | None = None) -> None:
         self.fields: list[str] = []
         self._path = path
         self._file = open(path, "wb")  # noqa: SIM115 (closed by close)
         self._tar = tarfile.open(fileobj=self._file, mode="w", format=tarfile.GNU_FORMAT)  # noqa: SIM115
-        self._written: list[tuple[str, dict[str, int]]] = []
+        self._expected: list[tuple[str, dict[str, int]]] = []
 
     @property
     def nbytes(self) -> int:
@@ -68,32 +68,34 @@ class TarShard:
         files = [_as_file(field, value) for field, value in example.items()]
         names = [name for name, _ in files]
         if len({*names}) < len(names):
-            raise ValueError(f"two of its fields have one name among {names}")
+            raise ValueError(f"two of its fields would have the same name in a tar shard: {names}")
         for name, data in files:
             info = tarfile.TarInfo(f"{key}.{name}")
             info.size = len(data)
             self._tar.addfile(info, io.BytesIO(data))
-        if self._written:
+        if self._expected:
             names = [name for name in self.fields if name in names]
         self.fields = names
-        self._written.append((key, {n: xxhash.xxh3_64_intdigest(data) for n, data in files}))
+        self._expected.append((key, {n: xxhash.xxh3_64_intdigest(data) for n, data in files}))
 
     def finish(self) -> None:
         self._tar.close()
         self._file.flush()
         os.fsync(self._file.fileno())
-        opened = OpenFile(self._path)
-        index = build_index(opened)
-        found = []
+        file = OpenFile(self._path)
+        index = build_index(file)
+        contents = []
         for number, key in enumerate(index.keys):
             places = index.files_of(number).items()
             digests = {
-                field: xxhash.xxh3_64_intdigest(opened.read(start, nbytes))
+                field: xxhash.xxh3_64_intdigest(file.read(start, nbytes))
                 for field, (start, nbytes, _) in places
             }
-            found.append((key, digests))
-        if found != self._written:
-            raise ValueError(f"{self._path} does not hold what was written: is the disk broken?")
+            contents.append((key, digests))
+        if contents != self._expected:
+            raise ValueError(
+                f"{self._path} reads back differently than it was written: check the disk"
+            )
 
     def close(self) -> None:
         self._file.close()
@@ -102,16 +104,16 @@ class TarShard:
 class ParquetShard:
     """A Parquet file: one row for each example.
 
-    Its columns are those of its first row group, or of a given earlier shard.
+    Its columns are those of the shard ``schema_from``, or of its own first row group.
     """
 
     suffix = ".parquet"
 
-    def __init__(self, path: str, like: str | None = None) -> None:
+    def __init__(self, path: str, schema_from: str | None = None) -> None:
         self._pa = import_pyarrow("stoker pack --format parquet")
         self._parquet = import_pyarrow("stoker pack --format parquet", "pyarrow.parquet")
         self._path = path
-        self._schema: Any = None if like is None else self._parquet.read_schema(like)
+        self._schema: Any = None if schema_from is None else self._parquet.read_schema(schema_from)
         self.fields: list[str] = [] if self._schema is None else self._schema.names
         self._writer: Any = None
         self._groups: list[Any] = []
@@ -126,7 +128,10 @@ class ParquetShard:
         names = list(example)
         self.fields = self.fields or names
         if not names or {*names} != {*self.fields} or not all(isinstance(n, str) for n in names):
-            raise ValueError(f"its fields are {names}, and Parquet has columns {self.fields}")
+            raise ValueError(
+                f"its fields are {names}, but the Parquet shards have the columns {self.fields}: "
+                "give all examples the same fields"
+            )
         self._rows.append({field: _as_cell(value) for field, value in example.items()})
         self._rows_bytes += _size(example)
         if self._rows_bytes >= _GROUP_BYTES:
@@ -139,9 +144,11 @@ class ParquetShard:
         with open(self._path, "rb") as file:
             os.fsync(file.fileno())
         with self._parquet.ParquetFile(self._path) as file:
-            found = [file.read_row_group(n) for n in range(file.num_row_groups)]
-        if len(found) != len(self._groups) or not all(map(_are_equal, found, self._groups)):
-            raise ValueError(f"{self._path} does not hold what was written: is the disk broken?")
+            contents = [file.read_row_group(n) for n in range(file.num_row_groups)]
+        if len(contents) != len(self._groups) or not all(map(_are_equal, contents, self._groups)):
+            raise ValueError(
+                f"{self._path} reads back differently than it was written: check the disk"
+            )
 
     def close(self) -> None:
         if self._writer is not None:
@@ -152,12 +159,12 @@ class ParquetShard:
         try:
             table = pa.Table.from_pylist(self._rows)
             if self._schema is not None and table.schema != self._schema:
-                table = self._as_before(table)
+                table = self._cast_to_schema(table)
             if self._writer is None:
                 self._writer = self._parquet.ParquetWriter(self._path, table.schema)
         except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
             raise ValueError(
-                f"one of {len(self._rows)} examples does not go into Parquet: {error}"
+                f"one of the last {len(self._rows)} examples cannot be stored in Parquet: {error}"
             ) from error
         self._schema = self._writer.schema
         self._writer.write_table(table, row_group_size=len(table))
@@ -165,32 +172,35 @@ class ParquetShard:
         self._groups_bytes += self._rows_bytes
         self._rows, self._rows_bytes = [], 0
 
-    def _as_before(self, table: Any) -> Any:
-        """Return a table cast to the types of the previous one; ValueError where values change."""
+    def _cast_to_schema(self, table: Any) -> Any:
+        """Return a table with the types of the earlier rows. Raises ValueError if values change."""
         names = self._schema.names
         kinds = [(n, table.field(n).type, self._schema.field(n).type) for n in names]
-        for name, given, before in kinds:
-            if before == self._pa.null() != given:
+        for name, kind, earlier_kind in kinds:
+            if earlier_kind == self._pa.null() != kind:
                 raise ValueError(
-                    f"{name!r} is {given}, and was None in all examples before, which had its type "
-                    "told: pack an example that has it first, or give all of them a value"
+                    f"{name!r} has type {kind}, but it was None in all examples before, so its "
+                    "column has no type: put an example with a value first, or give all examples "
+                    "a value"
                 )
-        made = self._pa.Table.from_pylist(self._rows, self._schema)  # 0.5 becomes a whole 0
-        for name, given, before in kinds:
-            if given != before and not _same(made[name].to_pylist(), table[name].to_pylist()):
-                raise ValueError(f"{name!r} is {given}, and was {before} before")
-        return made
+        cast = self._pa.Table.from_pylist(self._rows, self._schema)  # 0.5 becomes a whole 0
+        for name, kind, earlier_kind in kinds:
+            if kind != earlier_kind and not _same(cast[name].to_pylist(), table[name].to_pylist()):
+                raise ValueError(
+                    f"{name!r} has type {kind}, but had type {earlier_kind} in earlier examples"
+                )
+        return cast
 
 
 def _are_equal(left: Any, right: Any) -> bool:
-    """True if tables are equal, with NaN equal to NaN."""
+    """True if two tables are equal; NaN equals NaN."""
     return bool(left.equals(right)) or (
         bool(left.schema.equals(right.schema)) and _same(left.to_pylist(), right.to_pylist())
     )
 
 
 def _same(left: Any, right: Any) -> bool:
-    """True if Python values are equal; NaN equals NaN, and None a missing field of a struct."""
+    """True if two Python values are equal. NaN equals NaN, and None equals a missing field."""
     if isinstance(left, dict) and isinstance(right, dict):
         return all(_same(left.get(name), right.get(name)) for name in {*left, *right})
     if isinstance(left, list) and isinstance(right, list):
@@ -200,7 +210,10 @@ def _same(left: Any, right: Any) -> bool:
 
 def _as_file(field: Any, value: Any) -> tuple[str, bytes]:
     if not isinstance(field, str) or "/" in field or field != field.lower():
-        raise ValueError(f"{field!r} is no field of a tar shard: lower-case text without '/'")
+        raise ValueError(
+            f"{field!r} cannot be a field of a tar shard: its name must be lower-case text without "
+            "'/'"
+        )
     if isinstance(value, (bytes, bytearray, memoryview)):
         return field, bytes(value)
     if isinstance(value, str):
@@ -212,12 +225,12 @@ def _as_file(field: Any, value: Any) -> tuple[str, bytes]:
         np.save(file, value, allow_pickle=False)
         return f"{field}.npy", file.getvalue()
     raise TypeError(
-        f"{field!r} is a {type(value).__name__}: bytes, text, numbers and arrays go into tar shards"
+        f"{field!r} is a {type(value).__name__}: tar shards hold bytes, text, numbers and arrays"
     )
 
 
 def _as_cell(value: Any) -> Any:
-    """Return a value for pyarrow that keeps its dtype."""
+    """Return a value from which pyarrow infers the same dtype."""
     if isinstance(value, np.ndarray) and value.ndim > 1:
         return [_as_cell(row) for row in value]
     if isinstance(value, np.ndarray) and value.ndim:

@@ -1,6 +1,7 @@
-"""The journal of a packing: its finished shards, in their folder, locked by one run at a time.
+"""The journal of a pack run: the list of finished shards, in the folder of the shards.
 
-Files are removed from a folder only if a journal lists them as ours.
+One run at a time locks the folder. A run removes files only from a folder with a journal: a folder
+without one may hold the user's files.
 """
 
 from __future__ import annotations
@@ -20,72 +21,86 @@ _NEW = ".packing.json.new"
 
 
 @contextlib.contextmanager
-def alone_in(folder: str) -> Iterator[None]:
+def lock_folder(folder: str) -> Iterator[None]:
     """Lock a folder for this run; the kernel ends the lock with the process.
 
-    Raises ValueError where another run holds it.
+    Raises ValueError if another run has locked it.
     """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ValueError(f"{folder}: another run is packing into it") from None
+            raise ValueError(
+                f"another run of stoker pack writes to {folder}: wait for it, or end it"
+            ) from None
         yield
     finally:
         os.close(descriptor)
 
 
-def read_journal(folder: str, about: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the finished shards, and remove a killed run's unfinished one.
+def read_journal(folder: str, description: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the finished shards, and remove the unfinished shard of a killed run.
 
-    Raises ValueError where the folder holds other things, another packing, or changed shards.
+    Raises ValueError if the folder holds other files, shards of another source, or changed shards.
     """
     journal, manifest = (os.path.join(folder, name) for name in (_JOURNAL, MANIFEST))
     path = journal if os.path.exists(journal) else manifest
-    there = set(os.listdir(folder)) - {_NEW}
+    names = set(os.listdir(folder)) - {_NEW}
     if not os.path.exists(path):
-        if there:
-            raise ValueError(f"{folder} holds other things ({min(there)!r}): take an empty folder")
-        write_journal(folder, about, [])
+        if names:
+            raise ValueError(
+                f"{folder} holds other files, such as {min(names)!r}: give an empty or new folder"
+            )
+        write_journal(folder, description, [])
         return []
     try:
         with open(path) as file:
-            found = json.load(file)
-        shards: list[dict[str, Any]] = found.pop("shards")
+            contents = json.load(file)
+        shards: list[dict[str, Any]] = contents.pop("shards")
     except (ValueError, LookupError, AttributeError) as error:
-        raise ValueError(f"{path} is damaged: remove {folder}, and pack anew: {error}") from error
-    if found != about and path == journal and not shards:
-        write_journal(folder, about, [])
-    elif found != about:
-        differ = ", ".join(sorted(key for key in about if found.get(key) != about[key]))
-        raise ValueError(f"{folder} holds another packing ({differ}): remove it, or take another")
+        raise ValueError(f"{path} is damaged ({error}): remove {folder}, and pack again") from error
+    if contents != description and path == journal and not shards:
+        write_journal(folder, description, [])
+    elif contents != description:
+        differ = ", ".join(
+            sorted(key for key in description if contents.get(key) != description[key])
+        )
+        raise ValueError(
+            f"{folder} holds shards of another source or with other settings ({differ} differ): "
+            "remove the folder, or give another one"
+        )
     if path == journal:
-        next_one = f"shard-{len(shards):06}"  # it was renamed, and not yet entered
-        for name in there:
+        # A run that was killed between the rename of a shard and its entry in the journal.
+        next_one = f"shard-{len(shards):06}"
+        for name in names:
             if name.startswith(PART) or os.path.splitext(name)[0] == next_one:
                 os.unlink(os.path.join(folder, name))
     for shard in shards:
-        at = os.path.join(folder, shard["name"])
-        if not os.path.isfile(at) or os.stat(at).st_size != shard["bytes"]:
-            raise ValueError(f"{at} is gone or was changed: remove {folder}, and pack anew")
+        path = os.path.join(folder, shard["name"])
+        if not os.path.isfile(path) or os.stat(path).st_size != shard["bytes"]:
+            raise ValueError(f"{path} is missing or has changed: remove {folder}, and pack again")
     return shards
 
 
-def write_journal(folder: str, about: Mapping[str, Any], shards: list[dict[str, Any]]) -> None:
-    """Write the finished shards into the journal."""
-    _write(folder, _JOURNAL, {**about, "shards": shards})
+def write_journal(
+    folder: str, description: Mapping[str, Any], shards: list[dict[str, Any]]
+) -> None:
+    """Write the list of finished shards to the journal."""
+    _write(folder, _JOURNAL, {**description, "shards": shards})
 
 
-def write_manifest(folder: str, about: Mapping[str, Any], shards: list[dict[str, Any]]) -> None:
-    """Write the list of shards, in place of the journal."""
-    _write(folder, MANIFEST, {**about, "shards": shards})
+def write_manifest(
+    folder: str, description: Mapping[str, Any], shards: list[dict[str, Any]]
+) -> None:
+    """Write the list of all shards to ``shards.json``, and remove the journal."""
+    _write(folder, MANIFEST, {**description, "shards": shards})
     with contextlib.suppress(FileNotFoundError):
         os.unlink(os.path.join(folder, _JOURNAL))
 
 
 def sync_folder(folder: str) -> None:
-    """Flush a folder's names to the disk."""
+    """Flush a folder's entries to the disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

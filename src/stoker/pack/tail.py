@@ -1,4 +1,4 @@
-"""The rest of a source, from a given example on."""
+"""``Tail``: a source without its first examples, for a run that continues."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from stoker.sources.source import Indices, Reader
 
 
 class Tail(IndexedSource):
-    """The examples of a source from a given one on."""
+    """The examples of a source from example ``first`` on."""
 
     def __init__(self, source: IndexedSource, first: int) -> None:
         self._source, self._first = source, first

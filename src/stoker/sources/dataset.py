@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.basics.fingerprint import Fingerprint, told, told_by_rows
+from stoker.basics.fingerprint import Fingerprint, content_digest, rows_digest
 from stoker.replicas.thread_safety import is_declared
 from stoker.schedule.selection import Selection
 from stoker.sources.arrow.table import is_table
@@ -153,8 +153,8 @@ class DatasetSource(IndexedSource):
     def contents(self) -> str:
         """Return a digest of what a user's object says of itself, or of some of stoker's rows."""
         if self.runs_user_code:
-            return told(self.data)
-        return told_by_rows(self.fetch, len(self)) if self.is_numbered else ""
+            return content_digest(self.data)
+        return rows_digest(self.fetch, len(self)) if self.is_numbered else ""
 
     def fingerprint(self, index: int) -> Fingerprint:
         if self.is_numbered:

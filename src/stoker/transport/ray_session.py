@@ -1,4 +1,4 @@
-"""The Ray cluster that this process has joined: caches, workers and feeds reach it through here."""
+"""The Ray cluster that this process has joined, for caches, workers and feeds."""
 
 from __future__ import annotations
 
@@ -42,27 +42,26 @@ def joined_ray(feature: str) -> Any:
     return ray
 
 
-def end_with_raylet(first: Callable[[], object] | None = None) -> None:
-    """End this actor's process when its raylet is gone; ``first`` is called before that.
+def end_with_raylet(before_exit: Callable[[], object] | None = None) -> None:
+    """End this actor's process when its raylet is gone; ``before_exit`` is called first.
 
-    Ray would let an actor outlive its raylet, and hold resources that no raylet counts.
+    Ray lets an actor outlive its raylet; the actor would then hold resources that nobody counts.
     """
-    end_with(os.getppid(), by_main_thread=False, first=first)
+    end_with(os.getppid(), by_main_thread=False, before_exit=before_exit)
 
 
 class RayStore:
-    """What processes of a Ray cluster tell each other: keys and values under one namespace.
+    """A namespace in Ray's key-value store, through which processes of a cluster share values.
 
-    It is Ray's own key-value store, which lives exactly as long as the cluster and needs no extra
-    process that could be lost.
+    The store lives exactly as long as the cluster, and needs no further process that could be lost.
 
     Args:
         ray: the ``ray`` module, in a process that has joined the cluster.
-        namespace: whose keys they are.
+        namespace: the namespace of the keys.
     """
 
     def __init__(self, ray: Any, namespace: str) -> None:
-        # Ray has no public one: another release may change it, and then this class alone.
+        # Ray has no public interface to it. If a release changes it, only this class changes.
         from ray.experimental import internal_kv
 
         self._ray = ray

@@ -1,8 +1,8 @@
-"""Calibration: the separately measured rates are adjusted to the job's measured speed.
+"""Calibration: adjusts the separately measured rates to the job's measured speed.
 
-The job itself is one more measurement, of whatever limits it. So only the limiting rate is scaled,
-until the model gives the job's measured speed and its measured share of compute. All predictions
-start from the calibrated rates.
+The job itself is one more measurement of its limit. So only the limiting rate is scaled, until the
+model gives the job's measured speed and its measured fraction of compute. All predictions start
+from the calibrated rates.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from stoker.analysis.model.model import Measured, predict
 TOLERANCE = 0.1
 """A larger relative error of the prediction makes the report's verdict uncertain.
 bench/analyze_accuracy.py: nine of ten predictions are to be nearer than that."""
-# Of the time in compute: what else takes time was too short to be measured.
+# From this fraction of compute on, the rest is too short to be measured.
 _ALL = 0.99
 
 Scale = Callable[[Measured, float], Measured]

@@ -1,8 +1,8 @@
-"""What echoing was worth: time to target on the tasks of docs/evidence.md, by R.
+"""The worth of echoing: time to target in the tasks of docs/evidence.md, by R.
 
-A repeat is a step, but less progress than a fresh example. How much less no analysis of a job's
-speed can tell, so what is told is where other tasks came out. ``echo_prices.json`` is made of the
-rows of the experiments (``experiments/run evidence``).
+A repeated example brings less progress than a fresh one. An analysis of a job's speed cannot know
+how much less, so it quotes the results of other tasks. The experiments write ``echo_prices.json``
+(``experiments/run evidence``).
 """
 
 from __future__ import annotations
@@ -24,35 +24,36 @@ class TaskPrice(msgspec.Struct, frozen=True):
     kind: Kind
     workload: str
     ratio: float
-    """R: how many times as long training takes as it would if it never waited."""
+    """R: how many times as long training takes as it would without waiting."""
     speedup: float | None
-    """Seconds to the target without echoing over those with it; 0: the target was missed.
+    """Seconds to the target without echoing, divided by those with it; 0 if it was missed.
 
-    None: what was measured is above ``at_most``, and so no speed-up.
+    None if the measurement is above ``at_most``, and so invalid.
     """
     at_most: float
-    """What none can be above, where storage has one constant speed: rho, and R as measured."""
+    """The largest possible speed-up with storage of constant speed: rho, and R as measured."""
 
 
 @dataclass(frozen=True)
 class EchoPrice:
-    """Where the tasks came out, whose storage was about as slow."""
+    """The results of tasks with a similar R."""
 
     ratio: float
     """R in those tasks."""
     tasks: int
-    """Those of which that is known."""
+    """The number of tasks with a valid measurement."""
     low: float
-    """Seconds to the target without echoing over those with it, in the worst of the tasks."""
+    """The smallest speed-up: seconds to the target without echoing, divided by those with it."""
     high: float
+    """The largest speed-up."""
     others: int = 0
-    """Tasks whose measurement is void: there it is known only what the speed-up is at most."""
+    """Tasks with an invalid measurement: only an upper bound of their speed-up is known."""
     others_at_most: float = 0.0
     """The largest of these bounds."""
 
 
 def find_price(kind: Kind, ratio: float) -> EchoPrice | None:
-    """Return what was measured at the R nearest to a job's; None if nothing was."""
+    """Return the results for the R nearest to a job's; None if there are none."""
     known = [price for price in _load() if price.kind == kind]
     ratios = {price.ratio for price in known if price.speedup is not None}
     if not ratios:

@@ -1,4 +1,4 @@
-"""What a change would bring, by the model, with an interval."""
+"""Predicts the gain of a change, with an interval."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from stoker.analysis.model.model import NOTHING, Change, Measured, predict
 from stoker.analysis.model.report import Rate, Report, to_measured
 
 WORTH = 1.02
-"""An action that brings less is not named: predictions are off by about as much
+"""Actions with a smaller gain are not listed: predictions are wrong by about as much
 (bench/analyze_accuracy.py)."""
 
 
@@ -20,9 +20,9 @@ def predict_gain(
     before: Change = NOTHING,
     job: Callable[[Measured], Measured] = lambda case: case,
 ) -> Rate:
-    """Return the predicted speed after a change, or as another job, over the speed before it.
+    """Return the predicted speed after a change, or of another job, divided by the speed before.
 
-    Its interval spans the corners of the intervals of G, P, S and C.
+    The interval spans the corners of the intervals of G, P, S and C.
     """
     cases = [to_measured(report), *_list_corners(report)]
     value, *others = (predict(job(case), after).rate / predict(case, before).rate for case in cases)

@@ -1,4 +1,4 @@
-"""From a trace to rates with intervals."""
+"""Computes rates with intervals from a trace."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from stoker.analysis.probe import records
 from stoker.analysis.probe.records import Row, WorkRecord
 from stoker.analysis.trials.cold_reads import Reads
 
-# Long enough to hold whole bursts of workers, many enough for an interval: Student's t is 2.4 then.
+# The number of blocks of a measurement: each is long enough for whole bursts of workers, and eight
+# are enough for an interval (Student's t is then 2.4).
 _BLOCKS = 8
-# Waits that the page draws: as many as it has room for, and few beside its 1 MB.
+# The most waits that the page draws: more would not fit, and these are small beside its 1 MB.
 _LONGEST_TIMELINE = 400
 # Student's t for 95 %, by degrees of freedom.
 _T = [12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160]
-# Student's t for more degrees of freedom, nearly.
+# Student's t for more degrees of freedom, approximately.
 _T_MANY = 1.96
 
 

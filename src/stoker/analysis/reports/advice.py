@@ -1,4 +1,4 @@
-"""What to do about a stall: each action with what the model says that it brings."""
+"""Advice about a stall: actions, each with the gain that the model predicts."""
 
 from __future__ import annotations
 
@@ -23,33 +23,36 @@ from stoker.analysis.porting import Port, write_port
 from stoker.analysis.reports.packing_advice import advise_records
 from stoker.basics.resources import format_bytes
 
-# docs/evidence.md, batches of 32: echoed 4 times they save fresh examples, 8 times they need more
-# than no echo (0.74).
+# The largest echo factor that is advised. docs/evidence.md, batches of 32: echoed 4 times they save
+# fresh examples, echoed 8 times they need more than without an echo (0.74).
 _MOST_ECHO = 4
-# That sharing is predicted for: bench/share.py, 3.6 times the rate of jobs apart.
+# The number of jobs for which sharing is predicted. bench/share.py: 3.6 times the rate of four jobs
+# that do not share.
 _JOBS = 4
-# That one cache is advised for: nobody rents more for the memory alone.
+# The most hosts for which one cache is advised: nobody rents more for their memory alone.
 _MOST_HOSTS = 16
-# Of the host's, that a cache may take: as much as ``limit="auto"`` takes (cache/location.py).
+# The fraction of the host's memory for a cache: as with ``limit="auto"`` (cache/location.py).
 _MEMORY = 0.5
-# Of each worker's share must be left with many, to draw P on beyond them. Chosen, not measured.
+# If many workers keep this fraction of one worker's rate each, P is extrapolated beyond them.
+# Chosen, not measured.
 _SCALES = 0.8
-# Of an example from a cache into a batch; each is taken to cost as much as collating.
+# Copies of an example on its way from a cache into a batch. Each is assumed to cost as much as
+# collating.
 _COPIES = 2
-# Beside its arrays, of an example in a cache: head, names and dtypes.
+# What an example in a cache takes beside its arrays: head, names and dtypes.
 _KEPT_BYTES = 512
-# Of a thread's rate that a process has: measured 0.77 to 0.96 with small JPEGs.
+# The rate of a process as a fraction of a thread's: measured 0.77 to 0.96 with small JPEGs.
 _CROSSING = 0.8
-# A pipeline's, for an example: far more than in bench/dataset.py (7 us), so that the prediction is
-# cautious.
+# A pipeline's own cost for an example. Far more than measured (bench/dataset.py: 7 us), so that the
+# prediction is cautious.
 _OVERHEAD_S = 1e-4
 
 
 def advise(report: Report) -> list[Action]:
-    """Return what would help, most first; behind that echoing, for a repeat is not a fresh
-    example, and last what takes several jobs.
+    """Return the actions that would help, the largest gain first.
 
-    Raises ValueError for a report without G or P.
+    Echoing comes after them, as a repeat is not a fresh example, and then actions for several jobs
+    or hosts. Raises ValueError for a report without G or P.
     """
     found = [
         *_advise_workers(report),
@@ -67,7 +70,7 @@ def advise(report: Report) -> list[Action]:
 
 
 def _advise_workers(report: Report) -> Iterator[Action]:
-    """The number of workers that does best; more than processors, where they mostly wait."""
+    """Advise the best number of workers: more than processors, if preparing mostly waits."""
     job = to_measured(report)
     best, rate = job.workers, predict(job).rate
     for count in _list_worker_counts(to_measured_apart(report)):
@@ -80,12 +83,12 @@ def _advise_workers(report: Report) -> Iterator[Action]:
     why = "P at that number of workers was " + (
         "measured"
         if best in counts
-        else "drawn between measured points"
+        else "interpolated between measured points"
         if best < max(counts)
-        else "drawn on, in proportion, from what was measured"
+        else "extrapolated in proportion from measured points"
     )
     if best > job.cores:
-        why += f"; preparing mostly waits, so that {job.cores} processors have time for them"
+        why += f"; preparing mostly waits, so {job.cores} processors are enough for them"
     yield Action(
         f"use {best} worker{'s' * (best > 1)} instead of {job.workers}",
         f".workers({best})" if report.stages else f"DataLoader(..., num_workers={best})",
@@ -95,7 +98,7 @@ def _advise_workers(report: Report) -> Iterator[Action]:
 
 
 def _advise_processes(report: Report) -> Iterator[Action]:
-    """Processes, for what threads cannot do side by side."""
+    """Advise worker processes if threads wait for each other."""
     trial = report.thread_trial
     if trial is None or not trial.wait_for_each_other:
         return
@@ -105,14 +108,17 @@ def _advise_processes(report: Report) -> Iterator[Action]:
         f"{trial.speedup:.1f} times as fast as one",
         f'.workers({count}, kind="process")',
         predict_gain(report, job=lambda case: _with_processes(case, count)),
-        f"where it is the GIL that they wait for. Each process is taken to do {_CROSSING:.0%} of "
-        "what one thread does alone, for it hands examples over; all start anew in every epoch",
+        f"if they wait for the GIL. Each process is assumed to do {_CROSSING:.0%} of the work of "
+        "one thread alone, as it also sends examples; processes start again in every epoch",
     )
 
 
 def _list_worker_counts(job: Measured) -> list[int]:
-    """Return what comes into question: more than processors where that was measured, or else
-    where preparing was seen to wait, and to be faster with more workers."""
+    """Return the numbers of workers to consider.
+
+    More than processors only if that was measured, or if preparing mostly waited and was faster
+    with more workers.
+    """
     upto = list(range(1, job.cores + 1))
     points = [point for point in job.prep if point[0] > 0] or [(1, job.prep[0][1])]
     (fewest, low), (most, high) = points[0], points[-1]
@@ -123,7 +129,7 @@ def _list_worker_counts(job: Measured) -> list[int]:
 
 
 def _advise_cache(report: Report) -> Iterator[Action]:
-    """A cache that never evicts, as large as it must be or as memory allows."""
+    """Advise a cache that never evicts, as large as needed or as memory allows."""
     if report.rates.S is None or not report.example_bytes or not report.examples:
         return
     job = to_measured(report)
@@ -138,17 +144,17 @@ def _advise_cache(report: Report) -> Iterator[Action]:
     size = int(min(wanted, room))
     port, kept_size, what = report.port, size, ""
     code = "stoker.from_files(...).cache(...)  # in front of .random_map(...)"
-    why = ": what is read, not what is made of it, which may be drawn at random"
+    why = ": the files' contents, not the prepared examples, which may be random"
     if report.stages:
         code, why = f'.cache("{_round_up_to_mib(size)}")', ""
-    elif port is not None and not port.varies:  # it keeps what is decoded
+    elif port is not None and not port.varies:  # it keeps decoded examples
         kept_whole = _estimate_kept_bytes(report, port)
         kept_size = int(min(size / whole * kept_whole, room))
         size = int(kept_size / kept_whole * whole)
         code = f'dataset = stoker.cached({port.dataset}, "{_round_up_to_mib(kept_size)}")'
-        why = ", as the dataset gives it"
+        why = ", as the dataset returns it"
     else:
-        what = "what is read"
+        what = "the files"
     if size / whole <= (report.cached_fraction or 0.0):
         return
     fits = "; the page cache would hold it too, from the second epoch on" if whole < room else ""
@@ -164,7 +170,7 @@ def _advise_cache(report: Report) -> Iterator[Action]:
 
 def _estimate_kept_bytes(report: Report, port: Port) -> float:
     """Return the bytes that all examples take in a cache, as the dataset gives them."""
-    # 5 % more: one example was weighed, others differ.
+    # 5 % more: only one example was measured, and others differ.
     return (report.examples or 0) * (1.05 * port.example_bytes + _KEPT_BYTES)
 
 
@@ -180,7 +186,7 @@ def _advise_storage(report: Report) -> Iterator[Action]:
         "move the data to storage twice as fast",
         f"stoker what-if REPORT.json --storage-mbps {_round_to_3_digits(2 * now):g}",
         predict_gain(report, Change(storage_mbps=2 * now)),
-        f"storage gives the job {_round_to_3_digits(now):,g} MB/s",
+        f"storage now delivers {_round_to_3_digits(now):,g} MB/s to the job",
     )
 
 
@@ -189,7 +195,7 @@ def _round_to_3_digits(value: float) -> float:
 
 
 def _advise_stages(report: Report) -> Iterator[Action]:
-    """What only a pipeline tells: a cache behind the costly part, and a faster stage."""
+    """Advise a cache behind the costly stages, and a faster stage. Only for pipelines."""
     costs = {name: 1.0 / rate.value for name, rate in report.stages.items()}
     behind_source = list(costs)[1:]
     if not behind_source:
@@ -198,7 +204,7 @@ def _advise_stages(report: Report) -> Iterator[Action]:
     total_s = sum(costs[name] for name in behind_source)
     if total_s > behind_s > 0.0:
         yield Action(
-            "cache what is the same in every epoch, decoded",
+            "cache the decoded examples, which are the same in every epoch",
             ".cache(...) behind the last .map in front of the first .random_map",
             predict_gain(report, job=lambda case: _with_faster_prep(case, total_s / behind_s)),
             "from the second epoch on, if all of it fits; decoded examples are larger than files",
@@ -209,13 +215,13 @@ def _advise_stages(report: Report) -> Iterator[Action]:
         f"make {slowest} twice as fast (a faster codec, fewer pixels, compiled code)",
         slowest,
         predict_gain(report, job=lambda case: _with_faster_prep(case, faster)),
-        f"it takes {costs[slowest] / total_s:.0%} of preparing; on one worker it gives "
-        f"{1 / costs[slowest]:,.0f} examples/s",
+        f"it takes {costs[slowest] / total_s:.0%} of the preparation; one worker does "
+        f"{1 / costs[slowest]:,.0f} examples/s in it",
     )
 
 
 def _advise_porting(report: Report) -> Iterator[Action]:
-    """The script's loader as a pipeline that keeps what its dataset gives, decoded."""
+    """Advise to port the script's loader to a pipeline with a cache of decoded examples."""
     port, collate_s = report.port, report.after_s.get("after-augmentation", 0.0)
     if port is None or port.varies or not report.examples:
         return
@@ -229,45 +235,44 @@ def _advise_porting(report: Report) -> Iterator[Action]:
         + (f", {held:.0%} of which fit in memory" if held < 1.0 else ", and it keeps them"),
         write_port(port, report.loader.workers, _round_up_to_mib(size)),
         predict_gain(report, job=lambda case: _with_kept(case, held, kept_s)),
-        f"in place of the loader at {report.loader.name}; from the second epoch on, and about "
-        "so much. An example was the same each time that it was read: none of it is drawn at "
-        "random",
+        f"in place of the loader at {report.loader.name}; from the second epoch on, approximately. "
+        "An example was the same in each reading, so nothing in it is random",
     )
 
 
 def _advise_accelerator(report: Report) -> Iterator[Action]:
-    """A faster accelerator: only where there is one, and it is what limits."""
+    """Advise a faster accelerator, if there is one and it is the limit."""
     if report.bound != "compute" or report.trains_on_cpu:
         return
     yield Action(
         "the data path keeps up: an accelerator twice as fast",
         "stoker what-if REPORT.json --accelerator 2x",
         predict_gain(report, Change(accelerator=2.0)),
-        "the step's time is taken to halve, which must be measured for a new accelerator",
+        "this assumes half the time per step, which must be measured on the new accelerator",
     )
 
 
 def _advise_sharing(report: Report) -> Iterator[Action]:
-    """One preparation for several jobs, where one alone waits for its data."""
+    """Advise one preparation for several jobs, if one job alone waits for its data."""
     if report.bound == "compute":
         return
     shared, apart = Change(jobs=_JOBS, sharing=True), Change(jobs=_JOBS)
     yield Action(
-        "prepare it once for all of them",
+        "prepare the data once for all of them",
         "stoker feed FILE.py:FUNCTION --name NAME; in each job stoker.from_feed(NAME)",
         predict_gain(report, shared, apart),
-        f"a job of {_JOBS} that share, over a job of {_JOBS} that do not",
+        f"one of {_JOBS} jobs that share, compared with one of {_JOBS} jobs that do not",
         "if you run several jobs on this data",
     )
 
 
 def _advise_hosts(report: Report) -> Iterator[Action]:
-    """One cache over several hosts, where the dataset is larger than one host's."""
+    """Advise one cache over several hosts, if the dataset is larger than one host's memory."""
     if report.rates.S is None or not report.example_bytes or not report.examples:
         return
     room = int(_MEMORY * report.memory_bytes)
     whole = report.examples * report.example_bytes
-    # 5 % more: no host gets more than that above its fair share (schedule/owners.py).
+    # No host gets more than 5 % above its fair share (schedule/owners.py).
     hosts = math.ceil(1.05 * whole / room)
     if not 1 < hosts <= _MOST_HOSTS:
         return
@@ -277,14 +282,15 @@ def _advise_hosts(report: Report) -> Iterator[Action]:
         f"with {hosts} hosts, a partitioned cache holds all of it",
         f'.shard().cache("{_round_up_to_mib(room)}", cluster="torchrun")',
         predict_gain(report, replace(kept, hosts=hosts), before=alone),
-        "from the second epoch on; one of these hosts, over one that caches for itself what fits. "
-        f"What others hold is taken to come at {NETWORK_MBPS:,g} MB/s (what-if --network-mbps)",
+        "from the second epoch on; one of these hosts, compared with a host that caches alone what "
+        f"fits. The network between hosts is assumed to have {NETWORK_MBPS:,g} MB/s (what-if "
+        "--network-mbps)",
         "if you train on several hosts like this one",
     )
 
 
 def _advise_echo(report: Report) -> Iterator[Action]:
-    """Echoing, by the factor that fills the accelerator."""
+    """Advise echoing, by the factor that keeps the accelerator busy."""
     job = to_measured(report)
     before = predict(job)
     place = "before-augmentation" if "before-augmentation" in report.after_s else "batch"
@@ -303,13 +309,13 @@ def _advise_echo(report: Report) -> Iterator[Action]:
         f"use every {'batch' if place == 'batch' else 'example'} {factor} times (echoing)",
         code,
         predict_gain(report, Change(echo=factor, echo_at=place)),
-        "in steps, of which a repeat is worth less than a fresh one"
+        "measured in steps; a repeated example is worth less than a fresh one"
         + _tell_prices(place, job.ingestion / before.rate),
     )
 
 
 def _tell_prices(place: str, ratio: float) -> str:
-    """Return what echoing brought on other tasks at such an R."""
+    """Return a text on the gain of echoing in other tasks with a similar R."""
     kinds: list[tuple[Kind, str]] = [("before", "")]
     if place == "batch":
         kinds = [("loader with a transform", " with a transform"), ("loader", " without")]
@@ -331,14 +337,14 @@ def _tell_prices(place: str, ratio: float) -> str:
 
 
 def _with_workers(case: Measured, count: int) -> Measured:
-    """Have that many workers, on the processors that there are."""
+    """Return the job with another number of workers, on the same processors."""
     readers = Change(cores=count)
     storage, cache = storage_rate(case, readers), cache_rate(case, readers)
     return replace(case, workers=count, storage=storage, cache=cache)
 
 
 def _with_processes(case: Measured, count: int) -> Measured:
-    """Have that many workers, none of which waits for another."""
+    """Return the job with worker processes, which do not wait for each other."""
     many = _with_workers(case, count)
     cpu_s = interpolate(case.prep_cpu, 1)
     rate = _CROSSING * count * prep_rate(case.prep, 1)
@@ -352,12 +358,18 @@ def _with_faster_prep(case: Measured, faster: float) -> Measured:
 
 
 def _with_kept(case: Measured, held: float, kept_s: float) -> Measured:
-    """Take that share of the examples out of memory, decoded, for so many worker seconds each."""
+    """Return the job with a fraction of its examples decoded in memory.
+
+    Args:
+        case: the job.
+        held: the fraction that is in memory, from 0 to 1.
+        kept_s: worker seconds for each example from memory.
+    """
 
     def mixed(takes_s: float) -> float:
         return (1.0 - held) * takes_s + held * min(takes_s, kept_s)
 
-    # Not 0, which would be divided by where everything is kept.
+    # Not 0 if everything is kept: it is a divisor below.
     left = max(1.0 - held, 1e-9)
     many = [(max(1, count), count, rate) for count, rate in case.prep]
     return replace(

@@ -1,4 +1,4 @@
-"""Advice on shards in place of single files."""
+"""Advice to pack single files into shards."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stoker.basics.resources import format_bytes
 
 
 def advise_records(report: Report) -> Iterator[Action]:
-    """Shards in place of single files, in the order that does best."""
+    """Advise shards in place of single files, with the better order of reading."""
     found = report.packing
     if found is None or (report.rates.S is None and found.prep_share == 0.0):
         return
@@ -24,19 +24,19 @@ def advise_records(report: Report) -> Iterator[Action]:
     }
     order = max(gains, key=lambda one: (gains[one].value, one == "by offset"))
     if "by offset" in gains and gains[order].value < WORTH * gains["by offset"].value:
-        order = "by offset"  # that is a whole shuffle
+        order = "by offset"  # it shuffles fully
     yield Action(
         f"pack the files into shards ({_tell_counts(found, order)})",
         _write_code(found, order),
         gains[order],
-        f"{_tell_trial(found)}. What is in the page cache gains nothing. "
-        + ("Neighbours are shuffled among sixteen blocks then. " if order == "in runs" else "")
+        f"{_tell_trial(found)}. Files in the page cache gain nothing. "
+        + ("The shuffle then mixes sixteen blocks at a time. " if order == "in runs" else "")
         + "stoker what-if REPORT.json --format records",
     )
 
 
 def _write_code(found: Packing, order: str) -> str:
-    """Write what packs the files, and reads them in that order."""
+    """Return the commands that pack the files, and read them in that order."""
     if found.by_offset is None:
         return "stoker pack SRC DEST; stoker.from_tar('URL/*.tar').shuffle()"
     if order == "by offset":
@@ -45,7 +45,7 @@ def _write_code(found: Packing, order: str) -> str:
 
 
 def _predict_packed(report: Report, order: str, faster: float, rate: Rate) -> Rate:
-    """Return the gain of an order, whose trial had an interval, too."""
+    """Return the gain of an order of reading; its interval includes that of the trial."""
     assert report.packing is not None
     as_it_is = report.packing.one_by_one
 
@@ -61,7 +61,7 @@ def _predict_packed(report: Report, order: str, faster: float, rate: Rate) -> Ra
 
 
 def _tell_counts(found: Packing, order: str) -> str:
-    """Say how much less is opened and asked for."""
+    """Return a text on how many fewer files are opened and read."""
     if found.epoch_files is None or found.epoch_shards is None or found.epoch_runs is None:
         return "fewer files to open"
     reads = found.epoch_runs if order == "in runs" else found.epoch_files
@@ -74,15 +74,16 @@ def _tell_counts(found: Packing, order: str) -> str:
 
 
 def _tell_trial(found: Packing) -> str:
-    """Say what was tried, and what it gave."""
+    """Return a text on the trial and its result."""
     times = dict(list_gains(found))
     sample = f"{found.sample_files:,} of the files ({format_bytes(found.sample_bytes)})"
     if found.by_offset is None:
         return (
-            f"asked for {sample}, and for a byte of each: by what a request takes, a MiB of "
-            f"neighbours a request gives examples {times['in runs']:.2f} times as fast"
+            f"read {sample}, and one byte of each, to measure the cost of a request: with a MiB of "
+            f"neighbours per request, examples come {times['in runs']:.2f} times as fast"
         )
     return (
-        f"tried on {sample}, cold: from a shard they came {times['by offset']:.2f} times as fast "
-        f"by offset, and {times['in runs']:.2f} times in runs of a MiB"
+        f"tried on {sample}, not in the page cache: from a shard they came "
+        f"{times['by offset']:.2f} times as fast by offset, and {times['in runs']:.2f} times in "
+        "runs of a MiB"
     )

@@ -1,4 +1,4 @@
-"""What an analysis found, in a few sentences; the first is the headline."""
+"""The verdict of an analysis in a few sentences; the first one is the headline."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LIMITS = {
 
 
 def find_doubts(report: Report) -> list[str]:
-    """Return why what the report says is uncertain; empty where it is not."""
+    """Return the reasons why the report is uncertain; an empty list if it is not."""
     found, seen = [], report.as_it_is
     if seen is not None and report.predicted is not None:
         rate = seen.rate.value
@@ -24,14 +24,14 @@ def find_doubts(report: Report) -> list[str]:
     rates["speed"] = seen.rate if seen is not None else None
     wide = [name for name, rate in rates.items() if rate is not None and rate.low <= 0.0]
     if wide:
-        found.append(f"the interval of {', '.join(wide)} reaches 0")
+        found.append(f"the 95 % interval of {', '.join(wide)} reaches 0")
     return found
 
 
 def write_verdict(report: Report) -> str:
-    """Return what the job is limited by, how much that costs, and what to do first.
+    """Return what limits the job, how much that costs, and what to do first.
 
-    Where there are doubts, they come first, and the rest is said with care.
+    Doubts come first, and the rest is then worded with care.
     """
     first, *more = [*report.doubts, ""]
     text = f"Uncertain: {first}. " if first else ""
@@ -42,19 +42,21 @@ def write_verdict(report: Report) -> str:
 def _write_finding(report: Report, *, sure: bool) -> str:
     split, seen = report.split, report.as_it_is
     if seen is None:
-        return "The script ended before a steady state was seen. The rates below are all there is"
+        return (
+            "The script ended before it reached a steady state, so there are only the rates below"
+        )
     if report.rates.G is None:
         return (
             f"The job waits {seen.wait_fraction:.0%} of the time for its loader. "
-            "How much of that is lost could not be told, for G was not measured"
+            "G was not measured, so it is unknown how much of that time is lost"
         )
     who = "Training" if report.trains_on_cpu else "The accelerator"
     if report.bound == "compute":
         left = 1.0 / split.compute - 1.0
         gain = f"At most {left:.0%} is" if left >= 0.005 else "There is nothing"
         return (
-            f"{who} {'is' if sure else 'seems to be'} fed: {split.compute:.0%} of the time is "
-            f"compute. {gain} to gain in the data path"
+            f"{who} {'is' if sure else 'seems to be'} kept busy: {split.compute:.0%} of the time "
+            f"is compute. {gain} to gain in the data path"
         )
     text = ""
     if len(report.ranks) > 1:
@@ -70,7 +72,7 @@ def _write_finding(report: Report, *, sure: bool) -> str:
         f"computes {split.compute:.0%} of the time and loses {' and '.join(parts)}"
     )
     if report.bound == "processors":
-        text += ". What prepares takes processors that training needs, too"
+        text += ". Preparing takes processors that training needs, too"
     best = next((action for action in report.actions if not action.condition), None)
     if best is not None:
         speed = f"{best.gain.value:.2f}" if sure else f"perhaps {best.gain.value:.1f}"
@@ -79,10 +81,10 @@ def _write_finding(report: Report, *, sure: bool) -> str:
 
 
 def explain_nothing_seen(trace: Trace) -> str:
-    """Say why a script showed nothing to report on, and what to do."""
+    """Return why there is nothing to report on a script, and what to do."""
     reasons = trace.reasons
     why = reasons.get("batch") or reasons.get("as-it-is") or "it ended"
-    text = f"the script never reached a loader, or got no batch from one: {why}"
+    text = f"the script never used a loader, or got no batch from it: {why}"
     if output := reasons.get("output"):
         text += f". Its last lines:\n{output}"
         if "EOFError" in output:

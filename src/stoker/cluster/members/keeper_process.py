@@ -28,7 +28,7 @@ def main() -> None:
     except (OSError, ValueError, ImportError, StokerError) as error:
         _say(Started(error=str(error)))
         return
-    end_with(start.parent, by_main_thread=False, first=keeper.close)
+    end_with(start.parent, by_main_thread=False, before_exit=keeper.close)
     try:
         _say(Started(keeper.address, keeper.folder, keeper.limit_bytes))
         while os.read(0, 1):  # the parent sends nothing more: wait until it closes the pipe

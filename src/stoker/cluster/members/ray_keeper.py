@@ -53,7 +53,7 @@ class KeeperActor:
             self._started = Started(error=str(error))
             return
         atexit.register(keeper.close)
-        end_with_raylet(first=keeper.close)
+        end_with_raylet(before_exit=keeper.close)
         self._started = Started(keeper.address, keeper.folder, keeper.limit_bytes)
         self._registry.enter(Member(self._node, keeper.address, max(1, keeper.limit_bytes)))
 

@@ -1,1 +1,1 @@
-"""The feeder's parts: it prepares each output of one pipeline once and sends it to all jobs."""
+"""The parts of the feeder, which prepares each output once and sends it to all jobs."""

@@ -1,12 +1,11 @@
-"""Branches of a feed: output logs, each with the producer that fills it.
+"""Branches of a feed: each is an output log, and the producer that fills it.
 
-New jobs join the oldest branch at the beginning of an epoch, or while its first item is still
-there. A job that asks for a position that no branch will reach gets its own branch. After filters
-and echoes that branch prepares the earlier outputs again, since any output can be prepared by its
-number. The job moves to an older branch as soon as that branch has the job's next output.
+A new job joins the oldest branch at the beginning of an epoch, or while the epoch's first item is
+still in the log. A job that requests a position that no branch will reach gets a branch of its own.
+The job moves to an older branch as soon as that branch has the job's next output.
 
 A relay does not know in advance where the next epoch of its feed begins. Its first branch is
-*opening* until the feed reports that; jobs that wait for any epoch wait for this branch.
+*opening* until the feed reports the position; jobs that want any epoch wait for this branch.
 """
 
 from __future__ import annotations
@@ -16,13 +15,14 @@ import time
 from collections import deque
 from collections.abc import Iterator
 
-from stoker.feed.feeder.log import At, Broken, LogReader, OutputLog, StagedItem
+from stoker.feed.feeder.log import FeedPosition, LogReader, OutputLog, PipelineFailed, StagedItem
 from stoker.feed.feeder.memory_budget import BATCHES, CHUNK_EXAMPLES, CHUNKS, MemoryBudget
 from stoker.feed.feeder.preparation import Preparation
-from stoker.feed.feeder.producer import Begun, Produced, Producer
+from stoker.feed.feeder.producer import EpochStart, Event, Producer
 from stoker.transport.shared_memory import Blocks
 
-# As long as a user waits without a word for examples that are under way.
+# How long closing waits for threads. A user would wait so long without an explanation. Chosen, not
+# measured.
 _JOIN_S = 5.0
 
 
@@ -30,84 +30,86 @@ class Branch:
     """A log, and the producer that fills it.
 
     Attributes:
-        is_making: whether an epoch is being prepared.
-        is_placed: whether its start position is known.
+        is_preparing: whether an epoch is being prepared.
+        has_start: whether its start position is known.
         is_opening: whether jobs that wait for this branch have not joined it yet.
-        arrived: how many items the producer has delivered.
+        item_count: how many items the producer has delivered.
     """
 
-    def __init__(self, at: At | None, producer: Producer) -> None:
-        self.log = OutputLog(at or (0, 0))
+    def __init__(self, position: FeedPosition | None, producer: Producer) -> None:
+        self.log = OutputLog(position or (0, 0))
         self.producer = producer
-        self.is_making = self.is_opening = at is None
-        self.is_placed = at is not None
-        self.arrived = 0
-        self._blocked_since_s: float | None = None  # readers wait, and there is no room
-        if at is None:
+        self.is_preparing = self.is_opening = position is None
+        self.has_start = position is not None
+        self.item_count = 0
+        self._blocked_since_s: float | None = None  # readers wait, and the log is full
+        if position is None:
             producer.begin(None)
-        elif at[1]:
+        elif position[1]:
             self._begin()
 
-    def go_on(self) -> None:
-        """Begin the next epoch, if a reader wants it."""
-        if self.log.is_between_epochs and not self.is_making and self.log.is_wanted:
+    def start_next_epoch(self) -> None:
+        """Begin the next epoch if a reader wants it."""
+        if self.log.is_between_epochs and not self.is_preparing and self.log.is_wanted:
             self._begin()
 
     def _begin(self) -> None:
-        self.is_making = True
+        self.is_preparing = True
         self.producer.begin(self.log.end)
 
-    def allow(self, room: int, lent: int) -> None:
-        """Let so many items more be made; note whether readers wait for others to make room."""
+    def allow(self, room: int, max_leases: int) -> None:
+        """Allow ``room`` more items; record whether readers wait for others to make room."""
         log = self.log
         free = room if log.is_wanted else 0
-        self.producer.allow(self.arrived + free)
-        starved = not free and any(
-            reader.has_asked and reader.sent < lent and log.due(reader) is None
+        self.producer.allow(self.item_count + free)
+        is_starved = not free and any(
+            reader.has_requested and reader.sent < max_leases and log.next_for(reader) is None
             for reader in log.readers
         )
-        if not starved or not log.items:
+        if not is_starved or not log.items:
             self._blocked_since_s = None
         elif self._blocked_since_s is None:
             self._blocked_since_s = time.monotonic()
 
     def waited_s(self, since_s: float, now_s: float) -> float:
-        """Return how many seconds, between two times, readers have waited for the slowest."""
+        """Return for how many seconds between two times readers waited for the slowest ones."""
         return 0.0 if self._blocked_since_s is None else now_s - max(since_s, self._blocked_since_s)
 
     def silent_since_s(self, *readers: LogReader) -> float | None:
-        """Return the time of the oldest last message among these, or among the slowest readers.
+        """Return since when these readers (by default the slowest ones) have sent no message.
 
-        None while no reader waits for them.
+        Return None while no other reader waits for them.
         """
         if self._blocked_since_s is None or not self.log.items:
             return None
-        heard_s: list[float] = [reader.owner.heard_s for reader in readers or self.log.slowest()]
-        return max(self._blocked_since_s, min(heard_s))
+        last_message_s: list[float] = [
+            reader.owner.last_message_s for reader in readers or self.log.slowest()
+        ]
+        return max(self._blocked_since_s, min(last_message_s))
 
 
 class Branches:
     """All branches, the oldest first. The event descriptor ``wake`` is set when an output is ready.
 
     Attributes:
-        arrivals: new outputs with their branches; the reader of ``wake`` takes them in.
-        failed: why no epoch begins; waiting jobs are told.
+        arrivals: new outputs and their branches; `collect` empties it.
+        failure: why no epoch begins, for waiting jobs.
     """
 
-    failed: Broken | None = None
+    failure: PipelineFailed | None = None
 
     def __init__(
-        self, prepared: Preparation, blocks: Blocks, staging: MemoryBudget, wake: int
+        self, preparation: Preparation, blocks: Blocks, staging: MemoryBudget, wake: int
     ) -> None:
-        self._prepared = prepared
-        self._about = about = prepared.about
+        self._preparation = preparation
+        self._about = about = preparation.about
         self._blocks = blocks
         self._staging = staging
         self._wake = wake
-        self._near = 2 * (BATCHES if about.batched else CHUNKS * CHUNK_EXAMPLES)
+        self._near_outputs = 2 * (BATCHES if about.batched else CHUNKS * CHUNK_EXAMPLES)
         self._all: list[Branch] = []
         self._closed: list[Producer] = []
-        self.arrivals: deque[tuple[Branch, Produced]] = deque()
+        self.arrivals: deque[tuple[Branch, Event]] = deque()
 
     def __iter__(self) -> Iterator[Branch]:
         return iter(list(self._all))
@@ -123,93 +125,93 @@ class Branches:
         """The logs, the oldest first."""
         return [branch.log for branch in self._all]
 
-    def find(self, want: At | None) -> tuple[Branch, At] | None:
-        """Return a branch and a position in it, opening a branch if none fits; None to wait.
+    def find(self, want: FeedPosition | None) -> tuple[Branch, FeedPosition] | None:
+        """Return a branch and a position in it; open a branch if none fits. None: the job waits.
 
-        A job that wants None takes the beginning of any epoch.
+        ``want`` is the requested position; None for the beginning of any epoch.
         """
-        whole = [branch for branch in self._all if branch.is_placed and not branch.log.broken]
+        intact = [branch for branch in self._all if branch.has_start and not branch.log.broken]
         if want is None:
-            if not whole:
+            if not intact:
                 return self._open_first()
-            start = whole[0].log.end[0], 0
-            return (whole[0], start) if whole[0].log.has_all_from(start) else None
-        able = [branch for branch in whole if branch.log.has_all_from(want)]
-        near = [branch for branch in able if self._is_near(want, branch)]
-        if near:
-            return near[0], want
-        if want[1] == 0 and any(branch.log.end[0] == want[0] - 1 for branch in whole):
-            return None  # it will come to that
-        if len(self._all) < (self._staging.most_logs() if self._about.again else 1):
+            start = intact[0].log.end[0], 0
+            return (intact[0], start) if intact[0].log.has_all_from(start) else None
+        candidates = [branch for branch in intact if branch.log.has_all_from(want)]
+        nearby = [branch for branch in candidates if self._is_near(want, branch)]
+        if nearby:
+            return nearby[0], want
+        if want[1] == 0 and any(branch.log.end[0] == want[0] - 1 for branch in intact):
+            return None  # that branch begins this epoch next
+        if len(self._all) < (self._staging.max_logs() if self._about.is_repeatable else 1):
             return self._open(want), want
-        return (able[0], want) if able else None
+        return (candidates[0], want) if candidates else None
 
-    def take_in(self) -> Iterator[tuple[Branch, Produced]]:
-        """Yield new outputs of branches that still exist; note where new epochs begin."""
+    def collect(self) -> Iterator[tuple[Branch, Event]]:
+        """Yield new outputs of branches that still exist; record where new epochs begin."""
         while self.arrivals:
-            branch, what = self.arrivals.popleft()
+            branch, event = self.arrivals.popleft()
             if branch not in self._all:
-                if isinstance(what, StagedItem):
-                    what.payload.retire()
-            elif isinstance(what, Begun):
-                branch.is_placed = True
-                branch.log.end = what.at
-            elif isinstance(what, Broken) and not branch.is_placed:
+                if isinstance(event, StagedItem):
+                    event.payload.retire()
+            elif isinstance(event, EpochStart):
+                branch.has_start = True
+                branch.log.end = event.position
+            elif isinstance(event, PipelineFailed) and not branch.has_start:
                 branch.is_opening = False
-                self.failed = branch.log.broken = what
+                self.failure = branch.log.broken = event
             else:
-                yield branch, what
+                yield branch, event
 
     def older(self, branch: Branch, reader: LogReader) -> Branch | None:
-        """Return an older branch that has what a reader needs next."""
+        """Return an older branch that has a reader's next output; None if there is none."""
         for other in self._all[: self._all.index(branch)]:
-            if self._is_near(reader.at, other) and other.log.has_all_from(reader.at):
+            if self._is_near(reader.position, other) and other.log.has_all_from(reader.position):
                 return other
         return None
 
-    def close_deserted(self) -> bool:
-        """Close the branches without readers; True if there were any."""
-        deserted = [b for b in self._all if not b.log.readers and not b.is_opening]
-        for branch in deserted:
+    def close_unused(self) -> bool:
+        """Close branches without readers; True if there were any."""
+        unused = [b for b in self._all if not b.log.readers and not b.is_opening]
+        for branch in unused:
             self._all.remove(branch)
             branch.producer.close()
             self._closed = [p for p in self._closed if not p.join(0)] + [branch.producer]
-        return bool(deserted)
+        return bool(unused)
 
     def close(self) -> None:
-        """End; threads that still run after a while are left alone."""
+        """Close all branches, and wait up to 5 s for each thread."""
         producers = [*self._closed, *(branch.producer for branch in self._all)]
         for producer in producers:
             producer.close()
         for producer in producers:
             producer.join(_JOIN_S)
 
-    def _is_near(self, at: At, branch: Branch) -> bool:
-        """Whether a branch reaches a position sooner than preparing it again would."""
-        return at[1] - branch.log.end[1] <= self._near
+    def _is_near(self, position: FeedPosition, branch: Branch) -> bool:
+        """True if a branch reaches a position sooner than a new branch would."""
+        return position[1] - branch.log.end[1] <= self._near_outputs
 
-    def _open_first(self) -> tuple[Branch, At] | None:
-        start = self._prepared.start
+    def _open_first(self) -> tuple[Branch, FeedPosition] | None:
+        start = self._preparation.start
         if start is not None:
             return self._open(start), start
-        if all(branch.is_placed for branch in self._all):
+        if all(branch.has_start for branch in self._all):
             self._open(None)
         return None
 
-    def note_seated(self) -> None:
-        """Note that every job that waited for a newly placed branch had its chance to join."""
+    def end_opening(self) -> None:
+        """Record that all jobs that waited for new branches had their chance to join."""
         for branch in self._all:
-            branch.is_opening = branch.is_opening and not branch.is_placed
+            branch.is_opening = branch.is_opening and not branch.has_start
 
-    def _open(self, at: At | None) -> Branch:
-        def tell(what: Produced) -> None:
-            self.arrivals.append((branch, what))
+    def _open(self, position: FeedPosition | None) -> Branch:
+        def report(event: Event) -> None:
+            self.arrivals.append((branch, event))
             os.eventfd_write(self._wake, 1)
 
-        if not self._about.again:  # a loader is iterated once at a time
+        if not self._about.is_repeatable:  # a loader must not be iterated twice at the same time
             for producer in self._closed:
                 producer.join(_JOIN_S)
-        outputs = self._prepared.outputs(self._blocks)
-        branch = Branch(at, Producer(outputs, self._blocks, tell))
+        outputs = self._preparation.outputs(self._blocks)
+        branch = Branch(position, Producer(outputs, self._blocks, report))
         self._all.append(branch)
         return branch

@@ -1,4 +1,4 @@
-"""Local preparation: the feeder runs the pipeline itself."""
+"""Local preparation: the feeder's process runs the pipeline."""
 
 from __future__ import annotations
 
@@ -14,40 +14,44 @@ from stoker.chain.cursor import Cursor
 from stoker.chain.seek import nearest
 from stoker.engine.heads import batch_rows
 from stoker.errors import FeedError
-from stoker.feed.feeder.log import At
+from stoker.feed.feeder.log import FeedPosition
 from stoker.feed.feeder.memory_budget import CHUNK_EXAMPLES
-from stoker.feed.feeder.preparation import Output, Served
+from stoker.feed.feeder.preparation import FeedSpec, Output
 from stoker.pipeline import Pipeline
 from stoker.transport.shared_memory import Blocks
 
-# Examples are handed over together, up to so many bytes: some 28 crops of 224 x 224.
+# Examples are sent together, up to this many bytes: about 28 crops of 224 x 224. Chosen, not
+# measured.
 _CHUNK_BYTES = 1 << 22
-# Making shared memory anew costs more than keeping the peak's: as many pieces as the staging area's
-# ``CHUNKS``.
-_SPARE = 64
+# Free arrays of shared memory that are kept: as many as the staging area holds (``CHUNKS``). Making
+# shared memory costs more than keeping it.
+_MAX_SPARE = 64
 
 
 class LocalPreparation:
-    """A pipeline as a feed serves it: any of its outputs by number.
+    """Prepares the outputs of a pipeline by their numbers.
 
-    Raises FeedError when other processes cannot receive its outputs, or when an output that should
-    be reproducible by its number is not.
+    Raises FeedError if the pipeline's outputs cannot be sent to other processes, or cannot be
+    prepared again by their numbers.
     """
 
     start = 0, 0
 
     def __init__(self, pipeline: Pipeline[Any]) -> None:
-        self._chain = _checked(pipeline.chain)
-        self.about = _about(self._chain)
+        self._chain = _check_servable(pipeline.chain)
+        self.about = _describe(self._chain)
 
     @property
     def seed(self) -> int:
         return self._chain.seed
 
     def with_seed(self, seed: int) -> LocalPreparation:
-        """Return this with another seed; FeedError if the pipeline sets its own seed."""
+        """Return this preparation with another seed. Raises FeedError if the user set the seed."""
         if not self._chain.is_seed_drawn and self.seed != seed:
-            raise FeedError(f"the pipeline has seed {self.seed} now, and had seed {seed}")
+            raise FeedError(
+                f"the pipeline now has seed {self.seed}, but the earlier feeder had seed {seed}: "
+                "restart the jobs"
+            )
         return LocalPreparation(Pipeline(self._chain.with_seed(seed)))
 
     def outputs(self, blocks: Blocks) -> PipelineOutputs:
@@ -64,39 +68,39 @@ class LocalPreparation:
 
 
 class PipelineOutputs:
-    """Iterates a copy of the pipeline, whose recycler takes memory from shared blocks."""
+    """Iterates over a copy of the pipeline, whose batches lie in shared blocks."""
 
     def __init__(self, chain: Chain, blocks: Blocks) -> None:
-        self._recycler = Recycler(_SPARE, blocks.allocate)
+        self._recycler = Recycler(_MAX_SPARE, blocks.allocate)
         self._cursor = Cursor(chain.apart(), self._recycler)
         self._outputs: Any = None
         self._failure: Exception | None = None
 
-    def begin(self, at: At | None) -> At:
+    def begin(self, position: FeedPosition | None) -> FeedPosition:
         self._end_epoch()
-        epoch, number = at or (0, 0)
+        epoch, number = position or (0, 0)
         if self._cursor.coming is not self._cursor.chain:
             raise FeedError(
-                f"{self._cursor.chain.source.name} has another length than when the feed began: "
-                "its jobs count on that one. Start the feed anew"
+                f"{self._cursor.chain.source.name} has another length than when the feed began, "
+                "and its jobs rely on that length. Restart the feed and its jobs"
             )
-        missed = go_near(self._cursor, epoch, number)
+        skip_count = seek_near(self._cursor, epoch, number)
         self._outputs = self._cursor.begin()
-        if missed:  # they are made again to get at what follows them
-            next(itertools.islice(self._outputs, missed, missed), None)
+        if skip_count:  # the next output follows only from these
+            next(itertools.islice(self._outputs, skip_count, skip_count), None)
         return epoch, number
 
     def next(self) -> Output | None:
-        made = self._next_batch() if self._cursor.chain.is_batched else self._next_chunk()
-        if made is None:
+        output = self._next_batch() if self._cursor.chain.is_batched else self._next_chunk()
+        if output is None:
             self._end_epoch()
-        return made
+        return output
 
     def interrupt(self) -> None:
-        """The pipeline's own functions cannot be interrupted."""
+        """Do nothing: the user's functions cannot be interrupted."""
 
     def close(self) -> None:
-        with contextlib.suppress(Exception):  # it has failed before
+        with contextlib.suppress(Exception):  # the error was raised before
             self._end_epoch()
         self._recycler.clear()
 
@@ -120,7 +124,7 @@ class PipelineOutputs:
             except Exception as error:
                 if not examples:
                     raise
-                self._failure = error  # behind what came before it
+                self._failure = error  # raised next time, after the examples before it
                 break
             if example is self:
                 break
@@ -129,47 +133,47 @@ class PipelineOutputs:
         return Output(examples, len(examples), len(examples)) if examples else None
 
 
-def _checked(chain: Chain) -> Chain:
+def _check_servable(chain: Chain) -> Chain:
     if chain.seed >= 1 << 64:
-        raise FeedError(f"a feed's seed is below 2**64, not {chain.seed}")
+        raise FeedError(f"a feed's seed must be below 2**64, not {chain.seed}")
     if chain.follows_clock:
         raise FeedError(
-            "an adaptive echo decides by what is ready, and a feed must be able to make its "
-            'batches again: put .echo("auto") behind stoker.from_feed(), in each job, or take a '
-            "fixed factor"
+            'a feed cannot serve .echo("auto"): its choices depend on the clock, but a feed must '
+            "be able to prepare batches again. Put it behind stoker.from_feed() in each job, or "
+            "use a fixed factor"
         )
     if chain.flows:
         raise FeedError(
-            "the epochs of a feed are passes over the data: put .repeat() behind "
-            "stoker.from_feed(), in each job"
+            "a feed cannot serve .repeat(): its epochs are passes over the data. Put .repeat() "
+            "behind stoker.from_feed() in each job"
         )
     if chain.selection.share is not None and chain.selection.share.padded is not None:
         raise FeedError(
-            "a feed hands all that it serves to each of its jobs, and padding is of ranks: leave "
-            ".shard(pad=True) out of it, and evaluate without a feed"
+            "a feed cannot serve .shard(pad=True): padding is for ranks, but each job of a feed "
+            "gets all outputs. Evaluate without a feed"
         )
     if chain.is_on_device:
         raise FeedError(
-            "a feed hands out batches in the host's memory: put .to(device) behind "
-            "stoker.from_feed(), in each job"
+            "a feed cannot serve .to(device): its batches are in the host's memory. Put "
+            ".to(device) behind stoker.from_feed() in each job"
         )
     return chain
 
 
-def _about(chain: Chain) -> Served:
+def _describe(chain: Chain) -> FeedSpec:
     try:
         length: int | None = chain.count()
     except TypeError:
         length = None
-    return Served(chain.is_batched, length, chain.source.is_indexed, chain.outline())
+    return FeedSpec(chain.is_batched, length, chain.source.is_indexed, chain.outline())
 
 
-def go_near(cursor: Cursor, epoch: int, number: int) -> int:
-    """Have the next ``begin()`` start at an output of an epoch, or as near before it as it can.
+def seek_near(cursor: Cursor, epoch: int, number: int) -> int:
+    """Let the next ``begin()`` start at an output of an epoch, or as near before it as possible.
 
-    Returns how many outputs to prepare and drop before it: their number follows only from earlier
-    outputs.
+    Return how many outputs to prepare and drop first: behind filters and echoes, an output follows
+    only from the ones before it.
     """
-    position, missed = nearest(cursor.chain, number)
-    cursor.go_to(epoch, position)
-    return missed
+    start, skip_count = nearest(cursor.chain, number)
+    cursor.go_to(epoch, start)
+    return skip_count

@@ -1,8 +1,8 @@
-"""The output log: items in the order in which they are made, for readers at their own positions.
+"""The output log: items in the order of their preparation, and readers at positions of their own.
 
-Positions are pairs of epoch and number. Nothing here waits, sends or copies. A log continues from
-epoch to epoch. It keeps an item until every reader that it is owed to is done with it. This alone
-bounds how far production may run ahead of the slowest reader.
+A position is an epoch, and the number of an output in it. A log continues from epoch to epoch. It
+keeps an item until all its readers are done with it, so the log's size bounds how far preparation
+runs ahead of the slowest reader. Nothing in this module waits, sends or copies.
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-At = tuple[int, int]
-"""A position: epoch, and number of an output in it."""
+FeedPosition = tuple[int, int]
+"""An epoch, and the number of an output in it."""
 
 
 @dataclass(eq=False)
 class LogReader:
-    """A reader of a log: the log owes it items.
+    """A reader of a log.
 
     Attributes:
-        owner: who reads.
-        at: the position of its next item.
-        has_asked: whether it has asked for the epoch that it is at.
-        sent: how many items it was sent and still uses.
+        owner: the session that reads.
+        position: the position of its next item.
+        has_requested: whether it has requested the epoch at which it is.
+        sent: how many items it has received and not released.
     """
 
     owner: Any
-    at: At
-    has_asked: bool = True
+    position: FeedPosition
+    has_requested: bool = True
     sent: int = 0
 
 
@@ -39,9 +39,9 @@ class StagedItem:
     Attributes:
         rows: examples in it.
         nbytes: shared memory that it takes.
-        payload: the packed value; None once its memory was given back.
-        owed: readers that have not finished with it.
-        leases: hand-overs whose receivers may still map it, whether or not they still read the log.
+        payload: the value's `Payload`; None once its memory is free.
+        pending_readers: readers that have not released it.
+        leases: leases of jobs that may still map it, even if they no longer read the log.
     """
 
     epoch: int
@@ -50,145 +50,145 @@ class StagedItem:
     rows: int
     nbytes: int
     payload: Any
-    owed: set[LogReader] = field(default_factory=set)
+    pending_readers: set[LogReader] = field(default_factory=set)
     leases: set[int] = field(default_factory=set)
 
     @property
-    def begin(self) -> At:
+    def begin(self) -> FeedPosition:
         return self.epoch, self.number
 
     @property
-    def end(self) -> At:
-        """The number of the output after it in the epoch."""
+    def end(self) -> FeedPosition:
+        """The position of the output after it, in the same epoch."""
         return self.epoch, self.number + self.count
 
 
 @dataclass(frozen=True)
 class EpochEnd:
-    """The end of an epoch of so many outputs."""
+    """The end of an epoch, which had ``total`` outputs."""
 
     epoch: int
     total: int
 
 
 @dataclass(frozen=True)
-class Broken:
-    """Stands in the log for the output at which the pipeline failed."""
+class PipelineFailed:
+    """In place of the output at which the pipeline failed."""
 
     reason: str
 
 
 class OutputLog:
-    """Items on their way to readers; ``end`` is the position of the next output to prepare."""
+    """Items that readers still need; ``end`` is the position of the next output to prepare."""
 
-    def __init__(self, at: At) -> None:
-        self.end = at
+    def __init__(self, position: FeedPosition) -> None:
+        self.end = position
         self.readers: list[LogReader] = []
         self.items: deque[StagedItem] = deque()
-        self.broken: Broken | None = None
+        self.broken: PipelineFailed | None = None
         self._totals: dict[int, int] = {}  # outputs of the epochs that have ended
 
     @property
-    def start(self) -> At:
-        """The oldest position from which a reader would still get every output."""
+    def start(self) -> FeedPosition:
+        """The oldest position from which a reader can still get every output."""
         start = self.end
         for item in reversed(self.items):
-            adjoins = item.end == start
-            if not adjoins and start[1] == 0 and item.epoch == start[0] - 1:
-                adjoins = item.number + item.count == self._totals.get(item.epoch)
-            if not adjoins:
+            is_adjacent = item.end == start
+            if not is_adjacent and start[1] == 0 and item.epoch == start[0] - 1:
+                is_adjacent = item.number + item.count == self._totals.get(item.epoch)
+            if not is_adjacent:
                 break
             start = item.begin
         return start
 
     @property
     def is_between_epochs(self) -> bool:
-        """Whether the log stands between two epochs."""
+        """Whether the next output is the first of an epoch."""
         return self.end[1] == 0
 
     @property
     def is_wanted(self) -> bool:
         """Whether a reader wants the next output."""
         return self.broken is None and any(
-            reader.has_asked and reader.at[0] >= self.end[0] for reader in self.readers
+            reader.has_requested and reader.position[0] >= self.end[0] for reader in self.readers
         )
 
-    def has_all_from(self, at: At) -> bool:
-        """True if a reader that joins at this position gets every output from there on."""
-        return self.broken is None and at[0] <= self.end[0] and at >= self.start
+    def has_all_from(self, position: FeedPosition) -> bool:
+        """True if a reader can join at this position and get every output from there on."""
+        return self.broken is None and position[0] <= self.end[0] and position >= self.start
 
-    def join(self, owner: Any, at: At) -> LogReader:
-        """Owe a new reader everything from a position on; the log ``has_all_from`` there."""
-        reader = LogReader(owner, at)
+    def join(self, owner: Any, position: FeedPosition) -> LogReader:
+        """Add a reader that gets every output from a position on (see ``has_all_from``)."""
+        reader = LogReader(owner, position)
         self.readers.append(reader)
         for item in self.items:
-            if item.end > at:
-                item.owed.add(reader)
+            if item.end > position:
+                item.pending_readers.add(reader)
         return reader
 
     def leave(self, reader: LogReader) -> list[StagedItem]:
-        """Remove a reader; return the items that leave the log with it."""
+        """Remove a reader; return the items that no other reader needs."""
         self.readers.remove(reader)
-        gone = []
+        removed = []
         for item in list(self.items):
-            item.owed.discard(reader)
-            if not item.owed:
+            item.pending_readers.discard(reader)
+            if not item.pending_readers:
                 self.items.remove(item)
-                gone.append(item)
-        return gone
+                removed.append(item)
+        return removed
 
     def append(self, item: StagedItem) -> bool:
-        """Append an item at ``end``; True if any reader is owed it."""
+        """Append an item at ``end``; True if any reader needs it."""
         assert item.begin == self.end
         self.end = item.end
-        item.owed = {reader for reader in self.readers if reader.at < item.end}
-        if item.owed:
+        item.pending_readers = {reader for reader in self.readers if reader.position < item.end}
+        if item.pending_readers:
             self.items.append(item)
-        return bool(item.owed)
+        return bool(item.pending_readers)
 
     def end_epoch(self) -> None:
-        """Note that the current epoch has ended."""
+        """Record that the current epoch has ended."""
         epoch, total = self.end
         self._totals[epoch] = total
         self.end = epoch + 1, 0
-        oldest = min((reader.at[0] for reader in self.readers), default=epoch)
-        for past in [e for e in self._totals if e < min(oldest, self.start[0])]:
-            del self._totals[past]
+        oldest = min((reader.position[0] for reader in self.readers), default=epoch)
+        for old_epoch in [e for e in self._totals if e < min(oldest, self.start[0])]:
+            del self._totals[old_epoch]
 
-    def due(self, reader: LogReader) -> StagedItem | EpochEnd | Broken | None:
-        """Return a reader's next item; None while it must wait, or has not asked."""
-        if not reader.has_asked:
+    def next_for(self, reader: LogReader) -> StagedItem | EpochEnd | PipelineFailed | None:
+        """Return a reader's next item; None if it must wait or has not requested the epoch."""
+        if not reader.has_requested:
             return None
-        epoch, number = reader.at
+        epoch, number = reader.position
         if epoch in self._totals and number >= self._totals[epoch]:
             return EpochEnd(epoch, self._totals[epoch])
         for item in self.items:
-            if item.begin <= reader.at < item.end:
+            if item.begin <= reader.position < item.end:
                 return item
-        return self.broken if reader.at >= self.end else None
+        return self.broken if reader.position >= self.end else None
 
-    def outputs_from(self, at: At) -> int:
+    def outputs_from(self, position: FeedPosition) -> int:
         """Return how many outputs are ready from a position on."""
-        return sum(item.count for item in self.items if item.begin >= at)
+        return sum(item.count for item in self.items if item.begin >= position)
 
-    def hand_over(self, reader: LogReader, what: StagedItem | EpochEnd) -> None:
-        """Note that a reader was sent its next item."""
-        if isinstance(what, EpochEnd):
-            reader.at, reader.has_asked = (what.epoch + 1, 0), False
+    def advance(self, reader: LogReader, sent_item: StagedItem | EpochEnd) -> None:
+        """Record that a reader was sent its next item."""
+        if isinstance(sent_item, EpochEnd):
+            reader.position, reader.has_requested = (sent_item.epoch + 1, 0), False
         else:
-            reader.at = what.end
+            reader.position = sent_item.end
             reader.sent += 1
 
     def finish(self, reader: LogReader, item: StagedItem) -> bool:
-        """Note that a reader has finished with an item; True if the item leaves the log."""
-        if reader not in item.owed:
+        """Record that a reader has released an item; True if the item leaves the log."""
+        if reader not in item.pending_readers:
             return False
-        item.owed.discard(reader)
+        item.pending_readers.discard(reader)
         reader.sent -= 1
-        if not item.owed:
+        if not item.pending_readers:
             self.items.remove(item)
-        return not item.owed
+        return not item.pending_readers
 
     def slowest(self) -> set[LogReader]:
-        """Return the readers that the oldest item is owed to: they set the pace."""
-        return set(self.items[0].owed) if self.items else set()
+        """Return the readers that still need the oldest item: all others wait for them."""
+        return set(self.items[0].pending_readers) if self.items else set()

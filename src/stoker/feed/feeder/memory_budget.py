@@ -1,4 +1,4 @@
-"""The staging area: how many items or bytes shared memory may hold at a time."""
+"""The memory budget of a feed (``staging=``): how many items or bytes shared memory may hold."""
 
 from __future__ import annotations
 
@@ -7,39 +7,43 @@ from collections.abc import Sequence
 from stoker.basics import resources
 from stoker.feed.feeder.log import OutputLog
 
-# As many as two jobs are lent, twice over: the fastest may be ahead by them. Chosen, not measured.
+# The default budget in batches: two jobs hold up to four, and one may be four ahead. Chosen, not
+# measured.
 BATCHES = 8
 CHUNKS = 64
-"""Items in the staging area, unless the user says otherwise: batches, or chunks of examples, of
-which a batch may take several."""
-# A usual batch: a hand-over is a message and a wake-up, which small examples share.
+"""The default budget in chunks of examples, if the pipeline yields examples: a batch of a job takes
+several chunks. Chosen, not measured."""
+# Examples in a chunk: a usual batch. Each item costs a message and a wake-up, which the examples of
+# a chunk share.
 CHUNK_EXAMPLES = 64
-# One that a job works on, one that waits for it.
-_LENT_BATCHES = 2
-# Several make up a job's batch: of up to 512 examples it may hold two.
-_LENT_CHUNKS = 16
+# Batches that a job may hold: it works on one, and the next is ready.
+_MAX_LEASED_BATCHES = 2
+# Chunks that a job may hold: enough for two batches of 512 examples.
+_MAX_LEASED_CHUNKS = 16
 
 
 class MemoryBudget:
     """The limit on items in a feeder's logs.
 
-    Items that a job still holds after they left its log, or that a frozen job holds, are not
-    counted: at most ``lent`` items for each job.
+    It does not count items that jobs hold after they left the log: at most ``max_leases`` for each
+    job.
 
-    ``limit`` is a number of items, or bytes as text such as "2GiB"; None for the default. Items are
-    batches, or else chunks of examples.
+    Args:
+        limit: a number of items (batches, or chunks of examples), or bytes as text such as "2GiB";
+            None for the default.
+        batched: whether items are batches.
 
     Attributes:
-        lent: how many items a job may hold at a time.
-        most_bytes: the largest item so far, in bytes.
+        max_leases: how many items a job may hold at a time.
+        largest_item_bytes: the largest item so far, in bytes.
 
-    Raises ValueError for a limit that is too small, or does not fit into memory.
+    Raises ValueError for a limit that is too small, or that does not fit into memory.
     """
 
     def __init__(self, limit: int | str | None, batched: bool) -> None:
-        self.lent = _LENT_BATCHES if batched else _LENT_CHUNKS
-        self.most_bytes = 0
-        self._what = "batches" if batched else f"chunks of up to {CHUNK_EXAMPLES} examples"
+        self.max_leases = _MAX_LEASED_BATCHES if batched else _MAX_LEASED_CHUNKS
+        self.largest_item_bytes = 0
+        self._unit = "batches" if batched else f"chunks of up to {CHUNK_EXAMPLES} examples"
         self._items: int | None = None
         self._bytes = 0
         if isinstance(limit, str):
@@ -47,57 +51,62 @@ class MemoryBudget:
             usable = resources.usable_memory_bytes()
             if self._bytes > usable:
                 raise ValueError(
-                    f"a staging area of {limit} does not fit: {resources.format_bytes(usable)} of "
-                    "memory are left to this process"
+                    f"staging={limit!r} does not fit into memory: this process can use "
+                    f"{resources.format_bytes(usable)}. Give a smaller one"
                 )
             return
         self._items = (BATCHES if batched else CHUNKS) if limit is None else limit
-        if self._items < 2 * self.lent:
+        if self._items < 2 * self.max_leases:
             raise ValueError(
-                f"a staging area holds at least {2 * self.lent} {self._what}, not {limit}"
+                f"staging= must be at least {2 * self.max_leases} {self._unit}, not {limit}"
             )
 
-    def text(self) -> str:
+    def describe(self) -> str:
         if self._items is None:
             return resources.format_bytes(self._bytes)
-        size = self.most_bytes and f", {resources.format_bytes(self._items * self.most_bytes)}"
-        return f"{self._items} {self._what}{size or ''}"
+        size = (
+            self.largest_item_bytes
+            and f", {resources.format_bytes(self._items * self.largest_item_bytes)}"
+        )
+        return f"{self._items} {self._unit}{size or ''}"
 
-    def most_logs(self) -> int:
-        return max(1, (self._items or 4 * self.lent) // self.lent)
+    def max_logs(self) -> int:
+        return max(1, (self._items or 4 * self.max_leases) // self.max_leases)
 
-    def note_size(self, nbytes: int) -> str | None:
-        """Note an item's size; return why the staging area cannot hold its limit, or None."""
-        first = not self.most_bytes
-        self.most_bytes = max(self.most_bytes, nbytes)
+    def record_size(self, nbytes: int) -> str | None:
+        """Record an item's size; return why the budget cannot hold such items, or None."""
+        first = not self.largest_item_bytes
+        self.largest_item_bytes = max(self.largest_item_bytes, nbytes)
         size = resources.format_bytes(nbytes)
-        least = 2 * self.lent
+        least = 2 * self.max_leases
         if self._items is None and least * nbytes > self._bytes:
             return (
-                f"the staging area of {resources.format_bytes(self._bytes)} is too small: at least "
-                f"{least} of {size} each must fit (--staging)"
+                f"the staging area of {resources.format_bytes(self._bytes)} is too small: it must "
+                f"hold at least {least} items of {size}. Give a larger staging= (--staging)"
             )
         if self._items and first and self._items * nbytes > resources.usable_memory_bytes():
             usable = resources.format_bytes(resources.usable_memory_bytes())
             return (
-                f"a staging area of {self._items} times {size} does not fit: {usable} of memory "
-                "are left; give it fewer (--staging)"
+                f"the staging area of {self._items} items of {size} does not fit into memory: this "
+                f"process can use {usable}. Give a smaller staging= (--staging)"
             )
         return None
 
     def room(self, logs: Sequence[OutputLog], log: OutputLog) -> int:
         """Return how many more items a log may take.
 
-        The first log gets the room that the others leave; each other log gets what one job may
-        hold.
+        The first log gets the room that the others leave. Each other log gets as many items as one
+        job may hold.
         """
         is_first = log is logs[0]
-        beside = self.lent * (len(logs) - 1) if is_first else 0
+        reserved = self.max_leases * (len(logs) - 1) if is_first else 0
         staged = [item for each in logs for item in each.items]
         if self._items is not None:
-            room = self._items - beside - len(staged)
-        elif self.most_bytes:
-            room = (self._bytes - sum(item.nbytes for item in staged)) // self.most_bytes - beside
+            room = self._items - reserved - len(staged)
+        elif self.largest_item_bytes:
+            room = (
+                self._bytes - sum(item.nbytes for item in staged)
+            ) // self.largest_item_bytes - reserved
         else:
-            room = 1  # the first one tells how large they are
-        return max(0, min(room, CHUNKS if is_first else self.lent - len(log.items)))
+            room = 1  # the first item shows how large items are
+        return max(0, min(room, CHUNKS if is_first else self.max_leases - len(log.items)))

@@ -1,4 +1,4 @@
-"""``Preparation``: where a feeder's outputs come from, its own pipeline or another host's feed."""
+"""``Preparation``: the origin of a feeder's outputs, its own pipeline or a feed of another host."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from stoker.feed.feeder.log import At
+from stoker.feed.feeder.log import FeedPosition
 from stoker.transport.shared_memory import Blocks
 
 
 @dataclass(frozen=True)
-class Served:
-    """The description of a feed that jobs receive, as in ``messages.Welcome``."""
+class FeedSpec:
+    """The description of a feed's outputs; its fields are those of ``messages.Welcome``."""
 
     batched: bool
     length: int | None
-    again: bool
+    is_repeatable: bool
     outline: list[str]
 
 
 @dataclass(frozen=True)
 class Output:
-    """One hand-over: ``count`` outputs of ``rows`` examples, as one value."""
+    """A value that holds ``count`` outputs with ``rows`` examples."""
 
     value: Any
     count: int
@@ -32,17 +32,17 @@ class Output:
 class Outputs(Protocol):
     """An iterator over a feed's outputs, epoch after epoch, for one thread."""
 
-    def begin(self, at: At | None) -> At:
+    def begin(self, position: FeedPosition | None) -> FeedPosition:
         """Go to a position, or with None to the beginning of an epoch; return the position."""
 
     def next(self) -> Output | None:
-        """Return the next output, None at the end of the epoch; raises the pipeline's errors."""
+        """Return the next output; None at the end of the epoch. Raises the pipeline's errors."""
 
     def interrupt(self) -> None:
-        """Wake a waiting ``next``, from any thread: its output is no longer needed."""
+        """Wake a thread that waits in ``next``; nobody needs its output. Any thread may call it."""
 
     def close(self) -> None:
-        """End, and free all kept resources."""
+        """End the iteration, and free all resources."""
 
 
 class Preparation(Protocol):
@@ -54,22 +54,22 @@ class Preparation(Protocol):
         start: the position of the first epoch; None if another feeder decides that.
     """
 
-    about: Served
+    about: FeedSpec
 
     @property
     def seed(self) -> int: ...
 
     @property
-    def start(self) -> At | None: ...
+    def start(self) -> FeedPosition | None: ...
 
     def with_seed(self, seed: int) -> Preparation:
-        """Return a replacement that continues a feed of that seed. Raises FeedError."""
+        """Return a preparation that continues a feed with that seed. Raises FeedError."""
 
     def outputs(self, blocks: Blocks) -> Outputs:
         """Return the outputs; large ones lie in these blocks."""
 
     def watch(self, lost: Callable[[], None]) -> None:
-        """Begin to watch over where outputs come from, and tell when that is gone for good."""
+        """Begin to watch the origin; ``lost`` is called when it is gone for good."""
 
     def close(self) -> None:
         """Stop watching."""

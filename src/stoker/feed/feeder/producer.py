@@ -1,6 +1,6 @@
-"""The producer thread of a branch: it takes outputs while there is room for them.
+"""The producer thread of a branch: it prepares outputs while the log has room for them.
 
-Values outside shared blocks are copied there.
+Values outside shared blocks are copied into blocks.
 """
 
 from __future__ import annotations
@@ -11,63 +11,62 @@ from dataclasses import dataclass
 
 from stoker.errors import FeedError
 from stoker.feed import messages
-from stoker.feed.feeder.log import At, Broken, EpochEnd, StagedItem
+from stoker.feed.feeder.log import EpochEnd, FeedPosition, PipelineFailed, StagedItem
 from stoker.feed.feeder.preparation import Outputs
 from stoker.transport.payload import to_payload
 from stoker.transport.shared_memory import Blocks
 
 
 @dataclass(frozen=True)
-class Begun:
-    """The position at which an epoch begins, unknown until now."""
+class EpochStart:
+    """The position at which an epoch begins, if the feeder did not know it before."""
 
-    at: At
+    position: FeedPosition
 
 
-Produced = Begun | StagedItem | EpochEnd | Broken
+Event = EpochStart | StagedItem | EpochEnd | PipelineFailed
 
 
 class Producer:
-    """Takes outputs in order, from any position on.
+    """Prepares outputs in order, from any position on.
 
-    Its thread calls ``tell`` with each new output. Nothing comes after ``Broken``.
+    Its thread calls ``report`` with each new output. Nothing comes after ``PipelineFailed``.
     """
 
-    def __init__(self, outputs: Outputs, blocks: Blocks, tell: Callable[[Produced], None]) -> None:
+    def __init__(self, outputs: Outputs, blocks: Blocks, report: Callable[[Event], None]) -> None:
         self._outputs = outputs
         self._blocks = blocks
-        self._tell = tell
+        self._report = report
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        self._begin: list[At | None] = []  # what is to begin
-        self._allowed = self._made = 0
+        self._requested_starts: list[FeedPosition | None] = []  # None for any epoch
+        self._allowed = self._produced = 0
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="stoker-feed", daemon=True)
         self._thread.start()
 
-    def begin(self, at: At | None) -> None:
-        """Continue at this output; with None at the beginning of an epoch, and report its
-        position."""
+    def begin(self, position: FeedPosition | None) -> None:
+        """Continue at this position. With None, begin any epoch and report its position."""
         with self._lock:
-            self._begin.append(at)
+            self._requested_starts.append(position)
             self._changed.notify()
 
     def allow(self, items: int) -> None:
-        """Set how many items there is room for, counted from the first."""
+        """Set how many items may be prepared in all, counted from the first."""
         with self._lock:
             if self._allowed != items:
                 self._allowed = items
                 self._changed.notify()
 
     def close(self) -> None:
-        """Stop preparing; returns at once."""
+        """Stop; returns at once."""
         with self._lock:
             self._closed = True
             self._changed.notify()
         self._outputs.interrupt()
 
     def join(self, timeout_s: float) -> bool:
-        """Wait for its thread and all workers to end; True if they have."""
+        """Wait until its thread and all workers have ended; True if they have."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
@@ -75,40 +74,40 @@ class Producer:
         try:
             while True:
                 with self._lock:
-                    self._changed.wait_for(lambda: self._closed or self._begin)
+                    self._changed.wait_for(lambda: self._closed or self._requested_starts)
                     if self._closed:
                         return
-                    at = self._begin.pop()
-                self._make_epoch(at)
+                    position = self._requested_starts.pop()
+                self._produce_epoch(position)
                 if self._closed:
                     return
         except FeedError as error:
-            self._tell(Broken(messages.plain(str(error))))
+            self._report(PipelineFailed(messages.clip_text(str(error))))
         except BaseException as error:
-            self._tell(Broken(messages.plain(f"{type(error).__name__}: {error}")))
+            self._report(PipelineFailed(messages.clip_text(f"{type(error).__name__}: {error}")))
         finally:
             self._outputs.close()
 
-    def _make_epoch(self, at: At | None) -> None:
-        epoch, number = self._outputs.begin(at)
-        if at is None:
-            self._tell(Begun((epoch, number)))
+    def _produce_epoch(self, position: FeedPosition | None) -> None:
+        epoch, number = self._outputs.begin(position)
+        if position is None:
+            self._report(EpochStart((epoch, number)))
         while True:
             with self._lock:
-                self._changed.wait_for(lambda: self._closed or self._made < self._allowed)
+                self._changed.wait_for(lambda: self._closed or self._produced < self._allowed)
                 if self._closed:
                     return
             item = self._next(epoch, number)
             if item is None:
                 break
             number = item.end[1]
-            self._made += 1
-            self._tell(item)
-        self._tell(EpochEnd(epoch, number))
+            self._produced += 1
+            self._report(item)
+        self._report(EpochEnd(epoch, number))
 
     def _next(self, epoch: int, number: int) -> StagedItem | None:
-        made = self._outputs.next()
-        if made is None:
+        output = self._outputs.next()
+        if output is None:
             return None
-        payload = to_payload(made.value, self._blocks)
-        return StagedItem(epoch, number, made.count, made.rows, payload.nbytes, payload)
+        payload = to_payload(output.value, self._blocks)
+        return StagedItem(epoch, number, output.count, output.rows, payload.nbytes, payload)

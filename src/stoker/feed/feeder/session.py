@@ -1,4 +1,4 @@
-"""A job's session in the feeder: its connection, its request, and its leases."""
+"""A job's session in the feeder: its connection, its last request, and its leases."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 
 from stoker.feed import messages
 from stoker.feed.feeder.branch import Branch
-from stoker.feed.feeder.log import At, LogReader, StagedItem
+from stoker.feed.feeder.log import FeedPosition, LogReader, StagedItem
 from stoker.feed.messages import FromJob, ItemMessage, Malformed, Message
 
 
@@ -17,29 +17,29 @@ class ClientSession:
 
     Attributes:
         pid: the job's process.
-        pidfd: readable once that has ended; -1 where the kernel has none.
+        pidfd: readable once the process has ended; -1 if the kernel has no pidfd.
         label: the job's command line.
-        is_welcome: whether it was greeted.
-        has_asked: whether it has ever asked for an epoch.
-        is_lost: whether it is gone, or broke the protocol.
+        is_welcome: whether it has got the welcome message.
+        has_requested: whether it has ever requested an epoch.
+        is_lost: whether it is gone, or has broken the protocol.
         is_waiting: whether its last request is still open.
-        want: the position that it asked for; None for the beginning of any epoch.
-        turn: the number of its last request.
+        requested: the position that it requested; None for the beginning of any epoch.
+        request_id: the id of its last request.
         branch, reader: the branch that it reads and its reader there; None while it reads nothing.
-        lent: its hand-overs, by lease, with the reader that they were due to.
-        heard_s: the time of its last message.
-        wait_ns: nanoseconds that it has waited for the feed, by its own count.
+        leases: its items by lease, with the reader to which they were sent.
+        last_message_s: the time of its last message.
+        wait_ns: nanoseconds for which it has waited for the feed, by its own count.
         rows: examples that it has received.
-        held_up_s: seconds that other jobs have waited for it.
+        blocked_others_s: seconds for which other jobs have waited for it.
     """
 
     label = ""
-    is_welcome = has_asked = is_lost = is_waiting = False
-    want: At | None = None
+    is_welcome = has_requested = is_lost = is_waiting = False
+    requested: FeedPosition | None = None
     branch: Branch | None = None
     reader: LogReader | None = None
-    turn = wait_ns = rows = 0
-    held_up_s = 0.0
+    request_id = wait_ns = rows = 0
+    blocked_others_s = 0.0
 
     def __init__(self, connection: socket.socket, pid: int) -> None:
         self.connection = connection
@@ -48,11 +48,11 @@ class ClientSession:
             self.pidfd = os.pidfd_open(pid)
         except OSError:
             self.pidfd = -1
-        self.since_s = self.heard_s = time.monotonic()
-        self.lent: dict[int, tuple[StagedItem, LogReader]] = {}
+        self.since_s = self.last_message_s = time.monotonic()
+        self.leases: dict[int, tuple[StagedItem, LogReader]] = {}
 
     def receive(self) -> FromJob | None:
-        """Return the job's next message, or None; the session may be lost afterwards."""
+        """Return the job's next message, or None; check ``is_lost`` afterwards."""
         try:
             message = messages.receive_as_feeder(self.connection)
         except BlockingIOError:
@@ -60,11 +60,11 @@ class ClientSession:
         except (OSError, Malformed):
             message = None
         self.is_lost = self.is_lost or message is None
-        self.heard_s = time.monotonic()
+        self.last_message_s = time.monotonic()
         return message
 
     def send(self, message: Message, descriptors: list[int] | None = None) -> None:
-        """Send a message; a job that does not take it is lost."""
+        """Send a message; a job that cannot receive it is lost."""
         try:
             messages.send(self.connection, message, descriptors or [])
         except OSError:
@@ -74,10 +74,10 @@ class ClientSession:
         assert self.reader is not None
         payload = item.payload
         item.leases.add(lease)
-        self.lent[lease] = item, self.reader
+        self.leases[lease] = item, self.reader
         self.rows += item.rows
         message = ItemMessage(
-            self.turn,
+            self.request_id,
             item.epoch,
             item.number,
             item.count,

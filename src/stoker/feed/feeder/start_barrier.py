@@ -1,4 +1,4 @@
-"""The start barrier: a feed waits for a number of jobs, or for all previously served ones."""
+"""The start barrier: a feed waits for a number of jobs, or for the jobs of the feeder before it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator, Sequence
 
 
 class StartBarrier:
-    """Holds back the first epoch until ``jobs`` jobs ask for it; then ``is_open`` is True.
+    """Delays the first epoch until ``jobs`` jobs have requested it; then ``is_open`` is True.
 
-    Jobs that ask wait up to ``patience_s`` seconds for the others. The selector, whose keys' data
-    are callables, reports processes that end.
+    Jobs wait at most ``patience_s`` seconds for the others. The barrier registers callables with
+    ``selector``, for processes that end.
     """
 
     def __init__(self, jobs: int, patience_s: float, selector: selectors.BaseSelector) -> None:
@@ -22,15 +22,15 @@ class StartBarrier:
         self._patience_s = patience_s
         self._selector = selector
         self._since_s: float | None = None
-        self._missing: dict[int, int] = {}  # process ids: pidfds
+        self._missing: dict[int, int] = {}  # pidfds by process id
 
     @property
     def awaited_jobs(self) -> int:
-        """How many jobs must ask for the first epoch; 0 once it has begun."""
+        """How many jobs must request the first epoch; 0 once it has begun."""
         return 0 if self.is_open else self._jobs
 
     def wait_for(self, pids: Iterable[int]) -> None:
-        """Wait for the previously served processes instead, as long as they live."""
+        """Wait for these processes instead, as long as they live: an earlier feeder served them."""
         if self.is_open:
             return
         self._jobs = 1
@@ -39,8 +39,8 @@ class StartBarrier:
                 self._missing[pid] = pidfd = os.pidfd_open(pid)
                 self._selector.register(pidfd, selectors.EVENT_READ, lambda p=pid: self._forget(p))
 
-    def note_asking(self, pids: Sequence[int]) -> None:
-        """Note which processes ask for an epoch now; open if no other is missing."""
+    def record_requests(self, pids: Sequence[int]) -> None:
+        """Record which processes request an epoch now; open if no other is missing."""
         if self.is_open or not pids:
             return
         if self._since_s is None:
@@ -52,8 +52,8 @@ class StartBarrier:
             self.is_open = True
             self.close()
 
-    def ends_s(self) -> Iterator[float]:
-        """Yield the time at which patience ends, if a job waits."""
+    def deadlines_s(self) -> Iterator[float]:
+        """Yield the time at which waiting ends, if a job waits."""
         if not self.is_open and self._since_s is not None:
             yield self._since_s + self._patience_s
 
@@ -63,7 +63,7 @@ class StartBarrier:
             self._forget(pid)
 
     def _forget(self, pid: int) -> None:
-        """Stop waiting for one process: it asked, or it has ended."""
+        """Stop waiting for one process: it has requested an epoch, or has ended."""
         pidfd = self._missing.pop(pid, -1)
         if pidfd >= 0:
             self._selector.unregister(pidfd)

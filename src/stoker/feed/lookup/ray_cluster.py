@@ -1,4 +1,4 @@
-"""Feeds that the jobs of a Ray cluster share: one feeder in the cluster, relays on other nodes."""
+"""Feeds for the jobs of a Ray cluster: one feeder in the cluster, and relays on the other nodes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 
 from stoker.feed.autostart import connect_or_start
 from stoker.feed.connection import FeedAddress
-from stoker.feed.lookup.ray_directory import Directory, FeedPlace
+from stoker.feed.lookup.ray_directory import Directory, FeedLocation
 from stoker.feed.lookup.relay import relay_settings
 from stoker.feed.messages import Malformed, Welcome
 from stoker.feed.relay import protocol
@@ -17,77 +17,85 @@ from stoker.feed.relay.url import FeedUrl
 from stoker.feed.settings import FeedSettings
 from stoker.transport.link import joined_address
 
-# A feeder takes seconds to start; each look is a call of Ray.
-_LOOK_AGAIN_S = 0.2
-# How long a node may take to start a feeder before another one may: imports on a cold disk take
-# long.
+# How often to look for the feed: a feeder takes seconds to start, and each look is a call of Ray.
+# Chosen, not measured.
+_POLL_S = 0.2
+# How long a node may take to start a feeder before another node may start one: imports from a cold
+# disk take long. Chosen, not measured.
 _CLAIM_S = 60.0
-# And to start it again, which its jobs do when it is killed: its modules are in memory by then.
-_BACK_S = 5.0
+# How long a node may take to restart a killed feeder: its modules are in memory by then. Chosen,
+# not measured.
+_RESTART_S = 5.0
 
 
-def shared_in_cluster(settings: FeedSettings) -> FeedAddress:
-    """Return the address of a feed that the jobs of a Ray cluster share."""
-    found = SharedInCluster(settings)
+def cluster_address(settings: FeedSettings) -> FeedAddress:
+    """Return the address of the feed that all jobs of a Ray cluster share."""
+    finder = ClusterFeedFinder(settings)
     return FeedAddress(
-        settings.name, found.connect, settings.target, is_restarted=True, note=found.note
+        settings.name,
+        finder.connect,
+        settings.target,
+        is_restarted=True,
+        on_welcome=finder.on_welcome,
     )
 
 
-class SharedInCluster:
-    """Finds a shared feed on any node of the cluster, or starts it on this one."""
+class ClusterFeedFinder:
+    """Finds a feed on any node of the Ray cluster, or starts it on this node."""
 
     def __init__(self, settings: FeedSettings) -> None:
         self._settings = settings
         self._is_here = False
-        self._was_there = False
-        self._held: RelaySourceEnd | None = None
+        self._has_connected = False
+        self._placeholder: RelaySourceEnd | None = None
 
     def connect(self) -> socket.socket:
-        """Connect to the feeder if it is to be on this node, else to the relay.
+        """Connect to the feeder if it belongs on this node, else to this node's relay.
 
-        Raises FeedError; ClusterError where this process has joined no cluster, ImportError
-        without Ray.
+        Raises FeedError; ClusterError if this process has joined no cluster; ImportError if Ray is
+        not installed.
         """
-        directory = Directory()  # of the process that connects: a forked child has its own
-        since_s, claim, lost = time.monotonic(), 0, 0
+        directory = Directory()  # made here: a forked child needs its own
+        since_s, claim, lost_claim = time.monotonic(), 0, 0
         while True:
-            place = directory.find(self._settings.name, lost)
-            self._is_here = place.is_here
-            if place.is_here:
-                listen = place.address or joined_address(directory.host, 0)
+            location = directory.find(self._settings.name, lost_claim)
+            self._is_here = location.is_here
+            if location.is_here:
+                listen = location.address or joined_address(directory.host, 0)
                 settings = dataclasses.replace(self._settings, listen=listen)
-                return connect_or_start(settings, place.token)
-            if place.address and self._hold(place):
-                url = FeedUrl(place.address, self._settings.name)
+                return connect_or_start(settings, location.token)
+            if location.address and self._join_as_placeholder(location):
+                url = FeedUrl(location.address, self._settings.name)
                 settings = relay_settings(url, self._settings.patience_s)
-                return connect_or_start(settings, place.token)
-            if claim != place.claim:
-                since_s, claim = time.monotonic(), place.claim
-            if time.monotonic() - since_s >= self._patience_s(place):
-                lost = claim
+                return connect_or_start(settings, location.token)
+            if claim != location.claim:
+                since_s, claim = time.monotonic(), location.claim
+            if time.monotonic() - since_s >= self._patience_s(location):
+                lost_claim = claim
             else:
-                time.sleep(_LOOK_AGAIN_S)
+                time.sleep(_POLL_S)
 
-    def note(self, welcome: Welcome) -> None:
-        """Tell the other jobs the address of the feeder that this job has connected to."""
-        self._was_there = True
-        if self._held is not None:
-            self._held.close()
-            self._held = None
+    def on_welcome(self, welcome: Welcome) -> None:
+        """Publish the address of the feeder for the other jobs, if it is on this node."""
+        self._has_connected = True
+        if self._placeholder is not None:
+            self._placeholder.close()
+            self._placeholder = None
         if self._is_here and welcome.address:
-            Directory().tell(self._settings.name, welcome.address)
+            Directory().publish(self._settings.name, welcome.address)
 
-    def _patience_s(self, place: FeedPlace) -> float:
+    def _patience_s(self, location: FeedLocation) -> float:
         """Return how many seconds to wait for a feed that does not answer."""
-        if not place.address:
+        if not location.address:
             return _CLAIM_S
-        return _BACK_S if self._was_there else 0.0  # it may have ended long ago
+        return (
+            _RESTART_S if self._has_connected else 0.0
+        )  # the entry may be old: the feed may have ended long ago
 
-    def _hold(self, place: FeedPlace) -> bool:
-        """Join the feed, so that it is there until the relay has joined; False if it is lost."""
+    def _join_as_placeholder(self, location: FeedLocation) -> bool:
+        """Join the feed, so that it does not end before the relay joins; False if it is lost."""
         try:
-            self._held = end = protocol.connect(place.address, place.token)
+            self._placeholder = end = protocol.connect(location.address, location.token)
             end.send(
                 Join(protocol.VERSION, self._settings.name, "a job that starts a relay", None, [])
             )

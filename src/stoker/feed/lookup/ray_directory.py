@@ -1,7 +1,7 @@
-"""Directory of shared feeds in a Ray cluster: each feed's node, in Ray's key-value store.
+"""The directory of feeds in a Ray cluster: each feed's node, in Ray's key-value store.
 
-Each claim of a feed has a number, and only one node can enter the next number: when several nodes
-find a feed lost, only one starts it again.
+A node claims a feed under a number, and only one node can write the next number. So if several
+nodes find a feed lost, only one of them starts it again.
 """
 
 from __future__ import annotations
@@ -17,23 +17,24 @@ from stoker.basics.future import OneShot
 from stoker.errors import ClusterError
 from stoker.transport.ray_session import RayStore, check_installed, joined_ray
 
-_WHAT = 'stoker.share(cluster="ray")'
+_FEATURE = 'stoker.share(cluster="ray")'
 _NAMESPACE = "stoker-feeds"
-# Ray's head node answers in milliseconds: one that is gone would be waited for without end.
+# How long Ray's head may take. It answers in milliseconds, or never if it is gone. Chosen, not
+# measured.
 _ANSWER_S = 10.0
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class FeedPlace:
+class FeedLocation:
     """The location of a feed.
 
     Attributes:
         token: the secret that the cluster's feeds share.
         claim: the number of the claim.
-        is_here: whether this node has the feed, or must start it.
-        address: ``host:port``; empty while it is not known.
+        is_here: whether the feed is on this node, or must be started on it.
+        address: ``host:port``; empty while it is unknown.
     """
 
     token: bytes
@@ -52,46 +53,46 @@ class _Claim(msgspec.Struct):
 class Directory:
     """The shared feeds of the Ray cluster that this process has joined.
 
-    Raises ClusterError if the process has joined no cluster or the cluster's head does not answer,
-    ImportError without Ray.
+    Raises ClusterError if the process has joined no cluster, or if the cluster's head does not
+    answer; ImportError if Ray is not installed.
 
     Attributes:
         host: this node's address on the cluster's network.
     """
 
     def __init__(self) -> None:
-        check_installed(_WHAT)
-        ray = joined_ray(_WHAT)
+        check_installed(_FEATURE)
+        ray = joined_ray(_FEATURE)
         self._store = RayStore(ray, _NAMESPACE)
         self._node = self._store.node()
         self.host: str = ray.util.get_node_ip_address()
 
-    def find(self, name: str, lost: int) -> FeedPlace:
-        """Return a feed's location; this node claims it if it has none, or if claim ``lost`` is
-        gone."""
-        return _answered(lambda: self._find(name, lost))
+    def find(self, name: str, lost_claim: int) -> FeedLocation:
+        """Return a feed's location. If it has none, or has that of ``lost_claim``, claim it for
+        this node."""
+        return _with_timeout(lambda: self._find(name, lost_claim))
 
-    def tell(self, name: str, address: str) -> None:
+    def publish(self, name: str, address: str) -> None:
         """Publish the address of a feed on this node."""
-        _answered(lambda: self._tell(name, address))
+        _with_timeout(lambda: self._publish(name, address))
 
-    def _tell(self, name: str, address: str) -> None:
+    def _publish(self, name: str, address: str) -> None:
         number, claim = self._latest(name)
         if claim is None or claim.node != self._node:
-            number += 1  # it was given up in between, and is there after all
+            number += 1  # another node has claimed it meanwhile, but the feed is here
         self._put(_key(name, number), address, overwrite=True)
 
-    def _find(self, name: str, lost: int) -> FeedPlace:
+    def _find(self, name: str, lost_claim: int) -> FeedLocation:
         while True:
             number, claim = self._latest(name)
             is_here = claim is not None and claim.node == self._node
             if claim is not None and (
-                is_here or (number != lost and claim.node in self._store.nodes())
+                is_here or (number != lost_claim and claim.node in self._store.nodes())
             ):
-                return FeedPlace(self._store.token(), number, is_here, claim.address)
+                return FeedLocation(self._store.token(), number, is_here, claim.address)
             if self._put(_key(name, number + 1), "", overwrite=False):  # else another was faster
                 self._store.remove(_key(name, number))
-                return FeedPlace(self._store.token(), number + 1, True, "")
+                return FeedLocation(self._store.token(), number + 1, True, "")
 
     def _latest(self, name: str) -> tuple[int, _Claim | None]:
         keys = self._store.keys(f"{name}/")
@@ -100,32 +101,32 @@ class Directory:
         return number, None if data is None else msgspec.msgpack.decode(data, type=_Claim)
 
     def _put(self, key: str, address: str, *, overwrite: bool) -> bool:
-        """Set a claim of this node; returns whether it was set."""
+        """Write a claim of this node; True if it was written."""
         claim = msgspec.msgpack.encode(_Claim(self._node, address))
         return self._store.put(key, claim, overwrite=overwrite)
 
 
-def _answered(call: Callable[[], T]) -> T:
-    """Return the result of a call to Ray, with a time limit: it could block for ever.
+def _with_timeout(call: Callable[[], T]) -> T:
+    """Return the result of a call to Ray. Raises ClusterError after a time limit.
 
-    Raises ClusterError.
+    Ray's client has no time limit, and would wait for ever for a head node that is gone.
     """
     answer: OneShot[T] = OneShot()
 
-    def ask() -> None:
+    def run() -> None:
         try:
             answer.give(call())
         except BaseException as error:
             answer.give(error=error)
 
-    # In a thread: Ray's client has no time-out, and a head node that is gone would be waited for.
-    threading.Thread(target=ask, name="stoker-feed-directory", daemon=True).start()
+    # A thread of its own: it may never end.
+    threading.Thread(target=run, name="stoker-feed-directory", daemon=True).start()
     try:
         return answer.wait(_ANSWER_S)
-    except Exception as error:  # Ray's are of many kinds
+    except Exception as error:  # Ray raises many types
         raise ClusterError(
-            f"{_WHAT}: the head of the Ray cluster does not answer, so the feed cannot be found "
-            f"({str(error) or f'within {_ANSWER_S:.0f} s'})"
+            f"{_FEATURE}: the head of the Ray cluster does not answer, so the feed cannot be found "
+            f"({str(error) or f'no answer within {_ANSWER_S:.0f} s'})"
         ) from error
 
 

@@ -1,7 +1,6 @@
-"""Finding or starting this host's relay for a feed of another host.
+"""Finds or starts this host's relay for a feed of another host.
 
-A relay is found, started and replaced like the feeder of a ``share``, with the feed's URL as its
-name.
+Jobs find, start and replace a relay like the feeder of a ``share``; its name is the feed's URL.
 """
 
 from __future__ import annotations
@@ -15,14 +14,14 @@ from stoker.feed.settings import FeedSettings
 from stoker.feed.token import find_token
 from stoker.transport.tls import host_tls
 
-# Of a feeder, where nothing else is known: as long as a node may take to start one.
+# The patience of the feeder, if it is not known: the default of ``share`` and ``stoker feed``.
 _PATIENCE_S = 60.0
 
 
-def relayed(url: FeedUrl) -> FeedAddress:
-    """Return the address of a feed on another host, through the relay on this one.
+def relay_address(url: FeedUrl) -> FeedAddress:
+    """Return the address of a feed on another host, through the relay on this host.
 
-    Raises TokenError if the relay could not read the token or the TLS key.
+    Raises TokenError if the token or the TLS key cannot be read.
     """
     find_token()
     host_tls()
@@ -31,6 +30,10 @@ def relayed(url: FeedUrl) -> FeedAddress:
 
 
 def relay_settings(url: FeedUrl, patience_s: float = _PATIENCE_S) -> FeedSettings:
-    """Return a relay's settings. Its patience is half of the feeder's patience with the relay."""
+    """Return a relay's settings.
+
+    Its patience with a job is half of the feeder's patience with the relay: otherwise one frozen
+    job could make the feeder evict the whole relay.
+    """
     text, path = str(url), tuple(sys.path)
     return FeedSettings(text, text, patience_s=patience_s / 2, autostarted=True, path=path)

@@ -1,12 +1,12 @@
-"""The protocol between a feed's relay server and relays on other hosts: one message a frame.
+"""The protocol between a feed's relay server and the relays on other hosts: one message per frame.
 
-A relay joins, and then asks for one epoch at a time. Items come as long as it has said ``Taken`` of
-all but ``lent`` of them. A record of ``transport.codec`` travels so: its contents are the frame's
-body. A frame that makes no sense ends its connection, which says nothing of the feed: the relay
-connects again, and asks from where it is.
+A relay joins, and then requests one epoch at a time. The server sends items while fewer than
+``max_leases`` of them wait for an ``ItemTaken``. An item is a record of ``transport.codec``: its
+contents are the frame's body. An invalid frame ends the connection, not the feed: the relay
+connects again, and requests its next output.
 
-``Beat`` is answered by ``Beat``: an end that hears nothing for ``SILENT_S`` seconds takes the other
-for gone.
+``Heartbeat`` is answered with ``Heartbeat``. An end that receives nothing for ``SILENT_S`` seconds
+considers the other end gone.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ import xxhash
 from numpy.typing import NDArray
 
 from stoker.feed.messages import (
-    Ask,
     Begin,
     End,
+    EpochRequest,
     Failed,
     Label,
     Malformed,
@@ -39,12 +39,12 @@ from stoker.transport.link import Link
 from stoker.transport.tls import host_tls
 
 # Raised whenever a message between hosts changes.
-VERSION = 2
+VERSION = 3
 PURPOSE = "feed"
-# Six of them fit into ``SILENT_S``: one that is late ends nothing.
-BEAT_S = 2.0
-# A host that is swapping may stop for seconds; jobs wait without batches for no longer. Chosen, not
-# measured.
+# The time between heartbeats: six fit into ``SILENT_S``, so a late one does no harm.
+HEARTBEAT_S = 2.0
+# A host that swaps may stop for seconds. Jobs wait without batches for no longer than this. Chosen,
+# not measured.
 SILENT_S = 12.0
 
 _Checksum = Annotated[int, msgspec.Meta(ge=0)]  # below 2^64
@@ -54,10 +54,10 @@ class Join(Message):
     """The first frame of a relay.
 
     Attributes:
-        version: of this schema.
-        name: of the feed.
-        label: the relay's command line, for people.
-        seed, outline: of the feed that it continues, if there was one.
+        version: the version of this schema.
+        name: the feed's name.
+        label: describes the relay, for people.
+        seed, outline: those of the feed that it continues, if there was one.
     """
 
     version: int
@@ -67,20 +67,20 @@ class Join(Message):
     outline: list[str]
 
 
-class Taken(Message):
-    """The relay has taken one more item."""
+class ItemTaken(Message):
+    """The relay has used an item, and has room for another."""
 
 
-class Beat(Message):
-    """A sign of life."""
+class Heartbeat(Message):
+    """Shows that the sender is alive."""
 
 
 class RemoteItem(Message):
-    """``count`` outputs from ``number`` on, of ``rows`` examples.
+    """``count`` outputs from ``number`` on, with ``rows`` examples.
 
     Attributes:
-        checksum: of the body (xxh3, 64 bits).
-        head: of the record of the value, whose contents are the body.
+        checksum: the checksum of the body (xxh3, 64 bits).
+        head: the head of the value's record; the record's contents are the body.
     """
 
     epoch: Number
@@ -91,22 +91,22 @@ class RemoteItem(Message):
     head: bytes
 
 
-FromRelay = Join | Ask | Taken | Beat
-FromGateway = Welcome | Refused | Begin | RemoteItem | End | Failed | Beat
-_Place = Callable[[int], NDArray[np.uint8]]
+FromRelay = Join | EpochRequest | ItemTaken | Heartbeat
+FromServer = Welcome | Refused | Begin | RemoteItem | End | Failed | Heartbeat
+_Allocate = Callable[[int], NDArray[np.uint8]]
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_from_relay = msgspec.msgpack.Decoder(FromRelay).decode
-_decode_from_gateway = msgspec.msgpack.Decoder(FromGateway).decode
+_decode_from_server = msgspec.msgpack.Decoder(FromServer).decode
 
 
 def connect(address: str, token: bytes) -> RelaySourceEnd:
-    """Connect to the gateway of a feed. Raises LinkError, TokenError."""
+    """Connect to the relay server of a feed. Raises LinkError, TokenError."""
     return RelaySourceEnd(Link.connect(address, token, PURPOSE, timeout_s=SILENT_S, tls=host_tls()))
 
 
-class _End:
-    """One end of a connection. Any thread may send; one receives."""
+class _RelayEnd:
+    """One end of a connection. Any thread may send; one thread receives."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
@@ -122,83 +122,84 @@ class _End:
             self._link.send(_encode(message), *contents)
 
     def close(self) -> None:
-        """End it, from any thread; a waiting ``receive`` raises."""
+        """End the connection, from any thread; a waiting ``receive`` raises."""
         self._link.close()
 
 
-class RelayServerEnd(_End):
+class RelayServerEnd(_RelayEnd):
     """The end on the feeder's host."""
 
     def receive(self) -> FromRelay:
-        """Return the relay's next message; beats are answered here.
+        """Return the relay's next message; answer heartbeats.
 
-        Raises Malformed, EOFError or OSError: it has left, or has been silent for too long.
+        Raises Malformed for an invalid message; EOFError or OSError if the relay has left, or was
+        silent for too long.
         """
         while True:
             try:
-                header, _ = self._link.receive(_nowhere, wait_s=SILENT_S)
+                header, _ = self._link.receive(_refuse_contents, wait_s=SILENT_S)
             except TimeoutError:
-                if self._sending.locked():  # then it may have no time to speak
+                if self._sending.locked():  # the relay may be busy receiving a large item
                     continue
                 raise
             message: FromRelay = _read(header, _decode_from_relay)
-            if not isinstance(message, Beat):
+            if not isinstance(message, Heartbeat):
                 return message
             self.send(message)
 
 
-class RelaySourceEnd(_End):
-    """The end on another host."""
+class RelaySourceEnd(_RelayEnd):
+    """The end on the relay's host."""
 
-    def receive(self, place: _Place | None = None) -> tuple[FromGateway, NDArray[np.uint8]]:
-        """Return the server's next message and its contents; beats are answered here.
+    def receive(self, allocate: _Allocate | None = None) -> tuple[FromServer, NDArray[np.uint8]]:
+        """Return the server's next message and its contents; send heartbeats while waiting.
 
-        ``place(n)`` returns memory for ``n`` bytes of contents.
+        ``allocate(n)`` returns memory for ``n`` bytes of contents.
 
-        Raises Malformed, EOFError or OSError: it has left, or has been silent for too long; what
-        ``place`` raises.
+        Raises Malformed for an invalid message; EOFError or OSError if the server has left, or was
+        silent for too long; the exceptions of ``allocate``.
         """
-        placed = _NOTHING
-        message: FromGateway
+        contents = _NOTHING
+        message: FromServer
 
-        def put(header: bytes, size: int) -> memoryview:
-            nonlocal message, placed
-            message = _read(header, _decode_from_gateway)
-            if size and (place is None or not isinstance(message, RemoteItem)):
-                raise Malformed("contents that belong to nothing")
-            placed = place(size) if size and place is not None else _NOTHING
-            return placed.data
+        def allocate_body(header: bytes, size: int) -> memoryview:
+            nonlocal message, contents
+            message = _read(header, _decode_from_server)
+            if size and (allocate is None or not isinstance(message, RemoteItem)):
+                raise Malformed("a message that must not have contents has some")
+            contents = allocate(size) if size and allocate is not None else _NOTHING
+            return contents.data
 
-        heard_s = time.monotonic()
+        last_message_s = time.monotonic()
         while True:
             try:
-                self._link.receive(put, wait_s=BEAT_S)
+                self._link.receive(allocate_body, wait_s=HEARTBEAT_S)
             except TimeoutError:
-                if time.monotonic() - heard_s > SILENT_S:
+                if time.monotonic() - last_message_s > SILENT_S:
                     raise
-                self.send(Beat())
+                self.send(Heartbeat())
                 continue
-            if isinstance(message, RemoteItem) and message.checksum != checksum(placed):
-                raise Malformed("contents are damaged")
-            if not isinstance(message, Beat):
-                return message, placed
-            heard_s = time.monotonic()
+            if isinstance(message, RemoteItem) and message.checksum != checksum(contents):
+                raise Malformed("an item's contents are damaged")
+            if not isinstance(message, Heartbeat):
+                return message, contents
+            last_message_s = time.monotonic()
 
 
 def checksum(*contents: Any) -> int:
-    """Return the checksum of contents that come one after another."""
-    made = xxhash.xxh3_64()
+    """Return the checksum of contents, one after another."""
+    digest = xxhash.xxh3_64()
     for content in contents:
-        made.update(content)
-    return made.intdigest()
+        digest.update(content)
+    return digest.intdigest()
 
 
 _NOTHING = np.zeros(0, np.uint8)
 
 
-def _nowhere(header: bytes, size: int) -> memoryview:
+def _refuse_contents(header: bytes, size: int) -> memoryview:
     if size:
-        raise Malformed("contents that belong to nothing")
+        raise Malformed("a message that must not have contents has some")
     return _NOTHING.data
 
 

@@ -1,8 +1,8 @@
-"""The relay server on the feeder's host: relays of other hosts connect here.
+"""The relay server on the feeder's host: relays of other hosts connect to it.
 
-For each connection of a relay this server is an ordinary job of the feed: it takes outputs from
-shared memory, and sends their contents without a copy. The feeder treats relays that are slow,
-silent or gone like such jobs.
+For each connection of a relay, this server is an ordinary job of the feed: it reads outputs from
+shared memory, and sends their contents without a copy. So the feeder treats a relay that is slow,
+silent or gone like any other job.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from stoker.errors import FeedError
 from stoker.feed import local_socket, messages
 from stoker.feed.client import FeedClient, FeedEpoch
 from stoker.feed.connection import FeedAddress
-from stoker.feed.messages import Ask, Begin, End, Failed, Malformed, Refused
+from stoker.feed.messages import Begin, End, EpochRequest, Failed, Malformed, Refused
 from stoker.feed.relay import protocol
-from stoker.feed.relay.protocol import Join, RelayServerEnd, RemoteItem, Taken
+from stoker.feed.relay.protocol import ItemTaken, Join, RelayServerEnd, RemoteItem
 from stoker.feed.token import find_or_make_token
 from stoker.transport import codec
 from stoker.transport.link import Link, split_address
 from stoker.transport.listener import Listener
 from stoker.transport.tls import host_tls
 
-# How long the feeder of this host may take until it listens.
+# How long this process's own feeder may take to listen. Chosen, not measured.
 _CONNECT_S = 5.0
 
 
 class RelayServer:
-    """Makes the feed ``name`` of this process reachable at ``listen``, a ``host:port``.
+    """Makes the feed ``name`` of this process available at ``listen``, a ``host:port``.
 
-    With ``insecure`` its traffic is not encrypted.
+    With ``insecure``, its traffic is not encrypted.
 
     Raises FeedError if it cannot listen there, TokenError, ValueError for an invalid address.
     """
@@ -69,44 +69,46 @@ class RelayServer:
         try:
             join = end.receive()
             if not isinstance(join, Join):
-                raise Malformed("Join comes first")
-            client = self._joined(end, join)
+                raise Malformed("Join must come first")
+            client = self._join(end, join)
             if client is None:
                 return
             try:
-                end.send(client.about)
+                end.send(client.welcome)
                 RelayedJob(end, client).serve()
             finally:
                 client.close()
         except (EOFError, OSError, Malformed):
             pass
 
-    def _joined(self, end: RelayServerEnd, join: Join) -> FeedClient | None:
+    def _join(self, end: RelayServerEnd, join: Join) -> FeedClient | None:
         """Return a job of the feed for a relay; None if it was refused."""
         try:
             if join.version != protocol.VERSION:
                 raise FeedError("the relay runs another version of stoker than the feeder")
             if join.name != self._name:
-                raise FeedError(f"there is no feed {join.name!r}, it is {self._name!r}")
+                raise FeedError(
+                    f"there is no feed {join.name!r} at this address: its feed is {self._name!r}"
+                )
             label = "".join(c if c.isprintable() else "?" for c in join.label)
-            goes_on_for = None if join.seed is None else (join.seed, join.outline)
+            continues = None if join.seed is None else (join.seed, join.outline)
             return FeedClient(
                 FeedAddress(
                     self._name,
                     lambda: local_socket.connect_within(self._name, _CONNECT_S),
                     label=f"{label}, {end.peer}",
-                    goes_on_for=goes_on_for,
+                    continues=continues,
                 )
             )
         except FeedError as error:
-            end.send(Refused(messages.plain(str(error))))
+            end.send(Refused(messages.clip_text(str(error))))
             return None
 
 
 class RelayedJob:
-    """A job of the feed whose outputs are forwarded to a relay.
+    """A job of the feed that forwards its outputs to a relay.
 
-    One thread receives the relay's messages, another sends outputs.
+    One thread receives the relay's messages, another one sends outputs.
     """
 
     def __init__(self, end: RelayServerEnd, client: FeedClient) -> None:
@@ -114,18 +116,18 @@ class RelayedJob:
         self._client = client
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        self._ask: Ask | None = None
+        self._request: EpochRequest | None = None
         self._room = 0  # items that the relay has room for
         self._epoch: FeedEpoch | None = None
         self._is_gone = False
 
     def serve(self) -> None:
         """Serve until the relay leaves. Raises Malformed, EOFError or OSError."""
-        thread = threading.Thread(target=self._hand_out, name="stoker-feed-relayed", daemon=True)
+        thread = threading.Thread(target=self._send_epochs, name="stoker-feed-relayed", daemon=True)
         thread.start()
         try:
             while True:
-                self._hear(self._end.receive())
+                self._handle(self._end.receive())
         finally:
             with self._lock:
                 self._is_gone = True
@@ -136,56 +138,56 @@ class RelayedJob:
             self._end.close()
             thread.join()
 
-    def _hear(self, message: Any) -> None:
+    def _handle(self, message: Any) -> None:
         with self._lock:
-            if isinstance(message, Taken):
+            if isinstance(message, ItemTaken):
                 self._room += 1
-            elif isinstance(message, Ask) and self._ask is None:
-                self._ask, self._room = message, self._client.about.lent
+            elif isinstance(message, EpochRequest) and self._request is None:
+                self._request, self._room = message, self._client.welcome.max_leases
             else:
                 raise Malformed(f"{type(message).__name__} out of turn")
             self._changed.notify()
 
-    def _hand_out(self) -> None:
+    def _send_epochs(self) -> None:
         try:
             while True:
                 with self._lock:
-                    self._changed.wait_for(lambda: self._is_gone or self._ask is not None)
-                    ask = self._ask
-                    if self._is_gone or ask is None:
+                    self._changed.wait_for(lambda: self._is_gone or self._request is not None)
+                    request = self._request
+                    if self._is_gone or request is None:
                         return
-                    at = None if ask.epoch is None else (ask.epoch, ask.number)
-                    self._client.at = at
+                    position = None if request.epoch is None else (request.epoch, request.number)
+                    self._client.position = position
                     self._epoch = iter(self._client)
-                last = self._hand_out_epoch(ask.turn, self._epoch)
+                last = self._send_epoch(request.request_id, self._epoch)
                 with self._lock:
-                    self._ask = None
+                    self._request = None
                     if self._is_gone:
                         return
                 self._end.send(last)
         except OSError:
-            pass  # it is gone
+            pass  # the relay is gone
         finally:
             self._end.close()  # wakes the other thread
 
-    def _hand_out_epoch(self, turn: int, epoch: FeedEpoch) -> End | Failed:
-        """Send an epoch's outputs; return the message for its end."""
-        at = 0, 0
+    def _send_epoch(self, request_id: int, epoch: FeedEpoch) -> End | Failed:
+        """Send an epoch's outputs; return the message that ends it."""
+        position = 0, 0
         try:
-            at = epoch.begin()
-            self._end.send(Begin(turn, *at))
+            position = epoch.begin()
+            self._end.send(Begin(request_id, *position))
             while self._wait_for_room():
-                outputs = epoch.take()
-                self._send(at, outputs)
-                at = at[0], at[1] + len(outputs)
-                del outputs  # the feeder waits for its memory
+                outputs = epoch.take_outputs()
+                self._send(position, outputs)
+                position = position[0], position[1] + len(outputs)
+                del outputs  # ends the lease: the feeder needs its memory
         except StopIteration:
             pass
         except (FeedError, TypeError, ValueError) as error:
-            return Failed(turn, messages.plain(str(error)))
+            return Failed(request_id, messages.clip_text(str(error)))
         finally:
             epoch.close()
-        return End(turn, *at)
+        return End(request_id, *position)
 
     def _wait_for_room(self) -> bool:
         """Wait until the relay has room for an item; False if the relay is gone."""
@@ -194,16 +196,16 @@ class RelayedJob:
             self._room -= 1
             return not self._is_gone
 
-    def _send(self, at: tuple[int, int], outputs: list[Any]) -> None:
+    def _send(self, position: tuple[int, int], outputs: list[Any]) -> None:
         value: Any = outputs
         rows = len(outputs)
-        if self._client.about.batched:
+        if self._client.welcome.batched:
             value = outputs[0]
             rows = batch_rows(value)
         try:
             head, contents = codec.encode_views(value)
         except TypeError as error:
-            raise TypeError(f"this feed cannot go to other hosts: {error}") from None
+            raise TypeError(f"this feed cannot serve other hosts: {error}") from None
         digest = protocol.checksum(*contents)
-        item = RemoteItem(*at, len(outputs), rows, digest, head)
+        item = RemoteItem(*position, len(outputs), rows, digest, head)
         self._end.send(item, *contents)

@@ -1,13 +1,12 @@
-"""A feed of another host as a preparation: the relay on this host serves it.
+"""A feed of another host as a preparation, which this host's relay serves.
 
-A relay is an ordinary feeder: it serves its jobs through shared memory, and the rules for what jobs
-are owed, how long it waits for them and how they continue after a kill are the feeder's. Only its
-outputs come from another host: each branch has a connection, and receives contents straight into
-shared blocks. Positions are the feed's, so the relay forwards a job's request unchanged.
+A relay is an ordinary feeder: it serves its jobs through shared memory, by the same rules for
+delivery, eviction and restarts. Only its outputs come from another host. Each branch has a
+connection, and receives contents straight into shared blocks. Positions are those of the feed, so
+the relay forwards a job's request unchanged.
 
-When a connection ends, in the middle of a frame or not, the branch connects again and asks for its
-next output. One place decides whether the feed still exists: a separate connection that the relay
-holds from beginning to end.
+If a connection ends, even in the middle of a frame, the branch connects again and requests its next
+output. Another connection, which the relay holds all the time, shows whether the feed still exists.
 """
 
 from __future__ import annotations
@@ -25,34 +24,45 @@ from numpy.typing import NDArray
 
 from stoker.basics import resources
 from stoker.errors import FeedError
-from stoker.feed.feeder.log import At
-from stoker.feed.feeder.preparation import Output, Served
-from stoker.feed.messages import Ask, Begin, End, Failed, Malformed, Refused, Welcome, plain
+from stoker.feed.feeder.log import FeedPosition
+from stoker.feed.feeder.preparation import FeedSpec, Output
+from stoker.feed.messages import (
+    Begin,
+    End,
+    EpochRequest,
+    Failed,
+    Malformed,
+    Refused,
+    Welcome,
+    clip_text,
+)
 from stoker.feed.relay import protocol
-from stoker.feed.relay.protocol import Join, RelaySourceEnd, RemoteItem, Taken
+from stoker.feed.relay.protocol import ItemTaken, Join, RelaySourceEnd, RemoteItem
 from stoker.feed.relay.url import FeedUrl
 from stoker.feed.token import find_token
 from stoker.transport.codec import RecordView
 from stoker.transport.link import LinkError, LinkRefused
 from stoker.transport.shared_memory import Blocks
 
-# How long a feed may take until it is there.
-_STARTING_S = 10.0
-# And until it is back, started again by one of its jobs perhaps.
-_LOST_S = 10.0
-# Short beside a feeder's start, long beside a connection that fails.
-_AGAIN_S = 0.1
-# Connections in turn that may end by damaged messages: one is a network's fault, so many are a
-# version's.
-_DAMAGED = 5
-# As long as a user waits without a word for a thread that ends.
+# How long a feed may take to start. Chosen, not measured.
+_START_S = 10.0
+# How long a lost feed may take to come back: one of its jobs may restart it. Chosen, not measured.
+_RECONNECT_S = 10.0
+# The wait between two tries to connect: short beside the start of a feeder, long beside a failed
+# try. Chosen, not measured.
+_RETRY_S = 0.1
+# Connections in a row that may end with damaged messages: one may be the network's fault, five are
+# a defect or another version. Chosen, not measured.
+_MAX_DAMAGED = 5
+# How long closing waits for a thread. A user would wait so long without an explanation. Chosen, not
+# measured.
 _JOIN_S = 5.0
-_GONE = (EOFError, OSError, Malformed)
-GoesOnFor = tuple[int, list[str]]
+_CONNECTION_ERRORS = (EOFError, OSError, Malformed)
+Continues = tuple[int, list[str]]
 
 
 class RelayPreparation:
-    """A feed of another host. Raises FeedError or TokenError where it cannot be joined.
+    """A feed of another host. Raises FeedError or TokenError if the relay cannot join it.
 
     Attributes:
         target: the pipeline that the feed serves.
@@ -61,25 +71,27 @@ class RelayPreparation:
 
     start = None
 
-    def __init__(self, url: FeedUrl, goes_on_for: GoesOnFor | None = None) -> None:
+    def __init__(self, url: FeedUrl, continues: Continues | None = None) -> None:
         self._url = url
-        self._goes_on_for = goes_on_for
+        self._continues = continues
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self.is_closed = False
-        self._end, welcome = self._connect_within(_STARTING_S)
-        self._goes_on_for = welcome.seed, welcome.outline
+        self._end, welcome = self._connect_within(_START_S)
+        self._continues = welcome.seed, welcome.outline
         self.target = welcome.target
-        self.about = Served(welcome.batched, welcome.length, welcome.again, welcome.outline)
-        self._watching: threading.Thread | None = None
+        self.about = FeedSpec(
+            welcome.batched, welcome.length, welcome.is_repeatable, welcome.outline
+        )
+        self._watch_thread: threading.Thread | None = None
 
     @property
     def seed(self) -> int:
-        assert self._goes_on_for is not None
-        return self._goes_on_for[0]
+        assert self._continues is not None
+        return self._continues[0]
 
     def with_seed(self, seed: int) -> RelayPreparation:
-        """Ask the feed to continue with another seed; return the replacement."""
+        """Close this preparation; return one that joins the feed with another seed."""
         self.close()
         return RelayPreparation(self._url, (seed, self.about.outline))
 
@@ -87,21 +99,22 @@ class RelayPreparation:
         return RemoteOutputs(self, blocks)
 
     def watch(self, lost: Callable[[], None]) -> None:
-        self._watching = threading.Thread(
+        self._watch_thread = threading.Thread(
             target=self._watch, args=(lost,), name="stoker-feed-watch", daemon=True
         )
-        self._watching.start()
+        self._watch_thread.start()
 
     def close(self) -> None:
         with self._lock:
             self.is_closed = True
             self._changed.notify()
             self._end.close()
-        if self._watching is not None:
-            self._watching.join(_JOIN_S)
+        if self._watch_thread is not None:
+            self._watch_thread.join(_JOIN_S)
 
     def connect(self) -> RelaySourceEnd:
-        """Join as one more job. Raises LinkError, EOFError or Malformed; FeedError if refused."""
+        """Join the feed as one more job. Raises LinkError, EOFError, Malformed; FeedError if
+        refused."""
         return self._connect()[0]
 
     def __str__(self) -> str:
@@ -109,8 +122,8 @@ class RelayPreparation:
 
     def _connect(self) -> tuple[RelaySourceEnd, Welcome]:
         end = protocol.connect(self._url.address, find_token())
-        seed, outline = self._goes_on_for or (None, [])
-        label = plain(f"relay on {socket.gethostname()}", 100)
+        seed, outline = self._continues or (None, [])
+        label = clip_text(f"relay on {socket.gethostname()}", 100)
         try:
             end.send(Join(protocol.VERSION, self._url.name, label, seed, outline))
             answer, _ = end.receive()
@@ -122,7 +135,7 @@ class RelayPreparation:
         end.close()
         if isinstance(answer, Refused):
             raise FeedError(f"{self._url}: {answer.reason}")
-        raise Malformed(f"{type(answer).__name__} where Welcome was due")
+        raise Malformed(f"the feed sent {type(answer).__name__} instead of Welcome")
 
     def _connect_within(self, patience_s: float) -> tuple[RelaySourceEnd, Welcome]:
         until_s = time.monotonic() + patience_s
@@ -130,24 +143,24 @@ class RelayPreparation:
             try:
                 return self._connect()
             except LinkRefused as error:
-                raise FeedError(f"{self._url} cannot be joined: {error}") from error
-            except _GONE as error:
+                raise FeedError(f"cannot join {self._url}: {error}") from error
+            except _CONNECTION_ERRORS as error:
                 if self.is_closed or time.monotonic() > until_s:
                     raise FeedError(
-                        f"there is no feed {self._url}: {error}. (If none runs there: stoker feed "
-                        f"FILE.py:FUNCTION --name {self._url.name} --listen {self._url.address})"
+                        f"there is no feed {self._url}: {error}. Start it there: stoker feed "
+                        f"FILE.py:FUNCTION --name {self._url.name} --listen {self._url.address}"
                     ) from error
             with self._lock:
-                self._changed.wait_for(lambda: self.is_closed, _AGAIN_S)
+                self._changed.wait_for(lambda: self.is_closed, _RETRY_S)
 
     def _watch(self, lost: Callable[[], None]) -> None:
         while True:
-            with contextlib.suppress(*_GONE):
-                self._end.receive()  # nothing was asked for: nothing comes but the end
+            with contextlib.suppress(*_CONNECTION_ERRORS):
+                self._end.receive()  # blocks until the connection ends: no epoch was requested
             self._end.close()
             try:
-                end, _ = self._connect_within(_LOST_S)
-            except Exception:  # whoever is served here joins anew, and is told why that fails
+                end, _ = self._connect_within(_RECONNECT_S)
+            except Exception:  # the jobs connect again, and get the error themselves
                 if not self.is_closed:
                     lost()
                 return
@@ -159,9 +172,9 @@ class RelayPreparation:
 
 
 class RemoteOutputs:
-    """The outputs of another host's feed, from any position on; the feed sees it as one job.
+    """The outputs of another host's feed, from any position on. For the feed it is one job.
 
-    A thread receives items, at most ``lent`` ahead.
+    A thread receives items, at most ``max_leases`` ahead.
     """
 
     def __init__(self, feed: RelayPreparation, blocks: Blocks) -> None:
@@ -171,32 +184,33 @@ class RemoteOutputs:
         self._changed = threading.Condition(self._lock)
         self._is_closed = False
         self._end: RelaySourceEnd | None = None
-        self._received: deque[Any] = deque()  # messages with contents, or what ended the connection
-        self._at: At | None = None
+        # Messages with their contents; an exception if the connection has ended.
+        self._received: deque[Any] = deque()
+        self._position: FeedPosition | None = None
         self._turn = 0
-        self._damaged = 0
-        self._largest = 0  # bytes that an item may have without a look at the memory
+        self._damaged_count = 0
+        self._largest_seen_bytes = 0  # smaller items need no check of the free memory
 
-    def begin(self, at: At | None) -> At:
-        self._at = at
-        return self._ask()
+    def begin(self, position: FeedPosition | None) -> FeedPosition:
+        self._position = position
+        return self._request_epoch()
 
     def next(self) -> Output | None:
         while True:
             try:
-                message, contents = self._wait()
+                message, contents = self._next_message()
                 if isinstance(message, RemoteItem):
                     return self._take(message, contents)
                 if isinstance(message, End):
-                    if (message.epoch, message.total) != self._at:
-                        raise Malformed("the epoch ends elsewhere")
+                    if (message.epoch, message.total) != self._position:
+                        raise Malformed("the epoch ends at another position")
                     return None
                 if isinstance(message, Failed):
                     raise FeedError(message.reason)
-                raise Malformed(f"{type(message).__name__} in the middle of an epoch")
-            except _GONE as error:
-                self._lose(error)
-            self._ask()
+                raise Malformed(f"the feed sent {type(message).__name__} in an epoch")
+            except _CONNECTION_ERRORS as error:
+                self._drop_connection(error)
+            self._request_epoch()
 
     def interrupt(self) -> None:
         with self._lock:
@@ -211,34 +225,38 @@ class RemoteOutputs:
 
     def _take(self, item: RemoteItem, contents: NDArray[np.uint8]) -> Output:
         is_one = not self._feed.about.batched or item.count == 1
-        if (item.epoch, item.number) != self._at or not is_one:
-            raise Malformed(f"{item.number} of epoch {item.epoch}, where {self._at} was due")
+        if (item.epoch, item.number) != self._position or not is_one:
+            raise Malformed(
+                f"the feed sent {item.number} of epoch {item.epoch}, but {self._position} was next"
+            )
         assert self._end is not None
-        self._damaged = 0
-        self._at = item.epoch, item.number + item.count
-        with contextlib.suppress(LinkError):  # the next one who waits finds it out
-            self._end.send(Taken())
+        self._damaged_count = 0
+        self._position = item.epoch, item.number + item.count
+        with contextlib.suppress(LinkError):  # the next `_next_message` reports it
+            self._end.send(ItemTaken())
         return Output(RecordView(item.head, contents), item.count, item.rows)
 
-    def _ask(self) -> At:
-        """Request the next position until an epoch begins; return its start. Raises FeedError."""
+    def _request_epoch(self) -> FeedPosition:
+        """Request the next output until an epoch begins; return its position. Raises FeedError."""
         while True:
             try:
                 end = self._end or self._connect()
                 self._turn += 1
-                end.send(Ask(self._turn, *(self._at or (None, 0))))
-                message, _ = self._wait()
+                end.send(EpochRequest(self._turn, *(self._position or (None, 0))))
+                message, _ = self._next_message()
                 if isinstance(message, Failed):
                     raise FeedError(message.reason)
                 if not isinstance(message, Begin):
-                    raise Malformed(f"{type(message).__name__} where an epoch was to begin")
-                begun = message.epoch, message.number
-                if self._at not in (None, begun):
-                    raise FeedError(f"{self._feed} begins at {begun}, and cannot make {self._at}")
-                self._at = begun
-                return begun
-            except _GONE as error:
-                self._lose(error)
+                    raise Malformed(f"the feed sent {type(message).__name__} instead of Begin")
+                start = message.epoch, message.number
+                if self._position not in (None, start):
+                    raise FeedError(
+                        f"{self._feed} begins at {start}, and cannot make {self._position}"
+                    )
+                self._position = start
+                return start
+            except _CONNECTION_ERRORS as error:
+                self._drop_connection(error)
 
     def _connect(self) -> RelaySourceEnd:
         end = self._feed.connect()
@@ -253,59 +271,59 @@ class RemoteOutputs:
         ).start()
         return end
 
-    def _lose(self, error: Exception) -> None:
-        """Give up a connection, and pause. Raises FeedError when the feed is lost."""
+    def _drop_connection(self, error: Exception) -> None:
+        """Close the connection after an error, and pause. Raises FeedError if the feed is lost."""
         if self._end is not None:
             self._end.close()
         with self._lock:
             self._end = None
-            self._changed.wait_for(lambda: self._is_closed, _AGAIN_S)
+            self._changed.wait_for(lambda: self._is_closed, _RETRY_S)
             if self._is_closed or self._feed.is_closed:
-                raise FeedError(f"nobody takes {self._feed} any more")
+                raise FeedError(f"the relay of {self._feed} is closed")
         if isinstance(error, Malformed):
-            self._damaged += 1
-            if self._damaged > _DAMAGED:
-                raise FeedError(f"what comes from {self._feed} is damaged: {error}") from error
+            self._damaged_count += 1
+            if self._damaged_count > _MAX_DAMAGED:
+                raise FeedError(f"{self._feed} sends damaged messages: {error}") from error
 
-    def _wait(self) -> tuple[Any, NDArray[np.uint8]]:
+    def _next_message(self) -> tuple[Any, NDArray[np.uint8]]:
         """Return the next message. Raises the error that ended the connection."""
         with self._lock:
             self._changed.wait_for(lambda: self._is_closed or self._received)
             if self._is_closed:
                 raise LinkError("closed")
-            found = self._received.popleft()
-        if isinstance(found, BaseException):
-            raise found
-        message, contents = found
-        if isinstance(message, (Begin, End, Failed)) and message.turn != self._turn:
-            raise Malformed("an answer to what was not asked")
+            message_or_error = self._received.popleft()
+        if isinstance(message_or_error, BaseException):
+            raise message_or_error
+        message, contents = message_or_error
+        if isinstance(message, (Begin, End, Failed)) and message.request_id != self._turn:
+            raise Malformed("the feed replied to another request")
         return message, contents
 
     def _receive(self, end: RelaySourceEnd, received: deque[Any]) -> None:
         """Receive from a connection until it ends; runs in its own thread."""
         while True:
-            found: Any
+            message_or_error: Any
             try:
-                found = end.receive(self._place)
+                message_or_error = end.receive(self._allocate)
             except BaseException as error:
-                found = error
+                message_or_error = error
             with self._lock:
-                received.append(found)
+                received.append(message_or_error)
                 self._changed.notify()
-            if isinstance(found, BaseException):
+            if isinstance(message_or_error, BaseException):
                 return
 
-    def _place(self, size: int) -> NDArray[np.uint8]:
+    def _allocate(self, size: int) -> NDArray[np.uint8]:
         """Return shared memory for the contents of an item."""
-        if size > self._largest:
+        if size > self._largest_seen_bytes:
             usable = resources.usable_memory_bytes()
             if size > usable:
                 raise FeedError(
-                    f"an item of {resources.format_bytes(size)} does not fit into the "
-                    f"{resources.format_bytes(usable)} of memory that are left to the relay"
+                    f"an item of {resources.format_bytes(size)} does not fit into memory: the "
+                    f"relay can use {resources.format_bytes(usable)}"
                 )
-            self._largest = size
+            self._largest_seen_bytes = size
         try:
             return self._blocks.scratch(size)[:size]
         except OSError as error:
-            raise FeedError(f"no memory for an item of {size:,} bytes: {error}") from error
+            raise FeedError(f"there is no memory for an item of {size:,} bytes: {error}") from error

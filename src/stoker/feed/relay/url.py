@@ -1,4 +1,4 @@
-"""Feeds of other hosts by name: ``tcp://host:port/NAME``."""
+"""URLs of feeds on other hosts: ``tcp://host:port/NAME``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SCHEME = "tcp://"
 
 
 def is_url(text: object) -> bool:
-    """True if ``name`` is the URL of a feed on another host."""
+    """True if ``text`` is the URL of a feed on another host."""
     return isinstance(text, str) and text.startswith(_SCHEME)
 
 
@@ -24,14 +24,14 @@ class FeedUrl:
 
     @staticmethod
     def of(text: str) -> FeedUrl:
-        """Read a URL. Raises ValueError."""
+        """Parse a URL. Raises ValueError."""
         address, _, name = text.removeprefix(_SCHEME).partition("/")
         try:
             split_address(address)
             check_name(name)
         except ValueError as error:
             raise ValueError(
-                f"{text!r} names no feed ({error}): tcp://host:port/NAME does"
+                f"{text!r} is not the URL of a feed ({error}): write tcp://host:port/NAME"
             ) from None
         return FeedUrl(address, name)
 

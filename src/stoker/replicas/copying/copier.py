@@ -174,12 +174,13 @@ class Copier:
             self._forget(failed, visited)
 
     def _forget(self, failed: int, visited: int) -> None:
-        """Take back that something could not be copied, as it is left out."""
-        why = self._failed[failed][1]
+        """Take back that something could not be copied, as it is left out.
+
+        What it reached is copied anew where something else refers to it: that may be without it.
+        """
         del self._failed[failed:]
         for each in self.alive[visited:]:
             self.memo.pop(id(each), None)
-            self._uncopied[id(each)] = why
 
     # What the ways to copy a kind of object report.
 

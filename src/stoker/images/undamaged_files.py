@@ -1,13 +1,13 @@
-"""Files that were decoded in full without an error, and need no second check."""
+"""Remembers files that were decoded in full without an error: they need no second check."""
 
 from __future__ import annotations
 
 _MOST = 1 << 18
-"""The most files remembered, in some 25 MB; then all are forgotten."""
+"""The most files that are remembered, in about 25 MB; beyond that all are forgotten."""
 
 
-class SoundFiles:
-    """The files found undamaged in this process. Safe to use from any thread."""
+class UndamagedFiles:
+    """The files that this process has found undamaged. Safe to use from any thread."""
 
     def __init__(self) -> None:
         self._seen: set[int] = set()
@@ -21,8 +21,8 @@ class SoundFiles:
             self._seen = set()
         self._seen.add(_digest(data))
 
-    def __reduce__(self) -> tuple[type[SoundFiles], tuple[()]]:
-        return SoundFiles, ()  # another process looks for itself
+    def __reduce__(self) -> tuple[type[UndamagedFiles], tuple[()]]:
+        return UndamagedFiles, ()  # another process checks the files itself
 
 
 def _digest(data: bytes) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import pickle
 import threading
 
 import numpy as np
@@ -12,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.schedule import rng
-from stoker.schedule.orders import FEISTEL_BLOCK, TRUE_PERMUTATION_LIMIT, Permuted, _Feistel
+from stoker.schedule.orders.order import Order
+from stoker.schedule.orders.permutation import TRUE_PERMUTATION_LIMIT, Feistel, permutation
 from stoker.schedule.rng import Rekeyed
+from stoker.schedule.selection import Selection
 from strategies import few
 
 
@@ -23,19 +24,19 @@ def key(seed: int = 0) -> np.ndarray:
 
 @given(st.integers(0, 3000), st.integers(0, 2**64))
 def test_an_order_is_a_permutation(length: int, seed: int) -> None:
-    order = Permuted(length, key(seed))
-    assert sorted(order.span(0, length).tolist()) == list(range(length))
+    order = permutation(length, key(seed))
+    assert sorted(order.at(range(length)).tolist()) == list(range(length))
 
 
 @given(st.integers(1, 2000), st.integers(0, 2**32))
 def test_feistel_is_a_permutation_of_any_size(length: int, seed: int) -> None:
-    found = _Feistel(length, key(seed))(np.arange(length))
+    found = Feistel(length, key(seed)).at(range(length))
     assert sorted(found.tolist()) == list(range(length))
 
 
 @pytest.mark.parametrize("length", range(1, 51))
 def test_feistel_is_a_permutation_of_small_sizes(length: int) -> None:
-    found = _Feistel(length, key(length))(np.arange(length))
+    found = Feistel(length, key(length)).at(range(length))
     assert sorted(found.tolist()) == list(range(length))
 
 
@@ -65,24 +66,24 @@ def test_feistel_is_what_its_rounds_say(length: int) -> None:
         while x >= length:
             x = once(x)
         expected.append(x)
-    assert _Feistel(length, key(3))(np.array(ordinals)).tolist() == expected
+    assert Feistel(length, key(3)).at(np.array(ordinals)).tolist() == expected
 
 
-@pytest.fixture(scope="module", params=[1, FEISTEL_BLOCK // 2 + 3])
-def large(request: pytest.FixtureRequest) -> tuple[Permuted, np.ndarray]:
+@pytest.fixture(scope="module", params=[1, Feistel.together // 2 + 3])
+def large(request: pytest.FixtureRequest) -> tuple[Order, np.ndarray]:
     length = TRUE_PERMUTATION_LIMIT + request.param
-    order = Permuted(length, key(5))
-    return order, order.span(0, length).copy()
+    order = permutation(length, key(5))
+    return order, order.at(range(length)).copy()
 
 
-def test_a_large_order_is_a_permutation(large: tuple[Permuted, np.ndarray]) -> None:
+def test_a_large_order_is_a_permutation(large: tuple[Order, np.ndarray]) -> None:
     _, whole = large
     assert whole.dtype == np.int64
     assert len(whole) > TRUE_PERMUTATION_LIMIT
     assert (np.bincount(whole, minlength=len(whole)) == 1).all()
 
 
-def test_a_large_order_looks_random(large: tuple[Permuted, np.ndarray]) -> None:
+def test_a_large_order_looks_random(large: tuple[Order, np.ndarray]) -> None:
     _, whole = large
     n = len(whole)
     # Correlation with the identity, and of neighbours: 6 deviations of 1 / sqrt(n).
@@ -93,45 +94,42 @@ def test_a_large_order_looks_random(large: tuple[Permuted, np.ndarray]) -> None:
 @few(20)
 @given(st.data())
 def test_spans_of_a_large_order_agree_with_the_whole(
-    large: tuple[Permuted, np.ndarray], data: st.DataObject
+    large: tuple[Order, np.ndarray], data: st.DataObject
 ) -> None:
     order, whole = large
-    edges = [m * FEISTEL_BLOCK + d for m in (0, 1, 2, 16) for d in (-1, 0, 1)]
+    edges = [m * Feistel.together + d for m in (0, 1, 2, 16) for d in (-1, 0, 1)]
     starts = st.one_of(st.sampled_from([e for e in edges if 0 <= e < len(whole)]),
                        st.integers(0, len(whole) - 1))  # fmt: skip
     start = data.draw(starts)
-    stop = min(len(whole), start + data.draw(st.sampled_from([1, 2, 300, 3 * FEISTEL_BLOCK])))
-    assert np.array_equal(order.span(start, stop), whole[start:stop])
-    assert order.index(start) == whole[start]
+    stop = min(len(whole), start + data.draw(st.sampled_from([1, 2, 300, 3 * Feistel.together])))
+    assert np.array_equal(order.at(range(start, stop)), whole[start:stop])
+    some = np.array(data.draw(st.lists(st.integers(0, len(whole) - 1), max_size=9)), np.int64)
+    assert np.array_equal(order.at(some), whole[some])
 
 
 @given(st.integers(1, 500), st.integers(0, 99), st.booleans(), st.data())
-def test_span_and_index_agree(length: int, seed: int, shuffled: bool, data: st.DataObject) -> None:
-    order = Permuted(length, key(seed) if shuffled else None)
+def test_ranges_and_arrays_agree(
+    length: int, seed: int, shuffled: bool, data: st.DataObject
+) -> None:
+    order = permutation(length, key(seed) if shuffled else None)
     start = data.draw(st.integers(0, length - 1))
     stop = data.draw(st.integers(start, length))
-    assert order.span(start, stop).tolist() == [order.index(n) for n in range(start, stop)]
+    places = range(start, stop, data.draw(st.integers(1, 5)))
+    assert order.at(places).tolist() == order.at(np.array(places, np.int64)).tolist()
 
 
 def test_without_a_key_the_order_is_the_source_s() -> None:
-    assert Permuted(10, None).span(2, 6).tolist() == [2, 3, 4, 5]
+    assert permutation(10, None).at(range(2, 6)).tolist() == [2, 3, 4, 5]
 
 
-@given(st.integers(1, 400), st.integers(0, 99))
-def test_an_order_survives_pickling(length: int, seed: int) -> None:
-    order = Permuted(length, key(seed))
-    twin = pickle.loads(pickle.dumps(order))
-    assert twin.span(0, length).tolist() == order.span(0, length).tolist()
-    assert len(pickle.dumps(order)) < 1000
-
-
-def test_a_large_order_is_the_same_from_several_threads(large: tuple[Permuted, np.ndarray]) -> None:
-    order, whole = large
+def test_a_large_order_is_the_same_from_several_threads() -> None:
+    order = Selection(is_shuffled=True).rank_order(TRUE_PERMUTATION_LIMIT + 3, 5, 0)
+    whole = order.span(0, len(order)).copy()
     wrong: list[int] = []
 
     def read(offset: int) -> None:
         for block in range(16):
-            start = ((block + offset) % 16) * FEISTEL_BLOCK + 17
+            start = ((block + offset) % 16) * Feistel.together + 17
             if not np.array_equal(order.span(start, start + 50), whole[start : start + 50]):
                 wrong.append(start)
 

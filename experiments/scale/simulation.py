@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.schedule.dealing import dealt_to
-from stoker.schedule.orders import Permuted, Selection, Share
 from stoker.schedule.owners import Member, OwnerMap, OwnerSnapshot
+from stoker.schedule.selection import Selection, Share
 
 ROWS = Path(__file__).parents[1] / "results" / "scale.json"
 EXAMPLES = 4_000_000
@@ -100,8 +100,7 @@ def traffic_of(cluster: Cluster, *, steps: int, examples: int = EXAMPLES) -> Tra
     counts = np.bincount(pinned.owners(np.arange(examples)), minlength=cluster.nodes)
     weights = np.array([weight for _, weight in pinned.members])
     fair = weights / weights.sum() * examples
-    order = Selection(is_shuffled=True).order(examples, _SEED, 0)
-    assert isinstance(order, Permuted)
+    order = Selection(is_shuffled=True).rank_order(examples, _SEED, 0)
     size = world * cluster.batch
     remote, requests, hottest = [], [], []
     for step in range(min(steps, examples // size)):
@@ -138,7 +137,7 @@ def _ranks_of(
 
 def _order_ms(cluster: Cluster, pinned: OwnerSnapshot, steps: int, examples: int) -> float:
     share = Share(0, len(pinned.ranks), uneven=False, anew=True, is_dealt=cluster.dealt)
-    order = Selection(True, share).order(examples, _SEED, 0, pinned, cluster.batch)
+    order = Selection(True, share).rank_order(examples, _SEED, 0, pinned, cluster.batch)
     times_s = []
     for step in range(min(steps, len(order) // cluster.batch)):
         began = time.perf_counter()
@@ -191,7 +190,7 @@ def predicted_reads(
     found = []
     for rank, node in enumerate(pinned.ranks):
         share = Share(rank, len(pinned.ranks), uneven=False, anew=True, is_dealt=dealt)
-        order = Selection(True, share).order(examples, seed, epoch, pinned, batch)
+        order = Selection(True, share).rank_order(examples, seed, epoch, pinned, batch)
         at_home = int((pinned.owners(order.span(0, len(order))) == node).sum())
         found.append((at_home, len(order) - at_home))
     return found

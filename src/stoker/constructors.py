@@ -562,15 +562,11 @@ def mix(
     mixed = [_part(chain, number, has_budget=has_budget) for number, chain in enumerate(chains, 1)]
     source = MixtureSource(mixed, weights, until_all=stop == "all")
     chain = Chain.begin(source, _seed(chains) if seed is None else seed, on_error)
-    first = 0
     for number, part in enumerate(chains, 1):
-        assert isinstance(part.source, IndexedSource)
-        behind = first + len(part.source)
-        own = OfPart(number, range(first, behind))
+        own = OfPart(number, len(chains))
         for stage in part.stages:
             if isinstance(stage, Operation):
                 chain = chain.then(replace(stage, part=own))
-        first = behind
     return Pipeline(chain)
 
 

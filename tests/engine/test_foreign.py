@@ -27,7 +27,7 @@ from stoker.engine.workers.threads import WorkerPool
 from stoker.engine.workers.tuning import Autotuner
 from stoker.errors import StageError
 from stoker.schedule import rng
-from stoker.schedule.orders import Selection
+from stoker.schedule.selection import Selection
 from stoker.sources.iterable import IterableSource
 from stoker.sources.loader import LoaderSource
 from stoker.stages.to import Mover

@@ -15,7 +15,7 @@ import stoker
 from stoker.chain.chain import Chain
 from stoker.engine.plan import DevicePoint, EchoPoint, FilterPoint, Plan, Segment, lower
 from stoker.pipeline import Pipeline
-from stoker.schedule.orders import Selection
+from stoker.schedule.selection import Selection
 from stoker.stages.batching.batch import Batch
 from stoker.stages.filter import Filter
 from stoker.stages.map import Map

@@ -16,6 +16,7 @@ from shards import pack
 
 import stoker
 from stoker.schedule.factor import EvenUses
+from stoker.schedule.orders.blocks import WINDOW
 from stoker.schedule.proportions import Proportions, whole_weights
 from stoker.testing import check_resume
 from strategies import Examples, Faulty, factors, few, frozen, jitter, stream
@@ -91,24 +92,60 @@ def test_parts_come_in_proportion_and_each_goes_through_its_own_epochs(what: Any
         assert train.stats().parts[number].epochs == pytest.approx(len(have) / length)
 
 
+@given(what=mixtures(), world=st.integers(1, 4), batch=st.integers(1, 9))
+def test_ranks_have_equal_shares_of_every_global_batch(what: Any, world: int, batch: int) -> None:
+    ranks = [mixed(what).shard(rank=rank, world=world).batch(batch) for rank in range(world)]
+    alone = mixed(what).batch(batch * world)
+    for _ in range(2):
+        epochs = [[x.tolist() for x in rank] for rank in ranks] if len(ranks[0]) else [[]] * world
+        whole = [x.tolist() for x in alone]
+        assert {len(epoch) for epoch in epochs} == {len(ranks[0])}
+        for *shares, all_of_them in zip(*epochs, whole, strict=False):
+            together = sorted(x for share in shares for x in share)
+            if len(together) == len(all_of_them):  # but for what does not divide the last one
+                assert together == sorted(all_of_them)
+            for part in range(len(what[0])):
+                each = [sum(x // 100 == part for x in share) for share in shares]
+                assert max(each) - min(each) <= 1
+        if not len(ranks[0]):
+            return
+        for rank, epoch in zip(ranks, epochs, strict=True):
+            drawn = [x // 100 for share in epoch for x in share]
+            counts = [part.fresh_examples for part in rank.stats().parts]
+            assert counts == [drawn.count(part) for part in range(len(what[0]))]
+
+
+def test_small_batches_of_a_mixture_do_not_give_a_rank_one_part_alone() -> None:
+    a, b = (stoker.from_arrays(np.arange(100 * part, 100 * part + 80)) for part in (0, 1))
+    for batch in (1, 3):
+        for rank in range(2):
+            mixture = stoker.mix({a: 1, b: 1}, seed=0).shard(rank=rank, world=2)
+            drawn = [int(x) // 100 for batch in mixture.batch(batch) for x in batch]
+            assert drawn.count(0) == pytest.approx(40, abs=1)
+
+
 @given(what=mixtures(), world=st.integers(1, 3))
-def test_ranks_have_the_same_part_at_a_time_and_no_example_twice(what: Any, world: int) -> None:
-    if min(what[0]) < world:
+def test_parts_by_blocks_are_read_in_runs_and_in_step(what: Any, world: int) -> None:
+    lengths, weights, _, stop = what
+    parts = {}
+    for number, (length, weight) in enumerate(zip(lengths, weights, strict=True)):
+        source = stoker.from_arrays(np.arange(100 * number, 100 * number + length))
+        parts[source.shuffle(block=1)] = weight
+    if not any(length > WINDOW for length in lengths):
+        return  # no more blocks than are drawn from at a time
+    mixture = stoker.mix(parts, stop=stop, seed=3).workers(0)
+    if min(lengths) < world:
         with pytest.raises(ValueError, match="fewer examples than there are ranks"):
-            len(mixed(what).shard(rank=0, world=world))
+            len(mixture.shard(rank=0, world=world))
         return
-    ranks = [mixed(what).shard(rank=rank, world=world) for rank in range(world)]
+    ranks = [mixture.shard(rank=rank, world=world) for rank in range(world)]
     epochs = [[int(x) for x in rank] for rank in ranks]
     assert {len(epoch) for epoch in epochs} == {len(ranks[0])}
     assert all(len({x // 100 for x in step}) == 1 for step in zip(*epochs, strict=True))
-    seen: set[tuple[int, int]] = set()
-    counts = [0] * len(what[0])
-    for step in zip(*epochs, strict=True):
-        part = step[0] // 100
-        epoch_of_part, counts[part] = counts[part] // (what[0][part] // world), counts[part] + 1
-        for x in step:
-            assert (x, epoch_of_part) not in seen
-            seen.add((x, epoch_of_part))
+    drawn = [x for epoch in epochs for x in epoch]
+    for number, length in enumerate(lengths):
+        counts = [drawn.count(100 * number + x) for x in range(length)]
+        assert max(counts) - min(counts) <= 1  # each once before any comes again
 
 
 def test_a_mixture_of_one_is_that_one() -> None:

@@ -15,7 +15,7 @@ import pytest
 from shards import pack, pairs
 
 import stoker
-from stoker.schedule.block_order import WINDOW
+from stoker.schedule.orders.blocks import WINDOW
 from stoker.testing import check_resume
 from strategies import stream
 

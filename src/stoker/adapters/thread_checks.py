@@ -138,7 +138,7 @@ def _steps(pipeline: Pipeline[Any]) -> list[_Step]:
 
     def apply(work: Work, ordinal: int, value: Any) -> Any:
         values = [value]
-        work.apply(values, [ordinal], None, work.segment.counters())
+        work.apply(values, work.places([ordinal]), None, work.segment.counters())
         return values[0]
 
     def collate(work: Work, ordinal: int, values: Any) -> Any:
@@ -217,7 +217,13 @@ class _Trial:
         self._roots = [each.value for each in self._objects]
         self._unset = unset_attributes(self._roots)
         self._works = [
-            Work(step.segment, pipeline.seed, 0, self._indexed, self._order, rank=0, misdrawn=[])
+            Work(
+                step.segment,
+                plan.address(step.segment.at, pipeline.seed, 0),
+                self._indexed,
+                self._order,
+                misdrawn=[],
+            )
             for step in steps
         ]
         self._examples = min(examples, len(self._order))
@@ -301,7 +307,8 @@ class _Trial:
             return
         self._calls += 1
         if not same(made, expected):
-            what = "the batch" if step.joins else f"example {self._order.index(ordinal)}"
+            (number,) = self._order.span(ordinal, ordinal + 1)
+            what = "the batch" if step.joins else f"example {number}"
             self._found[at].append(f"{what}{_difference(made, expected)}")
 
 

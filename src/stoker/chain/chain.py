@@ -15,8 +15,8 @@ from stoker.basics.warn import warn
 from stoker.engine.plan import Plan, lower
 from stoker.engine.workers.make import Workers
 from stoker.schedule import rng
-from stoker.schedule.orders import Selection
 from stoker.schedule.owners import OwnersKnown
+from stoker.schedule.selection import Selection
 from stoker.sources.origin import Origin
 from stoker.stages.batching.batch import Batch
 from stoker.stages.composite import Stage

@@ -49,8 +49,7 @@ from stoker.engine.workers.thread_copies import ThreadCopies
 from stoker.engine.workers.threads import WorkerPool, holds_user_lock
 from stoker.engine.workers.tuning import Autotuner
 from stoker.schedule import rng
-from stoker.schedule.dealing import Order
-from stoker.schedule.orders import PaddedOrder
+from stoker.schedule.dealing import PaddedDeal, RankOrder
 from stoker.schedule.owners import OwnerSnapshot
 from stoker.sources.source import Reader
 from stoker.stages.padding_mask import PaddingMask
@@ -106,7 +105,7 @@ class EpochStreams:
         segments: the streams of the segments; ``scans``: those of the scans.
         head: the source, where it is read one item after another.
         prefetcher: what reads that ahead of its use, where an adaptive echo follows it.
-        padded: the order, where that pads; ``mask``: marks padding in what the consumer takes.
+        padded: the deal, where that pads; ``mask``: marks padding in what the consumer takes.
         pools: makes the feeds of echoes.
         planning: the planning lock.
         recycler: where the memory of batches comes from.
@@ -142,12 +141,12 @@ class EpochStreams:
         self._gather: Lookups | None = None
         self._copies: ThreadCopies | None = None
         self._worker_pools: list[WorkerPool] = []
-        self._order: Order | None = None
-        self.padded: PaddedOrder | None = None
+        self._order: RankOrder | None = None
+        self.padded: PaddedDeal | None = None
         self.mask: PaddingMask | None = None
         self._examples = 0
         self._works: dict[int, Work] = {}
-        self._earlier: dict[int, tuple[Work, Order]] = {}  # by how many epochs ago
+        self._earlier: dict[int, tuple[Work, RankOrder]] = {}  # by how many epochs ago
         self._stream: Stream | None = None
         self._feed: Inputs | None = None
         self._depth = self._host_depths = 0
@@ -179,18 +178,17 @@ class EpochStreams:
                 plan.selection, self._seed, self._epoch, self._setup.owners, plan.group
             )
             self._examples = self.skip_log.examples = len(self._order)
-            if isinstance(self._order, PaddedOrder):
-                self.padded = self._order
+            if isinstance(self._order.deal, PaddedDeal):
+                self.padded = self._order.deal
                 if plan.mask is not None:
-                    self.mask = PaddingMask(plan.mask, self._order)
+                    self.mask = PaddingMask(plan.mask, self.padded)
             self._reader = plan.indexed.reader(plan.selection)
             if plan.cache is not None and self._setup.workers.kind == "thread":
                 self._gather = plan.cache.cache.gather()
         self._works = {
-            segment.at: self._work(segment, self._epoch, self._order, rank)
-            for segment in plan.segments
+            segment.at: self._work(segment, self._epoch, self._order) for segment in plan.segments
         }
-        self._look_back(rank)
+        self._look_back()
         self._hire()
         self._open_head(rank)
         for work in self._works.values():
@@ -227,11 +225,11 @@ class EpochStreams:
                 case _:
                     assert_never(part)
 
-    def _work(self, segment: Segment, epoch: int, order: Order | None, rank: int) -> Work:
-        indexed, misdrawn = self._plan.indexed, self.tally.misdrawn
-        return Work(segment, self._seed, epoch, indexed, order, rank=rank, misdrawn=misdrawn)
+    def _work(self, segment: Segment, epoch: int, order: RankOrder | None) -> Work:
+        address = self._plan.address(segment.at, self._seed, epoch)
+        return Work(segment, address, self._plan.indexed, order, misdrawn=self.tally.misdrawn)
 
-    def _look_back(self, rank: int) -> None:
+    def _look_back(self) -> None:
         """Prepare to make again what the pool holds of earlier epochs."""
         plan = self._plan
         if plan.indexed is None or not plan.carries_pool:
@@ -241,8 +239,8 @@ class EpochStreams:
                 continue
             for back in node.epochs_back(plan.items_of_first(self._examples)):
                 epoch = self._epoch - back
-                order = plan.indexed.order(plan.selection, self._seed, epoch)
-                self._earlier[back] = self._work(plan.segments[0], epoch, order, rank), order
+                order = plan.indexed.order(plan.selection, self._seed, epoch, group=plan.group)
+                self._earlier[back] = self._work(plan.segments[0], epoch, order), order
 
     def _hire(self) -> None:
         """Make the worker pools: one for the host, one for what runs behind a device."""
@@ -312,7 +310,7 @@ class EpochStreams:
             part.batch_maps or (part.batch and part.batch.collate)
         )
 
-        def stream_of(work: Work, depth: int, order: Order | None) -> SegmentStream:
+        def stream_of(work: Work, depth: int, order: RankOrder | None) -> SegmentStream:
             return SegmentStream(
                 SegmentRunner(
                     work,

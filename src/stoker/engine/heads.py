@@ -32,8 +32,8 @@ from stoker.engine.items import (
 from stoker.engine.work import ENDED, Failure
 from stoker.engine.workers.threads import WorkerPool
 from stoker.errors import StageError
-from stoker.schedule.orders import Cut, Selection
 from stoker.schedule.rng import Fractions
+from stoker.schedule.selection import Cut, Selection
 from stoker.sources.iterable import IterableSource
 from stoker.sources.loader import LoaderSource
 from stoker.stages.padding_mask import PaddingMask

@@ -12,12 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import takewhile
-from typing import Any, TypeVar, assert_never
+from typing import Any, NamedTuple, TypeVar, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.schedule.orders import Selection
+from stoker.schedule.factor import UsesByPart
+from stoker.schedule.selection import Selection
 from stoker.sources.iterable import IterableSource
 from stoker.sources.loader import LoaderSource
 from stoker.sources.origin import IndexedSource, Origin, UserObject
@@ -35,6 +36,22 @@ from stoker.stages.stage import ChainStage
 from stoker.stages.to import To
 
 Caller = TypeVar("Caller", bound=IndexedSource | ChainStage)
+
+
+class WorkAddress(NamedTuple):
+    """What tells a work from others of its pipeline.
+
+    Attributes:
+        at: its segment's place among the parts of the plan.
+        seed, epoch: what its random draws are keyed by.
+        rank, world: this process among those that share an epoch.
+    """
+
+    at: int
+    seed: int
+    epoch: int
+    rank: int = 0
+    world: int = 1
 
 
 @dataclass
@@ -291,6 +308,12 @@ class Plan:
         assert source is not None
         return source
 
+    def address(self, at: int, seed: int, epoch: int) -> WorkAddress:
+        """Return the address of the segment at a place among the parts, in an epoch."""
+        share = self.selection.share
+        rank, world = (0, 1) if share is None else (share.rank, share.world)
+        return WorkAddress(at, seed, epoch, rank, world)
+
     @cached_property
     def segments(self) -> tuple[Segment, ...]:
         """The segments among the parts."""
@@ -476,6 +499,8 @@ class Lowering:
     def echo(self, stage: Echo) -> None:
         """Items are used several times."""
         self._close()
+        if isinstance(stage.counts, UsesByPart):
+            self._selection = replace(self._selection, in_step=True)
         self._parts.append(EchoPoint(stage, self._batches, self._on_device))
 
     def move(self, stage: To) -> None:

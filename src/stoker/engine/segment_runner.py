@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from stoker.basics import pytree
@@ -109,13 +109,13 @@ class SegmentRunner:
         values = self._gathered(indices, ns) if self.rows is not None else None
         if values is None:
             values = work.fetch(indices, ns)
-            work.apply(values, range(start, start + len(indices)), None, ns)
+            places = work.places(range(start, start + len(indices)))
+            work.apply(values, places, None, ns)
             if self.segment.batch is not None:
                 starts = range(0, len(values), self._group)
-                parts = [values[at : at + self._group] for at in starts]
                 values = [
-                    self._batch(part, number + i, start + i * self._group, ns)
-                    for i, part in enumerate(parts)
+                    self._batch(values[at : at + self._group], number + i, places, at, ns)
+                    for i, at in enumerate(starts)
                 ]
         self._finish(work, values, number, ns, len(indices))
         return values
@@ -136,8 +136,10 @@ class SegmentRunner:
         self._count_gathered(ns, len(indices))
         return batches
 
-    def _batch(self, examples: list[Any], number: int, first: int, ns: list[int]) -> Any:
-        """Return a batch of all its examples, from ordinal ``first`` on; or a ``Failure``."""
+    def _batch(
+        self, examples: list[Any], number: int, places: Sequence[int], at: int, ns: list[int]
+    ) -> Any:
+        """Return a batch of all its examples, from number ``at`` of places on; or a ``Failure``."""
         if Failure in {*map(type, examples)}:
             return next(each for each in examples if type(each) is Failure)
         work, rows = self.work, len(examples)
@@ -150,7 +152,7 @@ class SegmentRunner:
             return batch_of(examples, self._recycler)
         except Exception as error:
             pass_on(error)
-            return work.batch_failure(error, number, range(first, first + rows))
+            return work.batch_failure(error, number, places[at : at + rows])
         finally:
             ns[work.batch_at] += time.perf_counter_ns() - began
 
@@ -182,7 +184,8 @@ class SegmentRunner:
             work = self._own_work() if calls else self.work
             held = CALLING and calls and work is self.work
             with USER_LOCK if held else contextlib.nullcontext():
-                task.values = self._outputs(work, task.number, task.indices, task.ordinals[0], ns)
+                first = task.number * self._group
+                task.values = self._outputs(work, task.number, task.indices, first, ns)
         elif remote is not None and self.work.worth_sending:
             self._run_remotely(task, start, stop, remote, ns)
         else:
@@ -207,7 +210,7 @@ class SegmentRunner:
             values = self.taken(task.items[start:stop], own=self.segment.borrows)
             copied = self._recycler.copied if self.segment.borrows else None
         use_keys = task.use_keys[start:stop] if task.use_keys is not None else None
-        work.apply(values, task.ordinals[start:stop], use_keys, ns, copied)
+        work.apply(values, task.places[start:stop], use_keys, ns, copied)
         return values
 
     def _gather(self, task: Task, start: int, stop: int) -> bool:
@@ -227,7 +230,7 @@ class SegmentRunner:
             (read,) = self.work.fetch(indices, [0] * self._counters)
             is_failure = type(read) is Failure
             if not is_failure:
-                number, one = task.number + start // self._group, task.ordinals[start:stop]
+                number, one = task.number + start // self._group, task.places[start:stop]
                 read = self.work.batch_failure(error, number, one)
             self._fail(task, start, read)
             return False
@@ -260,7 +263,7 @@ class SegmentRunner:
                 values = [task.builder.finish(work.collate)]
         except Exception as error:
             pass_on(error)
-            values = [work.batch_failure(error, task.number, task.ordinals)]
+            values = [work.batch_failure(error, task.number, task.places)]
         if task.failed is not None:  # the batches before it are there
             row, failure = task.failed
             values[row // self._group :] = [failure] * (len(values) - row // self._group)
@@ -284,7 +287,7 @@ class SegmentRunner:
                     value = self._recycler.copied(value)
                 except Exception as error:
                     pass_on(error)
-                    value = self.work.copy_failure(error, item.ordinal)
+                    value = self.work.copy_failure(error, *self.work.places([item.ordinal]))
             values.append(value)
         with lock:
             for item in items:
@@ -314,7 +317,7 @@ class SegmentRunner:
             put(start, rows)
         except Exception as error:
             pass_on(error)
-            failure = self.work.batch_failure(error, task.number, task.ordinals)
+            failure = self.work.batch_failure(error, task.number, task.places)
             self._fail(task, start, failure)
         ns[self.work.batch_at] += time.perf_counter_ns() - began
 
@@ -332,8 +335,8 @@ class SegmentRunner:
                 return
             assert values is not None
             values[i] = REJECTED
-        ordinals, whole = task.ordinals[start:stop], stop - start == task.rows
-        request = Request(self.depth, indices, values, ordinals, use_keys, task.number, whole)
+        places, whole = task.places[start:stop], stop - start == task.rows
+        request = Request(self.depth, indices, values, places, use_keys, task.number, whole)
         with remote.run(request) as answered:
             if answered is None:  # no remote worker is left
                 self._run_here(task, start, request, failed, ns)
@@ -348,16 +351,18 @@ class SegmentRunner:
             elif isinstance(answer, Misfits):
                 self._put(task, start, task.builder.put, pytree.copied(answer), ns)
             elif type(answer) is Failure and is_batched:
-                self._fail(task, start, answer)
+                self._fail(task, start, self.work.located(answer))
             elif type(answer) is Failure:
-                task.values[start:stop] = [answer] * (stop - start)
+                task.values[start:stop] = [self.work.located(answer)] * (stop - start)
             elif is_batched:  # a whole batch, its maps done
                 self._keep_batch(task, answer)
                 ns[self.work.batched_at] += stop - start
             else:
                 task.values[start:stop] = [
-                    failed.get(i, value) if type(value) is Failure else self._kept(value, ordinal)
-                    for i, (value, ordinal) in enumerate(zip(answer, ordinals, strict=True))
+                    failed.get(i) or self.work.located(value)
+                    if type(value) is Failure
+                    else self._kept(value, place)
+                    for i, (value, place) in enumerate(zip(answer, places, strict=True))
                 ]
 
     def _keep_batch(self, task: Task, batch: Any) -> None:
@@ -366,15 +371,15 @@ class SegmentRunner:
             task.values = [self._recycler.copied(batch)]
         except Exception as error:
             pass_on(error)
-            self._fail(task, 0, self.work.batch_failure(error, task.number, task.ordinals))
+            self._fail(task, 0, self.work.batch_failure(error, task.number, task.places))
 
-    def _kept(self, value: Any, ordinal: int) -> Any:
+    def _kept(self, value: Any, place: int) -> Any:
         """Copy an example out of what it came through; may return a ``Failure``."""
         try:
             return pytree.copied(value)
         except Exception as error:
             pass_on(error)
-            return self.work.send_failure(error, ordinal)
+            return self.work.send_failure(error, place)
 
     def _run_here(
         self, task: Task, start: int, request: Request, failed: dict[int, Failure], ns: list[int]
@@ -390,7 +395,7 @@ class SegmentRunner:
                 failed.get(i) or (self._recycler.copied(value) if is_stored else value)
                 for i, value in enumerate(request.values)
             ]
-        work.apply(values, request.ordinals, request.use_keys, ns)
+        work.apply(values, request.places, request.use_keys, ns)
         self._deliver(task, start, values, ns)
 
     def _fail(self, task: Task, row: int, failure: Failure) -> None:

@@ -48,7 +48,7 @@ from stoker.engine.segment_runner import SegmentRunner
 from stoker.engine.work import ENDED, Failure
 from stoker.engine.workers.threads import Task
 from stoker.engine.workers.tuning import GATHER_INLINE_BATCH_NS, IMAGE_ROW_NS, INLINE_BATCH_NS
-from stoker.schedule.dealing import Order
+from stoker.schedule.dealing import RankOrder
 
 FOLLOWED_BATCHES = 8
 """Batches in front of a pool whose factor follows the stall. Simulated (R = 0.95, lognormal
@@ -82,7 +82,7 @@ class SegmentStream(PulledStream):
         self,
         runner: SegmentRunner,
         feed: Inputs | None,
-        order: Order | None,
+        order: RankOrder | None,
         examples: int,
         *,
         group: int,
@@ -431,14 +431,14 @@ class SegmentStream(PulledStream):
             task = Task(self._runner, number, stop - start)
             assert self._order is not None
             task.indices = self._order.span(start, stop)
-            task.ordinals = range(start, stop)
+            task.places = self._runner.work.places(range(start, stop))
             task.fresh = stop
             self._runner.work.expect(task.indices)
         else:
             task = Task(self._runner, number, len(uses))
             task.items = [item for item, _, _ in uses]
             task.use_keys = [use_key for _, use_key, _ in uses]
-            task.ordinals = [item.ordinal for item in task.items]
+            task.places = self._runner.work.places([item.ordinal for item in task.items])
             task.fresh = self.fresh
             needs = {item.task for item in task.items if not item.task.done}
         self._runner.allocate(task)
@@ -446,22 +446,22 @@ class SegmentStream(PulledStream):
         return self._outputs(task, number, uses)
 
     def _outputs(self, task: Task, number: int, uses: list[Use] | None) -> list[Item]:
-        ordinals, rows = task.ordinals, task.rows
+        rows, first = task.rows, number * self.inputs_each
         if self._gathers:
             starts = range(0, rows, self._group)
             stops = [min(start + self._group, rows) for start in starts]
             return [
-                Item(task, i, number + i, 0, ordinals[0] + stop, stop - start)
+                Item(task, i, number + i, 0, first + stop, stop - start)
                 for i, (start, stop) in enumerate(zip(starts, stops, strict=True))
             ]
         if self.segment.batch is not None:
             made = Item(task, 0, number, 0, task.fresh, rows)
             if uses is not None:
-                made.repeats = rows - len(set(ordinals))
+                made.repeats = rows - len(set(task.places))
                 made.examples = [key for _, key, _ in uses], [age for _, _, age in uses]
             return [made]
         if uses is None:
-            return [Item(task, row, n, 0, n + 1, 1) for row, n in enumerate(ordinals)]
+            return [Item(task, row, first + row, 0, first + row + 1, 1) for row in range(rows)]
         if self._batches:
             return [self._used(uses[0], task, task.fresh)]
         assert self.feed is not None

@@ -33,11 +33,12 @@ from stoker.basics import pytree
 from stoker.basics.buffers import separated
 from stoker.basics.signals import pass_on
 from stoker.basics.warn import warn
-from stoker.engine.plan import Segment
+from stoker.engine.plan import Segment, WorkAddress
 from stoker.errors import CacheError, StageError
 from stoker.replicas.replica import USER_LOCK
 from stoker.schedule import rng
-from stoker.schedule.dealing import Order
+from stoker.schedule.dealing import RankOrder, Stride
+from stoker.schedule.orders.order import as_array
 from stoker.schedule.rng import Rekeyed
 from stoker.sources.origin import IndexedSource
 from stoker.sources.source import Reader
@@ -78,20 +79,6 @@ ENDED = -1
 """The part of a failure that ended a stream: nothing may skip it, nor leave it out of a batch."""
 
 
-class WorkAddress(NamedTuple):
-    """What tells a work from others of its pipeline.
-
-    Attributes:
-        at: its segment's place among the parts of the plan.
-        seed, epoch, rank: what its order and its random draws are keyed by.
-    """
-
-    at: int
-    seed: int
-    epoch: int
-    rank: int
-
-
 class Call(NamedTuple):
     """How a work calls the user's objects that a stage, or the source, has.
 
@@ -122,36 +109,40 @@ _FREELY = Call()
 class Work:
     """What a segment does to its inputs, in one epoch; runs in any thread or process.
 
+    Inputs are told apart by their places (``schedule.orders.order``), of which ranks have different
+    ones. Where there is no order, of streams and batches, ranks take turns at them.
+
     Args:
         segment: the segment.
-        seed, epoch: they key the random maps.
+        address: seed and epoch key its draws, rank and world say whose places are whose.
         source: the pipeline's source, if it is indexed: with ``order`` it names an example that
             failed.
-        order: the epoch's order, or None where there is no such source.
-        rank: this process among those that share an epoch: their draws differ.
+        order: the epoch's order; None where there is no such source, and in another process or
+            host, which does not need it (``elsewhere``).
         misdrawn: where it is entered that a random map draws from global generators.
     """
 
     def __init__(
         self,
         segment: Segment,
-        seed: int,
-        epoch: int,
+        address: WorkAddress,
         source: IndexedSource | None,
-        order: Order | None,
+        order: RankOrder | None,
         *,
-        rank: int,
         misdrawn: list[UndeclaredRng],
     ) -> None:
         self.segment = segment
-        self.address = WorkAddress(segment.at, seed, epoch, rank)
+        self.address = address
         self._part = segment.at
         self.misdrawn = misdrawn
         self.reader: Reader | None = None
         self.gather: Lookups | None = None
         self._source = source
-        self._order = None if segment.renumbered else order
-        self.legacy_key = rng.key(seed, epoch, rng.LEGACY, rank)  # of the global generators
+        self._order = None if segment.renumbered or segment.batches_in else order
+        taking_turns = Stride(address.rank, address.world)  # of streams and batches
+        self._stride = taking_turns if self._order is None else self._order.stride
+        # Of the global generators.
+        self.legacy_key = rng.key(address.seed, address.epoch, rng.LEGACY)
         self._random = Rekeyed()
         self._original: Work | None = None  # in a work that calls copies
         self._copies: Copies | None = None
@@ -170,17 +161,13 @@ class Work:
 
     def _call(self, segment: Segment, calls: Sequence[Call]) -> None:
         """Call the user's objects of a segment, those of each caller in it in its way."""
-        _, seed, epoch, rank = self.address
+        seed, epoch = self.address.seed, self.address.epoch
         rest = iter(calls)
         self._reading = _FREELY if segment.source is None else next(rest)
-        self._operations = [
-            _ready(each, seed, epoch, rank, next(rest)) for each in segment.operations
-        ]
+        self._operations = [_ready(each, seed, epoch, next(rest)) for each in segment.operations]
         self._collating = _FREELY if segment.batch is None else next(rest)
         self._collate = None if segment.batch is None else segment.batch.collate
-        self._batch_maps = [
-            _ready(each, seed, epoch, rank, next(rest)) for each in segment.batch_maps
-        ]
+        self._batch_maps = [_ready(each, seed, epoch, next(rest)) for each in segment.batch_maps]
         self._proven: set[Call] = set()
 
     def calling(
@@ -207,6 +194,40 @@ class Work:
             own.reader = source.with_own(own.reader)
         return own
 
+    def elsewhere(self) -> Work:
+        """Return this for another process: without the order, which may be large, or the user's."""
+        twin = copy.copy(self)
+        twin._order = None
+        return twin
+
+    def places(self, ordinals: range | list[int]) -> Sequence[int]:
+        """Return the places of inputs by what this process numbers them by.
+
+        Those of an earlier epoch have numbers, and places, below 0.
+        """
+        stride = self._stride
+        if stride is not None:
+            first, step = stride.first, stride.step
+            if step == 1 and not first:
+                return ordinals
+            if isinstance(ordinals, range):
+                return range(first + ordinals.start * step, first + ordinals.stop * step, step)
+            if step == self.address.world:
+                return [first + step * each for each in ordinals]
+        assert self._order is not None
+        rows = ordinals if isinstance(ordinals, range) else np.array(ordinals, np.int64)
+        if isinstance(rows, range) or not len(rows) or rows.min() >= 0:
+            found = self._order.places(rows)
+        else:
+            there = as_array(self._order.places(np.maximum(rows, 0)))
+            found = np.where(rows < 0, self.batch_place(rows), there)
+        places: list[int] = as_array(found).tolist()
+        return places
+
+    def batch_place(self, number: Any) -> Any:
+        """Return the place of a batch, or of several, by the number on this rank."""
+        return number * self.address.world + self.address.rank
+
     @property
     def _indexed(self) -> IndexedSource:
         assert self._source is not None
@@ -218,32 +239,43 @@ class Work:
         reads = self.segment.source is not None and self.reader is None
         return reads or not self.segment.is_plain or bool(self._batch_maps)
 
-    def copy_failure(self, error: Exception, ordinal: int) -> Failure:
+    def copy_failure(self, error: Exception, place: int) -> Failure:
         """Wrap what went wrong while a stored item was copied for one of its uses."""
-        return Failure(self._located("echo (copying an item)", error, ordinal), self._part)
+        return Failure(self._located("echo (copying an item)", error, place), self._part)
 
     def failure(self, stage: str, error: Exception, ordinal: int) -> Failure:
         """Wrap what went wrong where a value was to be used behind this segment."""
-        return Failure(self._located(stage, error, ordinal), self._part)
+        (place,) = self.places([ordinal])
+        return Failure(self._located(stage, error, place), self._part)
 
-    def send_failure(self, error: Exception, ordinal: int) -> Failure:
+    def located(self, failure: Failure) -> Failure:
+        """Return a failure from elsewhere, where an example's place is known, with its number."""
+        error = failure.error
+        if not isinstance(error, StageError) or error.number is None or self._order is None:
+            return failure
+        cause = error.__cause__
+        assert cause is not None
+        found = self._located(error.stage, cause, error.number, error.batch)
+        return Failure(found, failure.part, failure.account)
+
+    def send_failure(self, error: Exception, place: int) -> Failure:
         """Wrap why what a worker process made of an example cannot be sent back."""
-        return Failure(self._located("worker process", error, ordinal), self._part)
+        return Failure(self._located("worker process", error, place), self._part)
 
-    def batch_failure(self, error: Exception, number: int, ordinals: Sequence[int] = ()) -> Failure:
+    def batch_failure(self, error: Exception, number: int, places: Sequence[int] = ()) -> Failure:
         """Wrap what went wrong while batch ``number`` was put together.
 
-        ``ordinals`` are those of the rows that were put: one that is alone is to blame, else the
+        ``places`` are those of the rows that were put: one that is alone is to blame, else the
         error may tell which.
         """
         assert self.segment.batch is not None
-        stage, row = self.segment.batch.name, 0 if len(ordinals) == 1 else None
+        stage, row = self.segment.batch.name, 0 if len(places) == 1 else None
         if isinstance(error, (UnlikeError, RowError)):
             row = error.row
         if isinstance(error, RowError):
             error = error.error
-        if row is not None and row < len(ordinals):
-            return Failure(self._located(stage, error, ordinals[row], batch=number))
+        if row is not None and row < len(places):
+            return Failure(self._located(stage, error, places[row], batch=number))
         return Failure(StageError(stage, error, batch=number))
 
     def expect(self, indices: NDArray[np.int64]) -> None:
@@ -438,7 +470,7 @@ class Work:
     def apply(
         self,
         values: list[Any],
-        ordinals: Sequence[int],
+        places: Sequence[int],
         use_keys: Sequence[int] | None,
         ns: list[int],
         copied: Callable[[Any], Any] | None = None,
@@ -448,22 +480,22 @@ class Work:
         With ``copied`` the values are lent by a pool; it copies what of them would be written to.
         """
         if copied is not None:
-            return self._apply_to_lent(values, ordinals, use_keys, ns, copied)
+            return self._apply_to_lent(values, places, use_keys, ns, copied)
         behind = 0
         if self._cache is not None:
             behind = self._cache_at
             for i, value in enumerate(values):
                 kind = type(value)
                 if kind is Miss:
-                    values[i] = self._admitted(value, ordinals[i], ns)
+                    values[i] = self._admitted(value, places[i], ns)
                 elif kind is LeftOutBefore:
                     values[i] = REJECTED
-        self._apply(slice(behind, None), values, ordinals, use_keys, ns)
+        self._apply(slice(behind, None), values, places, use_keys, ns)
 
     def _apply_to_lent(
         self,
         values: list[Any],
-        ordinals: Sequence[int],
+        places: Sequence[int],
         use_keys: Sequence[int] | None,
         ns: list[int],
         copied: Callable[[Any], Any],
@@ -473,7 +505,7 @@ class Work:
         A last use gets no more than the others: while it writes, another one may still be reading.
         """
         lent, reading = list(values), self.segment.reading
-        self._apply(slice(0, reading), values, ordinals, use_keys, ns)
+        self._apply(slice(0, reading), values, places, use_keys, ns)
         if self.segment.stacks and reading == len(self._operations):
             return
         for i, value in enumerate(values):
@@ -482,15 +514,15 @@ class Work:
                     values[i] = separated(value, lent[i], copied)
                 except Exception as error:
                     pass_on(error)
-                    values[i] = self.copy_failure(error, ordinals[i])
-        self._apply(slice(reading, None), values, ordinals, use_keys, ns)
+                    values[i] = self.copy_failure(error, places[i])
+        self._apply(slice(reading, None), values, places, use_keys, ns)
 
-    def _admitted(self, miss: Miss, ordinal: int, ns: list[int]) -> Any:
+    def _admitted(self, miss: Miss, place: int, ns: list[int]) -> Any:
         """Do to an example what comes before the cache, and offer the cache what comes out."""
         assert self._cache is not None
         one = [miss.value]
         start = time.perf_counter_ns()
-        self._apply(slice(self._cache_at), one, [ordinal], None, ns)
+        self._apply(slice(self._cache_at), one, [place], None, ns)
         began = time.perf_counter_ns()
         miss.cost_ns += began - start
         value = one[0]
@@ -501,23 +533,23 @@ class Work:
                     miss,
                     value,
                     left_out=value is REJECTED,
-                    again=lambda: self._again(miss, ordinal),
+                    again=lambda: self._again(miss, place),
                 )
             except Exception as error:
                 pass_on(error)
                 # Nothing may skip it: once the cache is full, it would not even be noticed.
-                value = Failure(self._located(self._cache.name, error, ordinal))
+                value = Failure(self._located(self._cache.name, error, place))
         ns[self._first + self._cache_at] += time.perf_counter_ns() - began
         return value
 
-    def _again(self, miss: Miss, ordinal: int) -> tuple[Any, bool]:
+    def _again(self, miss: Miss, place: int) -> tuple[Any, bool]:
         """Make an example again, up to the cache; return it, and whether it was left out."""
         if self._indexed.path(miss.index) is not None and pytree.is_frozen(miss.value):
             one = [miss.value]  # of a file, and maps cannot have changed it
         else:
             with _turn(self._reading):
                 one = self._indexed.fetch([miss.index])
-        self._apply(slice(self._cache_at), one, [ordinal], None, self.segment.counters())
+        self._apply(slice(self._cache_at), one, [place], None, self.segment.counters())
         if type(one[0]) is Failure and one[0] is not REJECTED:
             raise one[0].error
         return one[0], one[0] is REJECTED
@@ -526,11 +558,11 @@ class Work:
         self,
         which: slice,
         values: list[Any],
-        ordinals: Sequence[int],
+        places: Sequence[int],
         use_keys: Sequence[int] | None,
         ns: list[int],
     ) -> None:
-        place = self._random.at
+        draw_at = self._random.at
         on_device = device_generator if self.segment.on_device else None
         in_batches = self.segment.batches_in
         first = self._first + (which.start or 0)
@@ -539,7 +571,7 @@ class Work:
         for number, (stage, fn, key, call) in enumerate(self._operations[which], first):
             start = time.perf_counter_ns()
             fn = stage.watched(fn, self._tell)
-            others = self._others(stage, ordinals)
+            others = self._others(stage, places)
             passed_by = 0
             kept = None if call is _FREELY or self._is_addressed else self._kept(values, call)
             can_redo = bool(call.copies) and (self._is_addressed or kept is not None)
@@ -565,9 +597,9 @@ class Work:
                             if key is None:
                                 made = fn(value)
                             else:
-                                drawn = on_device and on_device(key, ordinals[i], use_key, value)
+                                drawn = on_device and on_device(key, places[i], use_key, value)
                                 if drawn is None:  # a key of JAX has no truth
-                                    drawn = place(key, ordinals[i], use_key)
+                                    drawn = draw_at(key, places[i], use_key)
                                 made = fn(value, drawn)
                             if made is None and stage.makes_values:
                                 raise returned_nothing("batch" if in_batches else "example")
@@ -575,13 +607,13 @@ class Work:
                             continue
                         except Exception as error:
                             pass_on(error)
-                            failed = self._located(stage.name, error, ordinals[i])
+                            failed = self._located(stage.name, error, places[i])
                             failure = Failure(failed, self._part, stage.account)
                     values[i] = failure
                     if call.copies:
                         at = number - first + (which.start or 0)
                         given = None if kept is None else kept[i : i + 1]
-                        values[i] = self._remade(failure, call, at, ordinals[i], use_key, given)
+                        values[i] = self._remade(failure, call, at, places[i], use_key, given)
                         spent = self._spent if can_redo else None
             finally:
                 if is_locked:
@@ -594,7 +626,7 @@ class Work:
         failure: Failure,
         call: Call,
         at: int,
-        ordinal: int,
+        place: int,
         use_key: int,
         kept: list[Any] | None,
     ) -> Any:
@@ -608,43 +640,40 @@ class Work:
         def do(work: Work) -> Any:
             one, start = kept, at
             if one is None:
-                assert self._order is not None
-                one, start = [work._read_anew(self._order.index(ordinal))], 0
+                one, start = [work._read_anew(self._number_at(place))], 0
             ns = self.segment.counters()
-            work._apply(slice(start, at + 1), one, [ordinal], [use_key], ns)
+            work._apply(slice(start, at + 1), one, [place], [use_key], ns)
             return one[0]
 
         return self._by_original(failure, call, do)
 
     @property
     def _is_addressed(self) -> bool:
-        """Whether inputs can be read again, by their ordinals."""
+        """Whether inputs can be read again, by their places."""
         return self.segment.source is not None and self._order is not None
 
-    def _others(self, stage: Operation, ordinals: Sequence[int]) -> list[bool] | None:
+    def _others(self, stage: Operation, places: Sequence[int]) -> list[bool] | None:
         """Tell which examples are of other parts of a mixture; None where all are the stage's."""
         if stage.part is None:
             return None
+        return [not is_own for is_own in stage.part.has(places)]
+
+    def _number_at(self, place: int) -> int:
         assert self._order is not None
-        first, behind = stage.part.indices.start, stage.part.indices.stop
-        if isinstance(ordinals, range):
-            indices = self._order.span(ordinals.start, ordinals.stop)
-        else:
-            indices = np.array([self._order.index(ordinal) for ordinal in ordinals], np.int64)
-        others: list[bool] = ((indices < first) | (indices >= behind)).tolist()
-        return others
+        return int(self._order.at(np.array([place], np.int64))[0])
 
     def finish(
-        self, batch: Any, ordinal: int, use_key: int, ns: list[int], rows: int, first: int = 0
+        self, batch: Any, number: int, use_key: int, ns: list[int], rows: int, first: int = 0
     ) -> Any:
         """Run the maps behind the batching stage over a batch; may return a ``Failure``.
 
         Args:
+            batch: the batch; ``number``: its own on this rank.
             rows: how many examples the batch has.
-            first: the number among them of the one to begin with.
+            first: the number among the maps of the one to begin with.
         """
         maps = self._batch_maps[first:] if first else self._batch_maps
-        for number, (stage, fn, key, call) in enumerate(maps, self._after + first):
+        for at, (stage, fn, key, call) in enumerate(maps, self._after + first):
             start = time.perf_counter_ns()
             fn = stage.watched(fn, self._tell)
             kept = None if call is _FREELY else self._kept([batch], call)
@@ -652,31 +681,33 @@ class Work:
             if is_locked:
                 USER_LOCK.acquire()  # by a worker, as in ``_apply``
             try:
-                batch = (
-                    fn(batch) if key is None else fn(batch, self._random.at(key, ordinal, use_key))
-                )
+                if key is None:
+                    batch = fn(batch)
+                else:
+                    place = self.batch_place(number)
+                    batch = fn(batch, self._random.at(key, place, use_key))
                 if batch is None:
                     raise returned_nothing("batch")
             except Exception as error:
                 pass_on(error)
-                failure = Failure(StageError(stage.name, error, batch=ordinal))
+                failure = Failure(StageError(stage.name, error, batch=number))
                 if kept is None:
                     return failure
                 again = functools.partial(
                     Work.finish,
                     batch=kept[0],
-                    ordinal=ordinal,
+                    number=number,
                     use_key=use_key,
                     ns=ns,
                     rows=rows,
-                    first=number - self._after,
+                    first=at - self._after,
                 )
                 return self._by_original(failure, call, again)
             finally:
                 if is_locked:
                     USER_LOCK.release()
-            ns[number] += time.perf_counter_ns() - start
-            ns[self.stages + number] += rows
+            ns[at] += time.perf_counter_ns() - start
+            ns[self.stages + at] += rows
         return batch
 
     @property
@@ -702,25 +733,27 @@ class Work:
         self.misdrawn.append((found, names))
 
     def _located(
-        self, stage: str, error: Exception, ordinal: int, batch: int | None = None
+        self, stage: str, error: BaseException, place: int, batch: int | None = None
     ) -> StageError:
         if self.segment.batches_in:
-            return StageError(stage, error, batch=ordinal)
+            return StageError(stage, error, batch=place // self.address.world)
         if self._order is None:
-            return StageError(stage, error, number=ordinal, batch=batch)
-        return self._error(stage, error, self._order.index(ordinal), batch)
+            return StageError(stage, error, number=place, batch=batch)
+        if place < 0:  # of an earlier epoch, whose order is not known here
+            return StageError(stage, error, batch=batch)
+        return self._error(stage, error, self._number_at(place), batch)
 
     def _error(
-        self, stage: str, error: Exception, index: int, batch: int | None = None
+        self, stage: str, error: BaseException, index: int, batch: int | None = None
     ) -> StageError:
         path = self._indexed.path(index)
         return StageError(stage, error, index=index, path=path, batch=batch)
 
 
 def _ready(
-    stage: Operation, seed: int, epoch: int, rank: int, call: Call
+    stage: Operation, seed: int, epoch: int, call: Call
 ) -> tuple[Operation, Callable[..., Any], NDArray[np.uint64] | None, Call]:
-    return stage, stage.compile(REJECTED), stage.key(seed, epoch, rank), call
+    return stage, stage.compile(REJECTED), stage.key(seed, epoch), call
 
 
 _NO_TURN = contextlib.nullcontext()
@@ -739,18 +772,18 @@ def warn_of_misdrawn(maps: Sequence[Map], misdrawn: list[UndeclaredRng]) -> None
             warn(stage.says_of(names))
 
 
-def device_generator(key: NDArray[np.uint64], ordinal: int, use_key: int, batch: Any) -> Any:
+def device_generator(key: NDArray[np.uint64], place: int, use_key: int, batch: Any) -> Any:
     """Return a ``torch.Generator`` on a batch's device, or a key of JAX, as its arrays are."""
     for leaf in pytree.leaves(batch):
         if pytree.is_tensor(leaf):
             import torch
 
             generator = torch.Generator(leaf.device)
-            generator.manual_seed(rng.integer_at(key, ordinal, use_key))
+            generator.manual_seed(rng.integer_at(key, place, use_key))
             return generator
         if pytree.is_jax_array(leaf):
             import jax
 
             # JAX takes seeds of 32 bits, unless 64-bit numbers are switched on.
-            return jax.random.key(rng.integer_at(key, ordinal, use_key) >> 31)
+            return jax.random.key(rng.integer_at(key, place, use_key) >> 31)
     return None

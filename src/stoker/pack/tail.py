@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from stoker.basics.fingerprint import Fingerprint
-from stoker.schedule.orders import Selection
+from stoker.schedule.selection import Selection
 from stoker.sources.origin import IndexedSource
 from stoker.sources.source import Indices, Reader
 

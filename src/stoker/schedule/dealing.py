@@ -1,43 +1,209 @@
-"""Dealing inside the global batch: each rank gets what its own node keeps, as far as that goes.
+"""Dealing: which places of an epoch are a rank's rows, in their order.
 
-The global batch, what all ranks read in a step, stays as the permutation has it. Inside it the
-examples are dealt anew: a rank gets those that its node owns; where a node owns more than its ranks
-have room for, the surplus goes to ranks whose nodes own too few. All of it is decided on integers,
-so that every rank deals alike without a word to the others, from the same owners.
+By default ranks take turns (``Stride``), so that a global batch, what all ranks read in a step,
+is a run of the epoch whatever the number of ranks. Where an order is by blocks each rank has a run
+of it, so that ranks read different blocks. ``PaddedDeal`` deals all examples, in the data's order,
+for evaluation. The parts of a mixture are dealt by ``PartDeal`` or ``InStepDeal``.
 
-With ``B`` examples a rank and equal nodes, about ``0.4 / sqrt(B)`` of them come from other nodes,
-however many nodes there are: what a node owns of a global batch varies by ``sqrt(B)``.
+With ``near="cache"`` (``OwnerDeal``) a global batch stays as it is, and inside it each rank gets
+what its own node keeps, as far as that goes; where a node owns more than its ranks have room for,
+the surplus goes to ranks whose nodes own too few. With ``B`` examples a rank and equal nodes, about
+``0.4 / sqrt(B)`` of them come from other nodes, however many nodes there are: what a node owns of a
+global batch varies by ``sqrt(B)``.
+
+All of it is decided on integers, so that every rank deals alike without a word to the others.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.schedule.orders.mixed import mixed_places, parts_and_numbers
+from stoker.schedule.orders.order import Order, Places, as_array, moved
+from stoker.schedule.proportions import Proportions
+
+# Rows whose places and numbers are remembered, in 4 MB at most: a resumed pool reaches back, and
+# readers ahead. Chosen, not measured.
+_REMEMBERED_ROWS = 1 << 18
 _REMEMBERED = 64
-"""Global batches whose dealing is remembered: as many as a resumed pool may reach back for."""
+# Rows of a mixture that are dealt at once: enough that NumPy's cost a call is spread, few enough
+# for 64 KB. Chosen, not measured.
+_MIXED_ROWS = 1 << 13
 
 
-class Order(Protocol):
-    """Maps ordinals to indices. Pickles; safe to use from any thread."""
+class Deal(Protocol):
+    """Says which places are a rank's rows. Safe to use from any thread.
 
-    def __len__(self) -> int: ...
+    Attributes:
+        together: where rows are dealt by global batches, how many are dealt at once: ``places`` is
+            then asked for ranges that begin at a multiple of it. 0 where any rows will do.
+    """
+
+    @property
+    def together(self) -> int: ...
+
+    def places(self, rows: Places) -> Places:
+        """Return the places of these rows of the rank, in their order."""
+        ...
+
+
+class RankOrder:
+    """The order of an epoch as one rank reads it: its rows, their places, the numbers there.
+
+    Safe to use from any thread.
+
+    Args:
+        order: of the epoch.
+        deal: which places are this rank's.
+        count: how many rows it has.
+        start: how many rows of the deal come before them.
+
+    Attributes:
+        order, deal: as given.
+        stride: the deal of its rows, if that is one; None otherwise.
+    """
+
+    def __init__(self, order: Order, deal: Deal, count: int, start: int = 0) -> None:
+        self.order, self.deal = order, deal
+        self._count, self._start = count, start
+        self.stride: Stride | None = None
+        if isinstance(deal, Stride):
+            self.stride = Stride(deal.first + start * deal.step, deal.step)
+        self._is_whole = self.stride == Stride()  # rows are places
+        each = deal.together or 1
+        self._rows = -(-max(order.together, deal.together) // each) * each
+        self._known: OrderedDict[int, tuple[NDArray[np.int64], NDArray[np.int64]]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return self._count
 
     def span(self, start: int, stop: int) -> NDArray[np.int64]:
-        """Return the indices of ordinals ``start .. stop - 1``, ``int64``; possibly a view."""
-        ...
+        """Return the numbers at rows ``start .. stop - 1``, ``int64``; possibly a view."""
+        if self._rows:
+            return self._from_blocks(start + self._start, stop + self._start, 1)
+        if self._is_whole:
+            return self.order.at(range(start, stop))
+        if self.stride is None:
+            return self.order.at(self.places(range(start, stop)))
+        first, step = self.stride.first, self.stride.step
+        return self.order.at(range(first + start * step, first + stop * step, step))
 
-    def index(self, ordinal: int) -> int:
-        """Return the index of one ordinal."""
-        ...
+    def places(self, rows: Places) -> Places:
+        """Return the places of rows; ranges have step 1."""
+        if self._start:
+            rows = moved(rows, self._start)
+        if not self.deal.together:
+            return self.deal.places(rows)
+        if isinstance(rows, range):
+            return self._from_blocks(rows.start, rows.stop, 0)
+        blocks, within = np.divmod(rows, self._rows)
+        found = np.empty(len(rows), np.int64)
+        for number in np.unique(blocks).tolist():
+            mine = blocks == number
+            found[mine] = self._block(number)[0][within[mine]]
+        return found
+
+    def at(self, places: Places) -> NDArray[np.int64]:
+        """Return the numbers at places, ``int64``."""
+        return self.order.at(places)
+
+    def _from_blocks(self, start: int, stop: int, which: int) -> NDArray[np.int64]:
+        each = self._rows
+        parts = [
+            self._block(number)[which][max(start - number * each, 0) : stop - number * each]
+            for number in range(start // each, -(-stop // each))
+        ]
+        return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, np.int64), *parts])
+
+    def _block(self, number: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the places of a block of rows, and the numbers there."""
+        with self._lock:
+            block = self._known.pop(number, None)
+            if block is None:
+                first = number * self._rows
+                last = min(first + self._rows, self._start + self._count)
+                places = self.deal.places(range(first, last))
+                block = as_array(places) if self.deal.together else _NONE, self.order.at(places)
+                most = max(4, min(_REMEMBERED, _REMEMBERED_ROWS // self._rows))
+                if len(self._known) == most:
+                    self._known.popitem(last=False)
+            self._known[number] = block
+            return block
+
+
+_NONE = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True)
+class Stride:
+    """Each ``step``-th place from ``first`` on: ranks take turns, or with step 1 have runs."""
+
+    first: int = 0
+    step: int = 1
+    together: ClassVar[int] = 0
+
+    def places(self, rows: Places) -> Places:
+        first, step = self.first, self.step
+        if isinstance(rows, range):
+            return range(first + rows.start * step, first + rows.stop * step, step)
+        return rows * step + first
+
+
+@dataclass(frozen=True)
+class PaddedDeal:
+    """Neighbours, padded at the end.
+
+    A global batch is dealt in equal runs, rank by rank. So what ranks gather is in the epoch's
+    order. In the last one the runs are as short as holds all that is left, or as long as ever;
+    places behind the epoch's end are padding, and come last.
+
+    Attributes:
+        rank, world: this rank among so many.
+        each: its rows of a global batch.
+        fills: whether they are as many in the last one.
+        length: how many places the epoch has, without padding.
+    """
+
+    rank: int
+    world: int
+    each: int = 1
+    fills: bool = False
+    length: int = 0
+    together: ClassVar[int] = 0
+
+    @property
+    def rows(self) -> int:
+        """The rows that each rank has."""
+        if self.fills:
+            return -(-self.length // (self.world * self.each)) * self.each
+        return -(-self.length // self.world)
+
+    @property
+    def remainder(self) -> int:
+        """How many examples the last global batch holds; 0 if it is full."""
+        return self.length % (self.world * self.each)
+
+    def places(self, rows: Places) -> NDArray[np.int64]:
+        """Return the places of rows; from ``length`` on they are padding."""
+        batch, row = np.divmod(as_array(rows), self.each)
+        run = np.minimum(self.each, self.rows - batch * self.each)
+        places: NDArray[np.int64] = batch * (self.each * self.world) + self.rank * run + row
+        return places
+
+    def valid(self, start: int, stop: int) -> NDArray[np.bool_]:
+        """Return which of rows ``start .. stop - 1`` are not padding."""
+        return self.places(range(start, stop)) < self.length
 
 
 class Dealer(Protocol):
-    """Says who owns what, and which rank is on which node. Pickles; never changes."""
+    """Says who owns what, and which rank is on which node. Never changes."""
 
     @property
     def nodes(self) -> NDArray[np.int64]:
@@ -50,6 +216,37 @@ class Dealer(Protocol):
     def owners(self, indices: NDArray[np.int64]) -> NDArray[np.int32]:
         """Return the numbers of the nodes that own examples, in their order."""
         ...
+
+
+class OwnerDeal:
+    """Of each global batch what is owned near, ascending.
+
+    Args:
+        order: of the epoch, which says what is to be dealt.
+        dealer: says who owns that.
+        rank: this process.
+        group: the rows that a rank has of a global batch; of the last one, fewer.
+        count: the rows that it has of the epoch.
+    """
+
+    def __init__(self, order: Order, dealer: Dealer, rank: int, group: int, count: int) -> None:
+        self._order, self._dealer, self._rank = order, dealer, rank
+        self._group, self._count = group, count
+        self._world = len(dealer.nodes)
+        self.together = group * max(1, order.together // (group * self._world))
+
+    def places(self, rows: Places) -> NDArray[np.int64]:
+        """Return the places of the rows of whole global batches."""
+        assert isinstance(rows, range)
+        group, world = self._group, self._world
+        first = rows.start * world
+        owners = self._dealer.owners(self._order.at(range(first, rows.stop * world)))
+        dealt = [_NONE]
+        for start in range(0, len(rows), group):
+            stop = min(start + group, len(rows))
+            own = dealt_to(self._rank, self._dealer.nodes, owners[start * world : stop * world])
+            dealt.append(own + (first + start * world))
+        return np.concatenate(dealt)
 
 
 def dealt_to(
@@ -88,53 +285,109 @@ def dealt_to(
     return places[int(np.searchsorted(mates, rank)) :: len(mates)]
 
 
-class DealtOrder:
-    """An order by a dealing: of each global batch what it gives this rank.
+class CountedDeal(Deal, Protocol):
+    """A deal of a mixture, whose places stand for parts and numbers in them (``orders.mixed``)."""
+
+    def counts(self, rows: int) -> list[int]:
+        """Return how many of the rank's first so many rows are of each part."""
+        ...
+
+
+class PartDeal:
+    """Of each global batch of a mixture an equal share of each part, as nearly as can be.
+
+    The examples of a global batch, sorted by part, are dealt in turns. Ranks begin in turns, too,
+    or with small batches some would have one part alone. Inside its batch a rank's examples of a
+    part are spread evenly.
 
     Args:
-        within: the order of all ranks' examples, a multiple of ``world`` of them.
-        dealer: by whose owners it is dealt.
-        rank: this process.
-        group: the examples that a rank has of a global batch; of the last one, fewer.
+        proportions: of the parts.
+        rank, world: this process among so many.
+        group: the rows that a rank has of a global batch; of the last one, fewer.
+        count: the rows that it has of the epoch.
     """
 
-    def __init__(self, within: Order, dealer: Dealer, rank: int, group: int) -> None:
-        self._made_of = within, dealer, rank, group
-        self._within, self._dealer = within, dealer
-        self._rank, self._group = rank, group
-        self._world = len(dealer.nodes)
-        self._count = len(within) // self._world
-        self._dealt: OrderedDict[int, NDArray[np.int64]] = OrderedDict()
-        self._lock = threading.Lock()
+    def __init__(
+        self, proportions: Proportions, rank: int, world: int, group: int, count: int
+    ) -> None:
+        self._proportions, self._parts = proportions, len(proportions.weights)
+        self._rank, self._world, self._group, self._count = rank, world, group, count
+        self.together = group * max(1, _MIXED_ROWS // group)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return DealtOrder, self._made_of
-
-    def __len__(self) -> int:
-        return self._count
-
-    def span(self, start: int, stop: int) -> NDArray[np.int64]:
+    def places(self, rows: Places) -> NDArray[np.int64]:
+        """Return the places of the rows of whole global batches."""
+        assert isinstance(rows, range)
+        parts, world = self._parts, self._world
+        if world == 1:
+            return mixed_places(*self._proportions.parts(rows.start, rows.stop), parts)
         group = self._group
-        parts = [
-            self._part(number)[max(start - number * group, 0) : stop - number * group]
-            for number in range(start // group, -(-stop // group))
-        ]
-        return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, np.int64), *parts])
+        begins, sizes, first, own = self._shares(rows.start // group, -(-rows.stop // group))
+        each = own.ravel()  # batch by batch, part by part
+        of = np.repeat(np.arange(len(each)), each)
+        turns = np.arange(len(of)) * world
+        # Of each its number among those of its part in the global batch: ``nth[of] + turns``.
+        nth = first.ravel() - world * (np.cumsum(each) - each)
+        spread = group / np.maximum(1, 2 * sizes.ravel())
+        where = (2 * (nth[of] + turns) + 1) * spread[of]  # from 0 to the rank's rows
+        where += np.repeat(np.arange(len(own)) * group, own.sum(axis=1))
+        kind = np.min_scalar_type(len(own) * group)
+        turn = np.argsort(where.astype(kind), kind="stable")  # in linear time, if 16 bits do
+        part = np.tile(np.arange(parts), len(own))
+        return mixed_places(part[of], (begins.ravel() + nth)[of] + turns, parts)[turn]
 
-    def index(self, ordinal: int) -> int:
-        return int(self._part(ordinal // self._group)[ordinal % self._group])
+    def counts(self, rows: int) -> list[int]:
+        if self._world == 1:
+            return self._proportions.counts(rows)
+        whole, over = divmod(rows, self._group)
+        found = np.zeros(self._parts, np.int64)
+        for first in range(0, whole, _MIXED_ROWS):
+            found += self._shares(first, min(whole, first + _MIXED_ROWS))[3].sum(axis=0)
+        if over:
+            start = whole * self._group
+            last = self.places(range(start, min(start + self._group, self._count)))[:over]
+            found += np.bincount(parts_and_numbers(last, self._parts)[0], minlength=self._parts)
+        counts: list[int] = found.tolist()
+        return counts
 
-    def _part(self, number: int) -> NDArray[np.int64]:
-        """Return what this rank has of one global batch."""
-        with self._lock:
-            part = self._dealt.pop(number, None)
-            if part is None:
-                first = number * self._group
-                last = min(first + self._group, self._count)
-                indices = self._within.span(first * self._world, last * self._world)
-                owners = self._dealer.owners(indices)
-                part = indices[dealt_to(self._rank, self._dealer.nodes, owners)]
-                if len(self._dealt) == _REMEMBERED:
-                    self._dealt.popitem(last=False)
-            self._dealt[number] = part
-            return part
+    def _shares(
+        self, first: int, last: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Return what global batches ``first .. last - 1`` have of each part, ``[batches, parts]``.
+
+        The number in the part where each begins, how many there are, which of them is this rank's
+        first one, and how many are this rank's.
+        """
+        world, batches = self._world, np.arange(first, last + 1)
+        ends = np.minimum(batches * self._group, self._count) * world
+        begins = self._proportions.counts_at(ends).T
+        sizes = np.diff(begins, axis=0)
+        before = np.cumsum(sizes, axis=1) - sizes
+        mine = ((self._rank + batches[:-1, None]) - before) % world
+        return begins[:-1], sizes, mine, np.maximum(0, (sizes - mine + world - 1) // world)
+
+
+class InStepDeal:
+    """All ranks have the same part at a time, each a run of its own of what the epoch has of it.
+
+    So for factors by part, where ranks must use as much at the same steps, and for parts that are
+    shuffled by blocks, where ranks are to read different ones.
+
+    Args:
+        proportions: of the parts.
+        rank: this process.
+        count: the rows that it has of the epoch.
+    """
+
+    together = _MIXED_ROWS
+
+    def __init__(self, proportions: Proportions, rank: int, count: int) -> None:
+        self._proportions = proportions
+        self._begins = rank * np.array(proportions.counts(count), np.int64)
+
+    def places(self, rows: Places) -> NDArray[np.int64]:
+        assert isinstance(rows, range)
+        parts, numbers = self._proportions.parts(rows.start, rows.stop)
+        return mixed_places(parts, numbers + self._begins[parts], len(self._begins))
+
+    def counts(self, rows: int) -> list[int]:
+        return self._proportions.counts(rows)

@@ -74,12 +74,26 @@ class Proportions:
     def counts(self, places: int) -> list[int]:
         """Return how many of the first ``places`` each part has."""
         rounds, rest = divmod(places, self.total)
-        found = [rounds * weight for weight in self.weights]
-        waiting: list[tuple[_Tree, int]] = [(self._tree, rest)]
+        return [
+            rounds * weight + own
+            for weight, own in zip(self.weights, self._divided(rest), strict=True)
+        ]
+
+    def counts_at(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return ``counts`` for many numbers of places, ``int64 [parts, n]``."""
+        rounds, rest = np.divmod(places, self.total)
+        whole: NDArray[np.int64] = np.array(self.weights)[:, None] * rounds
+        whole += np.stack(self._divided(rest))
+        return whole
+
+    def _divided(self, places: Any) -> list[Any]:
+        """Return how many of the first places of a round each part has."""
+        found: list[Any] = [0] * len(self.weights)
+        waiting: list[tuple[_Tree, Any]] = [(self._tree, places)]
         while waiting:
             node, count = waiting.pop()
             if isinstance(node, int):
-                found[node] += count
+                found[node] = count
             else:
                 left, both, *halves = node
                 on_left = _share(count, left, both)

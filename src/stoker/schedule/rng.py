@@ -4,10 +4,11 @@ Every draw is keyed by (seed, epoch, purpose) and placed by a counter, so that t
 the same example sees the same numbers under any number of workers, and again after a resume.
 Streams are those of NumPy's Philox generator and may differ between NumPy versions.
 
-The purpose of a random map is its position in the chain. Its counter is (ordinal, word). The word
-folds the use number of each echo above, 20 bits each. First uses fold to 0, so an echo changes
-nothing for first uses. Random maps and worker processes fold the rank into their keys too; pools do
-not, so that a state of one rank fits all.
+The purpose of a random map is its position in the chain. Its counter is (place, word): the place of
+the example in the epoch over all ranks (``orders.order``), so that draws are the same for any
+number of ranks. The word folds the use number of each echo above, 20 bits each. First uses fold to
+0, so an echo changes nothing for first uses. Only what ranks shuffle by themselves, fixed parts and
+streams, folds the rank into its key.
 
 Each thread has one generator and places it anew for each use. It is valid during the call only.
 """

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from stoker.basics.fingerprint import Fingerprint, content_digest, rows_digest
 from stoker.replicas.thread_safety import is_declared
-from stoker.schedule.orders import Selection
+from stoker.schedule.selection import Selection
 from stoker.sources.arrow.table import is_table
 from stoker.sources.origin import IndexedSource, UserObject
 from stoker.sources.source import (

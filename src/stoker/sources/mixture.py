@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,11 +19,13 @@ from numpy.typing import NDArray
 from stoker.basics import pytree
 from stoker.basics.buffers import Allocator, Recycler
 from stoker.basics.fingerprint import Fingerprint
-from stoker.schedule.dealing import Dealer, Order
-from stoker.schedule.mixed_order import MixedOrder
+from stoker.schedule import rng
+from stoker.schedule.dealing import CountedDeal, Dealer, InStepDeal, PartDeal, RankOrder
 from stoker.schedule.numbering import Numbering
-from stoker.schedule.orders import Selection
+from stoker.schedule.orders.mixed import MixedOrder
+from stoker.schedule.orders.order import Order
 from stoker.schedule.proportions import Proportions
+from stoker.schedule.selection import Selection
 from stoker.sources.origin import IndexedSource, UserObject
 from stoker.sources.source import Indices, Reader, Rows
 from stoker.stats import PartStats
@@ -71,9 +74,10 @@ class MixtureSource(IndexedSource):
         self._until_all = until_all
         self._lengths = [len(part.source) for part in parts]
         self._numbering = Numbering(self._lengths)
+        self._sizes = [part.selection.count(len(part.source)) for part in parts]
         self.runs_user_code = any(part.source.runs_user_code for part in parts)
-        for number, part in enumerate(parts, 1):
-            if not part.selection.count(len(part.source)):
+        for number, (part, size) in enumerate(zip(parts, self._sizes, strict=True), 1):
+            if not size:
                 raise ValueError(f"mix(): part {number}, {part.described}, has no examples")
         count = self.count()
         for number, drawn in enumerate(self.proportions.counts(count), 1):
@@ -116,28 +120,11 @@ class MixtureSource(IndexedSource):
         return self
 
     def examples(self, selection: Selection) -> int:
-        """Return the examples of an epoch on this rank, which has a shard of each part.
+        """Return the examples of an epoch on this rank.
 
-        Raises ValueError where a part has fewer examples than there are ranks.
+        Raises ValueError where ranks have the same part at a time, and one has too few examples.
         """
-        lengths = []
-        for number, (of_part, part) in enumerate(
-            zip(self._shared(selection), self.parts, strict=True), 1
-        ):
-            lengths.append(of_part.count(len(part.source)))
-            if not lengths[-1]:
-                raise ValueError(
-                    f"mix(): part {number}, {part.described}, has fewer examples than there are "
-                    "ranks"
-                )
-        row = self.proportions
-        count = (row.shortest if self._until_all else row.longest)(lengths)
-        share = selection.share
-        first = selection.first.stop
-        if share is not None and first is not None:
-            first = share.count(first)
-        limits = first, selection.between.stop, selection.last.stop
-        return min([count, *(limit for limit in limits if limit is not None)])
+        return selection.count(self._row(selection))
 
     def order(
         self,
@@ -146,31 +133,70 @@ class MixtureSource(IndexedSource):
         epoch: int,
         dealer: Dealer | None = None,
         group: int = 1,
-    ) -> MixedOrder:
-        """Return the order of an epoch; all ranks take their shards of a part at the same steps."""
-        return MixedOrder(
-            self.proportions,
-            self._shared(selection),
-            self._lengths,
-            seed,
-            epoch,
-            self.examples(selection),
-        )
+    ) -> RankOrder:
+        """Return the order of an epoch; a part's share of a global batch is dealt to all ranks."""
+        share, row, count = selection.share, self.proportions, self.examples(selection)
+        rank, world = (share.rank, share.world) if share is not None else (0, 1)
+        deal: CountedDeal
+        if self._is_in_step(selection):
+            deal = InStepDeal(row, rank, count)
+            drawn = [world * own for own in row.counts(count)]
+        else:
+            deal = PartDeal(row, rank, world, group, count)
+            drawn = row.counts(selection.first.count(self._row(selection)))
+            if share is not None and selection.between.stop is not None:
+                drawn = row.counts(count * world)
+        make = [
+            functools.partial(self._part_order, number, seed) for number in range(len(self.parts))
+        ]
+        begun = [epoch * each for each in drawn]
+        order = MixedOrder(make, self._lengths, self._sizes, begun, sum(drawn))
+        return RankOrder(order, deal, count)
 
-    def part_stats(self, order: Order, examples: int) -> tuple[PartStats, ...]:
-        assert isinstance(order, MixedOrder)
-        total = self.proportions.total
+    def _part_order(self, number: int, seed: int, epoch: int) -> Order:
+        """Return the order of an epoch of a part, over all ranks."""
+        selection, length = self.parts[number].selection, self._lengths[number]
+        return selection.order(length, seed, epoch, purpose=rng.SHUFFLE + number)
+
+    def _row(self, selection: Selection) -> int:
+        """Return how many examples an epoch has over all ranks, uncut."""
+        find = self.proportions.shortest if self._until_all else self.proportions.longest
+        if not self._is_in_step(selection):
+            return find(self._sizes)
+        assert selection.share is not None
+        world = selection.share.world
+        each = [size // world for size in self._sizes]
+        if 0 in each:
+            number = each.index(0)
+            raise ValueError(
+                f"mix(): part {number + 1}, {self.parts[number].described}, has fewer examples "
+                "than there are ranks"
+            )
+        return find(each) * world
+
+    def _is_in_step(self, selection: Selection) -> bool:
+        """Whether ranks have the same part at a time, and runs of each, as blocks need it."""
+        by_blocks = any(part.selection.blocks is not None for part in self.parts)
+        return selection.share is not None and (selection.in_step or by_blocks)
+
+    def part_stats(self, order: RankOrder, examples: int) -> tuple[PartStats, ...]:
+        mixed, deal, total = order.order, order.deal, self.proportions.total
+        assert isinstance(mixed, MixedOrder)
+        assert isinstance(deal, PartDeal | InStepDeal)
+        fresh = deal.counts(examples)
+        of_all = self.proportions.counts(len(mixed) * examples // max(1, len(order)))
         told = zip(
             self.parts,
             self.proportions.weights,
-            order.counts(examples),
-            order.begun,
-            order.epoch_counts,
+            fresh,
+            mixed.begun,
+            of_all,
+            mixed.sizes,
             strict=True,
         )
         return tuple(
-            PartStats(part.source.name, weight / total, count, (begun + count) / each)
-            for part, weight, count, begun, each in told
+            PartStats(part.source.name, weight / total, count, (begun + drawn) / each)
+            for part, weight, count, begun, drawn, each in told
         )
 
     def user_objects(self) -> list[UserObject]:
@@ -218,7 +244,7 @@ class MixtureSource(IndexedSource):
         return self._numbering.find(index)
 
     def reader(self, selection: Selection | None = None) -> Reader | None:
-        parts = zip(self.parts, self._shared(selection or Selection()), strict=True)
+        parts = zip(self.parts, self._read_by(selection or Selection()), strict=True)
         readers = [part.source.reader(selection and own) for part, own in parts]
         return _MixedReader(self, readers) if any(readers) else None
 
@@ -287,12 +313,12 @@ class MixtureSource(IndexedSource):
             raise AttributeError(f"the parts of the mixture differ in their {name}")
         return each[0]
 
-    def _shared(self, selection: Selection) -> list[Selection]:
-        """Return each part's share on this rank."""
+    def _read_by(self, selection: Selection) -> list[Selection]:
+        """Return which examples of each part this rank reads, as far as readers care."""
         each, share = [part.selection for part in self.parts], selection.share
-        if share is None:
+        if share is None or self._is_in_step(selection):  # in runs
             return each
-        return [one.shared(share.rank, share.world, uneven=share.uneven) for one in each]
+        return [one.shared(share.rank, share.world, uneven=False) for one in each]
 
 
 class _MixedReader:

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from stoker.basics import pytree
 from stoker.basics.fingerprint import Fingerprint
 from stoker.distributed.unsharded import warn_unsharded
-from stoker.schedule.dealing import Dealer, Order
-from stoker.schedule.orders import Selection
+from stoker.schedule.dealing import Dealer, RankOrder
+from stoker.schedule.selection import Selection
 from stoker.sources.source import Indices, Reader, Rows
 from stoker.stats import PartStats
 
@@ -255,11 +255,11 @@ class IndexedSource(Origin):
         epoch: int,
         dealer: Dealer | None = None,
         group: int = 1,
-    ) -> Order:
+    ) -> RankOrder:
         """Return the order of an epoch's examples on this rank."""
-        return selection.order(len(self), seed, epoch, dealer, group)
+        return selection.rank_order(len(self), seed, epoch, dealer, group)
 
-    def part_stats(self, order: Order, examples: int) -> tuple[PartStats, ...]:
+    def part_stats(self, order: RankOrder, examples: int) -> tuple[PartStats, ...]:
         """Return what the first so many examples of an epoch are of, if there are parts."""
         return ()
 

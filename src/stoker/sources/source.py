@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from stoker.basics import pytree
 from stoker.basics.buffers import Allocator, Recycler
 from stoker.basics.fingerprint import Fingerprint
-from stoker.schedule.orders import Selection
+from stoker.schedule.selection import Selection
 
 T_co = TypeVar("T_co", covariant=True)
 Indices = Sequence[int] | NDArray[np.int64]

@@ -97,8 +97,8 @@ class Map(Operation):
         """Return its kind, the field, and whether it leaves first uses."""
         return super().outline() + (", repeats only" if self.repeats_only else "")
 
-    def key(self, seed: int, epoch: int, rank: int) -> NDArray[np.uint64] | None:
-        return rng.key(seed, epoch, rng.MAP + self.position, rank) if self.is_random else None
+    def key(self, seed: int, epoch: int) -> NDArray[np.uint64] | None:
+        return rng.key(seed, epoch, rng.MAP + self.position) if self.is_random else None
 
     def watched(
         self, fn: Callable[..., Any], tell: Callable[[int | Operation, str], None]

@@ -14,7 +14,7 @@ from typing import Any
 
 from stoker.basics import pytree
 from stoker.errors import StageError
-from stoker.schedule.orders import PaddedOrder
+from stoker.schedule.dealing import PaddedDeal
 
 
 class PaddingMask:
@@ -22,23 +22,23 @@ class PaddingMask:
 
     Args:
         name: of the field.
-        order: says what is padding.
+        deal: says what is padding.
     """
 
-    def __init__(self, name: str, order: PaddedOrder) -> None:
+    def __init__(self, name: str, deal: PaddedDeal) -> None:
         self._name = name
-        self._order = order
+        self._deal = deal
 
     def added(self, batch: Any, number: int, start: int, stop: int) -> Any:
         """Return a batch with the mask, ``bool [n]``: a tensor where it has tensors.
 
         Args:
             batch: the batch; ``number``: its own in the epoch.
-            start, stop: which examples of the order are in it.
+            start, stop: which of the rank's rows are in it.
 
         Raises StageError where they have such a field.
         """
-        valid: Any = self._order.valid(start, stop)
+        valid: Any = self._deal.valid(start, stop)
         if any(map(pytree.is_tensor, pytree.leaves(batch))):
             import torch
 

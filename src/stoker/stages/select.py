@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.basics.validate import is_whole_number
-from stoker.schedule.block_order import WINDOW, not_too_large, runs
+from stoker.schedule.orders.blocks import WINDOW, not_too_large, runs
 from stoker.sources.origin import IndexedSource
 from stoker.stages.stage import ChainStage, ChainView, EnginePlan, PoolSize, Traits, first_with
 

@@ -1,6 +1,6 @@
 """Sharding: the part of an epoch that this process gets, and padding for evaluation.
 
-What it changes is which rows are whose (``orders.PaddedDeal``); this says where it may stand.
+What it changes is which rows are whose (``PaddedDeal``); this says where it may stand.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from stoker.basics.validate import is_whole_number
 from stoker.distributed import mesh as meshes
 from stoker.distributed.launchers import find_launcher
 from stoker.frameworks.queries import framework_mesh
-from stoker.schedule.orders import PaddedDeal, Share
+from stoker.schedule.dealing import PaddedDeal
+from stoker.schedule.selection import Share
 from stoker.stages.skip import RAISE
 from stoker.stages.stage import ChainStage, ChainView, EnginePlan, PoolSize, Traits, first_with
 
@@ -257,7 +258,7 @@ class Shard(ChainStage):
 
     def count(self, items: int) -> int:
         if self.padding is not None:
-            return PaddedDeal(self.rank, self.world).rows(items)
+            return PaddedDeal(self.rank, self.world, length=items).rows
         return Share(self.rank, self.world, self.uneven, anew=False).count(items)
 
     def outline(self) -> str:

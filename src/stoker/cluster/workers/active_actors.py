@@ -17,7 +17,7 @@ from typing import Any
 from stoker.cluster.workers.actor_pool import Actor, ActorPool
 from stoker.cluster.workers.link_channel import FlatValue, Inbox
 from stoker.cluster.workers.ray_actor import PURPOSE
-from stoker.engine.work import WorkAddress
+from stoker.engine.plan import WorkAddress
 from stoker.engine.workers.threads import Answer, Request
 from stoker.errors import WorkerDied
 from stoker.transport.link import Link, LinkError
@@ -94,7 +94,7 @@ class ActiveActors:
                 answer = self._ask(connection, flat, anew=losses > 0)
                 if answer is not None:
                     with self._lock:
-                        self.rows += len(request.ordinals)
+                        self.rows += len(request.places)
                     yield answer
                     return
             finally:

@@ -86,7 +86,7 @@ class ActorPool:
         self._lock = threading.RLock()
         self._requested: dict[Any, Any] = {}  # actors by what tells that they have come up
         self._options = {**_ONE_CORE, **options}
-        spec = WorkerSpec(plan.segments, plan.selection, plan.indexed)
+        spec = WorkerSpec(plan.segments, plan.indexed)
         # As bytes: arrays would come out of Ray's own memory, and could not be written to.
         self._spec = ray.put(ray.cloudpickle.dumps(spec))
         _pools.add(self)

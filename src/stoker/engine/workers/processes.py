@@ -110,7 +110,7 @@ def _serve(
         answer = runner.do(work, request, ns, outboxes[slot])
         untimed_ns += time.perf_counter_ns() - began_ns
         if timer is not None:
-            ns[TIMED], untimed_ns = (len(request.ordinals), *timer.read_ns()), 0
+            ns[TIMED], untimed_ns = (len(request.places), *timer.read_ns()), 0
         misdrawn = work.misdrawn
         try:
             channel.send(connection, (answer, ns, misdrawn), slot, outboxes[slot])

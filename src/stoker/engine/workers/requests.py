@@ -58,23 +58,23 @@ class WorkExecutor:
             except Exception as error:
                 if isinstance(error, UnlikeError) and not request.whole:
                     return Misfits(values)
-                failure = work.batch_failure(error, request.number, request.ordinals)
+                failure = work.batch_failure(error, request.number, request.places)
                 return Failure(_plain(failure.error))
         builder = Builder(len(values), batch.collate, self._recycler)
         try:
             builder.put(0, values)
             made = builder.finish()
         except Exception as error:
-            failure = work.batch_failure(error, request.number, request.ordinals)
+            failure = work.batch_failure(error, request.number, request.places)
             return Failure(_plain(failure.error))
-        self._reseed(work, request.number, _BATCHES)
+        self._reseed(work, work.batch_place(request.number), _BATCHES)
         made = work.finish(made, request.number, 0, ns, len(values))
         return Failure(_plain(made.error)) if isinstance(made, Failure) else made
 
     def sendable(self, work: Work, request: Request, answer: Any, error: Exception) -> Any:
         """Return what can be sent in place of an answer, by the error of sending that."""
         if work.segment.batch is None:  # say which
-            return _sendable(work, answer, request.ordinals)
+            return _sendable(work, answer, request.places)
         return Failure(StageError("worker process", _plain(error), batch=request.number))
 
     def _examples(self, work: Work, request: Request, ns: list[int]) -> list[Any]:
@@ -89,17 +89,17 @@ class WorkExecutor:
         most = 1 if draws else _AHEAD  # each is read behind its seeds
         coming = iter(values) if indices is None else _read(work, indices, ns, most)
         examples = []
-        for i, ordinal in enumerate(request.ordinals):
-            self._reseed(work, ordinal, use_keys[i] if use_keys else 0)
+        for i, place in enumerate(request.places):
+            self._reseed(work, place, use_keys[i] if use_keys else 0)
             one = [next(coming)]
             if not segment.is_plain:
-                work.apply(one, [ordinal], use_keys and use_keys[i : i + 1], ns)
+                work.apply(one, [place], use_keys and use_keys[i : i + 1], ns)
             examples += one
         return examples
 
-    def _reseed(self, work: Work, ordinal: int, use_key: int) -> None:
+    def _reseed(self, work: Work, place: int, use_key: int) -> None:
         """Seed the global generators by the example's address, as old datasets draw from them."""
-        seed = rng.mixed(int(work.legacy_key[0]) ^ use_key, ordinal)
+        seed = rng.mixed(int(work.legacy_key[0]) ^ use_key, place)
         random.seed(seed)
         # NumPy's global generator takes seeds of 32 bits.
         np.random.seed(seed & 0xFFFFFFFF)
@@ -127,14 +127,14 @@ def unloadable(error: Exception) -> Failure:
     return Failure(StageError("worker process", _plain(error.__cause__ or error)))
 
 
-def _sendable(work: Work, values: list[Any], ordinals: Sequence[int]) -> list[Any]:
+def _sendable(work: Work, values: list[Any], places: Sequence[int]) -> list[Any]:
     """Return values with failures for what cannot be sent."""
     checked = []
-    for value, ordinal in zip(values, ordinals, strict=True):
+    for value, place in zip(values, places, strict=True):
         try:
             Flattener().flatten(value)
         except Exception as error:
-            value = _plained(work.send_failure(error, ordinal))
+            value = _plained(work.send_failure(error, place))
         checked.append(value)
     return checked
 

@@ -109,6 +109,7 @@ class Task:
         done_ns: when it was done, by ``time.perf_counter_ns``.
         builder, batch: where its rows are written, if they make a batch.
         indices, items: what its rows are made of: examples of the source, or items.
+        places, use_keys: their addresses (``Work.places``).
         failed: the first of its rows that failed, and the failure.
     """
 
@@ -126,7 +127,7 @@ class Task:
     batch: Any = None
     indices: Any = None
     items: list[Any] | None = None
-    ordinals: Any = None
+    places: Any = None
     use_keys: list[int] | None = None
     fresh: int = 0
     failed: tuple[int, Any] | None = None
@@ -138,14 +139,14 @@ class Request(NamedTuple):
     Attributes:
         depth: the segment's number among those of the host.
         indices, values: what the rows are made of: examples of the source, or values.
-        ordinals, use_keys: their addresses.
+        places, use_keys: their addresses.
         number: that of the task; ``whole``: whether these are all its rows.
     """
 
     depth: int
     indices: NDArray[np.int64] | None
     values: list[Any] | None
-    ordinals: Sequence[int]
+    places: Sequence[int]
     use_keys: list[int] | None
     number: int
     whole: bool

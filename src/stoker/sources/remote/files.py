@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from stoker.basics.fingerprint import Fingerprint, of_file
 from stoker.schedule.numbering import Numbering
-from stoker.schedule.orders import Selection
+from stoker.schedule.selection import Selection
 from stoker.sources.files import is_special, read_file, warn_left_out
 from stoker.sources.folder import ClassFolders, LabeledFile, LabeledImage
 from stoker.sources.patterns import Names, path_list

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from stoker.basics.fingerprint import Fingerprint
-from stoker.schedule.orders import Selection
+from stoker.schedule.selection import Selection
 from stoker.sources.arrow.parquet import ParquetSource
 from stoker.sources.arrow.table import import_pyarrow
 from stoker.sources.files import FileVersion, SeekableFile

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from stoker.basics.fingerprint import Fingerprint
 from stoker.basics.future import run_on
 from stoker.basics.resources import format_bytes
-from stoker.schedule.block_order import WINDOW
 from stoker.schedule.numbering import Numbering
-from stoker.schedule.orders import Selection
+from stoker.schedule.orders.blocks import WINDOW
+from stoker.schedule.selection import Selection
 from stoker.sources.arrow.blocks import HeldBlocks
 from stoker.sources.files import FileVersion
 from stoker.sources.patterns import Paths

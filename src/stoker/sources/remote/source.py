@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from stoker.basics.future import run_on
 from stoker.basics.signals import deferred
-from stoker.schedule.orders import Selection
+from stoker.schedule.selection import Selection
 from stoker.sources.remote import storage
 from stoker.sources.remote.listing import Lister
 from stoker.sources.remote.options import RemoteOptions

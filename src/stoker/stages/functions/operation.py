@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from stoker.basics.buffers import only_reads
 from stoker.images.image_map import releases_gil
+from stoker.schedule.orders.mixed import part_bits
 from stoker.sources.origin import UserObject, check_fields
 from stoker.stages.functions.stray_draws import GlobalDraws
 from stoker.stages.functions.transforms import takes_seed
@@ -23,12 +24,17 @@ AnyOperation = TypeVar("AnyOperation", bound="Operation")
 
 
 class OfPart(NamedTuple):
-    """A part of a mixture."""
+    """A part of a mixture; its examples have places of their own (``schedule.orders.mixed``)."""
 
     number: int
     """Among its parts, from 1."""
-    indices: range
-    """Of its examples."""
+    parts: int
+    """How many there are."""
+
+    def has(self, places: Sequence[int]) -> list[bool]:
+        """Tell which places of the mixture are of this part."""
+        of, own = (1 << part_bits(self.parts)) - 1, self.number - 1
+        return [place & of == own for place in places]
 
 
 @dataclass(frozen=True)
@@ -120,7 +126,7 @@ class Operation(ChainStage):
         A filter's returns the item, or ``rejected``. It pickles if the user's function does.
         """
 
-    def key(self, seed: int, epoch: int, rank: int) -> NDArray[np.uint64] | None:
+    def key(self, seed: int, epoch: int) -> NDArray[np.uint64] | None:
         """Return what keys its generator in an epoch, None if it draws nothing."""
         return None
 

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from stoker.schedule import rng
 from stoker.schedule.numbering import Numbering
+from stoker.schedule.orders.order import Places, as_array
 
 WINDOW = 16
 """Blocks that are drawn from at a time. More mix better, but a reader has to hold as many.
@@ -33,24 +34,17 @@ _REMEMBERED = 2
 
 
 class BlockOrder:
-    """A permutation by blocks, or ``count`` places of it from ``first`` on.
+    """A permutation by blocks.
 
     Args:
         ends: of each block, the number behind its last example; ascending, of none twice.
         key: keys the permutation.
-        first, count: the places; by default all.
     """
 
-    def __init__(
-        self,
-        ends: NDArray[np.int64],
-        key: NDArray[np.uint64],
-        first: int = 0,
-        count: int | None = None,
-    ) -> None:
-        self._made_of = ends, key, first, count
-        self._key, self._first = key, first
-        self._count = int(ends[-1]) - first if count is None else count
+    together = 0
+
+    def __init__(self, ends: NDArray[np.int64], key: NDArray[np.uint64]) -> None:
+        self._key, self._count = key, int(ends[-1])
         sizes = np.diff(ends, prepend=0)
         generator = np.random.Generator(np.random.Philox(key=key))
         blocks = generator.permutation(len(ends))
@@ -64,16 +58,15 @@ class BlockOrder:
         self._windows: OrderedDict[int, NDArray[np.int64]] = OrderedDict()
         self._lock = threading.Lock()
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return BlockOrder, self._made_of
-
     def __len__(self) -> int:
         return self._count
 
-    def span(self, start: int, stop: int) -> NDArray[np.int64]:
-        if stop <= start:
+    def at(self, places: Places) -> NDArray[np.int64]:
+        if not len(places):
             return np.empty(0, np.int64)
-        low, high = self._first + start, self._first + stop
+        if not isinstance(places, range) or places.step != 1:
+            return self._at(as_array(places))
+        low, high = places.start, places.stop
         first, last = self._numbering.parts(np.array([low, high - 1])).tolist()
         parts = []
         for number in range(first, last + 1):
@@ -81,8 +74,13 @@ class BlockOrder:
             parts.append(window[max(low - begins, 0) : high - begins])
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
-    def index(self, ordinal: int) -> int:
-        return int(self.span(ordinal, ordinal + 1)[0])
+    def _at(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        windows, within = self._numbering.find_many(places)
+        found = np.empty(len(places), np.int64)
+        for number in np.unique(windows).tolist():
+            mine = windows == number
+            found[mine] = self._window(number)[within[mine]]
+        return found
 
     def _window(self, number: int) -> NDArray[np.int64]:
         with self._lock:

@@ -1,0 +1,118 @@
+"""The order of a mixture: its parts, each in an order of its own that goes on from epoch to epoch.
+
+A part is drawn from on and on: its own epochs follow each other, each in an order of its own, and
+an epoch of the mixture goes on in it where the one before ended.
+
+A place of a mixture stands for a part and a number in it: for the examples that an epoch of the
+mixture has of that part, counted from 0. So what is drawn for an example depends neither on what
+comes before it nor on the rank that has it. Which part is next is decided by a deal (``PartDeal``,
+``InStepDeal``).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.schedule.numbering import Numbering
+from stoker.schedule.orders.order import Order, Places, as_array
+
+# Of each part, whose orders are remembered: a batch may lie across the end of one.
+_EPOCHS = 2
+
+
+def part_bits(parts: int) -> int:
+    """Return how many of a place's last bits tell the part, of so many."""
+    return (parts - 1).bit_length()
+
+
+def mixed_places(
+    parts: NDArray[np.int64], numbers: NDArray[np.int64], count: int
+) -> NDArray[np.int64]:
+    """Return the places that stand for numbers in parts, of ``count`` parts."""
+    return (numbers << part_bits(count)) + parts
+
+
+def parts_and_numbers(
+    places: NDArray[np.int64], count: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the parts that places stand for, of ``count``, and the numbers in them."""
+    bits = part_bits(count)
+    return places & ((1 << bits) - 1), places >> bits
+
+
+class MixedOrder:
+    """An order over parts whose numbers follow one another.
+
+    Args:
+        make: for each part, makes the order of one of its epochs.
+        lengths: of the parts' sources.
+        sizes: how many examples an epoch of each part has.
+        begun: how many were drawn of each part before this epoch.
+        count: how many examples the epoch has, over all ranks.
+
+    Attributes:
+        sizes, begun: as given.
+    """
+
+    together = 0  # dealt many at a time
+
+    def __init__(
+        self,
+        make: Sequence[Callable[[int], Order]],
+        lengths: Sequence[int],
+        sizes: Sequence[int],
+        begun: Sequence[int],
+        count: int,
+    ) -> None:
+        self._make, self.sizes, self.begun, self._count = make, sizes, begun, count
+        self._firsts = Numbering(lengths).starts.tolist()
+        self._kind = np.min_scalar_type(len(lengths))
+        self._orders: list[OrderedDict[int, Order]] = [OrderedDict() for _ in lengths]
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return self._count
+
+    def at(self, places: Places) -> NDArray[np.int64]:
+        parts, numbers = parts_and_numbers(as_array(places), len(self._firsts))
+        # In linear time, of numbers so small; the places of a part stay in their order.
+        by_part = parts.astype(self._kind).argsort(kind="stable")
+        numbers, start = numbers[by_part], 0
+        found = np.empty(len(parts), np.int64)
+        counts = np.bincount(parts, minlength=len(self._firsts)).tolist()
+        with self._lock:
+            for part, count in enumerate(counts):
+                if count:
+                    stop = start + count
+                    drawn = self._drawn(part, numbers[start:stop] + self.begun[part])
+                    found[by_part[start:stop]] = drawn + self._firsts[part]
+                    start = stop
+        return found
+
+    def _drawn(self, part: int, draws: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return what the draws of a part are, counted over all its epochs."""
+        size = self.sizes[part]
+        first, last = int(draws.min()) // size, int(draws.max()) // size
+        if first == last:
+            return self._order(part, first).at(draws - first * size)
+        epochs, places = np.divmod(draws, size)
+        found = np.empty(len(draws), np.int64)
+        for epoch in np.unique(epochs).tolist():
+            its = epochs == epoch
+            found[its] = self._order(part, epoch).at(places[its])
+        return found
+
+    def _order(self, part: int, epoch: int) -> Order:
+        known = self._orders[part]
+        order = known.get(epoch)
+        if order is None:
+            order = self._make[part](epoch)
+            if len(known) == _EPOCHS:
+                known.popitem(last=False)
+            known[epoch] = order
+        return order

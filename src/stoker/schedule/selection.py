@@ -1,0 +1,236 @@
+"""Which examples an epoch has on a rank: shuffled, shared out, cut short.
+
+With ``.shuffle().shard()`` ranks take turns at the places of a permutation of all examples. With
+``.shard().shuffle()`` a rank reads a permutation of its own, fixed part. With
+``.shuffle().shard(near=...)`` it reads what ``OwnerDeal`` gives it of each ``world * batch``
+places. With ``.shard(pad=True)`` it reads a run of these, and the last example again where there
+are none. Where a permutation is by blocks, a rank's part is a run of it, so that ranks read
+different blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.schedule import rng
+from stoker.schedule.dealing import Dealer, OwnerDeal, PaddedDeal, RankOrder, Stride
+from stoker.schedule.orders.blocks import WINDOW, BlockOrder, cut_to
+from stoker.schedule.orders.order import Order
+from stoker.schedule.orders.permutation import permutation
+from stoker.schedule.orders.plain import CutOrder, FixedPart, RepeatedEnd
+
+
+@dataclass(frozen=True)
+class Share:
+    """Which part of an epoch is this process's.
+
+    Attributes:
+        rank, world: this process among so many.
+        uneven: whether all examples are kept, so that parts may differ by one in length.
+        anew: whether parts are drawn anew every epoch, rather than fixed.
+        is_dealt: whether they are dealt inside the global batch, by who keeps what.
+        padded: how they are dealt with padding, so that equal parts hold all examples.
+    """
+
+    rank: int
+    world: int
+    uneven: bool
+    anew: bool
+    is_dealt: bool = False
+    padded: PaddedDeal | None = None
+
+    def count(self, length: int) -> int:
+        """Return how many of so many examples are this rank's in an epoch, with padding."""
+        if self.padded is not None:
+            return replace(self.padded, length=length).rows
+        if self.uneven:
+            return len(range(self.rank, length, self.world))
+        return length // self.world
+
+    def run(self, length: int, *, whole: bool) -> int:
+        """Return where a rank's run of so many begins, all of them shared out or equal runs."""
+        each, over = divmod(length, self.world)
+        return self.rank * each + (min(self.rank, over) if whole else 0)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Those of a row that ``.take()`` and ``.skip()`` leave.
+
+    Attributes:
+        start: how many come before them.
+        stop: where they end at the latest, None for the row's end.
+    """
+
+    start: int = 0
+    stop: int | None = None
+
+    def taken(self, count: int) -> Cut:
+        """Return the first ``count`` of these."""
+        return Cut(self.start, _least(self.stop, self.start + count))
+
+    def skipped(self, count: int) -> Cut:
+        """Return these without the first ``count``."""
+        return Cut(self.start + count, self.stop)
+
+    def count(self, length: int) -> int:
+        """Return how many they are in a row of so many."""
+        return max(0, _least(self.stop, length) - self.start)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which examples an epoch has on this rank, and in what order: shuffled, shared out, cut short.
+
+    Attributes:
+        is_shuffled: whether the order is drawn anew every epoch.
+        share: which part of the epoch is this rank's, None for all of it.
+        first: which examples of the source there are, before all else.
+        between: which of them behind the first of shuffling and sharing out.
+        last: which of them behind both.
+        blocks: where the order is drawn by blocks, their ends in the source.
+        in_step: whether ranks must have the same part of a mixture at the same time.
+    """
+
+    is_shuffled: bool = False
+    share: Share | None = None
+    first: Cut = Cut()
+    between: Cut = Cut()
+    last: Cut = Cut()
+    blocks: NDArray[np.int64] | None = field(default=None, compare=False)
+    in_step: bool = False
+
+    @property
+    def is_kept_by_streams(self) -> bool:
+        """Whether the examples of a stream are handed out as they are read."""
+        return not self.is_shuffled and self.share is None
+
+    def shuffled(self, blocks: NDArray[np.int64] | None = None) -> Selection:
+        """Return this, drawn anew every epoch; by blocks with these ends, or as a whole."""
+        return replace(self, is_shuffled=True, blocks=blocks)
+
+    @property
+    def is_dealt(self) -> bool:
+        """Whether ranks' parts are dealt by who keeps what."""
+        return self.share is not None and self.share.is_dealt
+
+    def goes_through(self, ends: NDArray[np.int64]) -> bool:
+        """Whether examples come block by block, or few blocks at a time, of blocks with these ends.
+
+        Otherwise those of any block come at any time.
+        """
+        if self.is_shuffled:
+            by_these = self.blocks is not None and np.array_equal(self.blocks, ends)
+            return by_these and not self.is_dealt
+        return self.share is None
+
+    def shared(self, rank: int, world: int, *, uneven: bool, dealt: bool = False) -> Selection:
+        """Return a rank's part of this."""
+        return replace(self, share=Share(rank, world, uneven, self.is_shuffled, dealt))
+
+    def padded(self, *, fills: bool) -> Selection:
+        """Return this with padding, up to the size of batches that ``in_batches`` says."""
+        assert self.share is not None
+        deal = PaddedDeal(self.share.rank, self.share.world, fills=fills)
+        return replace(self, share=replace(self.share, padded=deal))
+
+    def in_batches(self, group: int) -> Selection:
+        """Return this where a rank's batches have so many examples."""
+        if self.share is None or self.share.padded is None:
+            return self
+        deal = replace(self.share.padded, each=group)
+        return replace(self, share=replace(self.share, padded=deal))
+
+    def taken(self, count: int) -> Selection:
+        """Return the first ``count`` examples of this."""
+        return self._cut(lambda cut: cut.taken(count))
+
+    def skipped(self, count: int) -> Selection:
+        """Return this without the first ``count`` examples."""
+        return self._cut(lambda cut: cut.skipped(count))
+
+    def _cut(self, change: Callable[[Cut], Cut]) -> Selection:
+        """Return this with a change of the last of its cuts."""
+        if self.share is not None and self.is_shuffled:
+            return replace(self, last=change(self.last))
+        if self.share is not None or self.is_shuffled:
+            return replace(self, between=change(self.between))
+        return replace(self, first=change(self.first))
+
+    def count(self, length: int) -> int:
+        """Return the examples of an epoch over a source of ``length``."""
+        share, count = self.share, self.first.count(length)
+        if share is not None and not share.anew:
+            count = share.count(count)
+        count = self.between.count(count)
+        if share is not None and share.anew:
+            count = share.count(count)
+        return self.last.count(count)
+
+    def rank_order(
+        self, length: int, seed: int, epoch: int, dealer: Dealer | None = None, group: int = 1
+    ) -> RankOrder:
+        """Return the order of one epoch over a source of ``length`` as this rank reads it.
+
+        What is dealt is so by the owners of ``dealer``, ``group`` examples to a rank at a time.
+        """
+        order, count = self.order(length, seed, epoch), self.count(length)
+        share, start = self.share, self.last.start
+        if share is None:
+            return RankOrder(order, Stride(), count, start)
+        rank, world = share.rank, share.world
+        if share.padded is not None:
+            deal = replace(share.padded, length=len(order))
+            return RankOrder(RepeatedEnd(order), deal, count, start)
+        if share.is_dealt:
+            assert dealer is not None
+            dealt = OwnerDeal(order, dealer, rank, group, start + count)
+            return RankOrder(order, dealt, count, start)
+        if share.anew and self.blocks is not None:
+            shared = self.between.count(self.first.count(length))
+            run = Stride(share.run(shared, whole=share.uneven))
+            return RankOrder(order, run, count, start)
+        return RankOrder(order, Stride(rank, world), count, start)
+
+    def order(self, length: int, seed: int, epoch: int, purpose: int = rng.SHUFFLE) -> Order:
+        """Return the order of one epoch, before it is dealt: of a fixed part, that of its rank.
+
+        ``purpose`` tells the draws of the parts of a mixture apart.
+        """
+        begins, length = self.first.start, self.first.count(length)
+        share, before = self.share, self.between.start
+        if share is None or share.anew or share.padded is not None:
+            key = rng.key(seed, epoch, purpose) if self.is_shuffled else None
+            order = self._permuted(begins, length, key)
+            return CutOrder(order, before, begins) if before or begins else order
+        rank, world = share.rank, share.world
+        key = rng.key(seed, epoch, purpose, rank) if self.is_shuffled else None
+        own = self.between.count(share.count(length))
+        most = len(range(rank, length, world)) - before
+        is_to_the_end = before + own == share.count(length)
+        # The last one first: an epoch 0 in the order of the data is so on all ranks.
+        left_out = own - epoch % most if is_to_the_end and most > own else None
+        if self.blocks is None or key is None:
+            part = permutation(own, key)
+            return FixedPart(part, world, begins + rank + before * world, world, left_out)
+        start = begins + share.run(length, whole=True) + before
+        return FixedPart(self._permuted(start, own, key), world, start, 1, left_out)
+
+    def _permuted(self, first: int, length: int, key: NDArray[np.uint64] | None) -> Order:
+        """Return a permutation of examples ``first ...``, from 0 on; by blocks if there are some.
+
+        No more blocks than are drawn from at a time need no order of their own.
+        """
+        if self.blocks is not None and key is not None:
+            ends = cut_to(self.blocks, first, length)
+            if len(ends) > WINDOW:
+                return BlockOrder(ends, key)
+        return permutation(length, key)
+
+
+def _least(limit: int | None, count: int) -> int:
+    return count if limit is None else min(limit, count)

@@ -401,7 +401,7 @@ def test_a_source_that_cannot_say_which_data_it_reads_needs_a_version(tmp_path: 
         def __getitem__(self, index: int) -> int:
             return index
 
-    with pytest.raises(ValueError, match="nothing tells whether from_dataset"):
+    with pytest.raises(ValueError, match="cannot check that from_dataset"):
         stoker.from_dataset(Plain()).cache("1MiB", path=tmp_path)
     for hits in (0, 4):
         plain = stoker.from_dataset(Plain()).cache("1MiB", path=tmp_path, version="1").workers(0)

@@ -29,7 +29,8 @@ PROTOCOLS = {
     ),
     "sources/remote/source.py": ("ReadsRanges",),
     "engine/items.py": ("Stream", "PulledStream", "DrivenStream", "HeadStream", "Inputs"),
-    "schedule/dealing.py": ("Order", "Dealer"),
+    "schedule/dealing.py": ("Deal", "Dealer"),
+    "schedule/orders/order.py": ("Order",),
 }
 Class = tuple[Path, str]
 

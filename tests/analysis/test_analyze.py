@@ -482,5 +482,5 @@ def test_help_teaches() -> None:
     done = subprocess.run(
         command_of("--help"), capture_output=True, text=True, check=True, env=environment()
     )
-    for words in ("torchrun", "train.py", "--loader", "--html", "No root"):
+    for words in ("torchrun", "train.py", "--loader", "--html", "no root"):
         assert words in done.stdout

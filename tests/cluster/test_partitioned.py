@@ -301,4 +301,4 @@ def test_what_comes_too_late_is_read_from_storage_and_counted(
         cache = late.stats().cache
         assert cache is not None
         assert (cache.hits, cache.misses, cache.peer_timeouts) == (0, EXAMPLES, EXAMPLES)
-        assert "60 were waited for in vain" in str(cache)
+        assert "60 timed out after 5 s" in str(cache)

@@ -334,7 +334,7 @@ def test_what_is_no_image_is_refused() -> None:
         resize(8)(ROWS[..., 0])
     with pytest.raises(OSError, match="cannot identify"):
         resize(8)(b"this is a text")
-    with pytest.raises(ValueError, match="an image of 77 x 101, with a padding of 2, is smaller"):
+    with pytest.raises(ValueError, match="an image of 77 x 101 with a padding of 2 is smaller"):
         random_crop((82, 9), 2)(ROWS, rng())
 
 

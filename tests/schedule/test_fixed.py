@@ -363,7 +363,7 @@ def test_packing_keeps_everything(numbers: list[int]) -> None:
     assert compact_integers.unpacked_small(text, most, stop).tolist() == numbers
     for wrong in ((most - 1, stop), (most, stop - 1)):
         if numbers:
-            with pytest.raises(ValueError, match=r"packed|beyond"):
+            with pytest.raises(ValueError, match=r"holds more than|holds numbers beyond"):
                 compact_integers.unpacked_small(text, *wrong)
 
 
@@ -373,7 +373,7 @@ def test_what_is_packed_takes_no_more_memory_than_it_may() -> None:
     tracemalloc.start()
     try:
         for text in (bomb, bomb[:-5], f"{bomb}00000"):
-            with pytest.raises(ValueError, match="packed"):
+            with pytest.raises(ValueError, match=r"holds more than|cut short, or too long"):
                 compact_integers.unpacked_bytes(text, 1000)
         assert tracemalloc.get_traced_memory()[1] < 64 * len(bomb)
     finally:

@@ -390,12 +390,12 @@ def test_a_folder_that_lacks_classes_keeps_the_numbers_it_is_given(tmp_path: Pat
 @pytest.mark.parametrize(
     ("how", "kind", "says"),
     [
-        ({"extensions": ".wav"}, TypeError, "extensions is a list"),
+        ({"extensions": ".wav"}, TypeError, "extensions must be a list"),
         ({"extensions": [1]}, TypeError, "1 is in it"),
-        ({"extensions": []}, ValueError, "extensions is a list"),
+        ({"extensions": []}, ValueError, "extensions must be a list"),
         ({"extensions": ["."]}, ValueError, "one without a letter"),
-        ({"classes": "cat"}, TypeError, "classes is a list"),
-        ({"classes": []}, ValueError, "classes is a list"),
+        ({"classes": "cat"}, TypeError, "classes must be a list"),
+        ({"classes": []}, ValueError, "classes must be a list"),
         ({"classes": ["a", "b", "a"]}, ValueError, "'a' twice"),
     ],
 )

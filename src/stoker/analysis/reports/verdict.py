@@ -42,9 +42,7 @@ def write_verdict(report: Report) -> str:
 def _write_finding(report: Report, *, sure: bool) -> str:
     split, seen = report.split, report.as_it_is
     if seen is None:
-        return (
-            "The script ended before it reached a steady state, so there are only the rates below"
-        )
+        return "The script ended before it reached a steady state. Only the rates below are known"
     if report.rates.G is None:
         return (
             f"The job waits {seen.wait_fraction:.0%} of the time for its loader. "

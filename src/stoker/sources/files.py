@@ -12,7 +12,7 @@ import io
 import os
 import socket
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -208,9 +208,10 @@ class OpenFile:
         if not stat.S_ISREG(os.fstat(self.descriptor).st_mode):
             raise OSError(errno.EINVAL, "no regular file", path)
 
-    def __del__(self) -> None:
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        # ``os`` may be gone when the interpreter ends: what closes is kept from the beginning.
         if hasattr(self, "descriptor"):
-            os.close(self.descriptor)
+            close(self.descriptor)
 
     def version(self) -> FileVersion:
         """Look up the version of the open file."""

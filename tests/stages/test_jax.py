@@ -137,7 +137,7 @@ def test_batches_go_to_devices_and_over_shardings(tmp_path: Path) -> None:
         try:
             stoker.images.flip(placed)
         except ValueError as error:
-            assert "those of JAX are changed before .to()" in str(error)
+            assert "change images before .to() makes them JAX arrays" in str(error)
         else:
             raise AssertionError
         """,

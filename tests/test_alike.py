@@ -111,22 +111,22 @@ ELSEWHERE = """
 import sys
 sys.path.insert(0, {tests!r})
 from test_alike import Over, closing, added, halves
-from stoker.basics.fingerprint import told
-print(told(Over(halves()[1], closing("x"))), told(added))
+from stoker.basics.fingerprint import content_digest
+print(content_digest(Over(halves()[1], closing("x"))), content_digest(added))
 """
 
 
 @pytest.mark.full
 def test_another_process_is_told_the_same() -> None:
     script = ELSEWHERE.format(tests=str(Path(__file__).parent))
-    content_digest = {
+    answers = {
         subprocess.run(
             [sys.executable, "-c", script],
             capture_output=True, text=True, check=True, env={"PYTHONHASHSEED": seed},
         ).stdout
         for seed in ("1", "2")
     }  # fmt: skip
-    assert len(content_digest) == 1
+    assert len(answers) == 1
 
 
 FUNCTIONS: dict[str, list[Callable[[Any], Any]]] = {

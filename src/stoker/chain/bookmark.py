@@ -17,7 +17,7 @@ from stoker.basics.validate import is_whole_number
 from stoker.chain import state
 from stoker.chain.chain import Chain
 from stoker.chain.iterator import PipelineIterator
-from stoker.chain.seek import taken_over
+from stoker.chain.seek import take_over
 from stoker.engine.checkpoint import Position
 from stoker.engine.items import Item
 from stoker.engine.run import FORGOTTEN, Run
@@ -62,7 +62,7 @@ class Bookmark:
     @property
     def coming(self) -> Chain:
         """The chain as the next epoch finds it; while one is run, as that found it."""
-        return self.chain if self._live_run() is not None else self.chain.measured()
+        return self.chain if self._live_run() is not None else self.chain.with_current_length()
 
     @property
     def is_loaded(self) -> bool:
@@ -212,7 +212,7 @@ class Bookmark:
         chain = self.chain
         epoch, position, before = self.where()
         if not position.yielded and (epoch != self.epoch or self._live_run() is None):
-            chain = chain.measured()  # an epoch that has not begun
+            chain = chain.with_current_length()  # an epoch that has not begun
             position = position if chain is self.chain else Position()
         if position.yielded:
             chain.source.check_state(chain)
@@ -234,11 +234,11 @@ class Bookmark:
         Raises StateError when it is another chain's, or damaged, or if not ``elastic`` when it is
         of other ranks or has other batches.
         """
-        chain = self.chain.measured()
+        chain = self.chain.with_current_length()
         given = saved if isinstance(saved, list) else [saved]
         if not given:
             raise StateError("this is no state of a stoker pipeline: the list of states is empty")
-        loaded = taken_over([state.read(one, chain, elastic=elastic) for one in given], chain)
+        loaded = take_over([state.read(one, chain, elastic=elastic) for one in given], chain)
         begun = bool(loaded.epoch) or loaded.position is not None
         self.chain = replace(
             chain.with_seed(loaded.seed), is_seed_open=chain.is_seed_drawn and not begun
@@ -261,7 +261,7 @@ class Bookmark:
         run = self._live_run()
         if run is not None:
             self._note(run)
-        return written(self.chain.seed, self.chain.outline(), self._records)
+        return written(self.chain.seed, self.chain.signature(), self._records)
 
     def progress(self) -> float:
         """Return how much of the epoch's fresh examples, or steps, was handed out, from 0 to 1."""

@@ -85,7 +85,7 @@ def behind_pool(
     )
 
 
-def taken_over(states: Sequence[Loaded], chain: Chain) -> Loaded:
+def take_over(states: Sequence[Loaded], chain: Chain) -> Loaded:
     """Return the state with which a chain goes on: of its own rank, or a new leg of the epoch.
 
     Args:
@@ -97,7 +97,7 @@ def taken_over(states: Sequence[Loaded], chain: Chain) -> Loaded:
     first, mine = states[0], (chain.rank_world[1], chain.batch_size)
     is_anew = (first.by.rank_world[1], first.by.batch_size) != mine
     if len(states) > 1:
-        first = _own(states, chain)
+        first = _own_state(states, chain)
     position = first.position
     if not is_anew:
         if position is not None and first.rank not in (None, chain.rank_world[0]):
@@ -109,13 +109,13 @@ def taken_over(states: Sequence[Loaded], chain: Chain) -> Loaded:
     if position is None or (not position.yielded and position.leg is None):
         return replace(first, position=None, sizes={})
     _check_leg(first.by, chain)
-    leg = _leg(first.by, position)
+    leg = _leg_behind(first.by, position)
     if not chain.rank_world[0]:
-        _log.warning("%s", _told(first, leg, chain))
+        _log.warning("%s", _describe(first, leg, chain))
     return replace(first, position=Position(leg=leg), sizes={})
 
 
-def _own(states: Sequence[Loaded], chain: Chain) -> Loaded:
+def _own_state(states: Sequence[Loaded], chain: Chain) -> Loaded:
     """Return of the states of all ranks that of this rank, or any if that is none of them."""
     first = states[0]
     world = first.by.rank_world[1]
@@ -126,16 +126,16 @@ def _own(states: Sequence[Loaded], chain: Chain) -> Loaded:
             "them: give the state of each rank, once"
         )
     for each in states:
-        if _place(each) != _place(first):
+        if _place_of(each) != _place_of(first):
             raise StateError(
-                f"the states in the list are of different places: {_place(first)} and "
-                f"{_place(each)} (seed, epoch, batches): give those that ranks saved together"
+                f"the states in the list are of different places: {_place_of(first)} and "
+                f"{_place_of(each)} (seed, epoch, batches): give those that ranks saved together"
             )
     rank = chain.rank_world[0]
     return states[ranks.index(rank)] if rank < world else first
 
 
-def _place(loaded: Loaded) -> tuple[int, int, int]:
+def _place_of(loaded: Loaded) -> tuple[int, int, int]:
     return loaded.seed, loaded.epoch, 0 if loaded.position is None else loaded.position.yielded
 
 
@@ -163,8 +163,9 @@ def _check_leg(by: Chain, chain: Chain) -> None:
             raise StateError(f"what {name} has left out, or holds, is the rank's own")
     except StateError as why:
         raise StateError(
-            f"the state is in the middle of an epoch, which cannot go on with {_change(by, chain)}: "
-            f"{why}. Load it with what it was saved with, or change that between epochs"
+            "the state is in the middle of an epoch, which cannot go on with "
+            f"{_describe_change(by, chain)}: {why}. Load it with what it was saved with, or change "
+            "that between epochs"
         ) from None
 
 
@@ -172,7 +173,7 @@ def _keeps(traits: Traits) -> bool:
     return traits.filters or traits.skips or traits.joins or traits.scans or traits.repeats
 
 
-def _leg(by: Chain, position: Position) -> Leg:
+def _leg_behind(by: Chain, position: Position) -> Leg:
     """Return what is left of an epoch, of which each rank has had equally many rows."""
     indexed, selection, (_, world) = by.plan.indexed, by.selection, by.rank_world
     assert indexed is not None
@@ -195,18 +196,18 @@ def _leg(by: Chain, position: Position) -> Leg:
     )
 
 
-def _told(loaded: Loaded, leg: Leg, chain: Chain) -> str:
+def _describe(loaded: Loaded, leg: Leg, chain: Chain) -> str:
     """Say where other ranks go on."""
     indexed, by = loaded.by.plan.indexed, loaded.by
     assert indexed is not None
     places = indexed.places(by.on_leg(leg).selection)
     return (
         f"goes on in epoch {loaded.epoch} at example {places - len(leg.rest):,} of {places:,} with "
-        f"{_change(by, chain)}"
+        f"{_describe_change(by, chain)}"
     )
 
 
-def _change(by: Chain, chain: Chain) -> str:
+def _describe_change(by: Chain, chain: Chain) -> str:
     """Say what is other than it was."""
     (_, was), (_, now) = by.rank_world, chain.rank_world
     said = [] if now == was else [f"{now} rank{'s' * (now > 1)} instead of {was}"]

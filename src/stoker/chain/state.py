@@ -1,7 +1,7 @@
 """Saved states: exact at the last yielded batch, small, and checked field by field against the
 pipeline that loads them.
 
-A state is JSON, with the outline of its chain and a checksum. The checksum says that nothing was
+A state is JSON, with the signature of its chain and a checksum. The checksum says that nothing was
 damaged, not that anything is right: ``StateSchema`` checks that.
 
 What no run of that pipeline could have saved is refused before anything is made of it, so that
@@ -21,7 +21,7 @@ from typing import Any, assert_never
 import numpy as np
 
 from stoker.basics import compact_integers
-from stoker.basics.compact_integers import whole
+from stoker.basics.compact_integers import check_integer
 from stoker.basics.warn import warn
 from stoker.chain.chain import Chain
 from stoker.engine.checkpoint import Bounds, Node, Position
@@ -85,7 +85,7 @@ def saved(
     state: dict[str, Any] = {
         "format": FORMAT,
         "numpy": np.__version__,
-        "pipeline": chain.outline(),
+        "pipeline": chain.signature(),
         "world": chain.rank_world[1],
         "batch": chain.batch_size,
         "seed": chain.seed,
@@ -124,30 +124,30 @@ def read(state: Any, chain: Chain, *, elastic: bool = True) -> Loaded:
     if not isinstance(state, dict) or "format" not in state:
         raise StateError("this is no state of a stoker pipeline (state_dict() makes one)")
     if state["format"] != FORMAT:
-        known = compact_integers.shown(state["format"])
+        known = compact_integers.short_repr(state["format"])
         raise StateError(f"the state has format {known}; this version reads {FORMAT}")
     if state.get("checksum") != _checksum({k: v for k, v in state.items() if k not in _UNSIGNED}):
         raise StateError("the state is damaged: its checksum does not fit")
     try:
         by = _saved_by(state, chain, elastic=elastic)
         rank = by.rank_world[0] if by.ranks_differ else None
-        theirs = compact_integers.whole(state["seed"], 0, None)
+        theirs = check_integer(state["seed"], 0, None)
         if seed is not None and seed != theirs:
             raise StateError(
                 f"the state belongs to another run: its seed is {theirs}, this pipeline's is {seed}"
             )
-        before = [compact_integers.whole(count) for count in state["before"]]
+        before = [check_integer(count) for count in state["before"]]
         fit = _schema(state, by)
         sizes = pool_sizes(state["pool_sizes"], fit.plan)
         loaded = Loaded(
             by,
             rank,
             theirs,
-            compact_integers.whole(state["epoch"]),
+            check_integer(state["epoch"]),
             position(state, fit, sizes),
             sizes,
             Clock(*before),
-            compact_integers.whole(state["handed_out"]) if "handed_out" in state else None,
+            check_integer(state["handed_out"]) if "handed_out" in state else None,
         )
         version = _minor(state["numpy"][:80])
     except (LookupError, TypeError, ValueError, AttributeError) as error:
@@ -162,15 +162,15 @@ def read(state: Any, chain: Chain, *, elastic: bool = True) -> Loaded:
 
 def _saved_by(state: dict[str, Any], chain: Chain, *, elastic: bool) -> Chain:
     """Return the chain as the rank had it that saved a state."""
-    world, batch = whole(state["world"], 1), whole(state["batch"], 1)
+    world, batch = check_integer(state["world"], 1), check_integer(state["batch"], 1)
     rank = chain.rank_world[0] if world == chain.rank_world[1] else 0
-    rank = whole(state.get("rank", rank), 0, world - 1)
-    lines, mine = list(state["pipeline"]), chain.outline()
+    rank = check_integer(state.get("rank", rank), 0, world - 1)
+    lines, mine = list(state["pipeline"]), chain.signature()
     by = chain
     if elastic or lines == mine:
         with contextlib.suppress(ValueError):  # as a pool that holds no such batch raises
             by = chain.of_ranks(rank, world, batch)
-    theirs = by.outline()
+    theirs = by.signature()
     if lines != theirs:
         # What only ranks and the batch size say otherwise is no difference.
         changed = {theirs[at]: line for at, line in enumerate(mine)} if by is not chain else {}
@@ -189,7 +189,7 @@ def _schema(state: dict[str, Any], by: Chain) -> StateSchema:
         indexed = by.plan.indexed
         if indexed is None:
             raise ValueError("a leg of an epoch is in it, and this pipeline's have none")
-        begun_by = whole(state["leg"]["begun_by"], 1)
+        begun_by = check_integer(state["leg"]["begun_by"], 1)
         begun = by.of_ranks(0, begun_by, by.batch_size)  # how many places it has
         leg = Leg.read(state["leg"], indexed.places(begun.selection))
         by = by.on_leg(leg)
@@ -247,7 +247,7 @@ def pool_sizes(sizes: Any, plan: Plan) -> dict[int, PoolSize]:
             least = most = echo.pool
         elif echo.pool_bytes is not None:
             most = max(most, echo.pool_bytes)
-        found[echo.position] = PoolSize(whole(size, least, most))
+        found[echo.position] = PoolSize(check_integer(size, least, most))
     return found
 
 
@@ -258,7 +258,7 @@ def position(
 
     Raises StateError, KeyError, ValueError or TypeError where the pipeline cannot be.
     """
-    yielded, nested = whole(state["yielded"]), "loader" in state
+    yielded, nested = check_integer(state["yielded"]), "loader" in state
     owners = _owners(state, fit)
     nodes = _list(state["parts"])
     if not yielded and not nested and not (fit.plan.carries_pool and nodes):
@@ -270,16 +270,19 @@ def position(
     iterated = fit.examples is None
     found = Position(
         yielded,
-        whole(state["uses"]),
-        whole(state["fresh"], 0, compact_integers.LARGEST if iterated else fit.examples),
-        spent={whole(int(a), 0, fit.accounts): whole(n) for a, n in state["spent"].items()},
-        filtered=whole(state["filtered"]),
-        loaded=whole(state["loaded"], 0, compact_integers.LARGEST if iterated else 0),
+        check_integer(state["uses"]),
+        check_integer(state["fresh"], 0, compact_integers.LARGEST if iterated else fit.examples),
+        spent={
+            check_integer(int(a), 0, fit.accounts): check_integer(n)
+            for a, n in state["spent"].items()
+        },
+        filtered=check_integer(state["filtered"]),
+        loaded=check_integer(state["loaded"], 0, compact_integers.LARGEST if iterated else 0),
         loader_state=state.get("loader"),
         owners=owners,
         leg=fit.leg,
     )
-    epoch = whole(state["epoch"])
+    epoch = check_integer(state["epoch"])
     if fit.examples is None:
         if nodes:
             raise ValueError("pools are in it that cannot be made again")
@@ -307,7 +310,7 @@ def _owners(state: dict[str, Any], fit: StateSchema) -> OwnerSnapshot | None:
 
 def _list(value: Any) -> list[Any]:
     if type(value) is not list:
-        raise TypeError(f"{compact_integers.shown(value)} is no list")
+        raise TypeError(f"{compact_integers.short_repr(value)} is no list")
     return list(value)
 
 
@@ -361,4 +364,4 @@ def _in_place(nodes: list[Any], plan: Plan) -> list[Any]:
         raise StateError(
             "the state was saved with other skip budgets: examples it left out cannot be told"
         )
-    raise ValueError(f"{compact_integers.shown(kinds)} are in it, not {list(plan.kinds)}")
+    raise ValueError(f"{compact_integers.short_repr(kinds)} are in it, not {list(plan.kinds)}")

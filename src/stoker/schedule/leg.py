@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.basics import compact_integers
-from stoker.basics.compact_integers import whole
+from stoker.basics.compact_integers import check_integer
 from stoker.schedule.numbering import Numbering
-from stoker.schedule.orders.order import Order, Places, as_array, moved
+from stoker.schedule.orders.order import Order, Places, as_array, offset_places
 from stoker.stats import Clock
 
 # Ranges in a row: a rank has a few at most, and a state holds them all.
@@ -62,7 +62,7 @@ class Remainder:
         if not self.ranges:
             return as_array(which)
         if self.first is not None:
-            return moved(which, self.first)
+            return offset_places(which, self.first)
         which = as_array(which)
         parts = np.minimum(self._numbering.parts(which), len(self.ranges) - 1)
         found: NDArray[np.int64] = self._starts[parts] + which - self._numbering.starts[parts]
@@ -102,7 +102,7 @@ class Leg:
         return {
             "begun_by": self.begun_by,
             "ranges": len(self.rest.ranges),
-            "rest": compact_integers.packed_small(gaps),
+            "rest": compact_integers.encode_small(gaps),
             "before": [self.before.fresh_examples, self.before.uses, self.before.steps],
             "batches": self.batches,
         }
@@ -113,17 +113,17 @@ class Leg:
 
         Raises KeyError, TypeError or ValueError for what cannot be.
         """
-        count = whole(saved["ranges"], 0, min(places, _MOST_RANGES))
-        gaps = compact_integers.unpacked_small(saved["rest"], 2 * count, places + 1)
+        count = check_integer(saved["ranges"], 0, min(places, _MOST_RANGES))
+        gaps = compact_integers.decode_small(saved["rest"], 2 * count, places + 1)
         bounds = np.cumsum(gaps)
         if len(bounds) != 2 * count or (gaps[1:] < 1).any() or (bounds > places).any():
             raise ValueError("the rest of the epoch is damaged")
-        fresh, uses, steps = (whole(n) for n in saved["before"])
+        fresh, uses, steps = (check_integer(n) for n in saved["before"])
         return cls(
-            whole(saved["begun_by"], 1),
+            check_integer(saved["begun_by"], 1),
             Remainder(zip(bounds[::2].tolist(), bounds[1::2].tolist(), strict=True)),
             Clock(fresh, uses, steps),
-            whole(saved["batches"]),
+            check_integer(saved["batches"]),
         )
 
 

@@ -74,7 +74,7 @@ class Origin(ABC):
         yields_batches: whether it yields ready batches of a user's loader.
         is_indexed: whether any example can be read by its number.
         has_own_order: whether it decides the order of an epoch's examples itself.
-        may_grow: whether ``measured`` may find another length.
+        may_grow: whether ``with_current_length`` may find another length.
     """
 
     yields_batches: bool = False
@@ -99,7 +99,7 @@ class Origin(ABC):
         Raises TypeError where only the end tells.
         """
 
-    def measured(self) -> Origin:
+    def with_current_length(self) -> Origin:
         """Return this source with its current length: itself, if unchanged.
 
         Raises ValueError if its length must not change.
@@ -138,8 +138,8 @@ class Origin(ABC):
         """Raise StateError where other ranks cannot go on in the middle of an epoch."""
         raise StateError("what was read of it is known to the ranks that read it alone")
 
-    def outline(self) -> str:
-        """Return its line of the outline, which must equal a saved state's: by default its kind."""
+    def signature(self) -> str:
+        """Return its line of the signature that a saved state must equal: by default its kind."""
         return type(self).__name__
 
     @abstractmethod
@@ -291,7 +291,7 @@ class IndexedSource(Origin):
     def check_state(self, chain: ChainOfSource) -> None:
         """Accept every position: any example can be read again."""
 
-    def outline(self) -> str:
+    def signature(self) -> str:
         return f"{self.kind} of {len(self)}"
 
     def extent(self, *, is_followed: bool) -> str:

@@ -18,7 +18,7 @@ from stoker.sources.arrow.blocks import HeldBlocks
 from stoker.sources.arrow.rows import GroupedRows, RowGroup, TableColumns
 from stoker.sources.arrow.table import import_pyarrow, without_views
 from stoker.sources.files import FileVersion, version_of
-from stoker.sources.patterns import Paths, find_files, shown
+from stoker.sources.patterns import Paths, describe_paths, find_files
 from stoker.sources.source import Fingerprinted, GathersRows, Indices, OwnSource, ReadsBlocks, Rows
 
 # Of usable memory. bench/records.py, row "disk: parquet": where row groups stay, later epochs are
@@ -82,7 +82,7 @@ class ParquetSource(OwnSource, ReadsBlocks[Any], GathersRows[Any], Fingerprinted
         if columns is not None:
             columns = names_in("columns", columns, "['image', 'label']")
         import_pyarrow("from_parquet", "pyarrow.parquet")
-        self._given = shown(paths)
+        self._given = describe_paths(paths)
         self._files: list[_File] = []
         self._groups: list[tuple[int, int]] = []  # file, and number in the file
         counts: list[int] = []

@@ -137,7 +137,7 @@ def test_fields_have_the_sizes(tmp_path: Path) -> None:
                 source.shuffle().shard(rank=0, world=2, balance=balance).batch(4)
                 for balance in (field, sizes)
             )
-            assert by_field.chain.outline() == by_array.chain.outline()
+            assert by_field.chain.signature() == by_array.chain.signature()
     with pytest.raises(LookupError, match="no field 'm'"):
         sources[1][0].shuffle().shard(rank=0, world=2, balance="m")
 
@@ -149,7 +149,7 @@ def test_hugging_face_fields_have_the_sizes() -> None:
     by_field, by_array = (
         train.shard(rank=0, world=2, balance=balance) for balance in ("tokens", np.arange(5, 40))
     )
-    assert by_field.chain.outline() == by_array.chain.outline()
+    assert by_field.chain.signature() == by_array.chain.signature()
 
 
 def test_what_is_dealt_by_is_part_of_a_state() -> None:

@@ -24,7 +24,7 @@ PROTOCOLS = {
     "stages/functions/operation.py": ("Operation",),
     "sources/origin.py": ("Origin", "IndexedSource"),
     "sources/source.py": (
-        *("Source", "FetchesMany", "Outlined", "Labeled", "Identified", "Fingerprinted"),
+        *("Source", "FetchesMany", "HasSignature", "Labeled", "Identified", "Fingerprinted"),
         *("ReadsFiles", "ReadsBlocks", "ReadsColumns", "ReadsAhead", "Reader"),
         *("GathersRows", "Rows"),
     ),

@@ -116,14 +116,14 @@ def device_of(leaf: Any) -> str | None:
     return str(leaf.device) if is_tensor(leaf) and leaf.device.type != "cpu" else None
 
 
-def signature(value: Any) -> Any:
+def structure(value: Any) -> Any:
     """Return a structure without its leaves, to compare structures."""
     parts = children(value)
     if parts is None:
         return None
     kind = dict if isinstance(value, Mapping) else type(value)
-    outline = [(name, signature(child)) for name, child in parts]
-    return kind, frozenset(outline) if kind is dict else tuple(outline)
+    named = [(name, structure(child)) for name, child in parts]
+    return kind, frozenset(named) if kind is dict else tuple(named)
 
 
 def leaves_like(template: Any, value: Any) -> list[Any]:
@@ -141,7 +141,7 @@ def leaves_like(template: Any, value: Any) -> list[Any]:
         elif type(template) is type(value):
             pairs = zip(parts, value_parts, strict=True)
             return [x for (_, child), (_, other) in pairs for x in leaves_like(child, other)]
-    raise TypeError(f"{outline(template)} and {outline(value)}")
+    raise TypeError(f"{describe_node(template)} and {describe_node(value)}")
 
 
 def leaf_names(value: Any, prefix: str = "") -> list[str]:
@@ -152,7 +152,7 @@ def leaf_names(value: Any, prefix: str = "") -> list[str]:
     return [x for n, child in parts for x in leaf_names(child, f"{prefix}.{n}" if prefix else n)]
 
 
-def outline(value: Any) -> str:
+def describe_node(value: Any) -> str:
     """Return a text for a structure's outermost node, for messages."""
     parts = children(value)
     if parts is None:

@@ -217,8 +217,8 @@ class Bookmark:
                 run.leave()
             between = chain.source.state_between(left=self._left_data_epoch())
             position = replace(position, loader_state=between)
-        outline, handed_out = chain.outline(), self._handed_out()
-        return state.saved(outline, chain.seed, epoch, position, self.sizes, before, handed_out)
+        signature, handed_out = chain.signature(), self._handed_out()
+        return state.saved(signature, chain.seed, epoch, position, self.sizes, before, handed_out)
 
     def _handed_out(self) -> int | None:
         """Return how many outputs there were in all epochs; None if these are the data's own."""
@@ -230,7 +230,7 @@ class Bookmark:
         examples = chain.examples() if chain.source.is_indexed else None
         fit = StateSchema(chain.plan, examples, chain.accounts, chain.data_epoch_steps)
         given = None if chain.is_seed_drawn else chain.seed
-        loaded = state.read(saved, chain.outline(), given, fit)
+        loaded = state.read(saved, chain.signature(), given, fit)
         begun = bool(loaded.epoch) or loaded.position is not None
         self.chain = replace(
             chain.with_seed(loaded.seed), is_seed_open=chain.is_seed_drawn and not begun
@@ -253,7 +253,7 @@ class Bookmark:
         run = self._live_run()
         if run is not None:
             self._note(run)
-        return written(self.chain.seed, self.chain.outline(), self._records)
+        return written(self.chain.seed, self.chain.signature(), self._records)
 
     def progress(self) -> float:
         """Return how much of the epoch's fresh examples, or steps, was handed out, from 0 to 1."""

@@ -1,7 +1,7 @@
 """Saved states: exact at the last yielded batch, small, and checked field by field against the
 pipeline that loads them.
 
-A state is JSON, with the outline of its chain and a checksum. The checksum says that nothing was
+A state is JSON, with the signature of its chain and a checksum. The checksum says that nothing was
 damaged, not that anything is right: ``StateSchema`` checks that.
 
 What no run of that pipeline could have saved is refused before anything is made of it, so that
@@ -60,7 +60,7 @@ class Loaded:
 
 
 def saved(
-    outline: list[str],
+    signature: list[str],
     seed: int,
     epoch: int,
     position: Position,
@@ -75,7 +75,7 @@ def saved(
     state: dict[str, Any] = {
         "format": FORMAT,
         "numpy": np.__version__,
-        "pipeline": outline,
+        "pipeline": signature,
         "seed": seed,
         "epoch": epoch,
         "yielded": position.yielded,
@@ -98,8 +98,8 @@ def saved(
     return signed
 
 
-def read(state: dict[str, Any], outline: list[str], seed: int | None, fit: StateSchema) -> Loaded:
-    """Read a state for the pipeline with this outline and, if one was given, this seed.
+def read(state: dict[str, Any], signature: list[str], seed: int | None, fit: StateSchema) -> Loaded:
+    """Read a state for the pipeline with this signature and, if one was given, this seed.
 
     Raises StateError when it does not fit or is damaged; warns when NumPy differs in version.
     """
@@ -112,8 +112,8 @@ def read(state: dict[str, Any], outline: list[str], seed: int | None, fit: State
         raise StateError("the state is damaged: its checksum does not fit")
     try:
         lines = list(state["pipeline"])
-        if lines != outline:
-            difference = difference_of(lines, outline)
+        if lines != signature:
+            difference = difference_of(lines, signature)
             raise StateError(f"the state belongs to another pipeline: {difference}")
         theirs = compact_integers.whole(state["seed"], 0, None)
         if seed is not None and seed != theirs:

@@ -152,7 +152,7 @@ def _listed(epochs: list[int]) -> str:
 
 
 def difference_of(theirs: list[str], ours: list[str]) -> str:
-    """Say where two outlines differ."""
+    """Say where two signatures differ."""
     for a, b in zip(theirs, ours, strict=False):
         if a != b:
             there = a if type(a) is str and len(a) < 200 else compact_integers.shown(a)
@@ -236,5 +236,5 @@ def _echo(echo: Mapping[str, Any], items: int | None) -> EchoRecord:
 
 def _texts(lines: Any) -> list[str]:
     if type(lines) is not list or not all(type(line) is str for line in lines):
-        raise TypeError("the outline is no list of texts")
+        raise TypeError("the signature is no list of texts")
     return list(lines)

@@ -3,8 +3,8 @@
 With ``.shuffle().shard()`` ranks take turns at the places of a permutation of all examples. With
 ``.shard().shuffle()`` a rank reads a permutation of its own, fixed part. With
 ``.shuffle().shard(near=...)`` it reads what ``OwnerDeal`` gives it of each ``world * batch``
-places; with ``.shard(balance=...)`` what ``BalancedDeal`` does. With ``.shard(pad=True)`` it reads a
-run of these, and the last example again where there are none. Where a permutation is by blocks, a
+places; with ``.shard(balance=...)`` what ``BalancedDeal`` does. With ``.shard(pad=True)`` it reads
+a run of these, and the last example again where there are none. Where a permutation is by blocks, a
 rank's part is a run of it, so that ranks read different blocks.
 """
 

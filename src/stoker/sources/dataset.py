@@ -21,10 +21,10 @@ from stoker.sources.source import (
     FetchesMany,
     Fingerprinted,
     GathersRows,
+    HasSignature,
     Identified,
     Indices,
     Labeled,
-    Outlined,
     OwnSource,
     Reader,
     ReadsAhead,
@@ -210,8 +210,8 @@ class DatasetSource(IndexedSource):
             raise TypeError(f"rows of {self.name} are {_shown(rows)}, not stoker.sources.Rows")
         return rows
 
-    def outline(self) -> str:
-        return self.data.outline() if isinstance(self.data, Outlined) else super().outline()
+    def signature(self) -> str:
+        return self.data.signature() if isinstance(self.data, HasSignature) else super().signature()
 
     def extent(self, *, is_followed: bool) -> str:
         if isinstance(self.data, Described):

@@ -133,8 +133,8 @@ class Origin(ABC):
     def check_state(self, chain: ChainOfSource) -> None:
         """Raise StateError where a chain over it cannot be saved in the middle of an epoch."""
 
-    def outline(self) -> str:
-        """Return its line of the outline, which must equal a saved state's: by default its kind."""
+    def signature(self) -> str:
+        """Return its line of the signature that a saved state must equal: by default its kind."""
         return type(self).__name__
 
     @abstractmethod
@@ -286,7 +286,7 @@ class IndexedSource(Origin):
     def check_state(self, chain: ChainOfSource) -> None:
         """Accept every position: any example can be read again."""
 
-    def outline(self) -> str:
+    def signature(self) -> str:
         return f"{self.kind} of {len(self)}"
 
     def extent(self, *, is_followed: bool) -> str:

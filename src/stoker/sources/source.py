@@ -83,11 +83,11 @@ class Described(Source[T_co]):
         return f"{len(self):,} examples"
 
 
-class Outlined(Source[T_co]):
+class HasSignature(Source[T_co]):
     """A source with settings that a saved state must agree with, beside its class and length."""
 
     @abstractmethod
-    def outline(self) -> str:
+    def signature(self) -> str:
         """Return its settings and its length, in a line; the same on every host."""
 
 

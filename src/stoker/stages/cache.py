@@ -214,7 +214,7 @@ class CacheStage(ChainStage):
     def count(self, items: int) -> int:
         return items
 
-    def outline(self) -> None:
+    def signature(self) -> None:
         return None
 
     def note(self, chain: ChainView, sizes: Mapping[int, PoolSize]) -> str:

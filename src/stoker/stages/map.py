@@ -93,9 +93,9 @@ class Map(Operation):
         """Say what its budget lets it skip, and where it may decode too much."""
         return super().note(chain, sizes) + hint(chain, chain.stages.index(self))
 
-    def outline(self) -> str:
+    def signature(self) -> str:
         """Return its kind, the field, and whether it leaves first uses."""
-        return super().outline() + (", repeats only" if self.repeats_only else "")
+        return super().signature() + (", repeats only" if self.repeats_only else "")
 
     def key(self, seed: int, epoch: int) -> NDArray[np.uint64] | None:
         return rng.key(seed, epoch, rng.MAP + self.position) if self.is_random else None

@@ -333,7 +333,7 @@ class Shard(ChainStage):
             return PaddedDeal(self.rank, self.world, length=items).rows
         return Share(self.rank, self.world, self.uneven, anew=False).count(items)
 
-    def outline(self) -> str:
+    def signature(self) -> str:
         """Return the world: ranks of equal length share a state."""
         if self.uneven:
             return self.call

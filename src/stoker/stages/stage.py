@@ -105,7 +105,7 @@ class ChainView(ChainOfSource, Protocol):
 
     @property
     def has_workers(self) -> bool: ...
-    def outline(self) -> list[str]:
+    def signature(self) -> list[str]:
         """Return what a state must agree with, a line for the source and each stage."""
         ...
 
@@ -194,7 +194,7 @@ class ChainStage(ABC):
         """
 
     @abstractmethod
-    def outline(self) -> str | None:
+    def signature(self) -> str | None:
         """Return its line of what a state must agree with; None if it changes no stream."""
 
     def note(self, chain: ChainView, sizes: Mapping[int, PoolSize]) -> str:

@@ -467,10 +467,12 @@ class Lowering:
     def map(self, stage: Map) -> None:
         """A function is applied to each item."""
         segment = self._at_hand()
-        if segment.batch is not None:
-            segment.batch_maps.append(stage)
+        stages: list[Any] = segment.operations if segment.batch is None else segment.batch_maps
+        both = stage.behind(stages[-1]) if stages and isinstance(stages[-1], Map) else None
+        if both is not None and not (segment.cache is not None and segment.cache_at == len(stages)):
+            stages[-1] = both
         else:
-            segment.operations.append(stage)
+            stages.append(stage)
 
     def filter(self, stage: Filter) -> None:
         """Some examples are left out."""

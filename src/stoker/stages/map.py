@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from stoker.basics.pytree import Field
 from stoker.images.advising import hint
+from stoker.images.normalizing import fused
 from stoker.schedule import rng
 from stoker.stages.functions.operation import Operation, checked_budget
 from stoker.stages.functions.transforms import called_alone, called_with_rng
@@ -84,6 +85,14 @@ class Map(Operation):
         if self.skips:
             raise not_known()
         return items
+
+    def behind(self, before: Map) -> Map | None:
+        """Return what does both in one pass over the values; None if there is no such function."""
+        is_alike = (before.on, before.part, before.budget) == (self.on, self.part, self.budget)
+        if not is_alike or self.skips or self.repeats_only or before.repeats_only:
+            return None
+        both = fused(before.fn, self.fn)
+        return None if both is None else replace(before, fn=both)
 
     def compile(self, rejected: object) -> Callable[..., Any]:
         fn = called_with_rng(self.fn) if self.is_random else called_alone(self.fn)

@@ -62,7 +62,7 @@ class Bookmark:
     @property
     def coming(self) -> Chain:
         """The chain as the next epoch finds it; while one is run, as that found it."""
-        return self.chain if self._live_run() is not None else self.chain.measured()
+        return self.chain if self._live_run() is not None else self.chain.with_current_length()
 
     @property
     def is_loaded(self) -> bool:
@@ -207,7 +207,7 @@ class Bookmark:
         chain = self.chain
         epoch, position, before = self.where()
         if not position.yielded and (epoch != self.epoch or self._live_run() is None):
-            chain = chain.measured()  # an epoch that has not begun
+            chain = chain.with_current_length()  # an epoch that has not begun
             position = position if chain is self.chain else Position()
         if position.yielded:
             chain.source.check_state(chain)
@@ -226,7 +226,7 @@ class Bookmark:
 
     def load(self, saved: dict[str, Any]) -> state.Loaded:
         """Go to a saved state. Raises StateError when it is another chain's, or damaged."""
-        chain = self.chain.measured()
+        chain = self.chain.with_current_length()
         examples = chain.examples() if chain.source.is_indexed else None
         fit = StateSchema(chain.plan, examples, chain.accounts, chain.data_epoch_steps)
         given = None if chain.is_seed_drawn else chain.seed

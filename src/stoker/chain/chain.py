@@ -121,12 +121,12 @@ class Chain:
         )
         return replace(self, stages=stages, is_seed_open=False)
 
-    def measured(self) -> Chain:
+    def with_current_length(self) -> Chain:
         """Return this over its source as long as that is now: itself, where that is the same.
 
         Raises ValueError where a stage, or the source, cannot go on with another length.
         """
-        source = self.source.measured()
+        source = self.source.with_current_length()
         if source is self.source:
             return self
         for stage in self.stages:

@@ -131,7 +131,7 @@ class Segment:
         return sum(1 for _ in takewhile(lambda each: each.only_reads, self.operations))
 
     @property
-    def borrows(self) -> bool:
+    def shares_items(self) -> bool:
         """Whether a pool lends it items: the first to get hold of them does not write."""
         return self.reading > 0 or self.only_stacks
 

@@ -45,7 +45,8 @@ class DatasetSource(IndexedSource):
     ``__getitems__`` is used where an object has that. What a user's class returns is checked.
 
     Without a reader nothing is read ahead: a second read of an index may give another value. The
-    object may be longer or shorter in the next epoch; ``measured`` then returns a new source.
+    object may be longer or shorter in the next epoch; ``with_current_length`` then returns a new
+    source.
 
     Attributes:
         data: the object.
@@ -83,7 +84,7 @@ class DatasetSource(IndexedSource):
     def __len__(self) -> int:
         return self._length
 
-    def measured(self) -> DatasetSource:
+    def with_current_length(self) -> DatasetSource:
         if len(self.data) == self._length:
             return self
         twin = copy.copy(self)

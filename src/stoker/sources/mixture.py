@@ -109,9 +109,9 @@ class MixtureSource(IndexedSource):
     def count(self) -> int:
         return self.examples(Selection())
 
-    def measured(self) -> MixtureSource:
+    def with_current_length(self) -> MixtureSource:
         for number, part in enumerate(self.parts, 1):
-            if part.source.measured() is not part.source:
+            if part.source.with_current_length() is not part.source:
                 raise ValueError(
                     f"mix(): part {number}, {part.described}, had {len(part.source):,} examples "
                     "when it was mixed, and has another number now, from which it does not follow "

@@ -73,7 +73,7 @@ class Origin(ABC):
         yields_batches: whether it yields ready batches of a user's loader.
         is_indexed: whether any example can be read by its number.
         has_own_order: whether it decides the order of an epoch's examples itself.
-        may_grow: whether ``measured`` may find another length.
+        may_grow: whether ``with_current_length`` may find another length.
     """
 
     yields_batches: bool = False
@@ -98,7 +98,7 @@ class Origin(ABC):
         Raises TypeError where only the end tells.
         """
 
-    def measured(self) -> Origin:
+    def with_current_length(self) -> Origin:
         """Return this source with its current length: itself, if unchanged.
 
         Raises ValueError if its length must not change.

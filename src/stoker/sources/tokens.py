@@ -21,7 +21,7 @@ from stoker.basics.validate import is_whole_number
 from stoker.images import native
 from stoker.schedule.numbering import Numbering
 from stoker.sources.files import MOST_OPEN, FileVersion, OpenFiles, version_of
-from stoker.sources.patterns import Paths, find_files, shown
+from stoker.sources.patterns import Paths, describe_paths, find_files
 from stoker.sources.source import Fingerprinted, GathersRows, HasSignature, Indices, OwnSource, Rows
 
 IGNORED_TARGET = -100
@@ -92,7 +92,7 @@ class TokenSource(OwnSource, GathersRows[Any], Fingerprinted[Any], HasSignature[
             raise TypeError(f"separator is a token, a whole number, not {separator!r}")
         self._length, self._stride, self._separator = int(length), int(stride), separator
         self._files = self._find(files, dtype)
-        self._given = shown(files)
+        self._given = describe_paths(files)
         counts = [max(0, (f.tokens - 1 - length) // stride + 1) for f in self._files]
         self._windows = Numbering(counts)
         if not self._windows.total:

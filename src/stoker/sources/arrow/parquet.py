@@ -18,7 +18,7 @@ from stoker.sources.arrow.blocks import HeldBlocks
 from stoker.sources.arrow.rows import GroupedRows, RowGroup, TableColumns
 from stoker.sources.arrow.table import import_pyarrow, numbers_in, without_views
 from stoker.sources.files import FileVersion, version_of
-from stoker.sources.patterns import Paths, find_files, shown
+from stoker.sources.patterns import Paths, describe_paths, find_files
 from stoker.sources.source import (
     Fingerprinted,
     GathersRows,
@@ -92,7 +92,7 @@ class ParquetSource(
         if columns is not None:
             columns = names_in("columns", columns, "['image', 'label']")
         import_pyarrow("from_parquet", "pyarrow.parquet")
-        self._given = shown(paths)
+        self._given = describe_paths(paths)
         self._files: list[_File] = []
         self._groups: list[tuple[int, int]] = []  # file, and number in the file
         counts: list[int] = []

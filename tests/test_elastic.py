@@ -44,6 +44,7 @@ KINDS: dict[str, Callable[[int], stoker.Pipeline]] = {
     "cut": lambda n: rows(n + 9).skip(5).shuffle().skip(3).take(n - 3),
     "blocks": lambda n: rows(n).shuffle(block=4),
     "whole": lambda n: stoker.from_dataset(range(n), seed=7).shuffle().cache("1MiB"),
+    "balanced": lambda n: rows(n).shuffle(),
     "mixture": mixture,
 }
 
@@ -107,7 +108,8 @@ def run(
 
 def of_kind(kind: str, length: int) -> Callable[[int, int, int], stoker.Pipeline]:
     def build(rank: int, world: int, each: int) -> stoker.Pipeline:
-        train = KINDS[kind](length).shard(rank=rank, world=world)
+        sizes = np.arange(length) % 7 + 1 if kind == "balanced" else None
+        train = KINDS[kind](length).shard(rank=rank, world=world, balance=sizes)
         return train.random_map(drawing).batch(each)
 
     return build
@@ -170,7 +172,7 @@ def test_parts_as_they_lie_go_on_where_those_left_them_that_began(
     assert expected.total() - found.total() < plan[-1][0]
 
 
-@pytest.mark.parametrize("kind", ["shuffled", "whole", "mixture"])
+@pytest.mark.parametrize("kind", ["shuffled", "whole", "balanced", "mixture"])
 @few(6)
 @given(
     length=st.integers(200, 260),

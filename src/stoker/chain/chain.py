@@ -159,18 +159,21 @@ class Chain:
     def of_ranks(self, rank: int, world: int, batch: int) -> Chain:
         """Return this for a rank among other ones, which has batches of another size.
 
-        Raises ValueError where it cannot be.
+        Raises ValueError where a pool does not hold one.
         """
         if (*self.rank_world, self.batch_size) == (rank, world, batch):
             return self
-        chain = replace(self, stages=())
-        for stage in self.stages:
-            if isinstance(stage, Shard):
-                stage = replace(stage, rank=rank, world=world, among=None)
-            elif isinstance(stage, Batch):
-                stage = replace(stage, n=batch)
-            chain = chain.then(stage)
-        return chain
+        for echo in self.echoes:
+            echo.check_holds(batch)
+        stages = [
+            replace(stage, rank=rank, world=world, among=None)
+            if isinstance(stage, Shard)
+            else replace(stage, n=batch)
+            if isinstance(stage, Batch)
+            else stage
+            for stage in self.stages
+        ]
+        return replace(self, stages=tuple(stages))
 
     @property
     def data_epoch_steps(self) -> int | None:

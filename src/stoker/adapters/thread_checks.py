@@ -234,7 +234,7 @@ class _Trial:
 
     def report(self, seconds: float) -> dict[str, Any]:
         """Make examples alone, then by threads; return what is to be said."""
-        self._alone()
+        self._run_alone()
         sys.setswitchinterval(_SWITCH_S)
         end = time.monotonic() + seconds
         makers = [_Maker(self, number) for number in range(_THREADS if self._tasks else 0)]
@@ -252,7 +252,7 @@ class _Trial:
         ]
         return {"found": found, "unclear": self._unclear, "compared": self._calls}
 
-    def _alone(self) -> None:
+    def _run_alone(self) -> None:
         """Make every example twice behind every step, and note what can be compared."""
         values: dict[int, Any] = dict.fromkeys(range(self._examples))
         for at, (step, work) in enumerate(zip(self._steps, self._works, strict=True)):
@@ -260,8 +260,8 @@ class _Trial:
                 values = {0: list(values.values())[: step.joins]} if values else {}
             made, tasks, is_clear = {}, [], True
             for ordinal, value in values.items():
-                once = step.run(work, ordinal, _copied(value))
-                again = step.run(work, ordinal, _copied(value))
+                once = step.run(work, ordinal, _copy_input(value))
+                again = step.run(work, ordinal, _copy_input(value))
                 if _has_failed(once) and _has_failed(again):
                     continue  # nothing to compare
                 is_clear &= equal(once, again)
@@ -276,7 +276,7 @@ class _Trial:
 
     @property
     def has_enough(self) -> bool:
-        """Whether enough was found to be shown."""
+        """True if enough was found to be shown."""
         return any(len(each) >= _SHOWN for each in self._found)
 
     def works(self, replica: Replica) -> list[Work]:
@@ -299,7 +299,7 @@ class _Trial:
         at, ordinal, value, expected = order.choice(self._tasks)
         step = self._steps[at]
         self._running[maker.number] = at + 1
-        made = step.run(maker.works[at], ordinal, _copied(value))
+        made = step.run(maker.works[at], ordinal, _copy_input(value))
         self._running[maker.number] = 0
         if _has_failed(made) and maker.replica.make_private():
             with USER_LOCK:  # as worker threads do
@@ -338,7 +338,7 @@ def _has_failed(made: Any) -> bool:
     return type(made) is Failure and made is not REJECTED
 
 
-def _copied(value: Any) -> Any:
+def _copy_input(value: Any) -> Any:
     """Return a copy of what a step is given, as it may write to it."""
     try:
         return pytree.deep_copy(value)

@@ -55,7 +55,7 @@ class ExampleCache:
     """
 
     is_shared_by_nodes = False
-    """Whether the cache is spread over several nodes."""
+    """True if the cache is spread over several nodes."""
 
     def __init__(
         self,
@@ -153,7 +153,7 @@ class ExampleCache:
 
     def _look_up(self, keys: Sequence[bytes], sizes: Sequence[int] | None) -> tuple[list[Any], int]:
         """Return items as ``find`` does, and the bytes that were not read from storage."""
-        handle = self._opened()
+        handle = self._open_handle()
         if handle is None:
             return [MISSING] * len(keys), 0
         lengths: list[int] = []  # of the found records
@@ -187,25 +187,25 @@ class ExampleCache:
 
     def count(self, **counts: int) -> None:
         """Add to fields of ``CacheCounts``, if there is a store."""
-        handle = self._opened()
+        handle = self._open_handle()
         if handle is not None and any(counts.values()):
             handle.store.counters.add(self._user, **counts)
 
     def holds(self, keys: Sequence[bytes]) -> list[bool]:
-        handle = self._opened()
+        handle = self._open_handle()
         return [False] * len(keys) if handle is None else handle.store.holds(keys)
 
     @property
     def takes(self) -> bool:
-        """Whether there is a store with room for more items."""
-        handle = self._opened()
+        """True if there is a store with room for more items."""
+        handle = self._open_handle()
         if handle is None:
             return False
         return not handle.store.is_full and not handle.store.counters.head[DAMAGED]
 
     def claim_warning(self, admitted: int) -> bool:
         """True if this process should warn: once per store, and only if no other user fills it."""
-        handle = self._opened()
+        handle = self._open_handle()
         if handle is None:
             return False
         head = handle.store.counters.head
@@ -216,7 +216,7 @@ class ExampleCache:
 
     @property
     def weighs(self) -> bool:
-        """Whether admission depends on an item's cost."""
+        """True if admission depends on an item's cost."""
         return self._worth is not None
 
     def check_repeats(self, what: str, value: Any, read_again: Callable[[], Any]) -> None:
@@ -228,7 +228,7 @@ class ExampleCache:
         """
         if self._random_check.has_passed:
             return
-        handle = self._opened()
+        handle = self._open_handle()
         if handle is None:
             return
         counters = handle.store.counters
@@ -249,7 +249,7 @@ class ExampleCache:
 
         Raises TypeError for values that cannot be stored.
         """
-        handle = self._opened()
+        handle = self._open_handle()
         if handle is None:
             return
         head = handle.store.counters.head
@@ -266,7 +266,7 @@ class ExampleCache:
 
     def _enter(self, item: StoredItem) -> bool:
         """Queue an item to be stored; False if the queue is full."""
-        handle = self._opened()
+        handle = self._open_handle()
         return handle is not None and handle.writer.offer(item)
 
     def flush(self, timeout_s: float = _FLUSH_S) -> bool:
@@ -298,7 +298,7 @@ class ExampleCache:
             full=handle.store.is_full,
         )
 
-    def _opened(self) -> Handle | None:
+    def _open_handle(self) -> Handle | None:
         handle = self._handle
         if handle is not None and handle.is_alive:
             return handle

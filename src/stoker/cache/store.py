@@ -170,7 +170,7 @@ class Store:
 
     @property
     def is_full(self) -> bool:
-        """Whether the store takes no more items."""
+        """True if the store takes no more items."""
         head = self.counters.head
         return bool(head[FULL] or head[ENDED])
 

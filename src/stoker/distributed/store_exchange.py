@@ -171,7 +171,7 @@ class RankExchange:
             time.sleep(min(0.5, 0.001 + passed / 20))  # by turns, so that Ctrl-C is heard
 
 
-def meeting(among: Sequence[int]) -> RankExchange | None:
+def exchange_among(among: Sequence[int]) -> RankExchange | None:
     """Return these ranks' exchange; None where they have no store, and in a forked child."""
     if not _process.is_current:
         return None

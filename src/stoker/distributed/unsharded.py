@@ -1,4 +1,4 @@
-"""Whether each of several ranks iterates over all of the data, where each should have its part.
+"""True if each of several ranks iterates over all of the data, where each should have its part.
 
 A framework that shards the data cannot shard a stoker pipeline, and its users rely on sharding:
 that is an error.
@@ -95,7 +95,7 @@ def _tell(what: str, advice: str, under: Callable[[Framework], str | None]) -> N
 
 
 def _divides(part: Any, depth: int) -> bool:
-    """Whether some object in a loader knows its rank among several."""
+    """True if some object in a loader knows its rank among several."""
     if part is None or not depth:
         return False
     with contextlib.suppress(Exception):  # properties of foreign objects may raise anything

@@ -26,7 +26,7 @@ class AccelerateEpoch:
 
     @property
     def end_of_dataloader(self) -> bool:
-        """Whether the batch handed out last is the last of the epoch."""
+        """True if the batch handed out last is the last of the epoch."""
         return self._epoch.is_last
 
     @property

@@ -29,10 +29,10 @@ class TrainingLoop:
     repeats_first_epoch = False
 
     def has_ended_epoch(self) -> bool:
-        """Return whether it asks for no more of its epoch, though batches may be left."""
+        """True if it asks for no more of its epoch, though batches may be left."""
         return False
 
-    def untrained(self) -> int:
+    def untrained_batches(self) -> int:
         """Return how many batches it has received and not finished training on."""
         return 0
 
@@ -49,7 +49,7 @@ class RunningEpoch(Protocol):
 
     @property
     def is_last(self) -> bool:
-        """Whether nothing follows the output handed out last."""
+        """True if nothing follows the output handed out last."""
         ...
 
     @property
@@ -59,7 +59,7 @@ class RunningEpoch(Protocol):
 
     @property
     def ends_unequally(self) -> bool:
-        """Whether ranks have more or fewer examples than others."""
+        """True if ranks have more or fewer examples than others."""
         ...
 
 
@@ -91,7 +91,7 @@ class Framework:
         return None
 
     def shards_data(self) -> bool:
-        """Return whether it is at work, and its users expect it to give each rank its part."""
+        """True if it is at work, and its users expect it to give each rank its part."""
         return False
 
     def way_to_shard(self, loader: Any) -> str | None:
@@ -99,7 +99,7 @@ class Framework:
         return None
 
     def keeps_one_state(self) -> bool:
-        """Return whether it is saving or loading one rank's state for all ranks."""
+        """True if it is saving or loading one rank's state for all ranks."""
         return False
 
     def wrap_state(self, saved: dict[str, Any]) -> dict[str, Any]:
@@ -128,5 +128,5 @@ def frames() -> Iterator[tuple[str, FrameType]]:
 
 
 def is_calling(module_prefix: str | tuple[str, ...]) -> bool:
-    """Return whether code of such a module is calling."""
+    """True if code of such a module is calling."""
     return any(module.startswith(module_prefix) for module, _ in frames())

@@ -31,9 +31,9 @@ class LightningLoop(TrainingLoop):
     def has_ended_epoch(self) -> bool:
         if self._fit is None or not self._fit.epoch_loop.batch_progress.is_last_batch:
             return False
-        return not self.untrained()
+        return not self.untrained_batches()
 
-    def untrained(self) -> int:
+    def untrained_batches(self) -> int:
         if self._fit is None:
             return 0
         current = self._fit.epoch_loop.batch_progress.current

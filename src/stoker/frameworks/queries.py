@@ -31,15 +31,15 @@ def framework_with_one_state() -> str | None:
     return next((each.name for each in _ALL if each.keeps_one_state()), None)
 
 
-def wrapped_state(saved: dict[str, Any]) -> dict[str, Any]:
+def wrap_state(saved: dict[str, Any]) -> dict[str, Any]:
     """Return a pipeline's state as the framework that saves it wants it."""
     for each in _ALL:
         saved = each.wrap_state(saved)
     return saved
 
 
-def unwrapped_state(saved: Any) -> Any:
-    """Return a pipeline's state from what ``wrapped_state`` returned."""
+def unwrap_state(saved: Any) -> Any:
+    """Return a pipeline's state from what ``wrap_state`` returned."""
     for each in _ALL:
         saved = each.unwrap_state(saved)
     return saved

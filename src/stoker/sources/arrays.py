@@ -82,12 +82,12 @@ class ArraySource(OwnSource, ReadsBlocks[Any], GathersRows[Any], Rows):
         for column, out in zip(self._columns, outs, strict=True):
             column.copy_to(out[start:stop], indices)
 
-    def gathered(self, indices: NDArray[np.int64], recycler: Allocator) -> Any:
-        return _batch([column.gathered(indices, recycler) for column in self._columns])
+    def take(self, indices: NDArray[np.int64], recycler: Allocator) -> Any:
+        return _batch([column.take(indices, recycler) for column in self._columns])
 
 
 def _is_stacked(column: Column) -> bool:
-    """Whether batches are copies of rows, and so need no single examples.
+    """True if batches are copies of rows, and so need no single examples.
 
     Those of strings and objects are lists; NumPy's numbers are of this machine's byte order.
     """
@@ -124,7 +124,7 @@ class Column(ABC):
         """Return an array for so many rows, to be filled by ``copy_to``."""
         return recycler.array((rows, *self.shape[1:]), self.dtype)
 
-    def gathered(self, indices: NDArray[np.int64], recycler: Allocator) -> NDArray[Any]:
+    def take(self, indices: NDArray[np.int64], recycler: Allocator) -> NDArray[Any]:
         """Return rows, in memory of their own."""
         out = self.allocate(len(indices), recycler)
         self.copy_to(out, indices)
@@ -175,7 +175,7 @@ class MemoryColumn(Column):
 
     def __reduce__(self) -> tuple[object, ...]:
         place = _place_of(self._given)
-        return (MemoryColumn, (self._given,)) if place is None else (_mapped, place)
+        return (MemoryColumn, (self._given,)) if place is None else (_map_file, place)
 
     def rows(self, indices: NDArray[np.int64]) -> NDArray[Any]:
         if self._whole is not None:
@@ -193,9 +193,9 @@ class MemoryColumn(Column):
         else:
             out[...] = self.rows(indices)  # take() would make all of the array contiguous first
 
-    def gathered(self, indices: NDArray[np.int64], recycler: Allocator) -> NDArray[Any]:
+    def take(self, indices: NDArray[np.int64], recycler: Allocator) -> NDArray[Any]:
         if self._flat.flags.c_contiguous:
-            return super().gathered(indices, recycler)
+            return super().take(indices, recycler)
         return np.ascontiguousarray(self.rows(indices))  # its order in memory is NumPy's choice
 
 
@@ -294,7 +294,7 @@ def _place_of(array: NDArray[Any]) -> tuple[str, np.dtype[Any], int, tuple[int, 
     return os.fspath(array.filename), array.dtype, before + within, array.shape
 
 
-def _mapped(path: str, dtype: np.dtype[Any], offset: int, shape: tuple[int, ...]) -> MemoryColumn:
+def _map_file(path: str, dtype: np.dtype[Any], offset: int, shape: tuple[int, ...]) -> MemoryColumn:
     return MemoryColumn(np.memmap(path, dtype, "r", offset, shape))
 
 
@@ -341,10 +341,10 @@ class HdfArray:
             _INHERITED.append(self._open)
             self._open, self._owner = None, OwningProcess()
         if self._open is None:
-            self._open = self._opened()
+            self._open = self._open_dataset()
         return self._open[rows]
 
-    def _opened(self) -> Any:
+    def _open_dataset(self) -> Any:
         import h5py
 
         if _version(self._path) != self._version:

@@ -105,7 +105,7 @@ class DatasetSource(IndexedSource):
         if not self._lists:
             fetched: Any = self.data.fetch(indices)
             if not isinstance(fetched, list):
-                raise TypeError(f"fetch() returned {_shown(fetched)}: return a list")
+                raise TypeError(f"fetch() returned {_describe(fetched)}: return a list")
             return fetched
         if self.takes_many:
             plain = _plain(indices)
@@ -148,7 +148,7 @@ class DatasetSource(IndexedSource):
             return None
         found: Any = self.data.identity()
         if found is not None and not isinstance(found, str):
-            raise TypeError(f"{self.name}: identity() returned {_shown(found)}: return a text")
+            raise TypeError(f"{self.name}: identity() returned {_describe(found)}: return a text")
         return found
 
     def contents(self) -> str:
@@ -163,7 +163,7 @@ class DatasetSource(IndexedSource):
         found: Any = self.data.fingerprint(int(index))
         if type(found) is not Fingerprint:
             raise TypeError(
-                f"fingerprint({index}) of {self.name} returned {_shown(found)}: return a "
+                f"fingerprint({index}) of {self.name} returned {_describe(found)}: return a "
                 "stoker.sources.Fingerprint"
             )
         return found
@@ -175,7 +175,7 @@ class DatasetSource(IndexedSource):
         lacks = [name for name in _OF_READER if not hasattr(reader, name)]
         if reader is not None and lacks:
             raise TypeError(
-                f"reader() of {self.name} returned {_shown(reader)}, which has no "
+                f"reader() of {self.name} returned {_describe(reader)}, which has no "
                 f"{' and no '.join(lacks)}: see stoker.sources.Reader"
             )
         return reader
@@ -202,7 +202,7 @@ class DatasetSource(IndexedSource):
             return None
         rows: Any = self.data.rows
         if rows is not None and not isinstance(rows, Rows):
-            raise TypeError(f"rows of {self.name} are {_shown(rows)}, not stoker.sources.Rows")
+            raise TypeError(f"rows of {self.name} are {_describe(rows)}, not stoker.sources.Rows")
         return rows
 
     def signature(self) -> str:
@@ -261,6 +261,6 @@ def _plain(indices: Indices) -> list[int]:
     return indices.tolist() if isinstance(indices, np.ndarray) else list(indices)
 
 
-def _shown(value: Any) -> str:
+def _describe(value: Any) -> str:
     text = repr(value)
     return f"{type(value).__name__} {text if len(text) <= 40 else f'{text[:40]}...'}"

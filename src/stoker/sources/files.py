@@ -159,7 +159,7 @@ class OpenFiles:
 
         Raises ValueError if it has changed, or is shorter; OSError.
         """
-        return self.opened(path, version).read(start, nbytes)
+        return self.open(path, version).read(start, nbytes)
 
     def read_values(
         self, path: str, version: FileVersion, starts: Iterable[int], out: NDArray[Any]
@@ -168,11 +168,11 @@ class OpenFiles:
 
         ``out`` is C-ordered, with two axes. Raises as ``read``.
         """
-        self.opened(path, version).read_parts(
+        self.open(path, version).read_parts(
             starts, out.view(np.uint8).reshape(-1).data, out[0].nbytes
         )
 
-    def opened(self, path: str, version: FileVersion) -> OpenFile:
+    def open(self, path: str, version: FileVersion) -> OpenFile:
         """Return an open file of this version. Raises ValueError if it has changed."""
         file = self._open.get(path)
         if file is None:

@@ -41,7 +41,7 @@ class ChainOfSource(Protocol):
     def stages(self) -> tuple[Any, ...]: ...
     @property
     def flows(self) -> bool:
-        """Whether epochs have a set number of outputs, independent of passes over the data."""
+        """True if epochs have a set number of outputs, independent of passes over the data."""
         ...
 
     @property
@@ -115,11 +115,11 @@ class Origin(ABC):
     @property
     @abstractmethod
     def is_counted(self) -> bool:
-        """Whether an epoch is sure to end after ``count`` examples."""
+        """True if an epoch is sure to end after ``count`` examples."""
 
     @property
     def takes_state(self) -> bool:
-        """Whether it has its own state to resume from."""
+        """True if it has its own state to resume from."""
         return False
 
     def state_between(self, *, left: bool) -> Any:

@@ -221,7 +221,7 @@ class Rows(ABC):
         nbytes = rows * pytree.nbytes(self.allocate(1, Recycler()))
         return max(4, min(64, _TOGETHER_BYTES // max(1, nbytes)))
 
-    def joined(self, others: Sequence[Rows]) -> Rows | None:
+    def concatenate(self, others: Sequence[Rows]) -> Rows | None:
         """Return what gathers these rows and others as one: all are numbered one after another.
 
         None where that would not be faster.
@@ -229,10 +229,10 @@ class Rows(ABC):
         return None
 
     def data_bytes(self, batch: Any) -> int:
-        """Return how many bytes ``gathered`` has gathered."""
+        """Return how many bytes ``take`` has copied."""
         return pytree.data_bytes(batch)
 
-    def gathered(self, indices: NDArray[np.int64], recycler: Allocator) -> Any:
+    def take(self, indices: NDArray[np.int64], recycler: Allocator) -> Any:
         """Return the arrays of a batch, filled."""
         batch = self.allocate(len(indices), recycler)
         self.gather(indices, batch, 0)

@@ -82,9 +82,9 @@ class Measured:
     """Processor seconds that preparing an example takes, receiving it included, by number of
     workers, ascending: processors that are shared are slower each."""
     trains_on_cpu: bool = False
-    """Whether the accelerator is the host's own processor."""
+    """True if the accelerator is the host's own processor."""
     prep_fetches: bool = False
-    """Whether P holds fetching too, over a network: what it lacks then is counted as fetching."""
+    """True if P holds fetching too, over a network: what it lacks then is counted as fetching."""
     packed: tuple[tuple[str, float], ...] = ()
     """How many times as fast storage gives examples from shards, for each order of ``RECORDS`` that
     was tried on a sample of the files."""
@@ -110,7 +110,7 @@ class Change:
     jobs: int = 1
     """Jobs at a time on this host, each with an accelerator of its own, on the same data."""
     sharing: bool = False
-    """Whether these jobs share one preparation."""
+    """True if these jobs share one preparation."""
     echo: float = 1.0
     """Echoing factor: mean uses of a fresh example."""
     echo_at: str = "batch"

@@ -90,7 +90,7 @@ class Loader(msgspec.Struct, frozen=True):
     batches: int
     """Batches that were seen as it is."""
     trains: bool
-    """Whether gradients were on while it was iterated."""
+    """True if gradients were on while it was iterated."""
 
 
 class Wait(msgspec.Struct, frozen=True):

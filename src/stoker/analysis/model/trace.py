@@ -52,7 +52,7 @@ class RankTrace:
     opened: list[dict[str, Any]] = field(default_factory=list)
     """Files, with the part that lay in the page cache, and connections."""
     read_before_look: bool = True
-    """Whether the job had run before that part was looked at."""
+    """True if the job had run before that part was looked at."""
 
     @property
     def job(self) -> str:

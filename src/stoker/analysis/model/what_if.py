@@ -123,7 +123,7 @@ def answer(job: Measured, change: Change) -> Answer:
 
 
 def is_asked(change: Change, quantity: str) -> bool:
-    """Whether a change is one of that quantity."""
+    """True if a change is one of that quantity."""
     return bool(getattr(change, FIELDS[quantity]) != getattr(NOTHING, FIELDS[quantity]))
 
 

@@ -197,7 +197,7 @@ class LoaderDrains:
         began, cpu = _clock(), 0
         until = began + int(command["seconds"] * 1e9)
         longest = began + int(command["longest"] * 1e9)
-        iterator = _begun(loader)
+        iterator = _begin(loader)
         try:
             while len(arrivals) != most:
                 try:
@@ -205,7 +205,7 @@ class LoaderDrains:
                 except StopIteration:
                     if not arrivals or once or fresh or not self._iterable:
                         break
-                    iterator = _begun(loader)
+                    iterator = _begin(loader)
                     continue
                 except Exception as problem:
                     error = f"{type(problem).__name__}: {problem}"
@@ -229,8 +229,8 @@ class LoaderDrains:
         """Return batches of what the first drain read, without end."""
         loader = self._make_loader(itertools.cycle(self._indices), workers, "", False)
         if self._iterable:
-            return itertools.chain.from_iterable(map(_begun, itertools.repeat(loader)))
-        return _begun(loader)
+            return itertools.chain.from_iterable(map(_begin, itertools.repeat(loader)))
+        return _begin(loader)
 
     def _make_loader(self, indices: Any, count: int, tag: str, hears: bool) -> Any:
         """Make a loader like the script's, on other indices; it is iterated once."""
@@ -262,7 +262,7 @@ def _many_workers_are_meant() -> Iterator[None]:
         yield
 
 
-def _begun(loader: Any) -> Iterator[Any]:
+def _begin(loader: Any) -> Iterator[Any]:
     with _many_workers_are_meant():
         return iter(loader)
 
@@ -308,7 +308,7 @@ def _wait_for_command(path: str, folder: str) -> Any:
 
 
 def is_analyzer_alive(folder: str) -> bool:
-    """Whether the analyzer that made the folder is still there: it holds a lock on a file."""
+    """True if the analyzer that made the folder is still there: it holds a lock on a file."""
     try:
         with open(os.path.join(folder, "alive"), "rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

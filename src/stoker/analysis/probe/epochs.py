@@ -30,7 +30,7 @@ def take_parts(loader: Any) -> SimpleNamespace:
 
 
 def is_over(iterator: Any, seen_length: int | None) -> bool:
-    """Whether an iterator has handed out a whole epoch.
+    """True if an iterator has handed out a whole epoch.
 
     ``seen_length``: of an epoch that ended by itself. It counts for streams alone, whose length is
     often not known, or not what they give.

@@ -96,7 +96,7 @@ def _is_same_example(one: list[Any], other: list[Any]) -> bool:
 
 
 def _is_same_leaf(a: Any, b: Any) -> bool:
-    """Whether two leaves are the same; what is no number is so to itself."""
+    """True if two leaves are the same; what is no number is so to itself."""
     if type(a) is not type(b) or any(
         getattr(a, name, None) != getattr(b, name, None) for name in ("shape", "dtype")
     ):

@@ -56,12 +56,12 @@ class Row(NamedTuple):
 
     @property
     def trains(self) -> bool:
-        """Whether gradients were on."""
+        """True if gradients were on."""
         return bool(self.kind & TRAINS)
 
     @property
     def is_replayed(self) -> bool:
-        """Whether the probe handed the batch over."""
+        """True if the probe handed the batch over."""
         return bool(self.kind & REPLAYED)
 
 

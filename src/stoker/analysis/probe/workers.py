@@ -215,7 +215,7 @@ def _count_read_bytes(io: int) -> int:
 
 
 def _is_code(name: str) -> bool:
-    """Whether a file is a program's rather than data."""
+    """True if a file is a program's rather than data."""
     if name.startswith(_STREAMS) or name.endswith((".py", ".pyc", ".so", ".pyi")):
         return True
     if ".so." in name or name.startswith(os.environ.get("STOKER_PROBE", "/dev/null") + "/"):

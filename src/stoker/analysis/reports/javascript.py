@@ -79,7 +79,7 @@ def _statement(node: ast.stmt) -> str:
             parameters = [_camel(arg.arg) for arg in args.args]
             for place, default in enumerate(args.defaults, undefaulted):
                 parameters[place] += f" = {_expression(default)}"
-            own = sorted(_assigned(body) - {_camel(arg.arg) for arg in args.args})
+            own = sorted(_list_assigned(body) - {_camel(arg.arg) for arg in args.args})
             declared = f"let {', '.join(own)};\n" if own else ""
             return f"function {_camel(name)}({', '.join(parameters)}) {_block(body, declared)}"
         case ast.Return(value=ast.expr() as value):
@@ -106,7 +106,7 @@ def _block(body: Sequence[ast.stmt], declared: str = "") -> str:
     return "{\n" + indent(declared + lines, "  ") + "\n}"
 
 
-def _assigned(body: Sequence[ast.stmt]) -> set[str]:
+def _list_assigned(body: Sequence[ast.stmt]) -> set[str]:
     """Return the variables that a function assigns, those of functions inside of it left out."""
     found = set()
     for node in body:
@@ -115,9 +115,9 @@ def _assigned(body: Sequence[ast.stmt]) -> set[str]:
                 inside = (part for target in targets for part in ast.walk(target))
                 found |= {_camel(part.id) for part in inside if isinstance(part, ast.Name)}
             case ast.If(body=inner, orelse=orelse):
-                found |= _assigned([*inner, *orelse])
+                found |= _list_assigned([*inner, *orelse])
             case ast.For(body=inner):
-                found |= _assigned(inner)
+                found |= _list_assigned(inner)
     return found
 
 

@@ -17,7 +17,7 @@ from stoker.analysis.probe import records
 from stoker.analysis.probe.records import Row
 from stoker.analysis.scripts.script_run import Session, make_folder
 from stoker.analysis.trials import cold_reads
-from stoker.basics.signals import deferred
+from stoker.basics.signals import defer_interrupts
 
 # One each for the job as it is, for G and for the drains, where a script is short.
 _MOST_STARTS = 3
@@ -91,7 +91,7 @@ class ScriptJob:
 
     @property
     def is_over(self) -> bool:
-        """Whether the time is up."""
+        """True if the time is up."""
         return time.monotonic() >= self._deadline
 
     def run_start(self, folder: Path) -> None:
@@ -117,7 +117,7 @@ class ScriptJob:
             if session.has_ended_by_itself:
                 self._life = session.count_batches()
         finally:
-            with deferred():
+            with defer_interrupts():
                 session.close()
 
     # As it is
@@ -371,7 +371,7 @@ class ScriptJob:
 
 
 def _is_built_at(loader: dict[str, Any], wanted: str) -> bool:
-    """Whether a loader is built there, or by a function that is called there."""
+    """True if a loader is built there, or by a function that is called there."""
     return os.path.basename(wanted) in (loader["site"], *loader["built"])
 
 

@@ -177,7 +177,7 @@ class ScriptProcess:
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process has not ended."""
+    """True if a process has not ended."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

@@ -163,7 +163,7 @@ class Session:
 
     @property
     def has_ended_by_itself(self) -> bool:
-        """Whether the script came to its end without being told to, and without a crash."""
+        """True if the script came to its end without being told to, and without a crash."""
         return self._process.exit_code == 0 and self._trace.crash is None
 
     def measure_loaderless_s(self) -> float:
@@ -304,7 +304,7 @@ class Session:
         return ""
 
     def _has_lost_rank(self) -> bool:
-        """Whether a rank has ended, for some time, while what started it goes on."""
+        """True if a rank has ended, for some time, while what started it goes on."""
         ranks = self.find_training_ranks() if self.site is not None else []
         if not ranks or all(is_running(rank.pid) for rank in ranks):
             self._gone_since = None

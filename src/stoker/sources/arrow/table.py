@@ -39,20 +39,20 @@ class TableSource(OwnSource, GathersRows[Any]):
 
     @property
     def rows(self) -> Rows | None:
-        return self._grouped if self._grouped.are_stacked else None
+        return self._grouped_rows if self._grouped_rows.are_stacked else None
 
     @functools.cached_property
-    def _grouped(self) -> GroupedRows:
+    def _grouped_rows(self) -> GroupedRows:
         return GroupedRows.of(self._table)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_grouped"}
+        return {name: value for name, value in vars(self).items() if name != "_grouped_rows"}
 
     def __len__(self) -> int:
         return int(self._table.num_rows)
 
     def fetch(self, indices: Indices) -> list[Any]:
-        return self._grouped.examples(indices)
+        return self._grouped_rows.examples(indices)
 
     def extent(self) -> str:
         return super().extent() + in_chunks(self._table)
@@ -67,7 +67,7 @@ def import_pyarrow(asked: str, module: str = "pyarrow") -> Any:
 
 
 def is_table(data: object) -> bool:
-    """Whether something is a table by its protocol: an Arrow table, or a DataFrame of any kind."""
+    """True if something is a table by its protocol: an Arrow table, or a DataFrame of any kind."""
     return hasattr(data, "__arrow_c_stream__") or hasattr(data, "__dataframe__")
 
 

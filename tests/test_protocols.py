@@ -25,7 +25,8 @@ PROTOCOLS = {
     "sources/origin.py": ("Origin", "IndexedSource"),
     "sources/source.py": (
         *("Source", "FetchesMany", "HasSignature", "Labeled", "Identified", "Fingerprinted"),
-        *("ReadsFiles", "ReadsBlocks", "ReadsAhead", "Reader", "GathersRows", "Rows"),
+        *("ReadsFiles", "ReadsBlocks", "ReadsColumns", "ReadsAhead", "Reader"),
+        *("GathersRows", "Rows"),
     ),
     "sources/remote/source.py": ("ReadsRanges",),
     "engine/items.py": ("Stream", "PulledStream", "DrivenStream", "HeadStream", "Inputs"),

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from stoker.schedule.factor import UsesByPart
 from stoker.schedule.selection import Selection
+from stoker.schedule.sizing.costs import Costs
 from stoker.sources.iterable import IterableSource
 from stoker.sources.loader import LoaderSource
 from stoker.sources.origin import IndexedSource, Origin, UserObject
@@ -443,9 +444,13 @@ class Lowering:
         """
         self._selection, self._buffer = self._selection.shuffled(blocks), buffer
 
-    def shard(self, rank: int, world: int, *, uneven: bool, dealt: bool) -> None:
-        """Only this rank's part of the epoch is read, dealt by who keeps what or not."""
-        self._selection = self._selection.shared(rank, world, uneven=uneven, dealt=dealt)
+    def shard(
+        self, rank: int, world: int, *, uneven: bool, dealt: bool, costs: Costs | None
+    ) -> None:
+        """Only this rank's part of the epoch is read, dealt by who keeps what, by costs, or not."""
+        self._selection = self._selection.shared(
+            rank, world, uneven=uneven, dealt=dealt, costs=costs
+        )
 
     def pad(self, *, fills: bool, mask: str | None) -> None:
         """This rank's part is padded, up to a whole batch or not; batches get the mask as field."""

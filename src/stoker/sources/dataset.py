@@ -29,6 +29,7 @@ from stoker.sources.source import (
     Reader,
     ReadsAhead,
     ReadsBlocks,
+    ReadsColumns,
     ReadsFiles,
     Rows,
     Source,
@@ -195,6 +196,11 @@ class DatasetSource(IndexedSource):
                 f"after its last example, ascending, the last one {self._length}"
             )
         return found.astype(np.int64)
+
+    def column(self, field: str | int) -> NDArray[Any]:
+        if isinstance(self.data, ReadsColumns):
+            return self.data.column(field)
+        return super().column(field)
 
     @property
     def rows(self) -> Rows | None:

@@ -199,6 +199,9 @@ class MixtureSource(IndexedSource):
             for part, weight, count, begun, drawn, each in told
         )
 
+    def column(self, field: str | int) -> NDArray[Any]:
+        return np.concatenate([part.source.column(field) for part in self.parts])
+
     def user_objects(self) -> list[UserObject]:
         return [each for part in self.parts for each in part.source.user_objects()]
 

@@ -273,6 +273,13 @@ class IndexedSource(Origin):
         """What gathers whole batches, where examples lie in arrays."""
         return None
 
+    def column(self, field: str | int) -> NDArray[Any]:
+        """Return the numbers of one field, of all examples. Raises TypeError where that is slow."""
+        raise TypeError(
+            f"{self.name} does not read one field of all examples: give the numbers as an array "
+            "(pipeline.measure(fn) makes one)"
+        )
+
     def count(self) -> int:
         return len(self)
 
@@ -287,6 +294,29 @@ class IndexedSource(Origin):
 
     def lower(self, to: SourcePlan) -> None:
         to.read(self)
+
+
+def numbers_of(source: IndexedSource, given: Any, asked: str) -> NDArray[Any]:
+    """Return a number for each example of a source, shape [n]: what was given, or those of a field.
+
+    ``asked``: who takes them, for errors. Raises TypeError, ValueError or LookupError where they
+    are none, or not as many.
+    """
+    if isinstance(given, (str, int)):
+        check_fields(source, given)
+        given = source.column(given)
+    numbers = np.asarray(given)
+    if numbers.ndim != 1 or numbers.dtype.kind not in "iuf":
+        raise TypeError(
+            f"{asked} takes a number for each example, in an array of one dimension, or the name "
+            f"of a field that has it, not {numbers.dtype} {list(numbers.shape)}"
+        )
+    if len(numbers) != len(source):
+        raise ValueError(
+            f"{asked} takes a number for each of the {len(source):,} examples of {source.name}, in "
+            f"the order of the source, and was given {len(numbers):,}"
+        )
+    return numbers
 
 
 def check_fields(source: Origin, on: str | int | None) -> None:

@@ -145,6 +145,15 @@ class ReadsBlocks(Source[T_co]):
         """For each block, the number after its last example; None: there are no blocks."""
 
 
+class ReadsColumns(Source[T_co]):
+    """A source that reads one field of all examples for little."""
+
+    @abstractmethod
+    def column(self, field: str | int) -> NDArray[Any]:
+        """Return the numbers of one of ``fields``, by example; of lists, text and bytes their
+        lengths. Raises TypeError where it has others."""
+
+
 class Reader(Protocol):
     """Reads the examples of one epoch, many at a time; any thread may call it.
 

@@ -49,7 +49,7 @@ def _group(ctx: Any) -> str:
 
 
 def _find_command(name: str) -> Any:
-    """Return the command that is registered under a name; where it is broken, one that says so."""
+    """Return the command that is registered under a name; if it cannot be imported, a stand-in."""
     try:
         command = _command(plugins.load(plugins.COMMANDS, name))
     except Exception as error:  # another package's code may raise anything
@@ -83,7 +83,7 @@ def _broken_command(name: str, error: Exception) -> Any:
 
 
 def _unwrap_paragraphs(text: str | None) -> str:
-    """Return a help text with a line a paragraph: the terminal's width breaks them."""
+    """Return a help text with one line for each paragraph, which the terminal then wraps."""
     paragraphs = inspect.cleandoc(text or "").split("\n\n")
     return "\n\n".join(each.replace("\n", " ") for each in paragraphs)
 
@@ -104,7 +104,7 @@ _Name = Annotated[str, typer.Argument(metavar="NAME", help="A name from the list
 def report_errors(
     command: str, *errors: type[Exception], stopped: str = "stopped"
 ) -> Iterator[None]:
-    """Say what goes wrong in a line on stderr: exit status 1, and 130 behind Ctrl-C."""
+    """Report an error in a line on stderr, with exit status 1, or 130 after Ctrl-C."""
     expected: tuple[type[Exception], ...] = (OSError, StokerError, *errors)
     try:
         yield

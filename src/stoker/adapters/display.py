@@ -57,7 +57,7 @@ def live(pipeline: Pipeline) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _in_notebook(picture: Callable[[], str]) -> Iterator[None]:
-    """Keep a text in a cell's output up to date: by IPython alone, without ipywidgets."""
+    """Keep a text in a cell's output up to date, with IPython but without ipywidgets."""
     import IPython.display
 
     display: Any = IPython.display.display

@@ -27,12 +27,12 @@ def serve_metrics(sources: Any, port: int = 9464) -> MetricsServer:
     with the process; a forked child does not have it.
 
     Args:
-        sources: what ``stoker.metrics`` takes, or a dict of these by name: the name becomes the
-            label ``pipeline``, which is ``train`` for a single one.
+        sources: an object that ``stoker.metrics`` takes, or a dict of them by name. The name
+            becomes the label ``pipeline``, which is ``train`` for a single object.
         port: the port; 0: any free one (see ``.port``). Each process needs its own.
 
     Raises ImportError without ``stoker[prometheus]``, TypeError for an object without metrics,
-    ValueError for a wrong name or port, OSError where the port is taken.
+    ValueError for a wrong name or port, OSError if the port is taken.
     """
     named = dict(sources) if isinstance(sources, Mapping) else {"train": sources}
     for name, source in named.items():

@@ -20,7 +20,7 @@ T = TypeVar("T")
 # A smaller share of waiting time counts as keeping up. As in the analyzer
 # (analysis/model/model.py).
 _FED = 0.05
-# Times as long as another worker's: by chance batches of an epoch do not differ so much.
+# Times as long as another worker's batches: by chance those of an epoch do not differ so much.
 _UNEVEN = 3.0
 
 
@@ -39,8 +39,8 @@ class EpochWait:
     meanwhile."""
 
     worker_wait_s: tuple[float, ...] = ()
-    """``wait_s`` without the first batch, by the worker that made the batch, where the loader
-    has workers that take turns (PyTorch's ``DataLoader``, ``in_order=True``); else empty."""
+    """``wait_s`` without the first batch, by the worker that made the batch, if the loader's
+    workers take turns (PyTorch's ``DataLoader``, ``in_order=True``); else empty."""
 
     @property
     def wait_fraction(self) -> float:
@@ -134,7 +134,9 @@ class Monitored(Generic[T]):
     def _end_epoch(self, epoch: EpochWait, *, whole: bool) -> None:
         self.epochs.append(epoch)
         self._at = None
-        if whole or epoch.batches > 1:  # else the loop failed at once: nothing is known of it
+        if (
+            whole or epoch.batches > 1
+        ):  # else the loop failed at once, and there is nothing to report
             for account in _accounts:
                 if account.owner() is self:
                     account.epochs.append(epoch)

@@ -45,8 +45,8 @@ def shard_of(mesh: Any, dims: str | Sequence[str] | None) -> MeshPart:
         mesh: a ``DeviceMesh``.
         dims: the names of the dimensions that split the data; None: decided by all names.
 
-    Raises ValueError where the names do not decide, where further dimensions of the whole mesh
-    split the data, and where this process is not in the mesh.
+    Raises ValueError if the names do not decide, if further dimensions of the whole mesh split the
+    data, or if this process is not in the mesh.
     """
     names = tuple(mesh.mesh_dim_names or ())
     if not names:

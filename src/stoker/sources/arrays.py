@@ -27,7 +27,7 @@ from stoker.sources.source import (
 )
 
 _INHERITED: list[Any] = []
-"""What a forked child must not close: the files are its parent's."""
+"""Files of the parent, which a forked child must not close."""
 
 
 class ArraySource(OwnSource, ReadsBlocks[Any], GathersRows[Any], ReadsColumns[Any], Rows):
@@ -99,7 +99,7 @@ class ArraySource(OwnSource, ReadsBlocks[Any], GathersRows[Any], ReadsColumns[An
 def _is_stacked(column: Column) -> bool:
     """True if batches are copies of rows, and so need no single examples.
 
-    Those of strings and objects are lists; NumPy's numbers are of this machine's byte order.
+    Batches of strings and objects are lists, and numbers must be in this machine's byte order.
     """
     is_native = column.dtype.isnative or len(column.shape) > 1
     return is_native and column.dtype.kind in "biufcmM"
@@ -176,7 +176,7 @@ class MemoryColumn(Column):
         self._given = array
         self._array = np.asarray(array)
         self.shape, self.dtype = array.shape, array.dtype
-        # Rows are copied fastest from two dimensions.
+        # NumPy copies rows fastest from two dimensions.
         is_flat = array.ndim > 2 and array.flags.c_contiguous
         self._flat = (
             self._array.reshape(len(array), math.prod(array.shape[1:])) if is_flat else self._array
@@ -291,7 +291,7 @@ def _takes_lists(array: Any, shape: tuple[int, ...]) -> bool:
 
 
 def _place_of(array: NDArray[Any]) -> tuple[str, np.dtype[Any], int, tuple[int, ...]] | None:
-    """Return where in a file an array lies whole, if it is mapped from one and not changed."""
+    """Return an array's place in the file that it is mapped from; None if it may differ from it."""
     if not isinstance(array, np.memmap) or array.filename is None or not array.flags.c_contiguous:
         return None
     # NumPy names no public way from a memory map to its mapping; a view of it has one, too.

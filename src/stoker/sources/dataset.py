@@ -41,8 +41,8 @@ _OF_READER = ("requests", "expect", "fetch", "close")
 class DatasetSource(IndexedSource):
     """The examples of an object with ``__len__`` and ``__getitem__``: any dataset, any ``Source``.
 
-    What else it can do it says by the classes that it inherits from (``sources.source``);
-    ``__getitems__`` is used where an object has that. What a user's class returns is checked.
+    Its base classes say what else it can do (``sources.source``). ``__getitems__`` is used if an
+    object has it. All results of a user's class are checked.
 
     Without a reader nothing is read ahead: a second read of an index may give another value. The
     object may be longer or shorter in the next epoch; ``with_current_length`` then returns a new
@@ -153,7 +153,7 @@ class DatasetSource(IndexedSource):
         return found
 
     def contents(self) -> str:
-        """Return a digest of what a user's object says of itself, or of some of stoker's rows."""
+        """Return a digest of a user's object's own values, or of some rows of a stoker source."""
         if self.runs_user_code:
             return content_digest(self.data)
         return rows_digest(self.fetch, len(self)) if self.is_numbered else ""
@@ -226,7 +226,7 @@ class DatasetSource(IndexedSource):
 
 
 def of_dataset(dataset: Any) -> DatasetSource:
-    """Return the source of what ``from_dataset`` was given. Raises TypeError for what is none."""
+    """Return the source for ``from_dataset``. Raises TypeError if ``dataset`` is none."""
     if isinstance(dataset, Source):
         return DatasetSource(dataset)
     if isinstance(dataset, (str, bytes, os.PathLike)):

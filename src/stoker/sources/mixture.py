@@ -317,7 +317,7 @@ class MixtureSource(IndexedSource):
         return each[0]
 
     def _read_by(self, selection: Selection) -> list[Selection]:
-        """Return which examples of each part this rank reads, as far as readers care."""
+        """Return the examples of each part that this rank reads, about in their order."""
         each, share = [part.selection for part in self.parts], selection.share
         if share is None or self._is_in_step(selection):  # in runs
             return each
@@ -359,7 +359,7 @@ class _MixedReader:
 
 
 class _MixedRows(Rows):
-    """Gathers the rows of each part, and puts them where they belong in the batch."""
+    """Gathers the rows of each part into their places in a batch."""
 
     def __init__(self, mixture: MixtureSource, rows: Sequence[Rows]) -> None:
         self._mixture = mixture
@@ -397,7 +397,7 @@ def _read_from(part: MixedPart, source: IndexedSource) -> MixedPart:
 def _merge_fetched(
     mixture: MixtureSource, indices: Indices, readers: Sequence[Reader | IndexedSource]
 ) -> list[Any]:
-    """Return examples in the order of their indices, which each part's reader returns."""
+    """Fetch examples from each part's reader, and return them in the order of their indices."""
     if len(indices) == 1:
         number, own_index = mixture.locate(int(indices[0]))
         return readers[number].fetch([own_index])

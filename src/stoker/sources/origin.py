@@ -131,7 +131,7 @@ class Origin(ABC):
 
     @abstractmethod
     def check_state(self, chain: ChainOfSource) -> None:
-        """Raise StateError where a chain over it cannot be saved in the middle of an epoch."""
+        """Raise StateError if a chain over it cannot be saved in the middle of an epoch."""
 
     def signature(self) -> str:
         """Return its line of the signature that a saved state must equal: by default its kind."""
@@ -150,7 +150,7 @@ class Origin(ABC):
         """Tell the engine how to read it."""
 
     def warn_unsharded(self, *, is_sharded: bool) -> None:
-        """Warn where each of several ranks would get all examples."""
+        """Warn if each of several ranks would get all examples."""
         if not is_sharded:
             warn_unsharded()
 
@@ -260,7 +260,7 @@ class IndexedSource(Origin):
         return selection.rank_order(len(self), seed, epoch, dealer, group)
 
     def part_stats(self, order: RankOrder, examples: int) -> tuple[PartStats, ...]:
-        """Return what the first so many examples of an epoch are of, if there are parts."""
+        """Return the counts of each part in the first so many examples of an epoch."""
         return ()
 
     @property
@@ -270,11 +270,11 @@ class IndexedSource(Origin):
 
     @property
     def rows(self) -> Rows | None:
-        """What gathers whole batches, where examples lie in arrays."""
+        """The rows of all examples, if they lie in arrays; None otherwise."""
         return None
 
     def column(self, field: str | int) -> NDArray[Any]:
-        """Return the numbers of one field, of all examples. Raises TypeError where that is slow."""
+        """Return the numbers of one field, of all examples. Raises TypeError if that is slow."""
         raise TypeError(
             f"{self.name} does not read one field of all examples: give the numbers as an array "
             "(pipeline.measure(fn) makes one)"

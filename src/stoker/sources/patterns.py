@@ -28,7 +28,7 @@ def find_files(given: Paths, asked: str, suffix: str = "") -> list[str]:
         asked: the calling function's name, for messages.
         suffix: for a folder, find files below it with this suffix (without ``is_aside``).
 
-    Raises FileNotFoundError where a pattern or a path matches no file; IsADirectoryError for a
+    Raises FileNotFoundError if a pattern or a path matches no file; IsADirectoryError for a
     folder without ``suffix``; ValueError for URLs, for no paths at all, and for pipes and devices;
     TypeError for something else.
     """
@@ -116,7 +116,7 @@ def _find(path: str, suffix: str) -> list[str]:
 
 
 def _files_below(folder: str, suffix: str) -> Iterator[str]:
-    """Yield the files below a folder that are data."""
+    """Yield the data files below a folder."""
     for path in files_below(folder, (suffix,), []):
         if not is_aside(os.path.relpath(path, folder)):
             yield path

@@ -58,7 +58,7 @@ class Root(NamedTuple):
     path: str
     """As its file system has it."""
     url: str
-    """As people have it."""
+    """As messages show it."""
 
     def locate(self, name: str, size: int) -> RemoteFile:
         """Return the address of a listed file."""

@@ -62,6 +62,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import lmdb
 import numpy as np
@@ -100,7 +101,7 @@ def cases_of(size: int, count: int, batch: int, folder: Path) -> dict[str, Calla
     rows = Rows(count, size)
     order = np.random.default_rng(0).permutation(count).tolist()
     batches = [order[at : at + batch] for at in range(0, count, batch)]
-    environment = lmdb.open(str(folder / "lmdb"), map_size=1 << 32)
+    environment: Any = lmdb.open(str(folder / "lmdb"), map_size=1 << 32)
     with environment.begin(write=True) as filling:
         for index in range(count):
             filling.put(b"%d" % index, rows[index].tobytes())
@@ -139,7 +140,8 @@ def cases_of(size: int, count: int, batch: int, folder: Path) -> dict[str, Calla
         for numbers in batches:
             dataset.__getitems__(numbers)
 
-    for each in (*(partial(drained, p) for p in pipelines.values()), one):
+    fills: list[Callable[[], None]] = [partial(drained, each) for each in pipelines.values()]
+    for each in (*fills, one):
         for _ in range(3):  # a queue that is full refuses items
             each()
             time.sleep(0.2)

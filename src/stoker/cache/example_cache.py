@@ -137,30 +137,35 @@ class ExampleCache:
             self._numbered = NumberedKeys(self._examples)
         return self._numbered.of(indices, self.key)
 
-    def find(self, keys: Sequence[bytes], sizes: Sequence[int] | None = None) -> list[Any]:
+    def find(
+        self, keys: Sequence[bytes], sizes: Sequence[int] | None = None, *, lends: bool = False
+    ) -> list[Any]:
         """Return the items, which the caller owns; ``MISSING`` for each one that the store lacks.
 
         Args:
             keys: the items' keys.
             sizes: the bytes of their files, -1 for an item without a file; None if no item has one.
+            lends: whether arrays of large items may be read-only views of the store.
 
         Raises CacheError if an item is damaged and ``on_damage`` is ``"refuse"``.
         """
-        values, saved_bytes = self._look_up(keys, sizes)
+        values, saved_bytes = self._look_up(keys, sizes, lends)
         misses = sum(value is MISSING for value in values)
         self.count(hits=len(keys) - misses, misses=misses, saved_bytes=saved_bytes)
         return values
 
-    def _look_up(self, keys: Sequence[bytes], sizes: Sequence[int] | None) -> tuple[list[Any], int]:
+    def _look_up(
+        self, keys: Sequence[bytes], sizes: Sequence[int] | None, lends: bool = False
+    ) -> tuple[list[Any], int]:
         """Return items as ``find`` does, and the bytes that were not read from storage."""
         handle = self._open_handle()
         if handle is None:
             return [MISSING] * len(keys), 0
         lengths: list[int] = []  # of the found records
 
-        def read(record: memoryview) -> Any:
+        def read(record: memoryview, lends: bool = False) -> Any:
             try:
-                value = codec.decode(record)
+                value = codec.decode(record, lends=lends)
             except codec.UnknownType:
                 return MISSING
             except codec.Damaged as error:
@@ -172,7 +177,8 @@ class ExampleCache:
         def note_damage(what: str) -> None:
             handle.record_damage(what, self._user, refuse=self._on_damage == "refuse")
 
-        values = handle.store.get_many(keys, read, note_damage)
+        lend = functools.partial(read, lends=True) if lends else None
+        values = handle.store.get_many(keys, read, note_damage, lend)
         if sizes is None:
             return values, sum(lengths)
         hit_sizes = [

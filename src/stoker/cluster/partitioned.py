@@ -199,7 +199,9 @@ class PartitionedCache(ExampleCache):
         client = self._connected_client()
         return None if client is None else client.fetch(keys, on_missing)
 
-    def find(self, keys: Sequence[bytes], sizes: Sequence[int] | None = None) -> list[Any]:
+    def find(
+        self, keys: Sequence[bytes], sizes: Sequence[int] | None = None, *, lends: bool = False
+    ) -> list[Any]:
         return self.find_fetched(keys, sizes, {})
 
     def find_fetched(

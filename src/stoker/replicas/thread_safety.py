@@ -54,8 +54,6 @@ _SHARED_CLASSES: dict[str, tuple[str, ...] | None] = {
     "multiprocessing.shared_memory": None,
     "torch": ("dtype", "device", "layout", "memory_format", "Size"),
     "datasets.table": None,
-    # A run has threads of its own, which a function that reaches the training loop does not call.
-    "stoker.engine.run": ("Run",),
     # An optimizer belongs to the training loop, which a function may merely be able to reach.
     "torch.optim.optimizer": ("Optimizer",),
     # Clients and environments that are documented as safe for threads, and cannot be copied.

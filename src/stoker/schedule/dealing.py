@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.schedule.orders.mixed import mixed_places, parts_and_numbers
-from stoker.schedule.orders.order import Order, Places, as_array, moved
+from stoker.schedule.orders.order import Order, Places, as_array, offset_places
 from stoker.schedule.proportions import Proportions
 
 # Rows whose places and numbers are remembered, in 4 MB at most: a resumed pool reaches back, and
@@ -98,7 +98,7 @@ class RankOrder:
     def places(self, rows: Places) -> Places:
         """Return the places of rows; ranges have step 1."""
         if self._start:
-            rows = moved(rows, self._start)
+            rows = offset_places(rows, self._start)
         if not self.deal.together:
             return self.deal.places(rows)
         if isinstance(rows, range):

@@ -3,9 +3,9 @@
 With ``.shuffle().shard()`` ranks take turns at the places of a permutation of all examples. With
 ``.shard().shuffle()`` a rank reads a permutation of its own, fixed part. With
 ``.shuffle().shard(near=...)`` it reads what ``OwnerDeal`` gives it of each ``world * batch``
-places. With ``.shard(pad=True)`` it reads a run of these, and the last example again where there
-are none. Where a permutation is by blocks, a rank's part is a run of it, so that ranks read
-different blocks.
+places; with ``.shard(balance=...)`` what ``BalancedDeal`` does. With ``.shard(pad=True)`` it reads
+a run of these, and the last example again where there are none. Where a permutation is by blocks, a
+rank's part is a run of it, so that ranks read different blocks.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from stoker.schedule.orders.blocks import WINDOW, BlockOrder, cut_to
 from stoker.schedule.orders.order import Order
 from stoker.schedule.orders.permutation import permutation
 from stoker.schedule.orders.plain import CutOrder, FixedPart, RepeatedEnd
+from stoker.schedule.sizing.balanced_deal import BalancedDeal
+from stoker.schedule.sizing.costs import Costs
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class Share:
         anew: whether parts are drawn anew every epoch, rather than fixed.
         is_dealt: whether they are dealt inside the global batch, by who keeps what.
         padded: how they are dealt with padding, so that equal parts hold all examples.
+        costs: what examples cost, where they are dealt inside the global batch for equal work.
     """
 
     rank: int
@@ -42,6 +45,12 @@ class Share:
     anew: bool
     is_dealt: bool = False
     padded: PaddedDeal | None = None
+    costs: Costs | None = None
+
+    @property
+    def mixes_ranks(self) -> bool:
+        """Whether what a rank gets of a global batch depends on what is in it."""
+        return self.is_dealt or self.costs is not None
 
     def count(self, length: int) -> int:
         """Return how many of so many examples are this rank's in an epoch, with padding."""
@@ -125,12 +134,21 @@ class Selection:
         """
         if self.is_shuffled:
             by_these = self.blocks is not None and np.array_equal(self.blocks, ends)
-            return by_these and not self.is_dealt
+            return by_these and not (self.share is not None and self.share.mixes_ranks)
         return self.share is None
 
-    def shared(self, rank: int, world: int, *, uneven: bool, dealt: bool = False) -> Selection:
+    def shared(
+        self,
+        rank: int,
+        world: int,
+        *,
+        uneven: bool,
+        dealt: bool = False,
+        costs: Costs | None = None,
+    ) -> Selection:
         """Return a rank's part of this."""
-        return replace(self, share=Share(rank, world, uneven, self.is_shuffled, dealt))
+        share = Share(rank, world, uneven, self.is_shuffled, dealt, costs=costs)
+        return replace(self, share=share)
 
     def padded(self, *, fills: bool) -> Selection:
         """Return this with padding, up to the size of batches that ``in_batches`` says."""
@@ -190,6 +208,9 @@ class Selection:
             assert dealer is not None
             dealt = OwnerDeal(order, dealer, rank, group, start + count)
             return RankOrder(order, dealt, count, start)
+        if share.costs is not None:
+            balanced = BalancedDeal(order, share.costs, rank, world, group, start + count)
+            return RankOrder(order, balanced, count, start)
         if share.anew and self.blocks is not None:
             shared = self.between.count(self.first.count(length))
             run = Stride(share.run(shared, whole=share.uneven))

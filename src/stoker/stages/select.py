@@ -63,7 +63,7 @@ class Take(ChainStage):
     def count(self, items: int) -> int:
         return min(self.n, items)
 
-    def outline(self) -> str:
+    def signature(self) -> str:
         return self.call
 
 
@@ -119,7 +119,7 @@ class SkipFirst(ChainStage):
     def count(self, items: int) -> int:
         return max(0, items - self.n)
 
-    def outline(self) -> str:
+    def signature(self) -> str:
         return self.call
 
 
@@ -185,7 +185,7 @@ class Shuffle(ChainStage):
     def count(self, items: int) -> int:
         return items
 
-    def outline(self) -> str:
+    def signature(self) -> str:
         if self.ends is None:
             return self.call
         return f"shuffle({len(self.ends):,} blocks, {zlib.crc32(self.ends.tobytes()):08x})"

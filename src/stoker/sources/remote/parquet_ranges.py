@@ -6,6 +6,8 @@ import io
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from numpy.typing import NDArray
+
 from stoker.basics.fingerprint import Fingerprint
 from stoker.schedule.selection import Selection
 from stoker.sources.arrow.parquet import ParquetSource
@@ -58,6 +60,12 @@ class RemoteParquetSource(ReadsRanges[Any], ParquetSource):
         """Open the file system for reading ahead."""
         ahead_bytes = int(self.held.limit_bytes * _AHEAD_SHARE)
         return BlockReader(self, self.access.reader(self), ahead_bytes)
+
+    def column(self, field: str | int) -> NDArray[Any]:
+        """Refuse: ranges are read by row groups, with all columns."""
+        raise TypeError(
+            f"{self.name} does not read one column of all files: give its numbers as an array"
+        )
 
     def identity(self) -> str | None:
         """Return the columns, if the server sent a version of every file."""

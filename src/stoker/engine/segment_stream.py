@@ -284,8 +284,9 @@ class SegmentStream(PulledStream):
 
     def index_before(self, ordinal: int) -> int:
         """Return the index of a fresh example of an earlier epoch, numbered up to this one."""
-        back, there = divmod(ordinal, self._examples)
-        return self.earlier[-back].indices(there, there + 1)[0]
+        find = self._runner.work.index_before
+        assert find is not None
+        return find(ordinal)
 
     def failure(self, stage: str, error: Exception, ordinal: int) -> Failure:
         """Wrap what went wrong where an output was to be used."""

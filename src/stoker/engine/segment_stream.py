@@ -301,6 +301,9 @@ class SegmentStream(PulledStream):
         self._next = asked.next
         return asked.times(self.inputs_each)
 
+    def items_of(self, loaded: int) -> int:
+        return -(-loaded // self.inputs_each)
+
     def ahead(self) -> int:
         """Return how many outputs the window holds besides the one that was asked for."""
         pool = self._worker_pool

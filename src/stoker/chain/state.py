@@ -45,6 +45,7 @@ from stoker.stats import Clock
 
 FORMAT = 2
 _UNSIGNED = ("checksum", "loader")
+_DIGEST_DIGITS = 8
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,8 @@ def saved(
     }
     if handed_out is not None:
         state["handed_out"] = handed_out
+    if position.order:
+        state["order"] = position.order
     if position.owners is not None:
         state["owners"] = position.owners.saved()
     signed = {**state, "checksum": _checksum(state)}
@@ -213,6 +216,7 @@ def position(
         loaded=whole(state["loaded"], 0, compact_integers.LARGEST if iterated else 0),
         loader_state=state.get("loader"),
         owners=owners,
+        order=_order(state, fit.plan),
     )
     epoch = whole(state["epoch"])
     if fit.examples is None:
@@ -227,6 +231,16 @@ def position(
         found.parts = _parts(nodes, plan, bounds)
         bounds.check(found.uses)
     return found
+
+
+def _order(state: dict[str, Any], plan: Plan) -> str:
+    """Read the digest of an order that a user's function decided; "" where there is none."""
+    if not plan.selection.calls_user or not state["yielded"]:
+        return ""
+    digest = state["order"]
+    if type(digest) is not str or len(digest) != _DIGEST_DIGITS:
+        raise ValueError(f"{compact_integers.shown(digest)} is no digest of an order")
+    return digest
 
 
 def _owners(state: dict[str, Any], fit: StateSchema) -> OwnerSnapshot | None:

@@ -56,6 +56,7 @@ class Position:
         spent: how much of each skip budget is spent; ``filtered``: what filters left out.
         loaded: batches of a loader that were handed out; ``loader_state``: its own state there.
         owners: by whose parts the epoch is dealt, if it is.
+        order: the digest of the epoch's order, where a user's function decides it; else "".
     """
 
     yielded: int = 0
@@ -67,6 +68,7 @@ class Position:
     loaded: int = 0
     loader_state: Any = None
     owners: OwnerSnapshot | None = None
+    order: str = ""
 
 
 @dataclass

@@ -18,6 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.schedule.factor import UsesByPart
+from stoker.schedule.orders.chosen import Chosen
+from stoker.schedule.orders.drawing import Drawing
 from stoker.schedule.selection import Selection
 from stoker.sources.iterable import IterableSource
 from stoker.sources.loader import LoaderSource
@@ -376,11 +378,12 @@ class Plan:
 
         That is so for a single echo that follows the stall, right behind the first segment, if
         nothing can be left out, so that all epochs have equally many items; and if the next epoch
-        knows the order of this one, which dealing by this one's owners keeps from it.
+        knows the order of this one, which it does not where this one's owners deal it, or a user's
+        function says it.
         """
         if self.indexed is None or self.is_decided or len(self.echoes) != 1:
             return False
-        if self.selection.is_dealt:
+        if self.selection.is_dealt or self.selection.calls_user:
             return False
         point = self.echoes[0]
         return point.echo.is_adaptive and not point.on_device and not point.leaks
@@ -442,6 +445,14 @@ class Lowering:
         Streams are shuffled through a buffer of so many examples.
         """
         self._selection, self._buffer = self._selection.shuffled(blocks), buffer
+
+    def select(self, chosen: Chosen) -> None:
+        """Only chosen examples are read; all of them are among those that are left by now."""
+        self._selection = self._selection.selected(chosen)
+
+    def draw(self, drawing: Drawing) -> None:
+        """An order is drawn every epoch, by weights or a function."""
+        self._selection = self._selection.drawn(drawing)
 
     def shard(self, rank: int, world: int, *, uneven: bool, dealt: bool) -> None:
         """Only this rank's part of the epoch is read, dealt by who keeps what or not."""

@@ -63,14 +63,17 @@ class RankOrder:
         deal: which places are this rank's.
         count: how many rows it has.
         start: how many rows of the deal come before them.
+        digest: of an order that is drawn, by which it is told from another.
 
     Attributes:
-        order, deal: as given.
+        order, deal, digest: as given.
         stride: the deal of its rows, if that is one; None otherwise.
     """
 
-    def __init__(self, order: Order, deal: Deal, count: int, start: int = 0) -> None:
-        self.order, self.deal = order, deal
+    def __init__(
+        self, order: Order, deal: Deal, count: int, start: int = 0, digest: str = ""
+    ) -> None:
+        self.order, self.deal, self.digest = order, deal, digest
         self._count, self._start = count, start
         self.stride: Stride | None = None
         if isinstance(deal, Stride):

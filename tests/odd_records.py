@@ -8,14 +8,14 @@ from typing import Any
 import msgspec
 
 
-def record_of(outline: Any, numbers: list[Any], contents: bytes = b"") -> bytes:
-    """Return a record of any outline, numbers and contents."""
-    outline, packed = msgspec.msgpack.encode(outline), msgspec.msgpack.encode(numbers)
-    return struct.pack("<II", len(outline), len(packed)) + outline + packed + contents
+def record_of(signature: Any, numbers: list[Any], contents: bytes = b"") -> bytes:
+    """Return a record of any signature, numbers and contents."""
+    signature, packed = msgspec.msgpack.encode(signature), msgspec.msgpack.encode(numbers)
+    return struct.pack("<II", len(signature), len(packed)) + signature + packed + contents
 
 
 def nested(depth: int) -> msgspec.Raw:
-    """Return the outline of lists within each other."""
+    """Return the signature of lists within each other."""
     return msgspec.Raw(b"\x92\xa4list" * depth + b"\xa5plain")
 
 
@@ -64,7 +64,7 @@ ODD_RECORDS = {
     "less than its lengths": b"\x01",
     "more than it says": record_of(["array", "<f8"], [[1]], 2 * EIGHT),
     "more than nothing": record_of("plain", [1], EIGHT),
-    "a head without an outline": struct.pack("<II", 0, 5) + EIGHT,
+    "a head without a signature": struct.pack("<II", 0, 5) + EIGHT,
     "axes that there are not": record_of(["array", "<f8", 7], [[1]], EIGHT),
     "an axis twice": record_of(["array", "<f8", 0, 0], [[2, 1]], 2 * EIGHT),
     "more axes": record_of(["array", "<f8", 1, 0], [[1]], EIGHT),

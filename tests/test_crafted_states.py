@@ -80,7 +80,7 @@ def paths(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 @functools.cache
 def bomb() -> str:
-    return compact_integers.packed_bytes(np.zeros(1 << 26, np.uint8))
+    return compact_integers.encode_bytes(np.zeros(1 << 26, np.uint8))
 
 
 ODD: list[Any] = [
@@ -98,7 +98,7 @@ def repacked(text: str, draw: Any) -> str:
     if draw(st.integers(0, 5)) == 0:
         halves[half] = bomb()
     else:
-        numbers = compact_integers.unpacked_bytes(halves[half], 1 << 20).tolist()
+        numbers = compact_integers.decode_bytes(halves[half], 1 << 20).tolist()
         kind = draw(st.sampled_from(["more", "fewer", "other", "other"]))
         if kind == "more" or not numbers:
             numbers += draw(st.lists(st.integers(0, 255), min_size=1, max_size=9))
@@ -107,7 +107,7 @@ def repacked(text: str, draw: Any) -> str:
         else:
             place = draw(st.integers(0, len(numbers) - 1))
             numbers[place] = draw(st.sampled_from([0, 1, 2, 3, 7, 100, 254, 255]))
-        halves[half] = compact_integers.packed_bytes(np.array(numbers, np.uint8))
+        halves[half] = compact_integers.encode_bytes(np.array(numbers, np.uint8))
     parts[at] = ":".join(halves)
     return " ".join(parts)
 

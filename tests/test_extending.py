@@ -472,7 +472,7 @@ class NoLength(stoker.Source[str]):
         return ""
 
 
-class Described(Letters, sources.Described[str], sources.Labeled[str], sources.Outlined[str]):
+class Described(Letters, sources.Described[str], sources.Labeled[str], sources.HasSignature[str]):
     """Says all that a source can say to people."""
 
     fields = ("a", "b")  # type: ignore[assignment]
@@ -488,7 +488,7 @@ class Described(Letters, sources.Described[str], sources.Labeled[str], sources.O
     def extent(self) -> str:
         return "all letters up to j"
 
-    def outline(self) -> str:
+    def signature(self) -> str:
         return "letters up to j"
 
 

@@ -61,7 +61,7 @@ TRAINED = (
     + """
     told = {"epochs": [], "kinds": {}}
     train = begun(Nodes(moves=True)).random_map(jitter, on="x").batch(8)
-    told["printed"], told["outline"] = str(train), train.chain.outline()[2]
+    told["printed"], told["signature"] = str(train), train.chain.signature()[2]
     for epoch in range(3):
         told["epochs"].append(ids(train))
     undealt = stoker.from_dataset(Slow(100), seed=3).shuffle().shard().batch(8)
@@ -93,7 +93,7 @@ def test_ranks_deal_exactly_once_and_resume(tmp_path: Path, world: int) -> None:
     each = 100 // world
     for rank in told:
         assert rank["lengths"][0] == rank["lengths"][1] == -(-each // 8)
-        assert rank["outline"] == f"shard(world={world}, near=cache)"
+        assert rank["signature"] == f"shard(world={world}, near=cache)"
         assert f"dealt inside each {8 * world} examples to where the cache" in rank["printed"]
         assert "BatchNorm" in rank["printed"]
     for epoch in range(3):

@@ -24,8 +24,9 @@ PROTOCOLS = {
     "stages/functions/operation.py": ("Operation",),
     "sources/origin.py": ("Origin", "IndexedSource"),
     "sources/source.py": (
-        *("Source", "FetchesMany", "Outlined", "Labeled", "Identified", "Fingerprinted"),
-        *("ReadsFiles", "ReadsBlocks", "ReadsAhead", "Reader", "GathersRows", "Rows"),
+        *("Source", "FetchesMany", "HasSignature", "Labeled", "Identified", "Fingerprinted"),
+        *("ReadsFiles", "ReadsBlocks", "ReadsColumns", "ReadsAhead", "Reader"),
+        *("GathersRows", "Rows"),
     ),
     "sources/remote/source.py": ("ReadsRanges",),
     "engine/items.py": ("Stream", "PulledStream", "DrivenStream", "HeadStream", "Inputs"),

@@ -62,7 +62,7 @@ def test_leaves_are_met_in_the_same_order(value: Any) -> None:
 @given(nested)
 def test_copies_share_no_writable_memory(value: Any) -> None:
     before = frozen(value)
-    twin = pytree.copied(value)
+    twin = pytree.deep_copy(value)
     assert frozen(twin) == before
     for leaf in pytree.leaves(twin):
         spoil(leaf)
@@ -72,7 +72,7 @@ def test_copies_share_no_writable_memory(value: Any) -> None:
 def test_owned_values_hold_no_larger_memory() -> None:
     large = np.zeros((100, 100))
     view, tensor = large[3], torch.zeros(100, 100)[3]
-    owned = pytree.owned({"a": view, "b": (tensor, large)})
+    owned = pytree.copy_views({"a": view, "b": (tensor, large)})
     assert owned["a"].base is None
     assert owned["b"][0].untyped_storage().nbytes() == tensor.nbytes
     assert owned["b"][1] is large

@@ -54,6 +54,13 @@ OFFERED int64_t stoker_read_windows(const int32_t *descriptors, const int64_t *s
                             int32_t item_bytes, int32_t is_signed, int64_t length, int64_t *inputs,
                             int64_t *targets);
 
+// Writes table[channel][byte] for each byte of so many images of so many pixels: 256 numbers of 1, 2
+// or 4 bytes for each channel. Channels lie beside each other in a pixel, or, where planes_in or
+// planes_out says so, one behind the other in an image. Planes do not become pixels.
+OFFERED int stoker_look_up_pixels(const uint8_t *bytes, int64_t images, int64_t pixels, int32_t channels,
+                          const void *table, int32_t item_bytes, int32_t planes_in,
+                          int32_t planes_out, void *out);
+
 OFFERED const char *stoker_paths(void);
 OFFERED int stoker_use_path(const char *name);
 OFFERED const char *stoker_last_path(void);

@@ -1,4 +1,6 @@
-"""JPEG crops, resampling, windows of tokens: in C. NumPy allocates; every call releases the GIL.
+"""JPEG crops, resampling, numbers of pixels, windows of tokens: in C.
+
+NumPy allocates; every call releases the GIL.
 
 ``stoker.images`` and ``stoker.from_tokens`` are what users call; this is what they call.
 """
@@ -12,6 +14,7 @@ from stoker_native.functions import (
     jpeg_decode,
     jpeg_size,
     last_path,
+    look_up_pixels,
     paths,
     pixels_crop,
     read_windows,
@@ -27,6 +30,7 @@ __all__ = [
     "jpeg_decode",
     "jpeg_size",
     "last_path",
+    "look_up_pixels",
     "paths",
     "pixels_crop",
     "read_windows",

@@ -75,7 +75,17 @@ def _load() -> ctypes.CDLL:
         c_void_p, c_void_p, c_int64, c_int32, c_int32, c_int64, c_void_p, c_void_p,
     ]  # fmt: skip
     library.stoker_read_windows.restype = c_int64
-    for name in ("jpeg_size", "jpeg_decode", "jpeg_crop", "pixels_crop", "use_path"):
+    library.stoker_look_up_pixels.argtypes = [
+        c_void_p, c_int64, c_int64, c_int32, c_void_p, c_int32, c_int32, c_int32, c_void_p,
+    ]  # fmt: skip
+    for name in (
+        "jpeg_size",
+        "jpeg_decode",
+        "jpeg_crop",
+        "pixels_crop",
+        "look_up_pixels",
+        "use_path",
+    ):
         getattr(library, f"stoker_{name}").restype = c_int
     library.stoker_paths.restype = library.stoker_last_path.restype = c_char_p
     return library
@@ -207,6 +217,46 @@ def read_windows(
             *first[:2], windows, dtype.itemsize, dtype.kind == "i", length, *first[2:]
         )
     )
+
+
+def look_up_pixels(
+    pixels: NDArray[np.uint8],
+    table: NDArray[Any],
+    out: NDArray[Any],
+    *,
+    in_planes: bool,
+    out_planes: bool,
+) -> None:
+    """Write the number that a table has for each byte of images: ``table[channel, byte]``.
+
+    Args:
+        pixels: ``uint8 [n, height, width, channels]``, or ``[n, channels, height, width]`` where
+            ``in_planes``; C-ordered.
+        table: ``[channels, 256]``, of items of 1, 2 or 4 bytes; C-ordered.
+        out: of the table's dtype, C-ordered and writable: ``[n, height, width, channels]``, or
+            ``[n, channels, height, width]`` where ``out_planes``.
+        in_planes, out_planes: whether the channels of an image lie one behind the other. Planes do
+            not become pixels.
+
+    Raises TypeError and ValueError where the arguments are not that.
+    """
+    if pixels.dtype != np.uint8 or out.dtype != table.dtype or table.itemsize not in (1, 2, 4):
+        raise TypeError(
+            "pixels are uint8, and the numbers those of a table of 1, 2 or 4 bytes each"
+        )
+    if pixels.ndim != 4 or table.shape != (pixels.shape[1 if in_planes else 3], 256):
+        raise ValueError(f"pixels {list(pixels.shape)} do not have the channels of the table")
+    n, channels = len(pixels), len(table)
+    height, width = pixels.shape[2:] if in_planes else pixels.shape[1:3]
+    planes, beside = (n, channels, height, width), (n, height, width, channels)
+    if in_planes > out_planes or out.shape != (planes if out_planes else beside):
+        raise ValueError(f"numbers {list(out.shape)} do not fit pixels {list(pixels.shape)}")
+    if not all(each.flags.c_contiguous for each in (pixels, table, out)) or not out.flags.writeable:
+        raise ValueError("pixels, the table and the numbers are C-ordered, and these are writable")
+    _library.stoker_look_up_pixels(
+        pixels.ctypes.data, n, height * width, channels, table.ctypes.data, table.itemsize,
+        in_planes, out_planes, out.ctypes.data,
+    )  # fmt: skip
 
 
 def paths() -> list[str]:

@@ -620,7 +620,7 @@ def _part(chain: Chain, number: int, *, has_budget: bool) -> MixedPart:
     if chain.budget != RAISE and not has_budget:
         raise ValueError(f"{what} has a skip budget: give it to the mixture, mix(..., on_error=)")
     described = ".".join([source.name, *(stage.name for stage in chain.stages)])
-    return MixedPart(source, chain.selection, described, tuple(chain.outline()))
+    return MixedPart(source, chain.selection, described, tuple(chain.signature()))
 
 
 def _seed(chains: list[Chain]) -> Any:

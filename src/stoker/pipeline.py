@@ -131,6 +131,8 @@ class Pipeline(DataLoaderApi, Generic[T]):
         near: str | None = None,
         pad: bool | str = False,
         mask: str | None = None,
+        balance: Any = None,
+        cost: Callable[[Any], Any] | None = None,
         env: bool = False,
     ) -> Pipeline[T]:
         """Give this process its part of every epoch: disjoint parts of equal length.
@@ -154,6 +156,12 @@ class Pipeline(DataLoaderApi, Generic[T]):
                 the key, a tuple one element more; anything else becomes ``(batch, mask)``.
             near: ``"cache"`` deals the examples of each global batch to the ranks whose nodes
                 keep them (``.cache(cluster=...)``); needs ``shuffle`` before it.
+            balance: numbers ``[n]``, one for each example of the source (its length, in general),
+                or the field that has them: deals the examples of each global batch so that ranks
+                have equal work, and equally many. A rank's rows come longest first. Needs
+                ``shuffle`` before it.
+            cost: called once with these numbers, as an array; returns what examples cost, such as
+                ``lambda n: n + n * n / 4096``.
             env: without a process group, take rank and world from the variables of torchrun, srun
                 or mpirun.
 
@@ -161,7 +169,7 @@ class Pipeline(DataLoaderApi, Generic[T]):
         and for a mesh with unclear names; ``iter()`` raises if ranks differ, or one is missing.
         """
         shard = Shard.of(rank, world, uneven, near, mesh, mesh_dims, env=env)
-        return self._then(shard.padded(pad, mask))
+        return self._then(shard.padded(pad, mask).balanced(balance, cost))
 
     def select(self, which: Any) -> Pipeline[T]:
         """Keep some examples of a source, by number; nothing is read. In the source's order.

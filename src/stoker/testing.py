@@ -8,7 +8,7 @@ from typing import Any
 
 from stoker.adapters.thread_checks import check_threads as check_threads
 from stoker.basics import pytree
-from stoker.basics.pytree import same as same
+from stoker.basics.pytree import equal as equal
 from stoker.pipeline import Pipeline
 
 
@@ -31,7 +31,7 @@ def check_resume(build: Callable[[], Pipeline], *, every: int = 1) -> int:
     Raises:
         AssertionError: the rest of an epoch differs; the message names the batch.
     """
-    batches = [pytree.copied(batch) for batch in build()]
+    batches = [pytree.deep_copy(batch) for batch in build()]
     pipeline = build()
     checked = 0
     with iter(pipeline) as iterator:
@@ -56,7 +56,7 @@ def _check_tail(
                 f"after restoring the state before batch {start}, the epoch has more than "
                 f"{len(batches)} batches"
             )
-        if not same(batch, batches[at]):
+        if not equal(batch, batches[at]):
             raise AssertionError(
                 f"after restoring the state before batch {start}, batch {at} differs"
             )

@@ -106,7 +106,7 @@ def simulated(
             mine = []
             for rank in ranks:  # what each would say, then the answer that all of them get
                 rank.ranks.answer = lambda values: values
-                measured = rank.planned.measured() if step else UNIT
+                measured = rank.planned.pop_ratio() if step else UNIT
                 mine.append(measured)
             largest = max(mine)
             for rank in ranks:

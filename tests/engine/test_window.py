@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import stoker
-from stoker.testing import check_resume, same
+from stoker.testing import check_resume, equal
 from strategies import small_pools_allowed
 
 BATCH = 4
@@ -107,7 +107,7 @@ def test_small_batches_are_the_same_however_many_are_made_at_once(n: int, drop_l
 
     one_by_one, several = build(0), build()
     for _ in range(2):  # the first epoch finds out what a batch costs
-        assert all(same(a, b) for a, b in zip(several, one_by_one, strict=True))
+        assert all(equal(a, b) for a, b in zip(several, one_by_one, strict=True))
     assert check_resume(build, every=41) == -(-len(several) // 41)
 
 

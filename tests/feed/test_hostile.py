@@ -136,8 +136,10 @@ def targeted(draw: random.Random) -> bytes:
             [
                 Hello(messages.VERSION, "[/x] \x1b[2J", peers=[os.getpid(), os.getppid()]),
                 Hello(messages.VERSION, "", "é" * messages.TEXT_CHARACTERS),
-                Hello(messages.VERSION, "", "", 2**64 - 1, outline_of("batches")),
-                Hello(messages.VERSION, "", outline=outline_of("batches"), peers=[2**31 - 1, 1]),
+                Hello(messages.VERSION, "", "", 2**64 - 1, signature_of("batches")),
+                Hello(
+                    messages.VERSION, "", signature=signature_of("batches"), peers=[2**31 - 1, 1]
+                ),
                 EpochRequest(largest, largest, 0),
                 EpochRequest(1, largest, 19),
                 EpochRequest(2, 0, largest),
@@ -151,8 +153,8 @@ def targeted(draw: random.Random) -> bytes:
 
 
 @functools.cache
-def outline_of(kind: str) -> list[str]:
-    return list(getattr(served, kind)().chain.outline())
+def signature_of(kind: str) -> list[str]:
+    return list(getattr(served, kind)().chain.signature())
 
 
 def attack(name: str, draw: random.Random) -> None:
@@ -206,7 +208,7 @@ HARMFUL = {
     "a long target": [messages._encode(Hello(messages.VERSION, "", "x" * 65_500))],
     "peers that cannot be": [
         messages._encode(
-            [*["Hello", messages.VERSION, "", "", None, outline_of("batches"), [2**40, -1]]]
+            [*["Hello", messages.VERSION, "", "", None, signature_of("batches"), [2**40, -1]]]
         )
     ],
     "an epoch beyond counting": [
@@ -522,7 +524,7 @@ def test_whatever_comes_to_a_job_is_an_output_or_a_feed_error(name: str) -> None
 @pytest.mark.parametrize(
     "wrong",
     [{"number": -1}, {"number": "1"}, {"number": 20}, {"number": None}, {"epoch": -1},
-     {"epoch": 2**70}, {"epoch": 1.5}, {"outline": 3}, {"seed": "x"}],
+     {"epoch": 2**70}, {"epoch": 1.5}, {"signature": 3}, {"seed": "x"}],
 )  # fmt: skip
 def test_a_state_of_a_job_that_cannot_be(name: str, wrong: dict[str, Any]) -> None:
     with feeding(served.batches, name):

@@ -43,7 +43,7 @@ def received(packed: payload.Payload) -> tuple[Any, list[Any]]:
 
 
 def same(a: Any, b: Any) -> bool:
-    if pytree.signature(a) != pytree.signature(b):
+    if pytree.structure(a) != pytree.structure(b):
         return False
     for x, y in zip(pytree.leaves(a), pytree.leaves(b), strict=True):
         if isinstance(x, torch.Tensor):

@@ -88,10 +88,10 @@ def repacked(text: str, rng: np.random.Generator) -> str:
     parts = text.split(":")
     at = int(rng.integers(len(parts)))
     try:
-        content = compact_integers.unpacked_bytes(parts[at], 1 << 20).tobytes()
+        content = compact_integers.decode_bytes(parts[at], 1 << 20).tobytes()
     except ValueError:
         return mutated(text.encode(), rng).decode("latin-1")
-    parts[at] = compact_integers.packed_bytes(
+    parts[at] = compact_integers.encode_bytes(
         np.frombuffer(mutated(content or b"\0", rng), np.uint8)
     )
     return ":".join(parts)

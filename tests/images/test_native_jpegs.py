@@ -236,11 +236,12 @@ def test_sanitizers_find_nothing_in_mutated_files(sanitized: dict[str, str]) -> 
 
 
 @pytest.mark.full
-def test_sanitizers_find_nothing_in_windows(sanitized: dict[str, str]) -> None:
-    tests = ROOT / "tests" / "sources" / "test_native_windows.py"
+def test_sanitizers_find_nothing_in_windows_and_tables(sanitized: dict[str, str]) -> None:
+    tests = [ROOT / "tests" / "sources" / "test_native_windows.py"]
+    tests.append(ROOT / "tests" / "images" / "test_native_tables.py")
     alone = ["-c", os.devnull, "--noconftest", "-p", "no:cacheprovider", "-q"]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", *alone, tests],
+        [sys.executable, "-m", "pytest", *alone, *tests],
         env={**os.environ, **sanitized},
         capture_output=True,
         text=True,

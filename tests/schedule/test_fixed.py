@@ -356,25 +356,25 @@ def test_a_packed_full_pool_takes_at_most_a_byte_an_item() -> None:
 def test_packing_keeps_everything(numbers: list[int]) -> None:
     ascending = np.array(sorted(numbers), np.int64)
     most, stop = len(numbers), max(numbers, default=0) + 1
-    assert compact_integers.unpacked(
-        compact_integers.packed(ascending, 0), 0, most, stop
+    assert compact_integers.decode_ascending(
+        compact_integers.encode_ascending(ascending, 0), 0, most, stop
     ).tolist() == sorted(numbers)
-    text = compact_integers.packed_small(np.array(numbers, np.int64))
-    assert compact_integers.unpacked_small(text, most, stop).tolist() == numbers
+    text = compact_integers.encode_small(np.array(numbers, np.int64))
+    assert compact_integers.decode_small(text, most, stop).tolist() == numbers
     for wrong in ((most - 1, stop), (most, stop - 1)):
         if numbers:
             with pytest.raises(ValueError, match=r"holds more than|holds numbers beyond"):
-                compact_integers.unpacked_small(text, *wrong)
+                compact_integers.decode_small(text, *wrong)
 
 
 def test_what_is_packed_takes_no_more_memory_than_it_may() -> None:
-    bomb = compact_integers.packed_bytes(np.zeros(1 << 25, np.uint8))
+    bomb = compact_integers.encode_bytes(np.zeros(1 << 25, np.uint8))
     assert len(bomb) < 1 << 17
     tracemalloc.start()
     try:
         for text in (bomb, bomb[:-5], f"{bomb}00000"):
             with pytest.raises(ValueError, match=r"holds more than|cut short, or too long"):
-                compact_integers.unpacked_bytes(text, 1000)
+                compact_integers.decode_bytes(text, 1000)
         assert tracemalloc.get_traced_memory()[1] < 64 * len(bomb)
     finally:
         tracemalloc.stop()

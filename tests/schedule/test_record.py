@@ -35,25 +35,25 @@ def echoes(draw: st.DrawFn) -> dict[int, EchoRecord]:
     return found
 
 
-OUTLINE = ["DatasetSource of 40", "echo(auto, max_factor=4)", "batch(8, drop_last=False)"]
+SIGNATURE = ["DatasetSource of 40", "echo(auto, max_factor=4)", "batch(8, drop_last=False)"]
 
 
 @settings(max_examples=500 if FULL else 8)
 @given(st.integers(0, 2**63), st.lists(st.text(max_size=40), max_size=5), echoes())
 def test_what_is_written_is_read_again(
-    seed: int, outline: list[str], made: dict[int, EchoRecord]
+    seed: int, signature: list[str], made: dict[int, EchoRecord]
 ) -> None:
-    record = written(seed, outline, made)
+    record = written(seed, signature, made)
     text = json.dumps(record)
     for given_ in (record, json.loads(text), text):
         found = read(given_, None)
-        assert (found.seed, found.pipeline, found.echoes) == (seed, outline, made)
+        assert (found.seed, found.pipeline, found.echoes) == (seed, signature, made)
 
 
 def test_it_takes_at_most_two_bytes_a_step() -> None:
     codes = np.random.default_rng(0).integers(0, 256, 5_000, np.uint8).tobytes()
     made = {0: EchoRecord(4, 8, 4096, 256, {0: Decisions(0, 0, codes)})}
-    assert len(json.dumps(written(2**63, OUTLINE, made))) <= 1.25 * len(codes) + 300
+    assert len(json.dumps(written(2**63, SIGNATURE, made))) <= 1.25 * len(codes) + 300
 
 
 # -- what stands in it
@@ -90,15 +90,15 @@ def test_decisions_after_a_resume_join_those_before_it(
 
 def test_an_epoch_or_an_echo_that_is_not_on_record_is_told_with_what_is() -> None:
     epochs = {epoch: Decisions(epoch, 0, b"a") for epoch in (1, 4)}
-    record = read(written(0, OUTLINE, {1: EchoRecord(4, 8, 40, 10, epochs)}), None)
+    record = read(written(0, SIGNATURE, {1: EchoRecord(4, 8, 40, 10, epochs)}), None)
     assert record.of(1, 4) == epochs[4]
     with pytest.raises(stoker.StateError, match=r"no epoch 0; it has 1, 4$"):
         record.of(1, 0)
     many = {epoch: Decisions(epoch, 0, b"a") for epoch in range(40)}
     with pytest.raises(stoker.StateError, match=r"no epoch 99; it has 0, 1, .*9, \.\.\.$"):
-        read(written(0, OUTLINE, {0: EchoRecord(4, 8, 40, 10, many)}), None).of(0, 99)
+        read(written(0, SIGNATURE, {0: EchoRecord(4, 8, 40, 10, many)}), None).of(0, 99)
     with pytest.raises(stoker.StateError, match="no epoch 0; it has none"):
-        read(written(0, OUTLINE, {0: EchoRecord(4, 8, 40, 10, {})}), None).of(0, 0)
+        read(written(0, SIGNATURE, {0: EchoRecord(4, 8, 40, 10, {})}), None).of(0, 0)
     with pytest.raises(stoker.StateError, match=r"no decisions of echo\(auto\)"):
         record.echo(0, "echo(auto)")
     assert record.size(1, "echo(auto)", 10) == 40
@@ -111,7 +111,7 @@ def test_an_epoch_or_an_echo_that_is_not_on_record_is_told_with_what_is() -> Non
 
 def sound() -> dict[str, Any]:
     epochs = {e: Decisions(e, 0, bytes(range(40))) for e in (0, 1)}
-    return written(7, OUTLINE, {0: EchoRecord(4, 8, 64, 8, epochs)})
+    return written(7, SIGNATURE, {0: EchoRecord(4, 8, 64, 8, epochs)})
 
 
 def refused(record: Any) -> str:

@@ -116,7 +116,7 @@ def test_later_batches_have_the_form_of_the_first(form: str) -> None:
         batches = list(pipeline)
         assert len(batches) == 12
         assert all(frozen(batch) == frozen(expected) for batch in batches)
-        assert all(stoker.testing.same(batch, batches[0]) for batch in batches)
+        assert all(stoker.testing.equal(batch, batches[0]) for batch in batches)
 
 
 @pytest.mark.parametrize(
@@ -549,7 +549,7 @@ def test_copies_of_tensors_are_nobody_else_s(orders: list[str]) -> None:
     stored = torch.zeros(2, BIG)
     kept: list[tuple[Any, int]] = []
     for number, order in enumerate(orders):
-        copy = recycler.copied({"x": stored})["x"]
+        copy = recycler.copy({"x": stored})["x"]
         assert not copy.any()
         copy.fill_(number + 1)
         if order == "keep":
@@ -581,7 +581,7 @@ def test_copies_of_tensors_are_nobody_else_s(orders: list[str]) -> None:
 def test_copies_of_tensors_are_what_clones_are(tensor: Any) -> None:
     from stoker.basics.buffers import Recycler
 
-    copy, clone = Recycler().copied(tensor), tensor.detach().clone()
+    copy, clone = Recycler().copy(tensor), tensor.detach().clone()
     assert (type(copy), copy.dtype, copy.shape) == (type(clone), clone.dtype, clone.shape)
     assert (copy.layout, copy.requires_grad) == (clone.layout, False)
     assert copy.is_sparse or copy.stride() == clone.stride()

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import stoker
-from stoker.testing import check_resume, same
+from stoker.testing import check_resume, equal
 
 
 def _pipeline(device: str, *, echo: float = 1) -> stoker.Pipeline:
@@ -83,7 +83,7 @@ def test_unknown_devices_are_refused_where_they_are_named() -> None:
 def test_what_reaches_the_accelerator_is_what_the_host_had(echo: float) -> None:
     for host, device in zip(_pipeline("cpu", echo=echo), _pipeline("cuda", echo=echo), strict=True):
         assert device[0].is_cuda
-        assert same(host, tuple(leaf.cpu() for leaf in device))
+        assert equal(host, tuple(leaf.cpu() for leaf in device))
 
 
 @pytest.mark.gpu
@@ -92,6 +92,6 @@ def test_augmenting_on_the_accelerator_is_reproducible_and_differs_by_use() -> N
         return _pipeline("cuda", echo=2).random_map(_noise)
 
     first, second = list(build()), list(build())
-    assert all(same(a, b) for a, b in zip(first, second, strict=True))
+    assert all(equal(a, b) for a, b in zip(first, second, strict=True))
     sums = {float(images.double().sum()) for images, _ in first}
     assert len(sums) == len(first)

@@ -26,7 +26,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from typing import NamedTuple
 
 import stoker
-from stoker.testing import check_resume, same
+from stoker.testing import check_resume, equal
 
 
 class Row(NamedTuple):
@@ -94,7 +94,7 @@ def test_batches_go_to_devices_and_over_shardings(tmp_path: Path) -> None:
 
         first, second = list(build(sharding)), list(build(sharding))
         assert len(first) == 24
-        assert all(same(a, b) for a, b in zip(first, second))
+        assert all(equal(a, b) for a, b in zip(first, second))
         assert len({float(row.x.sum()) for row in first}) == 24
         check_resume(lambda: build(devices[0]), every=7)
 

@@ -25,7 +25,7 @@ from typing import Any
 
 from stoker.basics import pytree
 from stoker.basics.buffers import Recycler
-from stoker.basics.pytree import same
+from stoker.basics.pytree import equal
 from stoker.basics.warn import warn
 from stoker.engine.plan import Segment
 from stoker.engine.work import REJECTED, Call, Failure, Work
@@ -264,7 +264,7 @@ class _Trial:
                 again = step.run(work, ordinal, _copied(value))
                 if _has_failed(once) and _has_failed(again):
                     continue  # nothing to compare
-                is_clear &= same(once, again)
+                is_clear &= equal(once, again)
                 tasks.append((at, ordinal, value, once))
                 if type(once) is not Failure:
                     made[ordinal] = once
@@ -306,7 +306,7 @@ class _Trial:
                 maker.begin()
             return
         self._calls += 1
-        if not same(made, expected):
+        if not equal(made, expected):
             (number,) = self._order.span(ordinal, ordinal + 1)
             what = "the batch" if step.joins else f"example {number}"
             self._found[at].append(f"{what}{_difference(made, expected)}")
@@ -341,7 +341,7 @@ def _has_failed(made: Any) -> bool:
 def _copied(value: Any) -> Any:
     """Return a copy of what a step is given, as it may write to it."""
     try:
-        return pytree.copied(value)
+        return pytree.deep_copy(value)
     except Exception:  # of a type of the user's own
         return value
 
@@ -353,7 +353,7 @@ def _difference(made: Any, expected: Any, at: str = "") -> str:
     mine, yours = pytree.children(made), pytree.children(expected)
     if mine and yours and [name for name, _ in mine] == [name for name, _ in yours]:
         for (name, one), (_, other) in zip(mine, yours, strict=True):
-            if not same(one, other):
+            if not equal(one, other):
                 return _difference(one, other, f"{at}.{name}" if at else name)
     field = f", field {at}" if at else ""
     return f"{field} is {reprlib.repr(made)} under threads, {reprlib.repr(expected)} alone"

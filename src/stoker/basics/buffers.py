@@ -80,9 +80,9 @@ class Recycler:
         self._live[id(reference)] = (reference, raw)
         return array
 
-    def copied(self, value: Any) -> Any:
+    def copy(self, value: Any) -> Any:
         """Return a deep copy of a structure, its NumPy arrays in recycled memory."""
-        copy: Any = pytree.map_leaves(self._copied_leaf, value)
+        copy: Any = pytree.map_leaves(self._copy_leaf, value)
         return copy
 
     def clear(self) -> None:
@@ -94,7 +94,7 @@ class Recycler:
         """Return the size of the kept free memory."""
         return sum(size * len(free) for size, free in list(self._free.items()))
 
-    def _copied_leaf(self, leaf: Any) -> Any:
+    def _copy_leaf(self, leaf: Any) -> Any:
         if isinstance(leaf, np.ndarray) and type(leaf) is np.ndarray and not leaf.dtype.hasobject:
             out = self.array(leaf.shape, leaf.dtype)
             np.copyto(out, leaf)
@@ -102,8 +102,8 @@ class Recycler:
         if pytree.is_tensor(leaf) and _is_like_array(leaf):
             import torch
 
-            return torch.from_numpy(self._copied_leaf(leaf.detach().numpy()))
-        return pytree.copied(leaf)
+            return torch.from_numpy(self._copy_leaf(leaf.detach().numpy()))
+        return pytree.deep_copy(leaf)
 
     def _on_freed(self, reference: weakref.ref[Any]) -> None:
         _, raw = self._live.pop(id(reference))
@@ -193,20 +193,20 @@ def _is_marked(fn: Any) -> bool:
     return getattr(fn, "_only_reads", None) is True
 
 
-def separated(made: Any, lent: Any, copied: Callable[[Any], Any]) -> Any:
+def copy_lent_parts(made: Any, lent: Any, copy: Callable[[Any], Any]) -> Any:
     """Return the result of declared functions, with copies of parts that belong to the argument.
 
     Args:
         made: the result, a structure.
         lent: the structure that the first function got.
-        copied: makes a deep copy of one leaf.
+        copy: makes a deep copy of one leaf.
     """
     leaves = [leaf for leaf in pytree.leaves(lent) if not pytree.is_immutable(leaf)]
     same = {id(leaf) for leaf in leaves}
     places = [_place(leaf) for leaf in leaves]
 
     def separate(leaf: Any) -> Any:
-        return copied(leaf) if id(leaf) in same or _may_overlap(leaf, places) else leaf
+        return copy(leaf) if id(leaf) in same or _may_overlap(leaf, places) else leaf
 
     return pytree.map_leaves(separate, made)
 

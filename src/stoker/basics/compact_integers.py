@@ -19,62 +19,62 @@ LARGEST = 1 << 53
 _FAR = 255
 
 
-def whole(number: Any, least: int = 0, most: int | None = LARGEST) -> int:
+def check_integer(number: Any, least: int = 0, most: int | None = LARGEST) -> int:
     """Return ``number`` if it is a whole number within bounds; ``most`` may be None for no bound.
 
     Raises TypeError or ValueError.
     """
     if type(number) is not int:
-        raise TypeError(f"{shown(number)} is not a whole number")
+        raise TypeError(f"{short_repr(number)} is not a whole number")
     if number < least or (most is not None and number > most):
-        raise ValueError(f"{shown(number)} is not between {least:,} and {most or 0:,}")
+        raise ValueError(f"{short_repr(number)} is not between {least:,} and {most or 0:,}")
     return number
 
 
-def shown(what: Any) -> str:
+def short_repr(what: Any) -> str:
     """Return a short ``repr`` of any value, for messages."""
     text = repr(what)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def packed(ascending: NDArray[np.int64], first: int) -> str:
+def encode_ascending(ascending: NDArray[np.int64], first: int) -> str:
     """Encode ascending integers, none below ``first``, by the gaps between them."""
-    return packed_small(np.diff(ascending, prepend=first - 1) - 1)
+    return encode_small(np.diff(ascending, prepend=first - 1) - 1)
 
 
-def unpacked(text: Any, first: int, most: int, stop: int) -> NDArray[np.int64]:
-    """Decode the text of ``packed``: at most ``most`` integers, all below ``stop``."""
-    numbers = np.cumsum(unpacked_small(text, most, stop - first) + 1) + first - 1
+def decode_ascending(text: Any, first: int, most: int, stop: int) -> NDArray[np.int64]:
+    """Decode the text of ``encode_ascending``: at most ``most`` integers, all below ``stop``."""
+    numbers = np.cumsum(decode_small(text, most, stop - first) + 1) + first - 1
     # Gaps are below 2^53, so the sum passes ``stop`` before it can overflow.
     if len(numbers) and not first <= int(numbers.min()) <= int(numbers.max()) < stop:
         raise ValueError(f"the text holds numbers beyond {stop:,}")
     return numbers
 
 
-def packed_small(values: NDArray[np.int64]) -> str:
+def encode_small(values: NDArray[np.int64]) -> str:
     """Encode integers from 0, most of which are small."""
     near = np.minimum(values, _FAR).astype(np.uint8)
-    return f"{packed_bytes(near)}:{packed_bytes(values[values >= _FAR].astype('<u8'))}"
+    return f"{encode_bytes(near)}:{encode_bytes(values[values >= _FAR].astype('<u8'))}"
 
 
-def unpacked_small(text: Any, most: int, stop: int) -> NDArray[np.int64]:
-    """Decode the text of ``packed_small``: at most ``most`` integers, all below ``stop``."""
+def decode_small(text: Any, most: int, stop: int) -> NDArray[np.int64]:
+    """Decode the text of ``encode_small``: at most ``most`` integers, all below ``stop``."""
     near, far = _text(text).split(":")
-    values = unpacked_bytes(near, most).astype(np.int64)
+    values = decode_bytes(near, most).astype(np.int64)
     large = values == _FAR
-    values[large] = unpacked_bytes(far, 8 * int(large.sum())).view("<u8").astype(np.int64)
+    values[large] = decode_bytes(far, 8 * int(large.sum())).view("<u8").astype(np.int64)
     if len(values) and not 0 <= int(values.min()) <= int(values.max()) < min(stop, LARGEST):
         raise ValueError(f"the text holds numbers beyond {stop:,}")
     return values
 
 
-def packed_bytes(values: NDArray[np.generic]) -> str:
+def encode_bytes(values: NDArray[np.generic]) -> str:
     """Encode the bytes of an array."""
     return base64.b85encode(zlib.compress(values.tobytes(), 9)).decode()
 
 
-def unpacked_bytes(text: Any, most: int) -> NDArray[np.uint8]:
-    """Decode the text of ``packed_bytes`` as ``uint8 [n]``, with n at most ``most``."""
+def decode_bytes(text: Any, most: int) -> NDArray[np.uint8]:
+    """Decode the text of ``encode_bytes`` as ``uint8 [n]``, with n at most ``most``."""
     inflate = zlib.decompressobj()
     try:
         content = inflate.decompress(base64.b85decode(_text(text)), most + 1)
@@ -89,5 +89,5 @@ def unpacked_bytes(text: Any, most: int) -> NDArray[np.uint8]:
 
 def _text(text: Any) -> str:
     if type(text) is not str:
-        raise TypeError(f"{shown(text)} is not a text")
+        raise TypeError(f"{short_repr(text)} is not a text")
     return text

@@ -21,6 +21,6 @@ def states() -> dict[str, bytes]:
     return found
 
 
-def moved(before: dict[str, bytes]) -> set[str]:
+def changed_since(before: dict[str, bytes]) -> set[str]:
     """Return the names of generators whose state has changed; any thread may have used them."""
     return {name for name, state in states().items() if before.get(name, state) != state}

@@ -116,14 +116,14 @@ def device_of(leaf: Any) -> str | None:
     return str(leaf.device) if is_tensor(leaf) and leaf.device.type != "cpu" else None
 
 
-def signature(value: Any) -> Any:
+def structure(value: Any) -> Any:
     """Return a structure without its leaves, to compare structures."""
     parts = children(value)
     if parts is None:
         return None
     kind = dict if isinstance(value, Mapping) else type(value)
-    outline = [(name, signature(child)) for name, child in parts]
-    return kind, frozenset(outline) if kind is dict else tuple(outline)
+    named = [(name, structure(child)) for name, child in parts]
+    return kind, frozenset(named) if kind is dict else tuple(named)
 
 
 def leaves_like(template: Any, value: Any) -> list[Any]:
@@ -141,7 +141,7 @@ def leaves_like(template: Any, value: Any) -> list[Any]:
         elif type(template) is type(value):
             pairs = zip(parts, value_parts, strict=True)
             return [x for (_, child), (_, other) in pairs for x in leaves_like(child, other)]
-    raise TypeError(f"{outline(template)} and {outline(value)}")
+    raise TypeError(f"{describe_node(template)} and {describe_node(value)}")
 
 
 def leaf_names(value: Any, prefix: str = "") -> list[str]:
@@ -152,7 +152,7 @@ def leaf_names(value: Any, prefix: str = "") -> list[str]:
     return [x for n, child in parts for x in leaf_names(child, f"{prefix}.{n}" if prefix else n)]
 
 
-def outline(value: Any) -> str:
+def describe_node(value: Any) -> str:
     """Return a text for a structure's outermost node, for messages."""
     parts = children(value)
     if parts is None:
@@ -218,12 +218,12 @@ def is_frozen(value: Any) -> bool:
     return all(map(is_frozen, value)) if isinstance(value, tuple) else is_immutable(value)
 
 
-def copied(value: Any) -> Any:
+def deep_copy(value: Any) -> Any:
     """Return a deep copy that shares no writable memory with ``value``."""
-    return map_leaves(_copied_leaf, value)
+    return map_leaves(_copy_leaf, value)
 
 
-def _copied_leaf(leaf: Any) -> Any:
+def _copy_leaf(leaf: Any) -> Any:
     if isinstance(leaf, np.ndarray):
         return leaf.copy() if leaf.dtype != object else copy.deepcopy(leaf)
     if is_immutable(leaf):
@@ -239,15 +239,15 @@ def _copied_leaf(leaf: Any) -> Any:
     return copy.deepcopy(leaf)
 
 
-def owned(value: Any) -> Any:
+def copy_views(value: Any) -> Any:
     """Return ``value`` with copies of arrays that are views of larger memory.
 
     A pool's item must not keep more memory alive than it uses.
     """
-    return map_leaves(_owned_leaf, value)
+    return map_leaves(_copy_view, value)
 
 
-def _owned_leaf(leaf: Any) -> Any:
+def _copy_view(leaf: Any) -> Any:
     if isinstance(leaf, np.ndarray) and leaf.base is not None:
         return leaf.copy()
     if is_tensor(leaf) and not is_sparse(leaf) and leaf.untyped_storage().nbytes() > leaf.nbytes:
@@ -322,11 +322,11 @@ def describe_fields(example: Any) -> str:
     return f"no fields: it is a {type(example).__name__}"
 
 
-def same(left: Any, right: Any) -> bool:
+def equal(left: Any, right: Any) -> bool:
     """True if two structures are equal bit for bit, with the same types and dtypes."""
     left_parts, right_parts = children(left), children(right)
     if left_parts is None or right_parts is None:
-        return left_parts is right_parts and _same_leaf(left, right)
+        return left_parts is right_parts and _equal_leaves(left, right)
     if isinstance(left, Mapping):
         left_parts, right_parts = (
             sorted(left_parts, key=itemgetter(0)),
@@ -335,11 +335,11 @@ def same(left: Any, right: Any) -> bool:
     return (
         type(left) is type(right)
         and [name for name, _ in left_parts] == [name for name, _ in right_parts]
-        and all(same(a, b) for (_, a), (_, b) in zip(left_parts, right_parts, strict=True))
+        and all(equal(a, b) for (_, a), (_, b) in zip(left_parts, right_parts, strict=True))
     )
 
 
-def _same_leaf(left: Any, right: Any) -> bool:
+def _equal_leaves(left: Any, right: Any) -> bool:
     if type(left) is not type(right):
         return False
     if is_tensor(left):
@@ -353,6 +353,6 @@ def _same_leaf(left: Any, right: Any) -> bool:
         if left.dtype != right.dtype or left.shape != right.shape:
             return False
         if left.dtype.hasobject:
-            return all(same(a, b) for a, b in zip(left.ravel(), right.ravel(), strict=True))
+            return all(equal(a, b) for a, b in zip(left.ravel(), right.ravel(), strict=True))
         return bool(left.tobytes() == right.tobytes())
     return bool(left == right) or bool(left != left and right != right)

@@ -134,7 +134,7 @@ def _read_again(value: Any, read_again: Callable[[], Any]) -> tuple[bool, str]:
             except Exception as error:
                 pass_on(error)
                 return True, ""
-            advanced &= global_generators.moved(states_before) if advanced else advanced
+            advanced &= global_generators.changed_since(states_before) if advanced else advanced
             if b"".join(codec.encode(repeated)) != expected:
                 return False, ""
     return True, " and ".join(sorted(advanced))

@@ -181,7 +181,7 @@ class ExampleCache:
         each = zip(hit_sizes, lengths, strict=True)
         return values, sum(size if size >= 0 else length for size, length in each)
 
-    def gather(self) -> Any:
+    def batch_lookups(self) -> Any:
         """Return an object that looks items up at other nodes ahead of use; None on one host."""
         return None
 

@@ -85,7 +85,7 @@ def _same_order(claims: dict[int, dict[str, Any]]) -> dict[str, Any]:
 def _claim(chain: Chain, shard: Shard, place: tuple[int, ...]) -> dict[str, Any]:
     """Say what has to be the same on all ranks."""
     stages = [replace(shard, rank=0) if stage is shard else stage for stage in chain.stages]
-    lines = [stage.outline() for stage in stages]
+    lines = [stage.signature() for stage in stages]
     if chain.steps is not None:
         lines.append(f"steps({chain.steps})")
     if chain.flows:
@@ -99,7 +99,7 @@ def _claim(chain: Chain, shard: Shard, place: tuple[int, ...]) -> dict[str, Any]
         "seed": None if chain.is_seed_open else str(chain.seed),
         "drawn": str(chain.seed),
         "examples": examples,
-        "chain": [chain.source.outline(), *(line for line in lines if line is not None)],
+        "chain": [chain.source.signature(), *(line for line in lines if line is not None)],
         "place": None if shard.uneven else list(place),
     }
 

@@ -62,7 +62,7 @@ class Bookmark:
     @property
     def coming(self) -> Chain:
         """The chain as the next epoch finds it; while one is run, as that found it."""
-        return self.chain if self._live_run() is not None else self.chain.measured()
+        return self.chain if self._live_run() is not None else self.chain.with_current_length()
 
     @property
     def is_loaded(self) -> bool:
@@ -207,7 +207,7 @@ class Bookmark:
         chain = self.chain
         epoch, position, before = self.where()
         if not position.yielded and (epoch != self.epoch or self._live_run() is None):
-            chain = chain.measured()  # an epoch that has not begun
+            chain = chain.with_current_length()  # an epoch that has not begun
             position = position if chain is self.chain else Position()
         if position.yielded:
             chain.source.check_state(chain)
@@ -217,8 +217,8 @@ class Bookmark:
                 run.leave()
             between = chain.source.state_between(left=self._left_data_epoch())
             position = replace(position, loader_state=between)
-        outline, handed_out = chain.outline(), self._handed_out()
-        return state.saved(outline, chain.seed, epoch, position, self.sizes, before, handed_out)
+        signature, handed_out = chain.signature(), self._handed_out()
+        return state.saved(signature, chain.seed, epoch, position, self.sizes, before, handed_out)
 
     def _handed_out(self) -> int | None:
         """Return how many outputs there were in all epochs; None if these are the data's own."""
@@ -226,11 +226,11 @@ class Bookmark:
 
     def load(self, saved: dict[str, Any]) -> state.Loaded:
         """Go to a saved state. Raises StateError when it is another chain's, or damaged."""
-        chain = self.chain.measured()
+        chain = self.chain.with_current_length()
         examples = chain.examples() if chain.source.is_indexed else None
         fit = StateSchema(chain.plan, examples, chain.accounts, chain.data_epoch_steps)
         given = None if chain.is_seed_drawn else chain.seed
-        loaded = state.read(saved, chain.outline(), given, fit)
+        loaded = state.read(saved, chain.signature(), given, fit)
         begun = bool(loaded.epoch) or loaded.position is not None
         self.chain = replace(
             chain.with_seed(loaded.seed), is_seed_open=chain.is_seed_drawn and not begun
@@ -253,7 +253,7 @@ class Bookmark:
         run = self._live_run()
         if run is not None:
             self._note(run)
-        return written(self.chain.seed, self.chain.outline(), self._records)
+        return written(self.chain.seed, self.chain.signature(), self._records)
 
     def progress(self) -> float:
         """Return how much of the epoch's fresh examples, or steps, was handed out, from 0 to 1."""

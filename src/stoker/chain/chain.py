@@ -121,12 +121,12 @@ class Chain:
         )
         return replace(self, stages=stages, is_seed_open=False)
 
-    def measured(self) -> Chain:
+    def with_current_length(self) -> Chain:
         """Return this over its source as long as that is now: itself, where that is the same.
 
         Raises ValueError where a stage, or the source, cannot go on with another length.
         """
-        source = self.source.measured()
+        source = self.source.with_current_length()
         if source is self.source:
             return self
         for stage in self.stages:
@@ -259,10 +259,10 @@ class Chain:
         names = [self.source.name, *(stage.name for stage in self.stages)]
         return f"{'.'.join(names)} seed={self.seed}"
 
-    def outline(self) -> list[str]:
+    def signature(self) -> list[str]:
         """Return the lines that a state, a record or a feed must agree with."""
-        lines = [stage.outline() for stage in self.stages]
-        return [self.source.outline(), *(line for line in lines if line is not None)]
+        lines = [stage.signature() for stage in self.stages]
+        return [self.source.signature(), *(line for line in lines if line is not None)]
 
     def examples(self) -> int:
         """Return this rank's fresh examples (of a loader, batches); TypeError if not known."""

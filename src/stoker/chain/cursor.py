@@ -22,7 +22,7 @@ from stoker.chain.seek import behind_pool, nearest
 from stoker.engine.build import EpochSetup
 from stoker.engine.checkpoint import Position
 from stoker.engine.echo.pool_inputs import PoolStart
-from stoker.engine.echo.rank_sync import pin, ranks
+from stoker.engine.echo.rank_sync import agree_owners, ranks
 from stoker.engine.run import Run
 from stoker.engine.workers.make import KeptWorkers
 from stoker.engine.workers.threads import is_worker
@@ -172,7 +172,7 @@ class Cursor(Bookmark):
 
         Raises StateError where an epoch is to go on that had another length.
         """
-        chain, position = self.chain.measured(), self.position
+        chain, position = self.chain.with_current_length(), self.position
         if chain is self.chain:
             return
         if self._fresh_start and position is not None and position.yielded:
@@ -225,7 +225,7 @@ class Cursor(Bookmark):
             return None
         assert cluster is not None
         agreeing = ranks("whose part is whose") if share.world > 1 else None
-        return pin(position.owners, cluster, share, agreeing)
+        return agree_owners(position.owners, cluster, share, agreeing)
 
     def _start_of_record(self, epoch: int) -> Position | None:
         """Return where an epoch began whose record is replayed, None where none is."""

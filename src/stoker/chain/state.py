@@ -1,7 +1,7 @@
 """Saved states: exact at the last yielded batch, small, and checked field by field against the
 pipeline that loads them.
 
-A state is JSON, with the outline of its chain and a checksum. The checksum says that nothing was
+A state is JSON, with the signature of its chain and a checksum. The checksum says that nothing was
 damaged, not that anything is right: ``StateSchema`` checks that.
 
 What no run of that pipeline could have saved is refused before anything is made of it, so that
@@ -20,7 +20,7 @@ from typing import Any, assert_never
 import numpy as np
 
 from stoker.basics import compact_integers
-from stoker.basics.compact_integers import whole
+from stoker.basics.compact_integers import check_integer
 from stoker.basics.warn import warn
 from stoker.engine.checkpoint import Bounds, Node, Position
 from stoker.engine.echo.pool_inputs import PoolStart
@@ -61,7 +61,7 @@ class Loaded:
 
 
 def saved(
-    outline: list[str],
+    signature: list[str],
     seed: int,
     epoch: int,
     position: Position,
@@ -76,7 +76,7 @@ def saved(
     state: dict[str, Any] = {
         "format": FORMAT,
         "numpy": np.__version__,
-        "pipeline": outline,
+        "pipeline": signature,
         "seed": seed,
         "epoch": epoch,
         "yielded": position.yielded,
@@ -101,37 +101,37 @@ def saved(
     return signed
 
 
-def read(state: dict[str, Any], outline: list[str], seed: int | None, fit: StateSchema) -> Loaded:
-    """Read a state for the pipeline with this outline and, if one was given, this seed.
+def read(state: dict[str, Any], signature: list[str], seed: int | None, fit: StateSchema) -> Loaded:
+    """Read a state for the pipeline with this signature and, if one was given, this seed.
 
     Raises StateError when it does not fit or is damaged; warns when NumPy differs in version.
     """
     if not isinstance(state, dict) or "format" not in state:
         raise StateError("this is no state of a stoker pipeline (state_dict() makes one)")
     if state["format"] != FORMAT:
-        known = compact_integers.shown(state["format"])
+        known = compact_integers.short_repr(state["format"])
         raise StateError(f"the state has format {known}; this version reads {FORMAT}")
     if state.get("checksum") != _checksum({k: v for k, v in state.items() if k not in _UNSIGNED}):
         raise StateError("the state is damaged: its checksum does not fit")
     try:
         lines = list(state["pipeline"])
-        if lines != outline:
-            difference = difference_of(lines, outline)
+        if lines != signature:
+            difference = difference_of(lines, signature)
             raise StateError(f"the state belongs to another pipeline: {difference}")
-        theirs = compact_integers.whole(state["seed"], 0, None)
+        theirs = check_integer(state["seed"], 0, None)
         if seed is not None and seed != theirs:
             raise StateError(
                 f"the state belongs to another run: its seed is {theirs}, this pipeline's is {seed}"
             )
-        before = [compact_integers.whole(count) for count in state["before"]]
+        before = [check_integer(count) for count in state["before"]]
         sizes = pool_sizes(state["pool_sizes"], fit.plan)
         loaded = Loaded(
             theirs,
-            compact_integers.whole(state["epoch"]),
+            check_integer(state["epoch"]),
             position(state, fit, sizes),
             sizes,
             Clock(*before),
-            compact_integers.whole(state["handed_out"]) if "handed_out" in state else None,
+            check_integer(state["handed_out"]) if "handed_out" in state else None,
         )
         version = _minor(state["numpy"][:80])
     except (LookupError, TypeError, ValueError, AttributeError) as error:
@@ -188,7 +188,7 @@ def pool_sizes(sizes: Any, plan: Plan) -> dict[int, PoolSize]:
             least = most = echo.pool
         elif echo.pool_bytes is not None:
             most = max(most, echo.pool_bytes)
-        found[echo.position] = PoolSize(whole(size, least, most))
+        found[echo.position] = PoolSize(check_integer(size, least, most))
     return found
 
 
@@ -199,7 +199,7 @@ def position(
 
     Raises StateError, KeyError, ValueError or TypeError where the pipeline cannot be.
     """
-    yielded, nested = whole(state["yielded"]), "loader" in state
+    yielded, nested = check_integer(state["yielded"]), "loader" in state
     owners = _owners(state, fit)
     nodes = _list(state["parts"])
     if not yielded and not nested and not (fit.plan.carries_pool and nodes):
@@ -209,16 +209,19 @@ def position(
     iterated = fit.examples is None
     found = Position(
         yielded,
-        whole(state["uses"]),
-        whole(state["fresh"], 0, compact_integers.LARGEST if iterated else fit.examples),
-        spent={whole(int(a), 0, fit.accounts): whole(n) for a, n in state["spent"].items()},
-        filtered=whole(state["filtered"]),
-        loaded=whole(state["loaded"], 0, compact_integers.LARGEST if iterated else 0),
+        check_integer(state["uses"]),
+        check_integer(state["fresh"], 0, compact_integers.LARGEST if iterated else fit.examples),
+        spent={
+            check_integer(int(a), 0, fit.accounts): check_integer(n)
+            for a, n in state["spent"].items()
+        },
+        filtered=check_integer(state["filtered"]),
+        loaded=check_integer(state["loaded"], 0, compact_integers.LARGEST if iterated else 0),
         loader_state=state.get("loader"),
         owners=owners,
         order=_order(state, fit.plan),
     )
-    epoch = whole(state["epoch"])
+    epoch = check_integer(state["epoch"])
     if fit.examples is None:
         if nodes:
             raise ValueError("pools are in it that cannot be made again")
@@ -239,7 +242,7 @@ def _order(state: dict[str, Any], plan: Plan) -> str:
         return ""
     digest = state["order"]
     if type(digest) is not str or len(digest) != _DIGEST_DIGITS:
-        raise ValueError(f"{compact_integers.shown(digest)} is no digest of an order")
+        raise ValueError(f"{compact_integers.short_repr(digest)} is no digest of an order")
     return digest
 
 
@@ -256,7 +259,7 @@ def _owners(state: dict[str, Any], fit: StateSchema) -> OwnerSnapshot | None:
 
 def _list(value: Any) -> list[Any]:
     if type(value) is not list:
-        raise TypeError(f"{compact_integers.shown(value)} is no list")
+        raise TypeError(f"{compact_integers.short_repr(value)} is no list")
     return list(value)
 
 
@@ -310,4 +313,4 @@ def _in_place(nodes: list[Any], plan: Plan) -> list[Any]:
         raise StateError(
             "the state was saved with other skip budgets: examples it left out cannot be told"
         )
-    raise ValueError(f"{compact_integers.shown(kinds)} are in it, not {list(plan.kinds)}")
+    raise ValueError(f"{compact_integers.short_repr(kinds)} are in it, not {list(plan.kinds)}")

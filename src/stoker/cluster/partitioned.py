@@ -300,7 +300,7 @@ class PartitionedCache(ExampleCache):
     def _limit_to_make(self) -> Limit:
         return LEAST_BYTES
 
-    def gather(self) -> PendingLookups:
+    def batch_lookups(self) -> PendingLookups:
         return PendingLookups(self)
 
     def flush(self, timeout_s: float = 5.0) -> bool:

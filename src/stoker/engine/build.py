@@ -138,7 +138,7 @@ class EpochStreams:
         self.head: HeadStream | None = None
         self.prefetcher: Prefetcher | None = None
         self._reader: Reader | None = None
-        self._gather: Lookups | None = None
+        self._lookups: Lookups | None = None
         self._copies: ThreadCopies | None = None
         self._worker_pools: list[WorkerPool] = []
         self._order: RankOrder | None = None
@@ -189,7 +189,7 @@ class EpochStreams:
                     self.mask = PaddingMask(plan.mask, self.padded)
             self._reader = plan.indexed.reader(plan.selection)
             if plan.cache is not None and self._setup.workers.kind == "thread":
-                self._gather = plan.cache.cache.gather()
+                self._lookups = plan.cache.cache.batch_lookups()
         self._works = {
             segment.at: self._work(segment, self._epoch, self._order) for segment in plan.segments
         }
@@ -266,7 +266,7 @@ class EpochStreams:
             )
         for work in host:  # once they were pickled for processes
             if work.segment.source is not None:
-                work.reader, work.gather = self._reader, self._gather
+                work.reader, work.lookups = self._reader, self._lookups
         if plan.iterable is not None and pool.limit:
             pool.work_ahead()  # what reading costs is not known: it goes on meanwhile
         tail = WorkerPool(0, max(1, on_device), Autotuner())
@@ -363,8 +363,8 @@ class EpochStreams:
                 rest.callback(self._plan.cache.cache.flush)
             for pool in self._worker_pools:
                 rest.callback(pool.close)
-            if self._gather is not None:
-                rest.callback(self._gather.close)
+            if self._lookups is not None:
+                rest.callback(self._lookups.close)
             if self._reader is not None:
                 rest.callback(self._reader.close)  # lets go of workers that wait for it
             for pool in self._worker_pools:

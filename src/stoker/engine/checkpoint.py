@@ -25,7 +25,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
-from stoker.basics import compact_integers
+from stoker.basics.compact_integers import check_integer
 from stoker.errors import StateError
 from stoker.schedule.owners import OwnerSnapshot
 from stoker.stages.batching.batch import Batch
@@ -117,8 +117,8 @@ class Bounds:
 
     def check(self, uses: int) -> None:
         """Check what was handed out, behind the last part. Raises ValueError."""
-        compact_integers.whole(self.yielded, 0, self.most if self.exact is None else self.exact)
-        compact_integers.whole(uses, self.least_uses, self.most_uses)
+        check_integer(self.yielded, 0, self.most if self.exact is None else self.exact)
+        check_integer(uses, self.least_uses, self.most_uses)
 
 
 @dataclass(frozen=True)

@@ -303,7 +303,7 @@ class LoaderHead(HeadStream):
             self._errors.append(error)
             raise
         if self._keep is not None:
-            batch = self._keep.copied(batch)
+            batch = self._keep.copy(batch)
         rows = batch_rows(batch)
         spent = time.perf_counter_ns() - began
         self._tally.add(HEAD, [spent, rows, 0, 0, 0, 0, pytree.data_bytes(batch)])

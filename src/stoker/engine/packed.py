@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.basics.compact_integers import LARGEST, whole
+from stoker.basics.compact_integers import LARGEST, check_integer
 from stoker.engine.checkpoint import Asked, Bounds, Node, damaged
 from stoker.engine.items import Item, Planning, done_item
 from stoker.engine.plan import PackPoint
@@ -44,9 +44,9 @@ class PackStart(Node):
     @classmethod
     def read(cls, saved: Any, bounds: Bounds) -> PackStart:
         """Read what ``saved`` returned."""
-        number, of = whole(saved["number"]), whole(saved["input"], 0, bounds.most)
+        number, of = check_integer(saved["number"]), check_integer(saved["input"], 0, bounds.most)
         bounds.most, bounds.exact = LARGEST, None
-        return cls(number, of, whole(saved["offset"]))
+        return cls(number, of, check_integer(saved["offset"]))
 
     def saved(self) -> dict[str, Any]:
         return {

@@ -21,6 +21,7 @@ from stoker.schedule.factor import UsesByPart
 from stoker.schedule.orders.chosen import Chosen
 from stoker.schedule.orders.drawing import Drawing
 from stoker.schedule.selection import Selection
+from stoker.schedule.sizing.costs import Costs
 from stoker.sources.iterable import IterableSource
 from stoker.sources.loader import LoaderSource
 from stoker.sources.origin import IndexedSource, Origin, UserObject
@@ -132,7 +133,7 @@ class Segment:
         return sum(1 for _ in takewhile(lambda each: each.only_reads, self.operations))
 
     @property
-    def borrows(self) -> bool:
+    def shares_items(self) -> bool:
         """Whether a pool lends it items: the first to get hold of them does not write."""
         return self.reading > 0 or self.only_stacks
 
@@ -454,9 +455,13 @@ class Lowering:
         """An order is drawn every epoch, by weights or a function."""
         self._selection = self._selection.drawn(drawing)
 
-    def shard(self, rank: int, world: int, *, uneven: bool, dealt: bool) -> None:
-        """Only this rank's part of the epoch is read, dealt by who keeps what or not."""
-        self._selection = self._selection.shared(rank, world, uneven=uneven, dealt=dealt)
+    def shard(
+        self, rank: int, world: int, *, uneven: bool, dealt: bool, costs: Costs | None
+    ) -> None:
+        """Only this rank's part of the epoch is read, dealt by who keeps what, by costs, or not."""
+        self._selection = self._selection.shared(
+            rank, world, uneven=uneven, dealt=dealt, costs=costs
+        )
 
     def pad(self, *, fills: bool, mask: str | None) -> None:
         """This rank's part is padded, up to a whole batch or not; batches get the mask as field."""
@@ -473,10 +478,12 @@ class Lowering:
     def map(self, stage: Map) -> None:
         """A function is applied to each item."""
         segment = self._at_hand()
-        if segment.batch is not None:
-            segment.batch_maps.append(stage)
+        stages: list[Any] = segment.operations if segment.batch is None else segment.batch_maps
+        both = stage.behind(stages[-1]) if stages and isinstance(stages[-1], Map) else None
+        if both is not None and not (segment.cache is not None and segment.cache_at == len(stages)):
+            stages[-1] = both
         else:
-            segment.operations.append(stage)
+            stages.append(stage)
 
     def filter(self, stage: Filter) -> None:
         """Some examples are left out."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stoker.basics import compact_integers, pytree
-from stoker.basics.compact_integers import whole
+from stoker.basics.compact_integers import check_integer
 from stoker.basics.signals import pass_on
 from stoker.engine.checkpoint import Asked, Bounds, Node, damaged
 from stoker.engine.items import DoneTask, EpochCounters, Item, Planning, done_item, like
@@ -51,11 +51,11 @@ class ScanStart(Node):
     @classmethod
     def read(cls, scan: Scan, saved: Any, bounds: Bounds) -> ScanStart:
         """Read what ``saved`` returned; the scan says whether it can go on so."""
-        number = whole(saved["input"], 0, bounds.most)
-        output = whole(saved["output"], 0, number)
+        number = check_integer(saved["input"], 0, bounds.most)
+        output = check_integer(saved["output"], 0, number)
         text = saved["json"] if "json" in saved else saved["bytes"]
         if type(text) is not str:
-            raise TypeError(f"{compact_integers.shown(text)} is no text")
+            raise TypeError(f"{compact_integers.short_repr(text)} is no text")
         state = text if "json" in saved else b64decode(text, validate=True)
         scan.check(state)
         bounds.exact = None
@@ -112,7 +112,7 @@ class ScannedStream(OrderedStream):
         value = item.task.values[0]
         if type(value) is not Failure:
             try:
-                value = pytree.copied(value)
+                value = pytree.deep_copy(value)
             except Exception as error:
                 pass_on(error)
                 value = self.upstream.failure(self._scan.name, error, item.ordinal)

@@ -3,7 +3,7 @@
 All uses of a stored item but the last get a copy; the last gets the item itself. Where the first to
 get hold of items only reads them (``basics.buffers``), or they are only stacked into a batch, all
 uses get the item itself, and what is left of it behind that is copied. Items are stored with
-``pytree.owned``, so that a small view does not keep a large array alive.
+``pytree.copy_views``, so that a small view does not keep a large array alive.
 """
 
 from __future__ import annotations
@@ -207,8 +207,8 @@ class SegmentRunner:
         if task.items is None:
             values = work.fetch(task.indices[start:stop], ns)
         else:
-            values = self.taken(task.items[start:stop], own=self.segment.borrows)
-            copied = self._recycler.copied if self.segment.borrows else None
+            values = self.taken(task.items[start:stop], own=self.segment.shares_items)
+            copied = self._recycler.copy if self.segment.shares_items else None
         use_keys = task.use_keys[start:stop] if task.use_keys is not None else None
         work.apply(values, task.places[start:stop], use_keys, ns, copied)
         return values
@@ -284,7 +284,7 @@ class SegmentRunner:
             value = item.task.values[item.row]
             if not hand_over and type(value) is not Failure:
                 try:
-                    value = self._recycler.copied(value)
+                    value = self._recycler.copy(value)
                 except Exception as error:
                     pass_on(error)
                     value = self.work.copy_failure(error, *self.work.places([item.ordinal]))
@@ -299,7 +299,7 @@ class SegmentRunner:
     def _deliver(self, task: Task, start: int, values: list[Any], ns: list[int]) -> None:
         if task.builder is None:
             if self.segment.into_pool:
-                values = [v if type(v) is Failure else pytree.owned(v) for v in values]
+                values = [v if type(v) is Failure else pytree.copy_views(v) for v in values]
             task.values[start : start + len(values)] = values
             return
         for row, value in enumerate(values, start):
@@ -349,7 +349,7 @@ class SegmentRunner:
                 self._put(task, start, task.builder.put_columns, answer, ns)
                 ns[self.work.batched_at] += stop - start
             elif isinstance(answer, Misfits):
-                self._put(task, start, task.builder.put, pytree.copied(answer), ns)
+                self._put(task, start, task.builder.put, pytree.deep_copy(answer), ns)
             elif type(answer) is Failure and is_batched:
                 self._fail(task, start, self.work.located(answer))
             elif type(answer) is Failure:
@@ -368,7 +368,7 @@ class SegmentRunner:
     def _keep_batch(self, task: Task, batch: Any) -> None:
         """Copy a batch out of what it came through."""
         try:
-            task.values = [self._recycler.copied(batch)]
+            task.values = [self._recycler.copy(batch)]
         except Exception as error:
             pass_on(error)
             self._fail(task, 0, self.work.batch_failure(error, task.number, task.places))
@@ -376,7 +376,7 @@ class SegmentRunner:
     def _kept(self, value: Any, place: int) -> Any:
         """Copy an example out of what it came through; may return a ``Failure``."""
         try:
-            return pytree.copied(value)
+            return pytree.deep_copy(value)
         except Exception as error:
             pass_on(error)
             return self.work.send_failure(error, place)
@@ -392,7 +392,7 @@ class SegmentRunner:
         else:
             is_stored = self.work.reader is None
             values = [
-                failed.get(i) or (self._recycler.copied(value) if is_stored else value)
+                failed.get(i) or (self._recycler.copy(value) if is_stored else value)
                 for i, value in enumerate(request.values)
             ]
         work.apply(values, request.places, request.use_keys, ns)

@@ -122,7 +122,7 @@ class SegmentStream(PulledStream):
         if rows is not None and not rows.releases_gil:
             cost.whole = True
         work = runner.work
-        is_read_here = feed is None and work.reader is None and work.gather is None
+        is_read_here = feed is None and work.reader is None and work.lookups is None
         self._is_read = is_read_here and not segment.into_pool
         self._last_ns = 0  # what an output took that was made here
         self._next = 0  # the output to be submitted next

@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 
 from stoker.basics import compact_integers
-from stoker.basics.compact_integers import whole
+from stoker.basics.compact_integers import check_integer
 from stoker.engine.checkpoint import Asked, Bounds, Node, damaged
 from stoker.engine.items import Item, Planning, Stream, WouldBlock
 from stoker.engine.plan import FilterPoint, Segment
@@ -169,15 +169,15 @@ class FilterRecord(Node):
         bounds.exact = None
         if saved is None:
             return None
-        number = whole(saved["number"], 0, bounds.most)
-        seen = whole(saved["seen"], number, bounds.most)
-        drops = compact_integers.unpacked(saved["drops"], number, seen - number, seen)
+        number = check_integer(saved["number"], 0, bounds.most)
+        seen = check_integer(saved["seen"], number, bounds.most)
+        drops = compact_integers.decode_ascending(saved["drops"], number, seen - number, seen)
         total = saved["total"]
         behind = total is not None and number == seen  # of a short last batch, behind the end
-        survivors = whole(saved["survivors"], 0, number + behind * bounds.group)
+        survivors = check_integer(saved["survivors"], 0, number + behind * bounds.group)
         if total is not None:
             decided = survivors + seen - number - len(drops)
-            total = whole(total, 0 if behind else decided, min(decided, seen))
+            total = check_integer(total, 0 if behind else decided, min(decided, seen))
         bounds.exact = total
         return cls(number, survivors, seen, array("q", drops.tobytes()), total)
 
@@ -188,7 +188,7 @@ class FilterRecord(Node):
             "survivors": self.survivors,
             "seen": self.seen,
             "total": self.total,
-            "drops": compact_integers.packed(np.array(self.drops, np.int64), self.number),
+            "drops": compact_integers.encode_ascending(np.array(self.drops, np.int64), self.number),
         }
 
     def number_of(self, survivor: int) -> int:

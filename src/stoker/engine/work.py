@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.basics import pytree
-from stoker.basics.buffers import separated
+from stoker.basics.buffers import copy_lent_parts
 from stoker.basics.signals import pass_on
 from stoker.basics.warn import warn
 from stoker.engine.plan import Segment, WorkAddress
@@ -136,7 +136,7 @@ class Work:
         self._part = segment.at
         self.misdrawn = misdrawn
         self.reader: Reader | None = None
-        self.gather: Lookups | None = None
+        self.lookups: Lookups | None = None
         self._source = source
         self._order = None if segment.renumbered or segment.batches_in else order
         taking_turns = Stride(address.rank, address.world)  # of streams and batches
@@ -280,13 +280,13 @@ class Work:
 
     def expect(self, indices: NDArray[np.int64]) -> None:
         """Have what will be fetched read ahead, where that is possible."""
-        if self.reader is None and self.gather is None:
+        if self.reader is None and self.lookups is None:
             return
         if self._cache is not None:
             held = self._cache.holds(self._indexed, indices.tolist())
             indices = indices[~np.array(held, bool)]
-            if self.gather is not None:
-                return self._ask_others(self._cache, self.gather, indices)
+            if self.lookups is not None:
+                return self._ask_others(self._cache, self.lookups, indices)
         self._expect(indices)
 
     def _expect(self, indices: NDArray[np.int64]) -> None:
@@ -296,7 +296,7 @@ class Work:
             self._expected.update(indices.tolist())  # what is read ahead has to be taken
         self.reader.expect(indices)
 
-    def _ask_others(self, cache: CacheStage, gather: Lookups, indices: NDArray[np.int64]) -> None:
+    def _ask_others(self, cache: CacheStage, lookups: Lookups, indices: NDArray[np.int64]) -> None:
         """Ask other nodes for what the cache lacks here; what they lack is read ahead."""
         keys = cache.keys(self._indexed, indices.tolist())
         places = {key: index for key, index in zip(keys, indices.tolist(), strict=True) if key}
@@ -304,7 +304,7 @@ class Work:
         def read_ahead(missing: list[bytes]) -> None:
             self._expect(np.array([places[key] for key in missing], np.int64))
 
-        gather.expect(list(places), read_ahead if self.reader is not None else None)
+        lookups.expect(list(places), read_ahead if self.reader is not None else None)
 
     def fetch(self, indices: NDArray[np.int64], ns: list[int]) -> list[Any]:
         """Return examples by index; those that fail as ``Failure``.
@@ -334,11 +334,11 @@ class Work:
         assert cache is not None
 
         # What others were asked for is taken from there; only they say what is read ahead.
-        expected: set[int] = self._expected if self.gather is None else set()
+        expected: set[int] = self._expected if self.lookups is None else set()
 
         def find(some: NDArray[np.int64]) -> list[Any]:
             try:
-                return cache.find(self._indexed, some, expected, self.gather)
+                return cache.find(self._indexed, some, expected, self.lookups)
             except CacheError as error:  # no example's failure: nothing may skip it
                 return [Failure(error)] * len(some)
 
@@ -436,7 +436,9 @@ class Work:
             return None
         self._proven.add(call)
         try:
-            return [value if type(value) is Failure else pytree.copied(value) for value in values]
+            return [
+                value if type(value) is Failure else pytree.deep_copy(value) for value in values
+            ]
         except Exception:  # of types of the user's own
             return None
 
@@ -511,7 +513,7 @@ class Work:
         for i, value in enumerate(values):
             if type(value) is not Failure:
                 try:
-                    values[i] = separated(value, lent[i], copied)
+                    values[i] = copy_lent_parts(value, lent[i], copied)
                 except Exception as error:
                     pass_on(error)
                     values[i] = self.copy_failure(error, places[i])

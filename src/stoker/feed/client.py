@@ -1,7 +1,7 @@
 """A job's client of a feed: the epochs that it receives, and its position in them.
 
 If a feeder dies, its jobs connect to another or start one. They send their positions, the seed and
-outline of the old feeder, and the process ids of the other jobs that it served. The new feeder
+signature of the old feeder, and the process ids of the other jobs that it served. The new feeder
 waits for the jobs that are still alive before it chooses its positions.
 """
 
@@ -96,7 +96,7 @@ class FeedClient:
         return {
             "feed": self.name,
             "seed": self.welcome.seed,
-            "outline": self.welcome.outline,
+            "signature": self.welcome.signature,
             "epoch": epoch,
             "number": number,
         }
@@ -106,10 +106,12 @@ class FeedClient:
 
         Raises StateError if the feed serves another pipeline, or cannot prepare outputs again.
         """
-        if not isinstance(state, dict) or not {"seed", "outline", "epoch", "number"} <= set(state):
+        if not isinstance(state, dict) or not {"seed", "signature", "epoch", "number"} <= set(
+            state
+        ):
             raise StateError("this is not the state of a job that reads a feed")
         epoch, number = state["epoch"], state["number"]
-        if state["outline"] != self.welcome.outline:
+        if state["signature"] != self.welcome.signature:
             raise StateError(
                 f"the feed {self.name!r} serves another pipeline than when the state was saved"
             )

@@ -61,7 +61,7 @@ class FeedAddress:
             replaced.
         label: names the reader if it is not the connecting process, which then prints nothing.
         on_welcome: called with the feeder's welcome message.
-        continues: the seed and outline of an earlier feed to continue, for the first connection.
+        continues: the seed and signature of an earlier feed to continue, for the first connection.
     """
 
     name: str
@@ -94,7 +94,7 @@ class FeederConnection:
         continues = address.continues
         if previous is not None:
             welcome = previous.welcome
-            continues = (welcome.seed, welcome.outline) if address.is_restarted else None
+            continues = (welcome.seed, welcome.signature) if address.is_restarted else None
         self.welcome: Welcome
         self._socket, self.welcome = _greet(address, continues, self._peers)
         if address.on_welcome is not None:
@@ -284,13 +284,13 @@ def _greet(
 ) -> tuple[socket.socket, Welcome]:
     """Connect and exchange greetings; the feeder must serve what ``continues`` names, if given."""
     label = address.label or " ".join([os.path.basename(sys.argv[0] or "python"), *sys.argv[1:]])
-    seed, outline = continues or (None, [])
+    seed, signature = continues or (None, [])
     hello = Hello(
         messages.VERSION,
         messages.clip_text(label, messages.LABEL_CHARACTERS),
         messages.clip_text(address.target),
         seed,
-        outline,
+        signature,
         peers[: messages.MAX_PEERS],
     )
     for _ in range(_ATTEMPTS):

@@ -61,7 +61,7 @@ class Hello(Message):
         version: the version of this schema.
         label: the job's command line, for people.
         target: the pipeline that the job wants, ``FILE.py:FUNCTION``; empty for any.
-        seed, outline: those of its previous feeder, if there was one.
+        seed, signature: those of its previous feeder, if there was one.
         peers: process ids of the other jobs of that feeder; the new feeder waits for them.
     """
 
@@ -69,7 +69,7 @@ class Hello(Message):
     label: Label
     target: Target = ""
     seed: Seed | None = None
-    outline: list[str] = []
+    signature: list[str] = []
     peers: Annotated[list[Pid], msgspec.Meta(max_length=MAX_PEERS)] = []
 
 
@@ -111,7 +111,7 @@ class Welcome(Message):
         target: the pipeline that it serves.
         batched: whether it serves batches, rather than examples.
         length: the number of outputs in an epoch, if known.
-        seed, outline: those of its pipeline; equal outlines and seeds give equal outputs.
+        seed, signature: those of its pipeline; equal signatures and seeds give equal outputs.
         is_repeatable: whether any output can be prepared again, by epoch and number.
         autostarted: whether it ends with its last job (``stoker.share``).
         pid: the feeder's process id.
@@ -125,7 +125,7 @@ class Welcome(Message):
     batched: bool
     length: Number | None
     seed: Seed
-    outline: list[str]
+    signature: list[str]
     is_repeatable: bool
     autostarted: bool
     max_leases: Positive

@@ -284,7 +284,7 @@ class FeedServer:
         session.label = "".join(c if c.isprintable() else "?" for c in hello.label)
         session.is_welcome = True
         self._has_welcomed = True
-        if self._settings.autostarted and hello.outline:  # an earlier feeder served this job
+        if self._settings.autostarted and hello.signature:  # an earlier feeder served this job
             self._barrier.wait_for({*hello.peers} - {session.pid})
         session.send(
             Welcome(
@@ -293,7 +293,7 @@ class FeedServer:
                 self.about.batched,
                 self.about.length,
                 self.seed,
-                self.about.outline,
+                self.about.signature,
                 self.about.is_repeatable,
                 self._settings.autostarted,
                 self.staging.max_leases,
@@ -309,7 +309,7 @@ class FeedServer:
             return "the job runs another version of stoker than the feeder"
         if hello.target and hello.target != self.target:
             return f"the feed {self.name!r} serves {self.target}, not {hello.target}"
-        if hello.outline and hello.outline != self.about.outline:
+        if hello.signature and hello.signature != self.about.signature:
             return "the feeder was restarted with another pipeline: restart this job"
         if hello.seed is not None and hello.seed != self.seed:
             if len(self.branches):

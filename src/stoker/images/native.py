@@ -1,4 +1,4 @@
-"""``stoker-native``, the optional library in C that decodes crops and reads windows of tokens."""
+"""``stoker-native``, the optional library in C: crops, numbers of pixels, windows of tokens."""
 
 from __future__ import annotations
 
@@ -10,10 +10,15 @@ from types import ModuleType
 def library() -> ModuleType | None:
     """Return the module ``stoker_native``, or None if it is not installed.
 
-    Raises ImportError if it is installed but cannot be loaded.
+    Raises ImportError if it is installed but cannot be loaded, or is too old.
     """
     try:
         import stoker_native
     except ModuleNotFoundError:
         return None
+    if not hasattr(stoker_native, "look_up_pixels"):  # the newest of its functions
+        raise ImportError(
+            f"stoker-native {stoker_native.__version__} is too old for this stoker: install the "
+            "one that comes with it, pip install ./native"
+        )
     return stoker_native

@@ -5,41 +5,54 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stoker.basics import pytree
-from stoker.basics.buffers import reads_only
+from stoker.basics.buffers import Recycler, reads_only
+from stoker.images import native
 from stoker.images.decoding import check_is_no_image
+from stoker.images.image_map import without_gil
 
 # The means of ImageNet's training images by channel, for pixels from 0 to 1: torchvision's figures,
 # with which its weights were trained.
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 # The standard deviations, from the same source.
 IMAGENET_STD = (0.229, 0.224, 0.225)
-
+_DTYPES = ("float32", "float16", "bfloat16")
 
 Channels = Sequence[float] | NDArray[np.floating[Any]]
 
 
-def normalize(mean: Channels = IMAGENET_MEAN, std: Channels = IMAGENET_STD) -> Callable[[Any], Any]:
+def normalize(
+    mean: Channels = IMAGENET_MEAN, std: Channels = IMAGENET_STD, *, dtype: str = "float32"
+) -> Callable[[Any], Any]:
     """Subtract a mean from each channel, and divide by a standard deviation.
+
+    In a pipeline, ``normalize`` and ``to_chw`` next to each other are one pass over the bytes of a
+    batch in ``stoker-native``, in either order, before ``.to("cpu")`` or behind it.
+
+    Example: ``.map(stoker.images.to_chw, on="image").map(stoker.images.normalize(), on="image")``
 
     Args:
         mean, std: one number for each channel, for pixels from 0 to 1. By default ImageNet's.
+        dtype: of the result: "float32", "float16", or "bfloat16", which NumPy does not have: put
+            ``.to()`` before. All are calculated in ``float32``.
 
     Returns:
         A function for ``.map(fn, on="image")``. It takes one image or a batch, as an array or a
-        torch tensor, with channels last or before height and width. It returns ``float32`` in the
-        same layout. ``uint8`` is divided by 255 first; floating point is not scaled. It raises
-        TypeError for other dtypes, and ValueError if no axis of an image is as long as ``mean``.
+        torch tensor, with channels last or before height and width. It returns a new array or
+        tensor in the same layout. ``uint8`` is divided by 255 first; floating point is not scaled.
+        It raises TypeError for other dtypes, and ValueError if no axis of an image is as long as
+        ``mean``.
 
     Raises:
         TypeError: ``mean`` or ``std`` are not numbers.
-        ValueError: ``mean`` and ``std`` have different lengths, or a deviation is not above 0.
+        ValueError: ``mean`` and ``std`` have different lengths, a deviation is not above 0, or
+            there is no such ``dtype``.
     """
     check_is_no_image(mean, "means", ".map(stoker.images.normalize(), on='image')")
     try:
@@ -53,7 +66,22 @@ def normalize(mean: Channels = IMAGENET_MEAN, std: Channels = IMAGENET_STD) -> C
             f"normalize needs as many means as deviations, and deviations above 0, not {means} and "
             f"{stds}"
         )
-    return _Normalized(tuple(means), tuple(stds))
+    name = str(dtype).removeprefix("torch.")
+    if name not in _DTYPES:
+        raise ValueError(f"normalize returns {', '.join(_DTYPES)}, not {dtype!r}")
+    return _Normalized(tuple(means), tuple(stds), name)
+
+
+def fused(first: Any, then: Any) -> Callable[[Any], Any] | None:
+    """Return what does both in one pass if one is ``to_chw`` and one from ``normalize``, else None.
+
+    It returns what ``then(first(images))`` returns, to the bit.
+    """
+    if first is to_chw and type(then) is _Normalized:
+        return _NormalizedPlanes(then, is_moved_first=True)
+    if type(first) is _Normalized and then is to_chw:
+        return _NormalizedPlanes(first, is_moved_first=False)
+    return None
 
 
 @reads_only
@@ -83,31 +111,93 @@ def to_chw(images: Any) -> Any:
     return np.ascontiguousarray(np.moveaxis(images, -1, -3))
 
 
+@without_gil
 @reads_only
 @dataclass(frozen=True)
 class _Normalized:
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    dtype: str
+    # Batches of the size of a network's inputs cost more page faults than work, if new.
+    memory: Recycler = field(default_factory=Recycler, compare=False, repr=False)
     __name__ = "normalize"
+
+    def __reduce__(self) -> Any:
+        return _Normalized, (self.mean, self.std, self.dtype)
 
     def __call__(self, images: Any) -> Any:
         _check_pixels(images)
+        axis = self._axis(images)
+        if (found := _bytes_of(images)) is not None:
+            in_planes = axis == -3
+            return self._looked_up(images, found, in_planes=in_planes, out_planes=in_planes)
         shape = [1] * images.ndim
-        shape[self._axis(images)] = len(self.mean)
-        mean, std = (np.array(x, np.float32).reshape(shape) for x in (self.mean, self.std))
-        is_tensor = pytree.is_tensor(images)
-        if not (images.is_floating_point() if is_tensor else images.dtype.kind == "f"):
-            if str(images.dtype).removeprefix("torch.") != "uint8":
-                raise TypeError(f"normalize needs uint8 or floating point, not {images.dtype}")
-            mean, std = mean * 255, std * 255
-        if is_tensor:
+        shape[axis] = len(self.mean)
+        scale, shift = (each.reshape(shape) for each in self._scale_and_shift(_is_byte(images)))
+        if pytree.is_tensor(images):
             torch = sys.modules["torch"]
-            scale, shift = (torch.from_numpy(x).to(images.device) for x in (1 / std, mean / std))
-            return images.to(torch.float32) * scale - shift
+            scale, shift = (torch.from_numpy(each).to(images.device) for each in (scale, shift))
+            return (images.to(torch.float32) * scale - shift).to(getattr(torch, self.dtype))
         made = images.astype(np.float32)
-        made *= 1 / std
-        made -= mean / std
-        return made
+        made *= scale
+        made -= shift
+        return made.astype(self._array_dtype(), copy=False)
+
+    def planes(self, images: Any) -> Any:
+        """Return images with channels last normalized and with channels first, in one pass.
+
+        None where that is not possible, or an axis could be taken for the channels' by mistake.
+        """
+        channels = len(self.mean)
+        shape: tuple[int, ...] = tuple(getattr(images, "shape", ()))
+        found = _bytes_of(images) if len(shape) in (3, 4) else None
+        if found is None or shape[-1] != channels or channels in shape[-3:-1]:
+            return None
+        return self._looked_up(images, found, in_planes=False, out_planes=True)
+
+    def _looked_up(
+        self, images: Any, pixels: NDArray[np.uint8], *, in_planes: bool, out_planes: bool
+    ) -> Any:
+        shape = pixels.shape
+        if out_planes and not in_planes:
+            shape = (*shape[:-3], shape[-1], *shape[-3:-1])
+        table = self._table(pytree.is_tensor(images))
+        out = self.memory.array(shape, table.dtype)
+        native.library().look_up_pixels(  # type: ignore[union-attr]
+            pixels.reshape(-1, *pixels.shape[-3:]),
+            table,
+            out.reshape(-1, *shape[-3:]),
+            in_planes=in_planes,
+            out_planes=out_planes,
+        )
+        if not pytree.is_tensor(images):
+            return out
+        torch = sys.modules["torch"]
+        return torch.from_numpy(out).view(getattr(torch, self.dtype))
+
+    def _table(self, is_tensor: bool) -> NDArray[Any]:
+        """Return ``[channels, 256]``: what becomes of each byte; numbers of torch as integers."""
+        scale, shift = (each[:, None] for each in self._scale_and_shift(True))
+        table = np.arange(256, dtype=np.float32) * scale - shift
+        if is_tensor and self.dtype == "bfloat16":
+            torch = sys.modules["torch"]
+            whole: NDArray[Any] = torch.from_numpy(table).bfloat16().view(torch.int16).numpy()
+            return whole
+        return table.astype(self._array_dtype())
+
+    def _scale_and_shift(self, is_byte: bool) -> list[NDArray[np.float32]]:
+        mean, std = (
+            np.array(x, np.float32) * (255 if is_byte else 1) for x in (self.mean, self.std)
+        )
+        return [1 / std, mean / std]
+
+    def _array_dtype(self) -> np.dtype[Any]:
+        try:
+            return np.dtype(self.dtype)
+        except TypeError:
+            raise TypeError(
+                f"NumPy has no {self.dtype}: put .to('cpu') or .to('cuda') before normalize"
+            ) from None
 
     def _axis(self, images: Any) -> int:
         channels, last = len(self.mean), -1
@@ -119,6 +209,52 @@ class _Normalized:
             f"normalize has {channels} means, but images of {list(images.shape)} have no channel "
             "axis of that length: give one mean and deviation for each channel"
         )
+
+
+@without_gil
+@reads_only
+@dataclass(frozen=True)
+class _NormalizedPlanes:
+    """``to_chw`` and ``normalize``, in one pass where that gives the same."""
+
+    normalized: _Normalized
+    is_moved_first: bool
+
+    @property
+    def __name__(self) -> str:
+        return "to_chw + normalize" if self.is_moved_first else "normalize + to_chw"
+
+    def __call__(self, images: Any) -> Any:
+        made = self.normalized.planes(images)
+        if made is not None:
+            return made
+        if self.is_moved_first:
+            return self.normalized(to_chw(images))
+        return to_chw(self.normalized(images))
+
+
+def _bytes_of(images: Any) -> NDArray[np.uint8] | None:
+    """Return the bytes of images as an array that ``stoker-native`` takes, None if it cannot."""
+    if native.library() is None or not _is_byte(images):
+        return None
+    if pytree.is_tensor(images):
+        if images.device.type != "cpu" or not images.is_contiguous() or images.requires_grad:
+            return None
+        images = images.numpy()
+    if type(images) is not np.ndarray or not images.flags.c_contiguous:
+        return None
+    found: NDArray[np.uint8] = images
+    return found
+
+
+def _is_byte(images: Any) -> bool:
+    """True for ``uint8``, False for floating point. Raises TypeError for other dtypes."""
+    name = str(images.dtype).removeprefix("torch.")
+    if name == "uint8":
+        return True
+    if images.is_floating_point() if pytree.is_tensor(images) else images.dtype.kind == "f":
+        return False
+    raise TypeError(f"normalize needs uint8 or floating point, not {images.dtype}")
 
 
 def _check_pixels(images: Any) -> None:

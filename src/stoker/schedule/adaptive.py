@@ -42,6 +42,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.basics import compact_integers
+from stoker.basics.compact_integers import check_integer
 from stoker.schedule.fixed import Draw
 
 # Between snapshots; a resumed pool replays as many, at 0.4 us an example (bench/echo_overhead.py):
@@ -383,12 +384,12 @@ def pack(moment: AdaptiveSnapshot) -> dict[str, Any]:
         lengths = np.array([len(s.ordinals) for s in level], np.int64)
         ages = np.array([moment.step - s.after for s in level], np.int64)
         parts = (
-            compact_integers.packed(ordinals, first),
-            compact_integers.packed_small(lengths),
-            compact_integers.packed_small(ages),
+            compact_integers.encode_ascending(ordinals, first),
+            compact_integers.encode_small(lengths),
+            compact_integers.encode_small(ages),
         )
         levels.append(" ".join(parts))
-    codes = compact_integers.packed_bytes(np.frombuffer(moment.codes, np.uint8))
+    codes = compact_integers.encode_bytes(np.frombuffer(moment.codes, np.uint8))
     return {
         "step": moment.step,
         "admitted": moment.admitted,
@@ -410,19 +411,19 @@ def unpack(
 
     Raises ValueError, TypeError or KeyError when it is damaged, or no such pool can be like that.
     """
-    admitted = compact_integers.whole(state["admitted"], 0, items)
-    began = compact_integers.whole(state["began"], -compact_integers.LARGEST if earlier else 0, 0)
-    first = compact_integers.whole(state["first"], -earlier if began else 0, 0)
+    admitted = check_integer(state["admitted"], 0, items)
+    began = check_integer(state["began"], -compact_integers.LARGEST if earlier else 0, 0)
+    first = check_integer(state["first"], -earlier if began else 0, 0)
     before = max_factor * size if began else 0  # uses of what was there at the beginning, at most
-    step = compact_integers.whole(state["step"], 0, (max_factor * admitted + before) // group + 1)
+    step = check_integer(state["step"], 0, (max_factor * admitted + before) // group + 1)
     if len(state["levels"]) != max_factor - 1:
         raise ValueError("the packed pool has other levels than its factor")
     held, levels, seen = 0, [], []
     for text in state["levels"]:
         packed, lengths_text, ages_text = str(text).split(" ")
-        ordinals = compact_integers.unpacked(packed, first, size - held, admitted)
-        lengths = compact_integers.unpacked_small(lengths_text, len(ordinals), len(ordinals) + 1)
-        ages = compact_integers.unpacked_small(ages_text, len(lengths), step - began)
+        ordinals = compact_integers.decode_ascending(packed, first, size - held, admitted)
+        lengths = compact_integers.decode_small(lengths_text, len(ordinals), len(ordinals) + 1)
+        ages = compact_integers.decode_small(ages_text, len(lengths), step - began)
         sound = len(lengths) == len(ages) and int(lengths.sum()) == len(ordinals)
         if not sound or (lengths < 1).any() or (np.diff(ages) > 0).any():
             raise ValueError("the packed pool is damaged")
@@ -433,5 +434,5 @@ def unpack(
     if len(np.unique(np.concatenate(seen))) != held:
         raise ValueError("an item is in the packed pool twice")
     steps = (max_factor * items + before) // group + 1  # in the epoch
-    codes = compact_integers.unpacked_bytes(state["codes"], max(0, steps - step)).tobytes()
+    codes = compact_integers.decode_bytes(state["codes"], max(0, steps - step)).tobytes()
     return AdaptiveSnapshot(step, admitted, tuple(levels), codes, began)

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.schedule.orders.mixed import mixed_places, parts_and_numbers
-from stoker.schedule.orders.order import Order, Places, as_array, moved
+from stoker.schedule.orders.order import Order, Places, as_array, offset_places
 from stoker.schedule.proportions import Proportions
 
 # Rows whose places and numbers are remembered, in 4 MB at most: a resumed pool reaches back, and
@@ -63,17 +63,15 @@ class RankOrder:
         deal: which places are this rank's.
         count: how many rows it has.
         start: how many rows of the deal come before them.
-        digest: of an order that is drawn, by which it is told from another.
 
     Attributes:
-        order, deal, digest: as given.
+        order, deal: as given.
+        digest: of an order that is drawn by weights or a function, which tells it from another.
         stride: the deal of its rows, if that is one; None otherwise.
     """
 
-    def __init__(
-        self, order: Order, deal: Deal, count: int, start: int = 0, digest: str = ""
-    ) -> None:
-        self.order, self.deal, self.digest = order, deal, digest
+    def __init__(self, order: Order, deal: Deal, count: int, start: int = 0) -> None:
+        self.order, self.deal, self.digest = order, deal, ""
         self._count, self._start = count, start
         self.stride: Stride | None = None
         if isinstance(deal, Stride):
@@ -101,7 +99,7 @@ class RankOrder:
     def places(self, rows: Places) -> Places:
         """Return the places of rows; ranges have step 1."""
         if self._start:
-            rows = moved(rows, self._start)
+            rows = offset_places(rows, self._start)
         if not self.deal.together:
             return self.deal.places(rows)
         if isinstance(rows, range):

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from stoker.basics import compact_integers
+from stoker.basics.compact_integers import check_integer
 from stoker.errors import StateError
 from stoker.schedule.adaptive import MOST_DISTANCE, MOST_FACTOR, AdaptiveSnapshot, unpack
 
@@ -152,10 +153,10 @@ def _listed(epochs: list[int]) -> str:
 
 
 def difference_of(theirs: list[str], ours: list[str]) -> str:
-    """Say where two outlines differ."""
+    """Say where two signatures differ."""
     for a, b in zip(theirs, ours, strict=False):
         if a != b:
-            there = a if type(a) is str and len(a) < 200 else compact_integers.shown(a)
+            there = a if type(a) is str and len(a) < 200 else compact_integers.short_repr(a)
             return f"it has {there} where this one has {b}"
     return f"it has {len(theirs)} stages, this one {len(ours)}"
 
@@ -175,7 +176,7 @@ def written(seed: int, pipeline: list[str], echoes: Mapping[int, EchoRecord]) ->
                 "epochs": {
                     str(epoch): {
                         "first": each.first,
-                        "codes": compact_integers.packed_bytes(np.frombuffer(each.codes, np.uint8)),
+                        "codes": compact_integers.encode_bytes(np.frombuffer(each.codes, np.uint8)),
                         **({"carried": dict(each.carried)} if each.carried else {}),
                     }
                     for epoch, each in echo.epochs.items()
@@ -208,7 +209,9 @@ def read(record: Any, items: int | None) -> RunRecord:
     try:
         echoes = {int(at): _echo(echo, items) for at, echo in record["echoes"].items()}
         return RunRecord(
-            compact_integers.whole(record["seed"], 0, None), _texts(record["pipeline"]), echoes
+            check_integer(record["seed"], 0, None),
+            _texts(record["pipeline"]),
+            echoes,
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise StateError(f"the record is damaged: {type(error).__name__}: {error}") from error
@@ -216,25 +219,25 @@ def read(record: Any, items: int | None) -> RunRecord:
 
 def _echo(echo: Mapping[str, Any], items: int | None) -> EchoRecord:
     most, group = (
-        compact_integers.whole(echo["max_factor"], 2, MOST_FACTOR),
-        compact_integers.whole(echo["group"], 1),
+        check_integer(echo["max_factor"], 2, MOST_FACTOR),
+        check_integer(echo["group"], 1),
     )
-    size = compact_integers.whole(echo["pool"], 1)
+    size = check_integer(echo["pool"], 1)
     steps = _MOST_STEPS if items is None else most * (items + size) // group + 1
     epochs = {
         int(epoch): Decisions(
             int(epoch),
-            compact_integers.whole(each["first"]),
-            compact_integers.unpacked_bytes(each["codes"], steps).tobytes(),
+            check_integer(each["first"]),
+            compact_integers.decode_bytes(each["codes"], steps).tobytes(),
             each.get("carried"),
         )
         for epoch, each in echo["epochs"].items()
     }
-    apart = compact_integers.whole(echo["min_distance"], 2, MOST_DISTANCE)
+    apart = check_integer(echo["min_distance"], 2, MOST_DISTANCE)
     return EchoRecord(most, apart, size, group, epochs)
 
 
 def _texts(lines: Any) -> list[str]:
     if type(lines) is not list or not all(type(line) is str for line in lines):
-        raise TypeError("the outline is no list of texts")
+        raise TypeError("the signature is no list of texts")
     return list(lines)

@@ -39,6 +39,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.basics import compact_integers
+from stoker.basics.compact_integers import check_integer
 from stoker.schedule.factor import UseCounts
 from stoker.schedule.rng import Fractions, Rekeyed
 
@@ -446,9 +447,9 @@ def _number_repeats(
 def pack(snapshot: Snapshot) -> dict[str, int | str]:
     """Write a snapshot as JSON: about half a byte to a byte for each item."""
     parts = (
-        compact_integers.packed(snapshot.ordinals, 0),
-        compact_integers.packed_small(snapshot.remaining),
-        compact_integers.packed_bytes(np.packbits(snapshot.recent)),
+        compact_integers.encode_ascending(snapshot.ordinals, 0),
+        compact_integers.encode_small(snapshot.remaining),
+        compact_integers.encode_bytes(np.packbits(snapshot.recent)),
     )
     return {
         "step": snapshot.step,
@@ -466,14 +467,14 @@ def unpack(state: Any, *, counts: UseCounts, size: int, group: int, items: int) 
 
     Raises ValueError, TypeError or KeyError when it is damaged, or no such pool can be like that.
     """
-    admitted = compact_integers.whole(state["admitted"], 0, items)
-    held = compact_integers.whole(state["held"], 0, min(size, admitted))
+    admitted = check_integer(state["admitted"], 0, items)
+    held = check_integer(state["held"], 0, min(size, admitted))
     assigned = counts.of_first(admitted)
-    step = compact_integers.whole(state["step"], 0, assigned // group)
+    step = check_integer(state["step"], 0, assigned // group)
     ordinals_text, remaining_text, recent = str(state["packed"]).split(" ")
-    ordinals = compact_integers.unpacked(ordinals_text, 0, held, admitted)
-    remaining = compact_integers.unpacked_small(remaining_text, held, counts.most + 1)
-    flags = compact_integers.unpacked_bytes(recent, -(-held // 8))
+    ordinals = compact_integers.decode_ascending(ordinals_text, 0, held, admitted)
+    remaining = compact_integers.decode_small(remaining_text, held, counts.most + 1)
+    flags = compact_integers.decode_bytes(recent, -(-held // 8))
     if not len(ordinals) == len(remaining) == held or len(flags) != -(-held // 8):
         raise ValueError("the packed pool is damaged")
     if ((remaining < 1) | (remaining > counts.of(ordinals))).any():

@@ -29,7 +29,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from stoker.basics.compact_integers import whole
+from stoker.basics.compact_integers import check_integer
 
 # 65,536 slots: 256 KB a map, and with up to some hundred members each has hundreds of slots.
 _SLOT_BITS = 16
@@ -254,14 +254,16 @@ class OwnerSnapshot:
             raise TypeError("members and ranks are lists")
         if len(saved["members"]) > _MOST_MEMBERS:
             raise ValueError(f"{len(saved['members'])} members are more than {_MOST_MEMBERS}")
-        members = tuple((_name(name), whole(weight, 1)) for name, weight in saved["members"])
+        members = tuple(
+            (_name(name), check_integer(weight, 1)) for name, weight in saved["members"]
+        )
         names = [name for name, _ in members]
         if names != sorted(set(names)):
             raise ValueError("members are not in the order of their names")
         if len(saved["ranks"]) != world:
             raise ValueError(f"{len(saved['ranks'])} ranks are not {world}")
-        ranks = tuple(whole(node, -1, len(members) - 1) for node in saved["ranks"])
-        return OwnerSnapshot(whole(saved["version"]), members, ranks)
+        ranks = tuple(check_integer(node, -1, len(members) - 1) for node in saved["ranks"])
+        return OwnerSnapshot(check_integer(saved["version"]), members, ranks)
 
     def saved(self) -> dict[str, Any]:
         """Return this, ready for JSON."""

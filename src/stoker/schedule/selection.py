@@ -6,9 +6,9 @@ the source. What is drawn by weights, or by a user's function, is numbers of the
 With ``.shuffle().shard()`` ranks take turns at the places of a permutation of all examples. With
 ``.shard().shuffle()`` a rank reads a permutation of its own, fixed part. With
 ``.shuffle().shard(near=...)`` it reads what ``OwnerDeal`` gives it of each ``world * batch``
-places. With ``.shard(pad=True)`` it reads a run of these, and the last example again where there
-are none. Where a permutation is by blocks, a rank's part is a run of it, so that ranks read
-different blocks.
+places; with ``.shard(balance=...)`` what ``BalancedDeal`` does. With ``.shard(pad=True)`` it reads
+a run of these, and the last example again where there are none. Where a permutation is by blocks, a
+rank's part is a run of it, so that ranks read different blocks.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from stoker.schedule.orders.drawing import Drawing, DrawnOrder
 from stoker.schedule.orders.order import Order
 from stoker.schedule.orders.permutation import permutation
 from stoker.schedule.orders.plain import CutOrder, FixedPart, RepeatedEnd
+from stoker.schedule.sizing.balanced_deal import BalancedDeal
+from stoker.schedule.sizing.costs import Costs
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ class Share:
         anew: whether parts are drawn anew every epoch, rather than fixed.
         is_dealt: whether they are dealt inside the global batch, by who keeps what.
         padded: how they are dealt with padding, so that equal parts hold all examples.
+        costs: what examples cost, where they are dealt inside the global batch for equal work.
     """
 
     rank: int
@@ -47,6 +50,12 @@ class Share:
     anew: bool
     is_dealt: bool = False
     padded: PaddedDeal | None = None
+    costs: Costs | None = None
+
+    @property
+    def mixes_ranks(self) -> bool:
+        """Whether what a rank gets of a global batch depends on what is in it."""
+        return self.is_dealt or self.costs is not None
 
     def count(self, length: int) -> int:
         """Return how many of so many examples are this rank's in an epoch, with padding."""
@@ -156,12 +165,21 @@ class Selection:
         """
         if self.is_shuffled:
             by_these = self.blocks is not None and np.array_equal(self.blocks, ends)
-            return by_these and not self.is_dealt
+            return by_these and not (self.share is not None and self.share.mixes_ranks)
         return self.share is None
 
-    def shared(self, rank: int, world: int, *, uneven: bool, dealt: bool = False) -> Selection:
+    def shared(
+        self,
+        rank: int,
+        world: int,
+        *,
+        uneven: bool,
+        dealt: bool = False,
+        costs: Costs | None = None,
+    ) -> Selection:
         """Return a rank's part of this."""
-        return replace(self, share=Share(rank, world, uneven, self.is_shuffled, dealt))
+        share = Share(rank, world, uneven, self.is_shuffled, dealt, costs=costs)
+        return replace(self, share=share)
 
     def padded(self, *, fills: bool) -> Selection:
         """Return this with padding, up to the size of batches that ``in_batches`` says."""
@@ -212,11 +230,17 @@ class Selection:
         What is dealt is so by the owners of ``dealer``, ``group`` examples to a rank at a time.
         """
         drawn = self._drawn(length, seed, epoch, rng.SHUFFLE)
-        order, count = self._order(length, seed, epoch, rng.SHUFFLE, drawn), self.count(length)
-        digest = "" if drawn is None else drawn.digest
+        order = self._order(length, seed, epoch, rng.SHUFFLE, drawn)
+        found = self._of_rank(order, length, dealer, group)
+        if drawn is not None:
+            found.digest = drawn.digest
+        return found
+
+    def _of_rank(self, order: Order, length: int, dealer: Dealer | None, group: int) -> RankOrder:
+        count = self.count(length)
         share, start = self.share, self.last.start
         if share is None:
-            return RankOrder(order, Stride(), count, start, digest)
+            return RankOrder(order, Stride(), count, start)
         rank, world = share.rank, share.world
         if share.padded is not None:
             deal = replace(share.padded, length=len(order))
@@ -224,12 +248,15 @@ class Selection:
         if share.is_dealt:
             assert dealer is not None
             dealt = OwnerDeal(order, dealer, rank, group, start + count)
-            return RankOrder(order, dealt, count, start, digest)
+            return RankOrder(order, dealt, count, start)
+        if share.costs is not None:
+            balanced = BalancedDeal(order, share.costs, rank, world, group, start + count)
+            return RankOrder(order, balanced, count, start)
         if share.anew and self.blocks is not None:
             shared = self.between.count(len(self.candidates(length)))
             run = Stride(share.run(shared, whole=share.uneven))
             return RankOrder(order, run, count, start)
-        return RankOrder(order, Stride(rank, world), count, start, digest)
+        return RankOrder(order, Stride(rank, world), count, start)
 
     def order(self, length: int, seed: int, epoch: int, purpose: int = rng.SHUFFLE) -> Order:
         """Return the order of one epoch, before it is dealt: of a fixed part, that of its rank.

@@ -17,13 +17,20 @@ from numpy.typing import NDArray
 from stoker.basics.buffers import Allocator
 from stoker.basics.process import OwningProcess
 from stoker.sources.files import FileVersion, version_of
-from stoker.sources.source import GathersRows, Indices, OwnSource, ReadsBlocks, Rows
+from stoker.sources.source import (
+    GathersRows,
+    Indices,
+    OwnSource,
+    ReadsBlocks,
+    ReadsColumns,
+    Rows,
+)
 
 _INHERITED: list[Any] = []
 """What a forked child must not close: the files are its parent's."""
 
 
-class ArraySource(OwnSource, ReadsBlocks[Any], GathersRows[Any], Rows):
+class ArraySource(OwnSource, ReadsBlocks[Any], GathersRows[Any], ReadsColumns[Any], Rows):
     """Arrays of one length; an example is a row of each.
 
     Rows are copied out of the arrays: changes to an example do not reach the arrays. An array in
@@ -66,6 +73,9 @@ class ArraySource(OwnSource, ReadsBlocks[Any], GathersRows[Any], Rows):
 
     def __len__(self) -> int:
         return self._columns[0].shape[0]
+
+    def column(self, field: str | int) -> NDArray[Any]:
+        return self._columns[int(field)].rows(np.arange(len(self)))
 
     def fetch(self, indices: Indices) -> list[Any]:
         """Return rows: a bare row of one array, or tuples of rows."""

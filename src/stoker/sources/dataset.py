@@ -21,14 +21,15 @@ from stoker.sources.source import (
     FetchesMany,
     Fingerprinted,
     GathersRows,
+    HasSignature,
     Identified,
     Indices,
     Labeled,
-    Outlined,
     OwnSource,
     Reader,
     ReadsAhead,
     ReadsBlocks,
+    ReadsColumns,
     ReadsFiles,
     Rows,
     Source,
@@ -44,7 +45,8 @@ class DatasetSource(IndexedSource):
     ``__getitems__`` is used where an object has that. What a user's class returns is checked.
 
     Without a reader nothing is read ahead: a second read of an index may give another value. The
-    object may be longer or shorter in the next epoch; ``measured`` then returns a new source.
+    object may be longer or shorter in the next epoch; ``with_current_length`` then returns a new
+    source.
 
     Attributes:
         data: the object.
@@ -82,7 +84,7 @@ class DatasetSource(IndexedSource):
     def __len__(self) -> int:
         return self._length
 
-    def measured(self) -> DatasetSource:
+    def with_current_length(self) -> DatasetSource:
         if len(self.data) == self._length:
             return self
         twin = copy.copy(self)
@@ -195,6 +197,11 @@ class DatasetSource(IndexedSource):
             )
         return found.astype(np.int64)
 
+    def column(self, field: str | int) -> NDArray[Any]:
+        if isinstance(self.data, ReadsColumns):
+            return self.data.column(field)
+        return super().column(field)
+
     @property
     def rows(self) -> Rows | None:
         if not isinstance(self.data, GathersRows):
@@ -204,8 +211,8 @@ class DatasetSource(IndexedSource):
             raise TypeError(f"rows of {self.name} are {_shown(rows)}, not stoker.sources.Rows")
         return rows
 
-    def outline(self) -> str:
-        return self.data.outline() if isinstance(self.data, Outlined) else super().outline()
+    def signature(self) -> str:
+        return self.data.signature() if isinstance(self.data, HasSignature) else super().signature()
 
     def extent(self, *, is_followed: bool) -> str:
         if isinstance(self.data, Described):

@@ -39,13 +39,13 @@ class MixedPart:
         source: its source.
         selection: the examples of its epochs, and their order.
         described: the source with its stages, for people.
-        outline: the lines that must equal a saved state's.
+        signature: the lines that must equal a saved state's.
     """
 
     source: IndexedSource
     selection: Selection
     described: str
-    outline: tuple[str, ...]
+    signature: tuple[str, ...]
 
 
 class MixtureSource(IndexedSource):
@@ -109,9 +109,9 @@ class MixtureSource(IndexedSource):
     def count(self) -> int:
         return self.examples(Selection())
 
-    def measured(self) -> MixtureSource:
+    def with_current_length(self) -> MixtureSource:
         for number, part in enumerate(self.parts, 1):
-            if part.source.measured() is not part.source:
+            if part.source.with_current_length() is not part.source:
                 raise ValueError(
                     f"mix(): part {number}, {part.described}, had {len(part.source):,} examples "
                     "when it was mixed, and has another number now, from which it does not follow "
@@ -198,6 +198,9 @@ class MixtureSource(IndexedSource):
             PartStats(part.source.name, weight / total, count, (begun + drawn) / each)
             for part, weight, count, begun, drawn, each in told
         )
+
+    def column(self, field: str | int) -> NDArray[Any]:
+        return np.concatenate([part.source.column(field) for part in self.parts])
 
     def user_objects(self) -> list[UserObject]:
         return [each for part in self.parts for each in part.source.user_objects()]
@@ -288,10 +291,10 @@ class MixtureSource(IndexedSource):
             return found._replace(name=b"%d/%b" % (number, found.name))
         return found._replace(name=f"{number}/{found.name}")
 
-    def outline(self) -> str:
+    def signature(self) -> str:
         weights = self.proportions.weights
         each = [
-            f"{weight} of {'.'.join(part.outline)}"
+            f"{weight} of {'.'.join(part.signature)}"
             for weight, part in zip(weights, self.parts, strict=True)
         ]
         return f"mixture until {'all' if self._until_all else 'first'}: {', '.join(each)}"
@@ -415,4 +418,4 @@ def _form(rows: Rows) -> str | None:
     if not all(isinstance(leaf, np.ndarray) for leaf in pytree.leaves(batch)):
         return None
     leaves = [(leaf.dtype.str, leaf.shape) for leaf in pytree.leaves(batch)]
-    return repr((pytree.signature(batch), leaves))
+    return repr((pytree.structure(batch), leaves))

@@ -73,7 +73,7 @@ class Origin(ABC):
         yields_batches: whether it yields ready batches of a user's loader.
         is_indexed: whether any example can be read by its number.
         has_own_order: whether it decides the order of an epoch's examples itself.
-        may_grow: whether ``measured`` may find another length.
+        may_grow: whether ``with_current_length`` may find another length.
     """
 
     yields_batches: bool = False
@@ -98,7 +98,7 @@ class Origin(ABC):
         Raises TypeError where only the end tells.
         """
 
-    def measured(self) -> Origin:
+    def with_current_length(self) -> Origin:
         """Return this source with its current length: itself, if unchanged.
 
         Raises ValueError if its length must not change.
@@ -133,8 +133,8 @@ class Origin(ABC):
     def check_state(self, chain: ChainOfSource) -> None:
         """Raise StateError where a chain over it cannot be saved in the middle of an epoch."""
 
-    def outline(self) -> str:
-        """Return its line of the outline, which must equal a saved state's: by default its kind."""
+    def signature(self) -> str:
+        """Return its line of the signature that a saved state must equal: by default its kind."""
         return type(self).__name__
 
     @abstractmethod
@@ -273,13 +273,20 @@ class IndexedSource(Origin):
         """What gathers whole batches, where examples lie in arrays."""
         return None
 
+    def column(self, field: str | int) -> NDArray[Any]:
+        """Return the numbers of one field, of all examples. Raises TypeError where that is slow."""
+        raise TypeError(
+            f"{self.name} does not read one field of all examples: give the numbers as an array "
+            "(pipeline.measure(fn) makes one)"
+        )
+
     def count(self) -> int:
         return len(self)
 
     def check_state(self, chain: ChainOfSource) -> None:
         """Accept every position: any example can be read again."""
 
-    def outline(self) -> str:
+    def signature(self) -> str:
         return f"{self.kind} of {len(self)}"
 
     def extent(self, *, is_followed: bool) -> str:
@@ -287,6 +294,29 @@ class IndexedSource(Origin):
 
     def lower(self, to: SourcePlan) -> None:
         to.read(self)
+
+
+def numbers_of(source: IndexedSource, given: Any, asked: str) -> NDArray[Any]:
+    """Return a number for each example of a source, shape [n]: what was given, or those of a field.
+
+    ``asked``: who takes them, for errors. Raises TypeError, ValueError or LookupError where they
+    are none, or not as many.
+    """
+    if isinstance(given, (str, int)):
+        check_fields(source, given)
+        given = source.column(given)
+    numbers = np.asarray(given)
+    if numbers.ndim != 1 or numbers.dtype.kind not in "iuf":
+        raise TypeError(
+            f"{asked} takes a number for each example, in an array of one dimension, or the name "
+            f"of a field that has it, not {numbers.dtype} {list(numbers.shape)}"
+        )
+    if len(numbers) != len(source):
+        raise ValueError(
+            f"{asked} takes a number for each of the {len(source):,} examples of {source.name}, in "
+            f"the order of the source, and was given {len(numbers):,}"
+        )
+    return numbers
 
 
 def check_fields(source: Origin, on: str | int | None) -> None:

@@ -67,7 +67,7 @@ def has_urls(given: Paths, asked: str) -> bool:
     return any("://" in str(each) for each in path_list(given, asked))
 
 
-def shown(given: Paths) -> str:
+def describe_paths(given: Paths) -> str:
     """Return a short text of the user's paths."""
     if isinstance(given, (str, os.PathLike)):
         return repr(os.fspath(given))

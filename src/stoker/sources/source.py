@@ -83,11 +83,11 @@ class Described(Source[T_co]):
         return f"{len(self):,} examples"
 
 
-class Outlined(Source[T_co]):
+class HasSignature(Source[T_co]):
     """A source with settings that a saved state must agree with, beside its class and length."""
 
     @abstractmethod
-    def outline(self) -> str:
+    def signature(self) -> str:
         """Return its settings and its length, in a line; the same on every host."""
 
 
@@ -143,6 +143,15 @@ class ReadsBlocks(Source[T_co]):
     @abstractmethod
     def blocks(self) -> NDArray[np.int64] | None:
         """For each block, the number after its last example; None: there are no blocks."""
+
+
+class ReadsColumns(Source[T_co]):
+    """A source that reads one field of all examples for little."""
+
+    @abstractmethod
+    def column(self, field: str | int) -> NDArray[Any]:
+        """Return the numbers of one of ``fields``, by example; of lists, text and bytes their
+        lengths. Raises TypeError where it has others."""
 
 
 class Reader(Protocol):

@@ -21,8 +21,8 @@ from stoker.basics.validate import is_whole_number
 from stoker.images import native
 from stoker.schedule.numbering import Numbering
 from stoker.sources.files import MOST_OPEN, FileVersion, OpenFiles, version_of
-from stoker.sources.patterns import Paths, find_files, shown
-from stoker.sources.source import Fingerprinted, GathersRows, Indices, Outlined, OwnSource, Rows
+from stoker.sources.patterns import Paths, describe_paths, find_files
+from stoker.sources.source import Fingerprinted, GathersRows, HasSignature, Indices, OwnSource, Rows
 
 IGNORED_TARGET = -100
 """The target that ``torch.nn.functional.cross_entropy`` leaves out of the loss: its default
@@ -54,7 +54,7 @@ class DocumentWindow(NamedTuple):
     """The number of each token's document in the window, from 0 on."""
 
 
-class TokenSource(OwnSource, GathersRows[Any], Fingerprinted[Any], Outlined[Any], Rows):
+class TokenSource(OwnSource, GathersRows[Any], Fingerprinted[Any], HasSignature[Any], Rows):
     """Windows of ``length`` tokens, one every ``stride``, in each file on its own.
 
     A window is ``length + 1`` tokens of a file; a shorter rest at a file's end is not an example. A
@@ -92,7 +92,7 @@ class TokenSource(OwnSource, GathersRows[Any], Fingerprinted[Any], Outlined[Any]
             raise TypeError(f"separator is a token, a whole number, not {separator!r}")
         self._length, self._stride, self._separator = int(length), int(stride), separator
         self._files = self._find(files, dtype)
-        self._given = shown(files)
+        self._given = describe_paths(files)
         counts = [max(0, (f.tokens - 1 - length) // stride + 1) for f in self._files]
         self._windows = Numbering(counts)
         if not self._windows.total:
@@ -124,7 +124,7 @@ class TokenSource(OwnSource, GathersRows[Any], Fingerprinted[Any], Outlined[Any]
         self.gather(np.asarray(indices, np.int64), batch, 0)
         return [self._kind(*(array[row] for array in batch)) for row in range(len(indices))]
 
-    def outline(self) -> str:
+    def signature(self) -> str:
         borders = "" if self._separator is None else f", documents end with {self._separator}"
         return f"{len(self)} windows of {self._length} tokens every {self._stride}{borders}"
 

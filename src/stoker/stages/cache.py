@@ -48,7 +48,7 @@ class Lookups(Protocol):
 class CachesOverNodes(Protocol):
     """How caches over several nodes are made; registered in the group ``stoker.caches``.
 
-    Both return an ``ExampleCache`` whose ``gather()`` returns ``Lookups``, and which is
+    Both return an ``ExampleCache`` whose ``batch_lookups()`` returns ``Lookups``, and which is
     ``OwnersKnown``. ``limit``, ``cluster`` and ``insecure`` are as in ``.cache()``; ``settings`` is
     what else ``ExampleCache`` takes.
     """
@@ -214,7 +214,7 @@ class CacheStage(ChainStage):
     def count(self, items: int) -> int:
         return items
 
-    def outline(self) -> None:
+    def signature(self) -> None:
         return None
 
     def note(self, chain: ChainView, sizes: Mapping[int, PoolSize]) -> str:
@@ -231,12 +231,12 @@ class CacheStage(ChainStage):
         source: IndexedSource,
         indices: NDArray[np.int64],
         expected: Collection[int],
-        gather: Lookups | None,
+        lookups: Lookups | None,
     ) -> list[Any]:
         """Look examples up: each comes as it was found, or as a ``Miss`` without a value.
 
         Those that are ``expected`` from elsewhere are not looked up. What other nodes were asked
-        for is with ``gather``.
+        for is with ``lookups``.
         """
         from stoker.cache.store import MISSING
         from stoker.transport.codec import LEFT_OUT
@@ -251,7 +251,7 @@ class CacheStage(ChainStage):
         sizes = None
         if known is not None:
             sizes = [known[at][0].size_bytes for at in asked]  # type: ignore[union-attr]
-        values = (gather or self.cache).find([keys[at] for at in asked], sizes)
+        values = (lookups or self.cache).find([keys[at] for at in asked], sizes)
         if len(asked) < len(keys):
             self.cache.count(misses=len(keys) - len(asked))
         found: list[Any] = [MISSING] * len(keys)

@@ -148,8 +148,8 @@ class Echo(ChainStage):
                 f"the record is of another run: its seed is {self.record.seed}, this pipeline's "
                 f"is {chain.seed}"
             )
-        if self.record.pipeline != chain.outline():
-            difference = difference_of(self.record.pipeline, chain.outline())
+        if self.record.pipeline != chain.signature():
+            difference = difference_of(self.record.pipeline, chain.signature())
             raise StateError(f"the record belongs to another pipeline: {difference}")
 
     def lower(self, to: EnginePlan) -> None:
@@ -164,7 +164,7 @@ class Echo(ChainStage):
             )
         return self.counts.of_first(items)
 
-    def outline(self) -> str:
+    def signature(self) -> str:
         """Return its factor and pool; of an adaptive one another pool makes no other pipeline."""
         if self.is_adaptive:
             return f"echo(auto, max_factor={self.max_factor}, min_distance={self.min_distance})"

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from stoker.basics.pytree import Field
 from stoker.images.advising import hint
+from stoker.images.normalizing import fused
 from stoker.schedule import rng
 from stoker.stages.functions.operation import Operation, checked_budget
 from stoker.stages.functions.transforms import called_alone, called_with_rng
@@ -85,6 +86,14 @@ class Map(Operation):
             raise not_known()
         return items
 
+    def behind(self, before: Map) -> Map | None:
+        """Return what does both in one pass over the values; None if there is no such function."""
+        is_alike = (before.on, before.part, before.budget) == (self.on, self.part, self.budget)
+        if not is_alike or self.skips or self.repeats_only or before.repeats_only:
+            return None
+        both = fused(before.fn, self.fn)
+        return None if both is None else replace(before, fn=both)
+
     def compile(self, rejected: object) -> Callable[..., Any]:
         fn = called_with_rng(self.fn) if self.is_random else called_alone(self.fn)
         return fn if self.on is None else _OnField(fn, Field(self.on))
@@ -93,9 +102,9 @@ class Map(Operation):
         """Say what its budget lets it skip, and where it may decode too much."""
         return super().note(chain, sizes) + hint(chain, chain.stages.index(self))
 
-    def outline(self) -> str:
+    def signature(self) -> str:
         """Return its kind, the field, and whether it leaves first uses."""
-        return super().outline() + (", repeats only" if self.repeats_only else "")
+        return super().signature() + (", repeats only" if self.repeats_only else "")
 
     def key(self, seed: int, epoch: int) -> NDArray[np.uint64] | None:
         return rng.key(seed, epoch, rng.MAP + self.position) if self.is_random else None

@@ -109,7 +109,7 @@ class Scan(ChainStage):
         """Raise TypeError: only the end tells."""
         raise not_known()
 
-    def outline(self) -> str:
+    def signature(self) -> str:
         return "scan"
 
     def note(self, chain: ChainView, sizes: Mapping[int, PoolSize]) -> str:

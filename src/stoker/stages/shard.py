@@ -5,9 +5,11 @@ What it changes is which rows are whose (``PaddedDeal``); this says where it may
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+import numpy as np
 
 from stoker.basics.resources import own_rank, process_group
 from stoker.basics.validate import is_whole_number
@@ -16,6 +18,8 @@ from stoker.distributed.launchers import find_launcher
 from stoker.frameworks.queries import framework_mesh
 from stoker.schedule.dealing import PaddedDeal
 from stoker.schedule.selection import Share
+from stoker.schedule.sizing.costs import Costs
+from stoker.sources.origin import IndexedSource, numbers_of
 from stoker.stages.skip import RAISE
 from stoker.stages.stage import ChainStage, ChainView, EnginePlan, PoolSize, Traits, first_with
 
@@ -112,6 +116,57 @@ class Padding:
 
 
 @dataclass(frozen=True)
+class Balance:
+    """What ``.shard(balance=, cost=)`` says.
+
+    Attributes:
+        sizes: a number for each example, or the field of the source that has it.
+        cost: what makes costs of sizes, None where they are costs.
+    """
+
+    sizes: Any = field(compare=False, repr=False)
+    cost: Callable[[Any], Any] | None = field(compare=False, repr=False)
+
+    @staticmethod
+    def of(sizes: Any, cost: Any) -> Balance | None:
+        """Check the arguments; None where nothing is balanced."""
+        if cost is not None and not callable(cost):
+            raise TypeError(f".shard() takes cost= as a function, not {cost!r}")
+        if sizes is None and cost is not None:
+            raise ValueError(".shard(cost=) makes costs of sizes: add balance=sizes")
+        return None if sizes is None else Balance(sizes, cost)
+
+    def costs(self, before: ChainView) -> Costs:
+        """Return what the source's examples cost.
+
+        Raises ValueError, TypeError or LookupError where there is no such number for each, or
+        where examples cannot be dealt by it.
+        """
+        source = before.source
+        if not isinstance(source, IndexedSource):
+            raise ValueError(
+                ".shard(balance=...) deals examples by their numbers, and a stream has none"
+            )
+        if source.has_own_order:
+            raise ValueError(
+                ".shard(balance=...) deals by cost, and the examples of a mixture are dealt by "
+                "part: leave balance= out"
+            )
+        if first_with(before.stages, lambda t: t.shuffles) is None:
+            raise ValueError(".shard(balance=...) deals a shuffled epoch: put .shuffle() before it")
+        sizes = numbers_of(source, self.sizes, ".shard(balance=...)")
+        if self.cost is not None:
+            made = np.asarray(self.cost(sizes))
+            if made.shape != sizes.shape or made.dtype.kind not in "iuf":
+                raise ValueError(
+                    f".shard(cost=) is called with all sizes, {sizes.dtype} {list(sizes.shape)}, "
+                    f"and returns as many numbers, not {made.dtype} {list(made.shape)}"
+                )
+            sizes = made
+        return Costs.of(sizes, ".shard(balance=...)", scaled=True)
+
+
+@dataclass(frozen=True)
 class Shard(ChainStage):
     """The stage ``.shard()``.
 
@@ -122,6 +177,8 @@ class Shard(ChainStage):
         among: the numbers in the process group of the ranks that share an epoch, and compare
             their pipelines; None where rank and world were given, or there is no group.
         padding: how parts are padded, if they are.
+        balance: by which sizes global batches are dealt, if they are; ``costs``: those of the
+            source's examples.
     """
 
     rank: int
@@ -131,6 +188,8 @@ class Shard(ChainStage):
     assumed: bool = False
     among: tuple[int, ...] | None = None
     padding: Padding | None = None
+    balance: Balance | None = None
+    costs: Costs | None = None
     traits = Traits(selects=True, shards=True, keeps_fields=True)
 
     @staticmethod
@@ -185,10 +244,23 @@ class Shard(ChainStage):
             )
         return replace(self, padding=padding)
 
+    def balanced(self, sizes: Any, cost: Any) -> Shard:
+        """Return this, dealt by sizes. Raises ValueError or TypeError for what are none."""
+        balance = Balance.of(sizes, cost)
+        if balance is not None and (self.uneven or self.near or self.padding is not None):
+            other = "uneven=True" if self.uneven else "near='cache'"
+            other = other if self.padding is None else str(self.padding)
+            raise ValueError(
+                f".shard(balance=...) gives ranks equally many examples of each global batch: "
+                f"leave {other} out"
+            )
+        return replace(self, balance=balance)
+
     @property
     def call(self) -> str:
         how = ", uneven" * self.uneven + ", near='cache'" * self.near
         how += "" if self.padding is None else f", {self.padding}"
+        how += "" if self.balance is None else ", balance=..."
         return f"shard(rank={self.rank}, world={self.world}{how})"
 
     def placed(self, before: ChainView) -> Shard:
@@ -219,7 +291,7 @@ class Shard(ChainStage):
             raise ValueError(
                 ".shard(near='cache') deals examples by their numbers, and a stream has none"
             )
-        return self
+        return self if self.balance is None else replace(self, costs=self.balance.costs(before))
 
     def begin(self, chain: ChainView) -> None:
         """Raise ValueError where others came later, or nothing says what is near."""
@@ -252,7 +324,7 @@ class Shard(ChainStage):
             )
 
     def lower(self, to: EnginePlan) -> None:
-        to.shard(self.rank, self.world, uneven=self.uneven, dealt=self.near)
+        to.shard(self.rank, self.world, uneven=self.uneven, dealt=self.near, costs=self.costs)
         if self.padding is not None:
             to.pad(fills=self.padding.fills, mask=self.padding.mask)
 
@@ -261,12 +333,13 @@ class Shard(ChainStage):
             return PaddedDeal(self.rank, self.world, length=items).rows
         return Share(self.rank, self.world, self.uneven, anew=False).count(items)
 
-    def outline(self) -> str:
+    def signature(self) -> str:
         """Return the world: ranks of equal length share a state."""
         if self.uneven:
             return self.call
         padding = "" if self.padding is None else f", pad={self.padding.to}"
-        return f"shard(world={self.world}{', near=cache' * self.near}{padding})"
+        balance = "" if self.costs is None else f", balance={self.costs.digest}"
+        return f"shard(world={self.world}{', near=cache' * self.near}{padding}{balance})"
 
     def note(self, chain: ChainView, sizes: Mapping[int, PoolSize]) -> str:
         """Say how parts compare."""
@@ -281,7 +354,23 @@ class Shard(ChainStage):
         if self.padding is not None:
             last = "up to a whole batch" if self.padding.fills else "up to equal rows"
             return f"  all examples; padded with the last one {last}"
+        if self.costs is not None:
+            return self._note_of_balance(chain)
         return "  all examples" if self.uneven else "  parts of equal length"
+
+    def _note_of_balance(self, chain: ChainView) -> str:
+        """Say what is dealt by cost, and where that gains little or nothing."""
+        each = chain.batch_size
+        if each == 1 or self.world == 1:
+            few = "one rank" if self.world == 1 else "one example a rank in a step"
+            return f"  parts of equal length; with {few} there is nothing to balance"
+        said = (
+            f"  parts of equal length, dealt inside each {self.world * each:,} examples so that "
+            "ranks have equal work"
+        )
+        if each == 2:
+            said += "; two examples a rank leave little to choose: batches by length gain more"
+        return said
 
 
 def _found(

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from stoker.schedule.orders.chosen import Chosen
 from stoker.schedule.orders.drawing import Drawing
 from stoker.schedule.owners import OwnersKnown
+from stoker.schedule.sizing.costs import Costs
 from stoker.sources.origin import ChainOfSource, Origin, UserObject
 from stoker.stages.skip import Budget
 
@@ -106,7 +107,7 @@ class ChainView(ChainOfSource, Protocol):
 
     @property
     def has_workers(self) -> bool: ...
-    def outline(self) -> list[str]:
+    def signature(self) -> list[str]:
         """Return what a state must agree with, a line for the source and each stage."""
         ...
 
@@ -120,7 +121,9 @@ class EnginePlan(Protocol):
     def select(self, chosen: Chosen) -> None: ...
     def shuffle(self, buffer: int, blocks: NDArray[np.int64] | None) -> None: ...
     def draw(self, drawing: Drawing) -> None: ...
-    def shard(self, rank: int, world: int, *, uneven: bool, dealt: bool) -> None: ...
+    def shard(
+        self, rank: int, world: int, *, uneven: bool, dealt: bool, costs: Costs | None
+    ) -> None: ...
     def pad(self, *, fills: bool, mask: str | None) -> None: ...
     def take(self, count: int) -> None: ...
     def skip(self, count: int) -> None: ...
@@ -195,7 +198,7 @@ class ChainStage(ABC):
         """
 
     @abstractmethod
-    def outline(self) -> str | None:
+    def signature(self) -> str | None:
         """Return its line of what a state must agree with; None if it changes no stream."""
 
     def note(self, chain: ChainView, sizes: Mapping[int, PoolSize]) -> str:

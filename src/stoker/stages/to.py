@@ -132,7 +132,7 @@ class To(ChainStage):
     def count(self, items: int) -> int:
         return items
 
-    def outline(self) -> None:
+    def signature(self) -> None:
         return None
 
 

@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from stoker.basics import pytree
-from stoker.basics.compact_integers import whole
+from stoker.basics.compact_integers import check_integer
 from stoker.engine.checkpoint import Asked, Bounds, Node, damaged
 from stoker.engine.items import EpochCounters, Inputs, Item, Stream, Use
 from stoker.engine.plan import EchoPoint
@@ -56,7 +56,7 @@ class PoolStart(Node):
             bounds.pass_pool(echo.max_factor * (most + before), None)
         items = saved["items"]
         if items is not None:
-            items = whole(
+            items = check_integer(
                 items, max(exact or 0, snapshot.admitted), most if exact is None else exact
             )
         return cls(snapshot, items)

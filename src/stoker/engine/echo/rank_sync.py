@@ -48,7 +48,7 @@ from stoker.schedule.selection import Share
 from stoker.stages.echo import WINDOW_STEPS
 
 
-def pin(
+def agree_owners(
     loaded: OwnerSnapshot | None, cluster: OwnersKnown, share: Share, ranks: Ranks | None
 ) -> OwnerSnapshot:
     """Return by whose parts the epoch at hand is dealt. Every rank calls this, if there are ranks.
@@ -248,7 +248,7 @@ class AgreedPolicy:
             StokerError: a rank is gone.
         """
         with self._planning.lock:
-            mine = self.measured() if self._began else self.factor
+            mine = self.pop_ratio() if self._began else self.factor
         total = -1 if self._total is None else self._total
         factor, longest, shortest = self._ranks.largest([mine, total, -total])
         if longest != -shortest:
@@ -314,7 +314,7 @@ class AgreedPolicy:
             self._producing_ns += now - self._seen[0]
         self._seen = now, there
 
-    def measured(self) -> int:
+    def pop_ratio(self) -> int:
         """Return this rank's ratio of production to consumption time since this was last asked.
 
         Ranks exchange this ratio, not the two times: a rank that waits in its step for another

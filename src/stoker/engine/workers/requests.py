@@ -144,7 +144,7 @@ def _separate(values: list[Any]) -> list[Any]:
     seen: set[int] = set()
     separate = []
     for value in values:
-        separate.append(pytree.copied(value) if id(value) in seen else value)
+        separate.append(pytree.deep_copy(value) if id(value) in seen else value)
         seen.add(id(value))
     return separate
 

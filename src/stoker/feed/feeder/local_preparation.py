@@ -165,7 +165,7 @@ def _describe(chain: Chain) -> FeedSpec:
         length: int | None = chain.count()
     except TypeError:
         length = None
-    return FeedSpec(chain.is_batched, length, chain.source.is_indexed, chain.outline())
+    return FeedSpec(chain.is_batched, length, chain.source.is_indexed, chain.signature())
 
 
 def seek_near(cursor: Cursor, epoch: int, number: int) -> int:

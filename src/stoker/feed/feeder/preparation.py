@@ -17,7 +17,7 @@ class FeedSpec:
     batched: bool
     length: int | None
     is_repeatable: bool
-    outline: list[str]
+    signature: list[str]
 
 
 @dataclass(frozen=True)

@@ -57,14 +57,14 @@ class Join(Message):
         version: the version of this schema.
         name: the feed's name.
         label: describes the relay, for people.
-        seed, outline: those of the feed that it continues, if there was one.
+        seed, signature: those of the feed that it continues, if there was one.
     """
 
     version: int
     name: Label
     label: Label
     seed: Seed | None
-    outline: list[str]
+    signature: list[str]
 
 
 class ItemTaken(Message):

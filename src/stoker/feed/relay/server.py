@@ -91,7 +91,7 @@ class RelayServer:
                     f"there is no feed {join.name!r} at this address: its feed is {self._name!r}"
                 )
             label = "".join(c if c.isprintable() else "?" for c in join.label)
-            continues = None if join.seed is None else (join.seed, join.outline)
+            continues = None if join.seed is None else (join.seed, join.signature)
             return FeedClient(
                 FeedAddress(
                     self._name,

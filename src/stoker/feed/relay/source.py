@@ -78,10 +78,10 @@ class RelayPreparation:
         self._changed = threading.Condition(self._lock)
         self.is_closed = False
         self._end, welcome = self._connect_within(_START_S)
-        self._continues = welcome.seed, welcome.outline
+        self._continues = welcome.seed, welcome.signature
         self.target = welcome.target
         self.about = FeedSpec(
-            welcome.batched, welcome.length, welcome.is_repeatable, welcome.outline
+            welcome.batched, welcome.length, welcome.is_repeatable, welcome.signature
         )
         self._watch_thread: threading.Thread | None = None
 
@@ -93,7 +93,7 @@ class RelayPreparation:
     def with_seed(self, seed: int) -> RelayPreparation:
         """Close this preparation; return one that joins the feed with another seed."""
         self.close()
-        return RelayPreparation(self._url, (seed, self.about.outline))
+        return RelayPreparation(self._url, (seed, self.about.signature))
 
     def outputs(self, blocks: Blocks) -> RemoteOutputs:
         return RemoteOutputs(self, blocks)
@@ -122,10 +122,10 @@ class RelayPreparation:
 
     def _connect(self) -> tuple[RelaySourceEnd, Welcome]:
         end = protocol.connect(self._url.address, find_token())
-        seed, outline = self._continues or (None, [])
+        seed, signature = self._continues or (None, [])
         label = clip_text(f"relay on {socket.gethostname()}", 100)
         try:
-            end.send(Join(protocol.VERSION, self._url.name, label, seed, outline))
+            end.send(Join(protocol.VERSION, self._url.name, label, seed, signature))
             answer, _ = end.receive()
         except BaseException:
             end.close()

@@ -42,7 +42,7 @@ def copy_array(copier: Copier, x: np.ndarray[Any, Any]) -> Any:
     begin, end = np.lib.array_utils.byte_bounds(owner if isinstance(owner, np.ndarray) else x)
     if begin == end:
         return x.copy()
-    block, offset = copier.memory.copied(begin, end - begin)
+    block, offset = copier.memory.block_for(begin, end - begin)
     if block is None:
         y = x.view()
         y.flags.writeable = False
@@ -90,7 +90,7 @@ def copy_tensor(copier: Copier, x: Any, torch: Any) -> Any:
     if not size:
         y = x.detach().clone()
     else:
-        block, offset = copier.memory.copied(start, size)
+        block, offset = copier.memory.block_for(start, size)
         if block is None:
             y = x.detach()
         else:

@@ -116,7 +116,7 @@ class MemoryBlocks:
         self._begins: list[int] = []  # of blocks, which are apart from each other; sorted
         self._blocks: dict[int, tuple[int, np.ndarray[Any, Any] | None]] = {}
 
-    def copied(self, start: int, size: int) -> tuple[np.ndarray[Any, Any] | None, int]:
+    def block_for(self, start: int, size: int) -> tuple[np.ndarray[Any, Any] | None, int]:
         """Return the bytes that stand for a block, and where in them this memory begins.
 
         None for bytes means that the original's are shared.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.schedule.orders.order import Order, Places, as_array, moved
+from stoker.schedule.orders.order import Order, Places, as_array, offset_places
 
 # Bits in a block, before which the count is kept: 6 % more memory. A place that is looked up alone
 # takes 0.41 us; with 4,096 bits 0.57 us, and 2 % more memory.
@@ -172,7 +172,7 @@ class Candidates:
         return self.stop - self.start
 
     def at(self, places: Places) -> NDArray[np.int64]:
-        asked = moved(places, self.start)
+        asked = offset_places(places, self.start)
         return as_array(asked) if self.chosen is None else self.chosen.at(asked)
 
     def has(self, numbers: NDArray[np.int64]) -> NDArray[np.bool_]:

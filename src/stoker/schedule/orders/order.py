@@ -43,7 +43,7 @@ def as_array(places: Places) -> NDArray[np.int64]:
     return places
 
 
-def moved(places: Places, by: int) -> Places:
+def offset_places(places: Places, by: int) -> Places:
     """Return places with a number added to each."""
     if isinstance(places, range):
         return range(places.start + by, places.stop + by, places.step)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.schedule.orders.order import Order, Places, as_array, moved
+from stoker.schedule.orders.order import Order, Places, as_array, offset_places
 
 
 class AsItLies:
@@ -40,7 +40,7 @@ class CutOrder:
         return max(0, len(self._within) - self._start)
 
     def at(self, places: Places) -> NDArray[np.int64]:
-        numbers = self._within.at(moved(places, self._start))
+        numbers = self._within.at(offset_places(places, self._start))
         return numbers + self._first if self._first else numbers
 
 

@@ -7,18 +7,29 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stoker.basics.validate import names_in
 from stoker.sources.arrow.examples import to_examples
 from stoker.sources.arrow.rows import GroupedRows, in_chunks
-from stoker.sources.arrow.table import without_views
+from stoker.sources.arrow.table import numbers_in, without_views
 from stoker.sources.files import read_file
-from stoker.sources.source import GathersRows, Identified, Indices, Labeled, OwnSource, Rows
+from stoker.sources.source import (
+    GathersRows,
+    Identified,
+    Indices,
+    Labeled,
+    OwnSource,
+    ReadsColumns,
+    Rows,
+)
 
 _STORED = {"bytes", "path"}  # what an Image, an Audio, a Video is in a table
 
 
-class HuggingFaceSource(OwnSource, GathersRows[Any], Identified[Any], Labeled[Any]):
+class HuggingFaceSource(
+    OwnSource, GathersRows[Any], ReadsColumns[Any], Identified[Any], Labeled[Any]
+):
     """The rows of a data set, as dicts by column; images and sound are bytes, as they were stored.
 
     Rows come straight from the data set's Arrow tables, mapped from files: the data set itself
@@ -88,6 +99,10 @@ class HuggingFaceSource(OwnSource, GathersRows[Any], Identified[Any], Labeled[An
             return self._grouped.examples(indices)
         table = self._dataset[np.asarray(indices, np.int64).tolist()]
         return to_examples(_with_bytes(table.select(self._columns)))
+
+    def column(self, field: str | int) -> NDArray[Any]:
+        table = self._dataset.select_columns([field])[:]
+        return numbers_in(without_views(table).column(field), str(field))
 
     def extent(self) -> str:
         data = getattr(self._dataset, "data", None)

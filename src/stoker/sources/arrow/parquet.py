@@ -17,10 +17,18 @@ from stoker.basics.warn import warn
 from stoker.schedule.numbering import Numbering
 from stoker.sources.arrow.blocks import HeldBlocks
 from stoker.sources.arrow.rows import GroupedRows, RowGroup, TableColumns
-from stoker.sources.arrow.table import import_pyarrow, without_views
+from stoker.sources.arrow.table import import_pyarrow, numbers_in, without_views
 from stoker.sources.files import FileVersion, version_of
-from stoker.sources.patterns import Paths, find_files, shown
-from stoker.sources.source import Fingerprinted, GathersRows, Indices, OwnSource, ReadsBlocks, Rows
+from stoker.sources.patterns import Paths, describe_paths, find_files
+from stoker.sources.source import (
+    Fingerprinted,
+    GathersRows,
+    Indices,
+    OwnSource,
+    ReadsBlocks,
+    ReadsColumns,
+    Rows,
+)
 
 # Of usable memory. bench/records.py, row "disk: parquet": where row groups stay, later epochs are
 # 100 times as fast as the first.
@@ -58,7 +66,9 @@ class _File(NamedTuple):
     version: FileVersion
 
 
-class ParquetSource(OwnSource, ReadsBlocks[Any], GathersRows[Any], Fingerprinted[Any]):
+class ParquetSource(
+    OwnSource, ReadsBlocks[Any], GathersRows[Any], ReadsColumns[Any], Fingerprinted[Any]
+):
     """The rows of Parquet files, as dicts by column.
 
     A row is read with its whole row group. Each reading process keeps decoded groups, in up to a
@@ -83,7 +93,7 @@ class ParquetSource(OwnSource, ReadsBlocks[Any], GathersRows[Any], Fingerprinted
         if columns is not None:
             columns = names_in("columns", columns, "['image', 'label']")
         import_pyarrow("from_parquet", "pyarrow.parquet")
-        self._given = shown(paths)
+        self._given = describe_paths(paths)
         self._files: list[_File] = []
         self._groups: list[tuple[int, int]] = []  # file, and number in the file
         counts: list[int] = []
@@ -140,6 +150,15 @@ class ParquetSource(OwnSource, ReadsBlocks[Any], GathersRows[Any], Fingerprinted
 
     def fetch(self, indices: Indices) -> list[Any]:
         return self.examples_of(indices, self._read)
+
+    def column(self, field: str | int) -> NDArray[Any]:
+        """Read one column of all files: nothing else is read."""
+        parts = []
+        for path, _ in self._files:
+            with self._opened(path) as file:
+                found = without_views(file.read(columns=[field], use_threads=False))
+            parts.append(numbers_in(found.column(field), str(field)))
+        return np.concatenate(parts)
 
     def blocks_of(self, indices: Indices) -> NDArray[np.int64]:
         """Return the numbers of the row groups that contain these rows."""
@@ -238,6 +257,9 @@ class ParquetSource(OwnSource, ReadsBlocks[Any], GathersRows[Any], Fingerprinted
         """Return the file of a row, and the row's number in it."""
         file, row = self._rows_by_file.find(index)
         return self._files[file], row
+
+    def _opened(self, path: str) -> Any:
+        return import_pyarrow("from_parquet", "pyarrow.parquet").ParquetFile(path)
 
     def _read(self, group: int) -> Any:
         number, within = self._groups[group]

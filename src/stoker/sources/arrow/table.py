@@ -8,14 +8,16 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from numpy.typing import NDArray
+
 from stoker.sources.arrow.chunks import is_list
 from stoker.sources.arrow.rows import GroupedRows, in_chunks
-from stoker.sources.source import GathersRows, Indices, OwnSource, Rows
+from stoker.sources.source import GathersRows, Indices, OwnSource, ReadsColumns, Rows
 
 _INDEX_OF_PANDAS = re.compile(r"__index_level_\d+__")
 
 
-class TableSource(OwnSource, GathersRows[Any]):
+class TableSource(OwnSource, GathersRows[Any], ReadsColumns[Any]):
     """The rows of a table. A table in memory has no identity.
 
     Raises ImportError without pyarrow, TypeError for an object that is not a table, ValueError for
@@ -54,6 +56,9 @@ class TableSource(OwnSource, GathersRows[Any]):
     def fetch(self, indices: Indices) -> list[Any]:
         return self._grouped.examples(indices)
 
+    def column(self, field: str | int) -> NDArray[Any]:
+        return numbers_in(self._table.column(field), str(field))
+
     def extent(self) -> str:
         return super().extent() + in_chunks(self._table)
 
@@ -64,6 +69,28 @@ def import_pyarrow(asked: str, module: str = "pyarrow") -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         raise ImportError(f"{asked} needs pyarrow: pip install 'stoker[parquet]'") from error
+
+
+def numbers_in(column: Any, name: str) -> NDArray[Any]:
+    """Return the numbers of an Arrow column; of lists, text and bytes their lengths.
+
+    Raises TypeError for other columns, ValueError where a value is null.
+    """
+    import pyarrow as pa
+
+    compute, types, kind = import_pyarrow("sizes", "pyarrow.compute"), pa.types, column.type
+    if column.null_count:
+        raise ValueError(f"column {name!r} has {column.null_count:,} nulls: each needs a number")
+    if is_list(kind):
+        column = compute.list_value_length(column)
+    elif types.is_string(kind) or types.is_large_string(kind):
+        column = compute.utf8_length(column)
+    elif types.is_binary(kind) or types.is_large_binary(kind):
+        column = compute.binary_length(column)
+    elif not (types.is_integer(kind) or types.is_floating(kind)):
+        raise TypeError(f"column {name!r} holds {kind}: sizes are numbers, or lengths of lists")
+    numbers: NDArray[Any] = column.to_numpy()
+    return numbers
 
 
 def is_table(data: object) -> bool:

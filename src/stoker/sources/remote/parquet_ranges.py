@@ -7,6 +7,8 @@ import io
 from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
+from numpy.typing import NDArray
+
 from stoker.basics.fingerprint import Fingerprint
 from stoker.schedule.selection import Selection
 from stoker.sources.arrow.parquet import ParquetSource
@@ -76,6 +78,12 @@ class RemoteParquetSource(ReadsRanges[Any], ParquetSource):
 
     def _metadata_of(self, path: str) -> Any:
         return self._metadata[path]
+
+    def column(self, field: str | int) -> NDArray[Any]:
+        """Refuse: ranges are read by row groups, with all columns."""
+        raise TypeError(
+            f"{self.name} does not read one column of all files: give its numbers as an array"
+        )
 
     def identity(self) -> str | None:
         """Return the columns, if the server sent a version of every file."""

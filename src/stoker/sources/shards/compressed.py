@@ -13,7 +13,7 @@ from typing import Any
 from stoker.basics.validate import names_in
 from stoker.sources.files import FileVersion, OpenFile
 from stoker.sources.iterable import IterableSource
-from stoker.sources.patterns import Paths, find_files, shown
+from stoker.sources.patterns import Paths, describe_paths, find_files
 from stoker.sources.shards.index import split_name
 from stoker.sources.shards.members import UnusableShardError, compression_of
 from stoker.sources.shards.shard_source import KEY, missing_field
@@ -45,7 +45,7 @@ class CompressedTarSource(IterableSource):
     """
 
     def __init__(self, shards: Paths, fields: Sequence[str] | None) -> None:
-        self._shown = shown(shards)
+        self._shown = describe_paths(shards)
         super().__init__(_Shards(find_files(shards, "from_tar"), fields))
 
     @property

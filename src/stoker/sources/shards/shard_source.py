@@ -15,7 +15,7 @@ from stoker.basics.validate import names_in
 from stoker.basics.warn import warn
 from stoker.schedule.numbering import Numbering
 from stoker.sources.files import OpenFiles, refuse_too_large
-from stoker.sources.patterns import Paths, find_files, shown
+from stoker.sources.patterns import Paths, describe_paths, find_files
 from stoker.sources.shards.index import ShardIndex
 from stoker.sources.shards.index_files import index_shards
 from stoker.sources.shards.zip_members import unzip
@@ -54,7 +54,7 @@ class ShardSource(OwnSource, ReadsBlocks[Any], Fingerprinted[Any]):
     def __init__(self, shards: Paths, fields: Sequence[str] | None, *, is_strict: bool) -> None:
         self._fields = None if fields is None else names_in("fields", fields, "['jpg', 'cls']")
         self._shards = self._index(shards)
-        self._given = shown(shards)
+        self._given = describe_paths(shards)
         self._numbering = Numbering([len(shard.keys) for shard in self._shards])
         for shard in self._shards:
             _tell_damage(shard, is_strict=is_strict)

@@ -86,7 +86,7 @@ class Batch(ChainStage):
         """Return the number of batches that so many examples make."""
         return items // self.n if self.drop_last else -(-items // self.n)
 
-    def outline(self) -> str:
+    def signature(self) -> str:
         """Return its size, and what becomes of the rest."""
         return f"batch({self.n}, drop_last={self.drop_last})"
 
@@ -178,8 +178,10 @@ class Builder:
             leaf.put(start, column)
 
     def _in_order(self, template: Any, columns: Sequence[Any]) -> Sequence[Any]:
-        if pytree.signature(template) != pytree.signature(self._template):
-            raise _unlike(f"{pytree.outline(self._template)} and {pytree.outline(template)}")
+        if pytree.structure(template) != pytree.structure(self._template):
+            raise _unlike(
+                f"{pytree.describe_node(self._template)} and {pytree.describe_node(template)}"
+            )
         mine, theirs = map(pytree.leaf_names, (self._template, template))
         return columns if mine == theirs else [columns[theirs.index(name)] for name in mine]
 

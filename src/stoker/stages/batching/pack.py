@@ -71,7 +71,7 @@ class Pack(ChainStage):
         """Raise TypeError: only the end tells."""
         raise not_known()
 
-    def outline(self) -> str:
+    def signature(self) -> str:
         return self.call
 
     def note(self, chain: ChainView, sizes: Mapping[int, PoolSize]) -> str:

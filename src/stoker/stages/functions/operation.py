@@ -102,7 +102,7 @@ class Operation(ChainStage):
         account = 1 + sum(not stage.traits.caches for stage in before.stages)
         return replace(self, account=0 if self.budget is None else account)
 
-    def outline(self) -> str:
+    def signature(self) -> str:
         """Return its kind, and the field."""
         return self.method + ("" if self.on is None else f" on {self.on!r}") + self._of_part
 

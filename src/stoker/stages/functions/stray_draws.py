@@ -53,7 +53,7 @@ class GlobalDraws:
             own, others = _state_of(rng), global_generators.states()
             made = fn(value, rng)
             drew_own = _state_of(rng) != own
-            self._see(set() if drew_own else global_generators.moved(others), tell)
+            self._see(set() if drew_own else global_generators.changed_since(others), tell)
             return made
 
         return call
@@ -68,7 +68,7 @@ class GlobalDraws:
                 return fn(value)
             others = global_generators.states()
             made = fn(value)
-            self._see(global_generators.moved(others), tell)
+            self._see(global_generators.changed_since(others), tell)
             return made
 
         return call

@@ -61,5 +61,5 @@ class OwnOrder(ChainStage):
     def count(self, items: int) -> int:
         return items if self.length is None else self.length
 
-    def outline(self) -> str:
+    def signature(self) -> str:
         return "order(fn)" if self.length is None else f"order(fn, length={self.length})"

@@ -77,7 +77,7 @@ class Select(ChainStage):
     def count(self, items: int) -> int:
         return items if self.chosen is None else len(self.chosen)
 
-    def outline(self) -> str:
+    def signature(self) -> str:
         return f"{self.call[:-1]}, {self.digest})"
 
 

@@ -77,7 +77,7 @@ class Shuffle(ChainStage):
     def count(self, items: int) -> int:
         return items
 
-    def outline(self) -> str:
+    def signature(self) -> str:
         if self.ends is None:
             return self.call
         return f"shuffle({len(self.ends):,} blocks, {zlib.crc32(self.ends.tobytes()):08x})"

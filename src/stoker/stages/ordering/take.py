@@ -56,7 +56,7 @@ class Take(ChainStage):
     def count(self, items: int) -> int:
         return min(self.n, items)
 
-    def outline(self) -> str:
+    def signature(self) -> str:
         return self.call
 
 
@@ -112,5 +112,5 @@ class SkipFirst(ChainStage):
     def count(self, items: int) -> int:
         return max(0, items - self.n)
 
-    def outline(self) -> str:
+    def signature(self) -> str:
         return self.call

@@ -100,7 +100,7 @@ class WeightedShuffle(ChainStage):
     def count(self, items: int) -> int:
         return items if self.num_samples is None else self.num_samples
 
-    def outline(self) -> str:
+    def signature(self) -> str:
         digest = f", {self.weights.digest}" if isinstance(self.weights, Weights) else ", fn"
         return f"{self.call[:-1]}{digest})"
 

@@ -299,6 +299,30 @@ def test_an_order_that_changed_before_a_resume_is_refused() -> None:
     assert [batch.tolist() for batch in changed] == rest
 
 
+def test_other_ranks_go_on_with_the_same_order_alone() -> None:
+    first = 5
+
+    def build(rank: int, world: int) -> stoker.Pipeline:
+        data = stoker.from_arrays(np.arange(N), seed=0)
+        train = data.order(lambda epoch, rng: np.roll(np.arange(N), first))
+        return train.shard(rank=rank, world=world).batch(5)
+
+    train = build(0, 3)
+    next(iter(train))
+    state = json.loads(json.dumps(train.state_dict()))
+    others = [build(rank, 2) for rank in range(2)]
+    for other in others:
+        other.load_state_dict(state)
+    again = [json.loads(json.dumps(other.state_dict())) for other in others]  # before any batch
+    seen = np.concatenate([batch for other in others for batch in other])
+    assert sorted(seen.tolist()) == sorted(np.roll(np.arange(N), 5)[15:149].tolist())
+    first = 6
+    for of_leg in (state, again[0]):
+        others[0].load_state_dict(of_leg)
+        with pytest.raises(StateError, match="order of epoch 0 is another one"):
+            next(iter(others[0]))
+
+
 def test_weights_of_another_function_are_refused_at_a_resume() -> None:
     data = stoker.from_arrays(np.arange(N), seed=0)
     train = data.shuffle(weights=lambda epoch: np.arange(N)).batch(10)

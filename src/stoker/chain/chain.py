@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ from stoker.basics.warn import warn
 from stoker.engine.plan import Plan, lower
 from stoker.engine.workers.make import Workers
 from stoker.schedule import rng
+from stoker.schedule.leg import Leg
 from stoker.schedule.owners import OwnersKnown
 from stoker.schedule.selection import Selection
 from stoker.sources.origin import Origin
@@ -51,6 +52,8 @@ class Chain:
         steps: with how many outputs an epoch ends at the latest, None where that was not said.
         flows: whether passes over the data follow each other within an epoch, and across its end.
         applied: the user's own stages, those that others are made of before these.
+        leg: what is left of the epoch that is to go on, where other ranks began it; None for whole
+            epochs. It is in no chain that a pipeline has, but in what is run (``on_leg``).
     """
 
     source: Origin
@@ -63,6 +66,7 @@ class Chain:
     flows: bool = False
     is_seed_open: bool = False
     applied: tuple[Applied, ...] = ()
+    leg: Leg | None = field(default=None, compare=False)
 
     @classmethod
     def begin(cls, source: Origin, seed: Any, on_error: OnError = "raise") -> Chain:
@@ -148,15 +152,47 @@ class Chain:
         """Return this with data that flows on beneath its epochs."""
         return replace(self, flows=True)
 
+    def on_leg(self, leg: Leg | None) -> Chain:
+        """Return this for what is left of an epoch that other ranks began; itself for a whole."""
+        return self if leg is None else replace(self, leg=leg)
+
+    def of_ranks(self, rank: int, world: int, batch: int) -> Chain:
+        """Return this for a rank among other ones, which has batches of another size.
+
+        Raises ValueError where a pool does not hold one.
+        """
+        if (*self.rank_world, self.batch_size) == (rank, world, batch):
+            return self
+        for echo in self.echoes:
+            echo.check_holds(batch)
+        stages = [
+            replace(stage, rank=rank, world=world, among=None)
+            if isinstance(stage, Shard)
+            else replace(stage, n=batch)
+            if isinstance(stage, Batch)
+            else stage
+            for stage in self.stages
+        ]
+        return replace(self, stages=tuple(stages))
+
     @property
     def data_epoch_steps(self) -> int | None:
         """With how many outputs a pass over the data ends at the latest, None for all it has."""
-        return None if self.flows else self.steps
+        if self.flows or self.steps is None:
+            return None
+        return self.steps - (0 if self.leg is None else self.leg.before.steps)
 
     @cached_property
     def plan(self) -> Plan:
         """What the engine runs."""
-        return lower(self.source, self.stages, self.budget)
+        plan = lower(self.source, self.stages, self.budget)
+        return plan if self.leg is None else plan.on_leg(self.leg)
+
+    @property
+    def rank_world(self) -> tuple[int, int]:
+        """This process's rank, and how many share an epoch."""
+        share = self.selection.share
+        return (0, 1) if share is None else (share.rank, share.world)
 
     @property
     def selection(self) -> Selection:

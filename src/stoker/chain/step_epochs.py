@@ -243,12 +243,17 @@ class StepEpochs(Cursor):
         if not ahead or not can_jump(chain) or not chain.count_of_data_epoch():
             return ahead
         epoch, position, before = self.where()
+        if position.leg is not None:
+            return ahead
         whole_epochs, rest = divmod(position.yielded + ahead, chain.count_of_data_epoch())
         whole, _ = nearest(chain, chain.count_of_data_epoch())
         assert whole is not None
         self.go_to(epoch + whole_epochs, nearest(chain, rest)[0])
+        passed = self._clock(whole)
         self.before = before + Clock(
-            whole_epochs * whole.fresh, whole_epochs * whole.uses, whole_epochs * whole.yielded
+            whole_epochs * passed.fresh_examples,
+            whole_epochs * passed.uses,
+            whole_epochs * passed.steps,
         )
         self.handed_out += ahead
         self._goes_on = True
@@ -283,8 +288,7 @@ class StepEpochs(Cursor):
             "use a source with an index, or with a state (torchdata's StatefulDataLoader), or no "
             ".repeat()"
         )
-        done = Clock(position.fresh, position.uses, position.yielded)
-        return epoch + 1, Position(), before + done
+        return epoch + 1, Position(), before + self._clock(position)
 
     def _forget_unfinished(self) -> None:
         """Keep them: a trainer may finish with them when the next data epoch has begun."""
@@ -310,8 +314,8 @@ class StepEpochs(Cursor):
         """Return False: the next epoch goes on behind the last output."""
         return False
 
-    def load(self, saved: dict[str, Any]) -> state.Loaded:
-        loaded = super().load(saved)
+    def load(self, saved: Any, *, elastic: bool = True) -> state.Loaded:
+        loaded = super().load(saved, elastic=elastic)
         self.handed_out = loaded.handed_out or 0
         self._goes_on = True
         return loaded

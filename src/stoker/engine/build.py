@@ -183,10 +183,9 @@ class EpochStreams:
                 plan.selection, self._seed, self._epoch, self._setup.owners, plan.group
             )
             self._examples = self.skip_log.examples = len(self._order)
-            if isinstance(self._order.deal, PaddedDeal):
-                self.padded = self._order.deal
-                if plan.mask is not None:
-                    self.mask = PaddingMask(plan.mask, self.padded)
+            self.padded = self._order.padded
+            if self.padded is not None and plan.mask is not None:
+                self.mask = PaddingMask(plan.mask, self.padded)
             self._reader = plan.indexed.reader(plan.selection)
             if plan.cache is not None and self._setup.workers.kind == "thread":
                 self._lookups = plan.cache.cache.batch_lookups()

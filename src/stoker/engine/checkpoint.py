@@ -27,6 +27,7 @@ from typing import Any, ClassVar, Protocol
 
 from stoker.basics.compact_integers import check_integer
 from stoker.errors import StateError
+from stoker.schedule.leg import Leg
 from stoker.schedule.owners import OwnerSnapshot
 from stoker.stages.batching.batch import Batch
 from stoker.stages.stage import PoolSize
@@ -57,6 +58,8 @@ class Position:
         loaded: batches of a loader that were handed out; ``loader_state``: its own state there.
         owners: by whose parts the epoch is dealt, if it is.
         order: the digest of the epoch's order, where a user's function decides it; else "".
+        leg: what was left of the epoch when other ranks took it over, if they did: then all that
+            is counted here counts from there.
     """
 
     yielded: int = 0
@@ -69,6 +72,7 @@ class Position:
     loader_state: Any = None
     owners: OwnerSnapshot | None = None
     order: str = ""
+    leg: Leg | None = None
 
 
 @dataclass

@@ -31,6 +31,7 @@ from stoker.engine.workers.threads import TIMED
 from stoker.errors import StateError, StokerError
 from stoker.schedule import adaptive, rng
 from stoker.schedule.echo_record import Decisions, EchoRecord
+from stoker.schedule.leg import Leg
 from stoker.stats import PoolStats, StageStats, Stats, Uses, WorkerTime
 
 _PRUNE_BATCHES = 64
@@ -115,6 +116,11 @@ class Run:
     def order_digest(self) -> str:
         """What tells the epoch's order from others, where a user's function decides it; else ""."""
         return self._streams.order_digest if self._plan.selection.calls_user else ""
+
+    @property
+    def leg(self) -> Leg | None:
+        """What this is of an epoch that other ranks began; all counts are from there on."""
+        return self._plan.selection.leg
 
     @property
     def total(self) -> int | None:
@@ -387,7 +393,9 @@ class Run:
         head = self._streams.head
         if head is not None:
             state, loaded = head.state_at(at.fresh, at.loaded)
-            return Position(at.yielded, at.uses, at.fresh, loaded=loaded, loader_state=state)
+            return Position(
+                at.yielded, at.uses, at.fresh, loaded=loaded, loader_state=state, leg=self.leg
+            )
         with self._planning.lock:
             return Position(
                 at.yielded,
@@ -398,6 +406,7 @@ class Run:
                 self._skip_log.filtered,
                 owners=self._setup.owners,
                 order=self.order_digest,
+                leg=self.leg,
             )
 
     def next_start(self) -> Position | None:

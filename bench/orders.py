@@ -65,7 +65,9 @@ def of_stoker(build: Callable[[stoker.Pipeline], stoker.Pipeline], length: int) 
     chain = build(stoker.from_dataset(range(length), seed=0)).chain
 
     def begin() -> Iterator[Any]:
-        order = chain.plan.indexed.order(chain.selection, 0, 0)
+        source = chain.plan.indexed
+        assert source is not None
+        order = source.order(chain.selection, 0, 0)
         return (order.span(at, at + BATCH) for at in range(0, len(order) - BATCH, BATCH))
 
     return begin
@@ -84,10 +86,9 @@ def random_sampler(length: int, given: Any) -> Order:
 
 
 def weighted_sampler(length: int, given: Any) -> Order:
-    import torch
     from torch.utils.data import WeightedRandomSampler
 
-    return of_torch(WeightedRandomSampler(torch.tensor(given), length))
+    return of_torch(WeightedRandomSampler(given, length))
 
 
 CASES: dict[str, tuple[Callable[[int], Any], Callable[[int, Any], Order]]] = {

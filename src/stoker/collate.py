@@ -41,16 +41,16 @@ def pad(value: Any = 0, *, on: str | int | Sequence[str | int] | None = None) ->
     if isinstance(value, Mapping):
         if on is not None:
             raise ValueError("pad() takes the fields in a mapping, or on=, not both")
-        return Pad(0, _checked(list(value.items())))
+        return Pad(0, _check_fields(list(value.items())))
     if on is None:
         return Pad(_number(value), None)
     fields = [on] if isinstance(on, (str, int)) else on
     if not isinstance(fields, Sequence):
         raise TypeError(f"pad(on=) takes a field or several, by name, key or position, not {on!r}")
-    return Pad(0, _checked([(field, value) for field in fields]))
+    return Pad(0, _check_fields([(field, value) for field in fields]))
 
 
-def _checked(pairs: list[tuple[Any, Any]]) -> dict[str | int, Any]:
+def _check_fields(pairs: list[tuple[Any, Any]]) -> dict[str | int, Any]:
     if not pairs:
         raise ValueError("pad() takes at least one field, or on=None for all")
     for field, value in pairs:
@@ -90,9 +90,9 @@ class Pad:
         rows = [pytree.leaves_like(template, example) for example in examples]
         made = iter(
             [
-                _padded(column, self.value)
+                _pad_column(column, self.value)
                 if all(map(_is_ragged, column))
-                else _stacked(list(column))
+                else _stack(list(column))
                 for column in zip(*rows, strict=True)
             ]
         )
@@ -109,19 +109,19 @@ class Pad:
                     f"pad(on={on!r}) takes arrays of at least one dimension, not {kinds}: "
                     "make them arrays in a map"
                 )
-            padded[field] = _padded(column, value)
+            padded[field] = _pad_column(column, value)
             examples = [field.replace(example, None) for example in examples]
-        batch = _stacked(examples)
+        batch = _stack(examples)
         for field, made in padded.items():
             batch = field.replace(batch, made)
         return batch
 
 
-def _padded(column: Sequence[Any], value: Any) -> Padded:
+def _pad_column(column: Sequence[Any], value: Any) -> Padded:
     if any(map(pytree.is_tensor, column)):
         import torch
 
-        padded = _padded([np.asarray(each) for each in column], value)
+        padded = _pad_column([np.asarray(each) for each in column], value)
         return Padded(
             torch.from_numpy(pytree.native(padded.values)), torch.from_numpy(padded.lengths)
         )
@@ -143,7 +143,7 @@ def _is_ragged(value: Any) -> bool:
     return (isinstance(value, np.ndarray) or pytree.is_tensor(value)) and value.ndim > 0
 
 
-def _stacked(examples: list[Any]) -> Any:
+def _stack(examples: list[Any]) -> Any:
     builder = Builder(len(examples), None, Recycler())
     builder.put(0, examples)
     return builder.finish()

@@ -237,7 +237,7 @@ def _begin_leg(ranks: Sequence[Loaded], chain: Chain) -> tuple[Position, dict[in
         held if by.has_fixed_echo else None,
     )
     if not by.has_fixed_echo:
-        return Position(leg=leg), {}, lost
+        return Position(order=at.order, leg=leg), {}, lost
     begins = Snapshot(
         0,
         held.each,
@@ -246,7 +246,8 @@ def _begin_leg(ranks: Sequence[Loaded], chain: Chain) -> tuple[Position, dict[in
         np.zeros(held.each, bool),
     )
     sizes = {echo.position: _pool_size(echo, first, chain.batch_size) for echo in by.echoes}
-    return Position(leg=leg, fresh=held.each, parts=[PoolStart(begins)]), sizes, lost
+    begun = Position(fresh=held.each, parts=[PoolStart(begins)], order=at.order, leg=leg)
+    return begun, sizes, lost
 
 
 def _whole(by: Chain) -> Remainder:
@@ -315,7 +316,8 @@ def _unread(
     held_each = 0 if position.leg is None else position.leg.held_each
     ahead = max(rows) - held_each  # up to here some rank had read of the row
     share = selection.share
-    if share is not None and (share.is_dealt or share.costs is not None):
+    deals_by_example = share is not None and (share.is_dealt or share.costs is not None)
+    if deals_by_example:
         ahead = min(-(-ahead // group) * group, size // world)  # whole global batches
     places, ranges = [], list[tuple[int, int]]()
     indexed = by.plan.indexed
@@ -324,7 +326,10 @@ def _unread(
         of_rank = by.of_ranks(rank, world, group).on_leg(position.leg)
         if not len(left.ordinals) and left.rows == held_each + ahead:
             continue
-        order = indexed.order(of_rank.selection, first.seed, first.epoch, position.owners, group)
+        of_rank_selection = of_rank.selection
+        if not deals_by_example:  # it need not be drawn to know the places
+            of_rank_selection = replace(of_rank_selection, drawing=None)
+        order = indexed.order(of_rank_selection, first.seed, first.epoch, position.owners, group)
         places.append(as_array(order.places(left.ordinals)))
         if not selection.has_runs:
             behind = range(left.rows, held_each + ahead)

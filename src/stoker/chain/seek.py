@@ -112,7 +112,7 @@ def take_over(states: Sequence[Loaded], chain: Chain) -> Loaded:
     leg = _leg_behind(first.by, position)
     if not chain.rank_world[0]:
         _log.warning("%s", _describe(first, leg, chain))
-    return replace(first, position=Position(leg=leg), sizes={})
+    return replace(first, position=Position(order=position.order, leg=leg), sizes={})
 
 
 def _own_state(states: Sequence[Loaded], chain: Chain) -> Loaded:

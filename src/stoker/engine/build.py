@@ -162,6 +162,11 @@ class EpochStreams:
             return np.ones(item.rows, bool)
         return self.padded.valid(item.fresh - item.rows, item.fresh)
 
+    @property
+    def order_digest(self) -> str:
+        """What tells an order that is drawn from others; "" for other orders."""
+        return "" if self._order is None else self._order.digest
+
     def part_stats(self, fresh: int) -> tuple[PartStats, ...]:
         """Return what so many fresh examples are of, where the source has parts."""
         if self._plan.indexed is None or self._order is None:

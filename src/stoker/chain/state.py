@@ -134,7 +134,7 @@ def read(state: Any, chain: Chain, *, elastic: bool = True) -> Loaded:
         raise StateError("the state is damaged: its checksum does not fit")
     try:
         by = _saved_by(state, chain, elastic=elastic)
-        rank = by.rank_world[0] if by.ranks_differ else None
+        rank = by.rank_world[0] if "rank" in state else None
         theirs = check_integer(state["seed"], 0, None)
         if seed is not None and seed != theirs:
             raise StateError(

@@ -49,6 +49,7 @@ from stoker.stats import Clock
 # Raised by each change after which older states cannot be read: they are refused by number.
 FORMAT = 3
 _UNSIGNED = ("checksum", "loader")
+_DIGEST_DIGITS = 8
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,8 @@ def saved(
         state["leg"] = position.leg.saved()
     if handed_out is not None:
         state["handed_out"] = handed_out
+    if position.order:
+        state["order"] = position.order
     if position.owners is not None:
         state["owners"] = position.owners.saved()
     signed = {**state, "checksum": _checksum(state)}
@@ -192,7 +195,9 @@ def _schema(state: dict[str, Any], by: Chain) -> StateSchema:
             raise ValueError("a leg of an epoch is in it, and this pipeline's have none")
         begun_by = check_integer(state["leg"]["begun_by"], 1)
         begun = by.of_ranks(0, begun_by, by.batch_size)  # how many places it has
-        leg = Leg.read(state["leg"], indexed.places(begun.selection))
+        places, world = indexed.places(begun.selection), by.rank_world[1]
+        most = max((echo.counts.most for echo in by.echoes if echo.counts), default=1)
+        leg = Leg.read(state["leg"], world, places, most)
         by = by.on_leg(leg)
         if by.data_epoch_steps is not None and by.data_epoch_steps < 0:
             raise StateError(
@@ -262,10 +267,11 @@ def position(
     yielded, nested = check_integer(state["yielded"]), "loader" in state
     owners = _owners(state, fit)
     nodes = _list(state["parts"])
-    if not yielded and not nested and not (fit.plan.carries_pool and nodes):
+    goes_on = fit.plan.carries_pool or fit.leg is not None
+    if not yielded and not nested and not (goes_on and nodes):
         if owners is None and fit.leg is None:
             return None
-        return Position(owners=owners, leg=fit.leg)
+        return Position(owners=owners, order=_order(state, fit.plan), leg=fit.leg)
     if fit.steps is not None and yielded > fit.steps:
         raise StateError(f"the state is at batch {yielded:,}, where .steps({fit.steps}) never is")
     iterated = fit.examples is None
@@ -281,6 +287,7 @@ def position(
         loaded=check_integer(state["loaded"], 0, compact_integers.LARGEST if iterated else 0),
         loader_state=state.get("loader"),
         owners=owners,
+        order=_order(state, fit.plan),
         leg=fit.leg,
     )
     epoch = check_integer(state["epoch"])
@@ -296,6 +303,16 @@ def position(
         found.parts = _parts(nodes, plan, bounds)
         bounds.check(found.uses)
     return found
+
+
+def _order(state: dict[str, Any], plan: Plan) -> str:
+    """Read the digest of an order that a user's function decided; "" where there is none."""
+    if not plan.selection.calls_user or not (state["yielded"] or "leg" in state):
+        return ""
+    digest = state["order"]
+    if type(digest) is not str or len(digest) != _DIGEST_DIGITS:
+        raise ValueError(f"{compact_integers.short_repr(digest)} is no digest of an order")
+    return digest
 
 
 def _owners(state: dict[str, Any], fit: StateSchema) -> OwnerSnapshot | None:

@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 
 from stoker.schedule.factor import UsesByPart
 from stoker.schedule.leg import Leg
+from stoker.schedule.orders.chosen import Chosen
+from stoker.schedule.orders.drawing import Drawing
 from stoker.schedule.selection import Selection
 from stoker.schedule.sizing.costs import Costs
 from stoker.sources.iterable import IterableSource
@@ -390,11 +392,12 @@ class Plan:
 
         That is so for a single echo that follows the stall, right behind the first segment, if
         nothing can be left out, so that all epochs have equally many items; and if the next epoch
-        knows the order of this one, which dealing by this one's owners keeps from it.
+        knows the order of this one, which it does not where this one's owners deal it, or a user's
+        function says it.
         """
         if self.indexed is None or self.is_decided or len(self.echoes) != 1:
             return False
-        if self.selection.is_dealt:
+        if self.selection.is_dealt or self.selection.calls_user:
             return False
         point = self.echoes[0]
         return point.echo.is_adaptive and not point.on_device and not point.leaks
@@ -456,6 +459,14 @@ class Lowering:
         Streams are shuffled through a buffer of so many examples.
         """
         self._selection, self._buffer = self._selection.shuffled(blocks), buffer
+
+    def select(self, chosen: Chosen) -> None:
+        """Only chosen examples are read; all of them are among those that are left by now."""
+        self._selection = self._selection.selected(chosen)
+
+    def draw(self, drawing: Drawing) -> None:
+        """An order is drawn every epoch, by weights or a function."""
+        self._selection = self._selection.drawn(drawing)
 
     def shard(
         self, rank: int, world: int, *, uneven: bool, dealt: bool, costs: Costs | None

@@ -67,12 +67,13 @@ class RankOrder:
 
     Attributes:
         order, deal: as given.
+        digest: of an order that is drawn by weights or a function, which tells it from another.
         stride: the deal of its rows, if that is one; None otherwise.
         padded: the deal, where that pads; None otherwise.
     """
 
     def __init__(self, order: Order, deal: Deal, count: int, start: int = 0) -> None:
-        self.order, self.deal = order, deal
+        self.order, self.deal, self.digest = order, deal, ""
         within = deal.within if isinstance(deal, LegDeal) else deal
         self.padded = within if isinstance(within, PaddedDeal) else None
         self._count, self._start = count, start
@@ -184,6 +185,31 @@ class LegDeal:
 
     def places(self, rows: Places) -> Places:
         return self._rest.at(self.within.places(rows))
+
+
+class HeldDeal:
+    """A deal whose first rows are in a pool when a leg of an epoch begins.
+
+    Args:
+        held: their places.
+        within: the rows behind them.
+    """
+
+    together = 0
+
+    def __init__(self, held: NDArray[np.int64], within: RankOrder) -> None:
+        self._held, self._within = held, within
+
+    def places(self, rows: Places) -> Places:
+        count = len(self._held)
+        if isinstance(rows, range) and rows.start >= count:
+            return self._within.places(range(rows.start - count, rows.stop - count))
+        rows = as_array(rows)
+        found = np.empty(len(rows), np.int64)
+        is_held = rows < count
+        found[is_held] = self._held[rows[is_held]]
+        found[~is_held] = as_array(self._within.places(rows[~is_held] - count))
+        return found
 
 
 @dataclass(frozen=True)

@@ -445,4 +445,4 @@ class Chain:
 
     def workers_here(self) -> Workers:
         """Return who works: what was said, or as many threads as there are usable cores."""
-        return self.workers or Workers(resources.usable_cores(), "thread")
+        return self.workers or Workers(resources.usable_cores(), "thread", grows=True)

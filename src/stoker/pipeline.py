@@ -447,7 +447,7 @@ class Pipeline(DataLoaderApi, Generic[T]):
         Raises TypeError if the number is not known in advance: for streams, loaders without a
         length, filters, skip budgets and ``.echo("auto")``; unless ``.steps(n)`` is set.
         """
-        return self._cursor.coming.count()
+        return self._cursor.count()
 
     def record(self) -> dict[str, Any]:
         """Return the decisions of ``.echo("auto")`` in every epoch so far, ready for JSON.

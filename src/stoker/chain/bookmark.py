@@ -64,6 +64,11 @@ class Bookmark:
         """The chain as the next epoch finds it; while one is run, as that found it."""
         return self.chain if self._live_run() is not None else self.chain.with_current_length()
 
+    def count(self) -> int:
+        """Return the outputs of the epoch at hand, or else of the next; raises as a chain does."""
+        is_next = self._live_run() is None and not self._fresh_start
+        return self.coming.count(self.epoch + is_next)
+
     @property
     def is_loaded(self) -> bool:
         """Whether the next ``iter()`` goes on in the middle of an epoch."""
@@ -227,7 +232,7 @@ class Bookmark:
     def load(self, saved: dict[str, Any]) -> state.Loaded:
         """Go to a saved state. Raises StateError when it is another chain's, or damaged."""
         chain = self.chain.with_current_length()
-        examples = chain.examples() if chain.source.is_indexed else None
+        examples = chain.most_examples() if chain.source.is_indexed else None
         fit = StateSchema(chain.plan, examples, chain.accounts, chain.data_epoch_steps)
         given = None if chain.is_seed_drawn else chain.seed
         loaded = state.read(saved, chain.signature(), given, fit)
@@ -263,7 +268,7 @@ class Bookmark:
             return 1.0
         try:
             fresh = self._loaded_batches() if chain.source.yields_batches else done.fresh_examples
-            share = max(share or 0.0, fresh / max(1, chain.examples_in_batches()))
+            share = max(share or 0.0, fresh / max(1, chain.examples_in_batches(self.epoch)))
         except TypeError:
             if share is None:
                 raise TypeError(

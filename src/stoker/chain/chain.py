@@ -17,6 +17,7 @@ from stoker.engine.workers.make import Workers
 from stoker.schedule import rng
 from stoker.schedule.owners import OwnersKnown
 from stoker.schedule.selection import Selection
+from stoker.schedule.sizing.cuts import PlannedCuts
 from stoker.sources.origin import Origin
 from stoker.stages.batching.batch import Batch
 from stoker.stages.composite import Stage
@@ -264,50 +265,70 @@ class Chain:
         lines = [stage.signature() for stage in self.stages]
         return [self.source.signature(), *(line for line in lines if line is not None)]
 
-    def examples(self) -> int:
-        """Return this rank's fresh examples (of a loader, batches); TypeError if not known."""
-        return self.source.examples(self.selection)
+    @property
+    def plans_batches(self) -> bool:
+        """Whether batches are planned, so that epochs may differ in their number."""
+        return self.plan.batches is not None
 
-    def examples_in_batches(self) -> int:
+    def cuts(self, epoch: int) -> PlannedCuts | None:
+        """Return the batches of this rank in an epoch, where they are planned.
+
+        Raises TypeError before the seed is known, ValueError for an example larger than a batch.
+        """
+        if not self.plans_batches:
+            return None
+        if self.awaits_seed:
+            raise TypeError(
+                "the number of batches depends on the seed, which is rank 0's and not known before "
+                "iter(): give seed="
+            )
+        return self.plan.order(self.seed, epoch).cuts
+
+    def examples(self, epoch: int = 0) -> int:
+        """Return this rank's fresh examples (of a loader, batches); TypeError if not known."""
+        cuts = self.cuts(epoch)
+        return self.source.examples(self.selection) if cuts is None else cuts.examples
+
+    def examples_in_batches(self, epoch: int) -> int:
         """Return ``examples()`` without those that a last batch would leave out without echoing."""
-        examples, drops = self.examples(), self.drops_last and not self.may_leave_out
+        examples, drops = self.examples(epoch), self.drops_last and not self.may_leave_out
         return examples - (examples % self.batch_size if drops else 0)
 
-    def count(self) -> int:
-        """Return the outputs of an epoch.
+    def count(self, epoch: int) -> int:
+        """Return the outputs of an epoch: of all equally many, unless batches are planned.
 
         Raises TypeError where only the end tells; what a foreign loader raises in ``len()``.
         """
         if not self.flows:
-            return self.count_of_data_epoch()
+            return self.count_of_data_epoch(epoch)
         if self.steps is None:
             raise TypeError(".repeat() has no end; .steps(n) ends an epoch after n batches")
         return self.steps
 
-    def count_of_data_epoch(self) -> int:
+    def count_of_data_epoch(self, epoch: int) -> int:
         """Return the outputs of a pass over the data; raises as ``count`` does."""
-        return self._count_of_data_epoch(promised=True)
+        return self._count_of_data_epoch(epoch, promised=True)
 
-    def _count_of_data_epoch(self, *, promised: bool) -> int:
+    def _count_of_data_epoch(self, epoch: int, *, promised: bool) -> int:
         limit = self.data_epoch_steps
         try:
-            count = self._all_steps(promised=promised)
+            count = self._all_steps(epoch, promised=promised)
         except TypeError:
             if limit is None:
                 raise
             return limit
         return count if limit is None else min(count, limit)
 
-    def count_unechoed(self) -> int:
+    def count_unechoed(self, epoch: int = 0) -> int:
         """Return the outputs that a pass over the data would have without echoing.
 
         ``.steps(n)`` without ``.repeat()``: ``n``. Raises TypeError where only the end tells.
         """
         limit = self.data_epoch_steps
-        return self._all_steps(echoed=False) if limit is None else limit
+        return self._all_steps(epoch, echoed=False) if limit is None else limit
 
-    def _all_steps(self, *, echoed: bool = True, promised: bool = True) -> int:
-        count, at = self.examples(), 0
+    def _all_steps(self, epoch: int, *, echoed: bool = True, promised: bool = True) -> int:
+        count, at, cuts = self.examples(epoch), 0, self.cuts(epoch)
         if self.budget != RAISE:
             raise not_known()
         counts: dict[int, int] = {}  # what goes into each stage
@@ -315,7 +336,9 @@ class Chain:
             counts[at] = count
             traits = self.stages[at].traits
             try:
-                if not traits.selects and (echoed or not traits.repeats):
+                if cuts is not None and traits.batches:
+                    count = cuts.batches
+                elif not traits.selects and (echoed or not traits.repeats):
                     count = self.stages[at].count(count)
             except TypeError:
                 own = self._promised(at, counts) if promised else None
@@ -334,12 +357,12 @@ class Chain:
                 return int(count), parts.stop
         return None
 
-    def sure_count(self) -> int | None:
-        """Return ``count_of_data_epoch()``; None if it is unknown or may turn out different."""
+    def sure_count(self, epoch: int) -> int | None:
+        """Return ``count_of_data_epoch(epoch)``; None if it is unknown or may turn out different."""
         if not self.source.is_counted:
             return self.data_epoch_steps
         try:
-            return self._count_of_data_epoch(promised=False)
+            return self._count_of_data_epoch(epoch, promised=False)
         except Exception:  # a foreign loader's may raise anything
             return None
 
@@ -347,7 +370,11 @@ class Chain:
         """Return how many items come out in an epoch at most, None if that is not known."""
         if not self.source.is_indexed:
             return None
-        return self.examples() * math.prod(echo.max_factor for echo in self.echoes)
+        # Of planned batches, those of all ranks are more than enough.
+        examples = self.source.examples(
+            self.selection.undealt() if self.plans_batches else self.selection
+        )
+        return examples * math.prod(echo.max_factor for echo in self.echoes)
 
     def check_start(self) -> None:
         """Get ready for an epoch.

@@ -45,7 +45,7 @@ class DataLoaderApi:
         return self._cursor.begin()
 
     def __len__(self) -> int:
-        return self._cursor.coming.count()
+        return self._cursor.count()
 
     def __bool__(self) -> bool:
         return True  # else it would ask for the length, which may not be known

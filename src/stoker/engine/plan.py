@@ -18,7 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.schedule.factor import UsesByPart
+from stoker.schedule.dealing import Dealer, RankOrder
 from stoker.schedule.selection import Selection
+from stoker.schedule.sizing.batch_plan import BatchRule, PlannedDeal
 from stoker.schedule.sizing.costs import Costs
 from stoker.sources.iterable import IterableSource
 from stoker.sources.loader import LoaderSource
@@ -26,6 +28,7 @@ from stoker.sources.origin import IndexedSource, Origin, UserObject
 from stoker.sources.source import Rows
 from stoker.stages.batching.batch import Batch
 from stoker.stages.batching.pack import Pack
+from stoker.stages.batching.planned import PlannedBatch
 from stoker.stages.cache import CacheStage
 from stoker.stages.echo import Echo
 from stoker.stages.filter import Filter
@@ -102,7 +105,7 @@ class Segment:
     @property
     def rows(self) -> Rows | None:
         """What gathers batches from arrays, where nothing is done to single examples."""
-        if self.source is None or not self.only_stacks:
+        if self.source is None or not self.only_stacks or isinstance(self.batch, PlannedBatch):
             return None
         return self.source.rows
 
@@ -292,6 +295,7 @@ class Plan:
             a filter point or the way to a device.
         group: the number of examples in a batch, 1 where examples are never batched.
         mask: the field of batches that tells what of them is padding, if they have one.
+        batches: how batches are planned from sizes, where they are.
     """
 
     indexed: IndexedSource | None
@@ -302,12 +306,36 @@ class Plan:
     parts: tuple[Part, ...]
     group: int
     mask: str | None = None
+    batches: BatchRule | None = None
+    _planned: dict[tuple[int, int], RankOrder] = field(default_factory=dict, compare=False)
 
     @property
     def source(self) -> Origin:
         source = self.indexed or self.iterable or self.loader
         assert source is not None
         return source
+
+    def order(self, seed: int, epoch: int, dealer: Dealer | None = None) -> RankOrder:
+        """Return the order of an epoch of an indexed source, as this rank reads it.
+
+        Batches that are planned are planned now; the plan of the last epoch is kept.
+
+        Raises ValueError where an example is larger than a planned batch may be.
+        """
+        assert self.indexed is not None
+        if self.batches is None:
+            return self.indexed.order(self.selection, seed, epoch, dealer, self.group)
+        known = self._planned.get((seed, epoch))
+        if known is not None:
+            return known
+        whole = self.indexed.order(self.selection.undealt(), seed, epoch)
+        share = self.selection.share
+        rank, world = (0, 1) if share is None else (share.rank, share.world)
+        deal = PlannedDeal(whole, self.batches, seed, epoch, rank, world, self.indexed.parts_count)
+        order = RankOrder(whole.order, deal, deal.cuts.examples, cuts=deal.cuts)
+        self._planned.clear()
+        self._planned[seed, epoch] = order
+        return order
 
     def address(self, at: int, seed: int, epoch: int) -> WorkAddress:
         """Return the address of the segment at a place among the parts, in an epoch."""
@@ -377,11 +405,12 @@ class Plan:
 
         That is so for a single echo that follows the stall, right behind the first segment, if
         nothing can be left out, so that all epochs have equally many items; and if the next epoch
-        knows the order of this one, which dealing by this one's owners keeps from it.
+        knows the order of this one, which dealing by this one's owners keeps from it; nor have
+        epochs whose batches are planned equally many.
         """
         if self.indexed is None or self.is_decided or len(self.echoes) != 1:
             return False
-        if self.selection.is_dealt:
+        if self.selection.is_dealt or self.batches is not None:
             return False
         point = self.echoes[0]
         return point.echo.is_adaptive and not point.on_device and not point.leaks
@@ -420,6 +449,7 @@ class Lowering:
         self._renumbered = False
         self._group = 1
         self._mask: str | None = None
+        self._rule: BatchRule | None = None
         self._batches = False  # whether what comes by are batches
 
     def read(self, source: IndexedSource) -> None:
@@ -488,6 +518,10 @@ class Lowering:
         self._at_hand().batch = stage
         self._group, self._batches = stage.n, True
 
+    def plan_batches(self, rule: BatchRule) -> None:
+        """These batches are planned."""
+        self._rule = rule
+
     def pack(self, stage: Pack) -> None:
         """Sequences are joined; a segment of work comes right before."""
         self._close()
@@ -547,6 +581,7 @@ class Lowering:
             tuple(self._parts),
             self._group,
             self._mask,
+            self._rule,
         )
 
     def _at_hand(self) -> Segment:

@@ -306,7 +306,7 @@ def test_states_tell_shards_apart_but_not_ranks() -> None:
     built(Spec(24, 4, shard=(1, 2, False, False)), 0).load_state_dict(states[0, 2, False, False])
     with pytest.raises(stoker.StateError, match="belongs to another pipeline"):
         built(Spec(24, 4, shard=(0, 3, False, False)), 0).load_state_dict(
-            states[0, 2, False, False]
+            states[0, 2, False, False], elastic=False
         )
 
 

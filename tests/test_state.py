@@ -278,7 +278,6 @@ def halfway() -> tuple[Spec, dict[str, Any]]:
 OTHERS: dict[str, dict[str, Any]] = {
     "seed": {"seed": 6},
     "length": {"examples": 31},
-    "batch size": {"batch": 5},
     "drop_last": {"drop_last": True},
     "order": {"shuffle": False},
     "factor": {"echoes": (("before", Fraction(21, 10), 12),)},

@@ -150,7 +150,10 @@ class PartStats:
 
 @dataclass(frozen=True)
 class Clock:
-    """What a pipeline has yielded since it was made, over all epochs: clocks for schedules."""
+    """What a pipeline has yielded since it was made, over all epochs: clocks for schedules.
+
+    Of several ranks, examples and uses are those of all, as many on each as on this one.
+    """
 
     fresh_examples: int = 0
     """Examples that were yielded at least once, or left out on the way (over a loader: rows).

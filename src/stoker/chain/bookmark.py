@@ -17,7 +17,7 @@ from stoker.basics.validate import is_whole_number
 from stoker.chain import state
 from stoker.chain.chain import Chain
 from stoker.chain.iterator import PipelineIterator
-from stoker.chain.state import StateSchema
+from stoker.chain.seek import take_over
 from stoker.engine.checkpoint import Position
 from stoker.engine.items import Item
 from stoker.engine.run import FORGOTTEN, Run
@@ -129,9 +129,13 @@ class Bookmark:
         """Return what was handed out in the epoch at hand."""
         run = self._run
         if run is not None and not run.closed:  # a parent's too, for its numbers are there
-            return Clock(run.fresh, run.uses, run.yielded)
-        at = self.position or Position()
-        return Clock(at.fresh, at.uses, at.yielded)
+            return self._clock(run)
+        return self._clock(self.position or Position())
+
+    def _clock(self, at: Run | Position) -> Clock:
+        """Return what all ranks have handed out of its epoch, as far as this rank tells."""
+        own = self.chain.clock(self.epoch, at.fresh, at.uses, at.yielded)
+        return own if at.leg is None else at.leg.before + own
 
     def _loaded_batches(self) -> int:
         """Return how many batches of a loader were handed out in the epoch at hand."""
@@ -181,7 +185,7 @@ class Bookmark:
 
     def _behind(self, run: Run) -> tuple[int, Clock]:
         """Return the epoch that follows a whole run, and the clock then."""
-        return self.epoch + 1, self.before + Clock(run.fresh, run.uses, run.yielded)
+        return self.epoch + 1, self.before + self._clock(run)
 
     def _is_left(self) -> bool:
         """Return whether a framework asks for no more of the epoch at hand, which is not over."""
@@ -222,20 +226,23 @@ class Bookmark:
                 run.leave()
             between = chain.source.state_between(left=self._left_data_epoch())
             position = replace(position, loader_state=between)
-        signature, handed_out = chain.signature(), self._handed_out()
-        return state.saved(signature, chain.seed, epoch, position, self.sizes, before, handed_out)
+        return state.saved(chain, epoch, position, self.sizes, before, self._handed_out())
 
     def _handed_out(self) -> int | None:
         """Return how many outputs there were in all epochs; None if these are the data's own."""
         return None
 
-    def load(self, saved: dict[str, Any]) -> state.Loaded:
-        """Go to a saved state. Raises StateError when it is another chain's, or damaged."""
+    def load(self, saved: Any, *, elastic: bool = True) -> state.Loaded:
+        """Go to a saved state, or to those of all ranks.
+
+        Raises StateError when it is another chain's, or damaged, or if not ``elastic`` when it is
+        of other ranks or has other batches.
+        """
         chain = self.chain.with_current_length()
-        examples = chain.most_examples() if chain.source.is_indexed else None
-        fit = StateSchema(chain.plan, examples, chain.accounts, chain.data_epoch_steps)
-        given = None if chain.is_seed_drawn else chain.seed
-        loaded = state.read(saved, chain.signature(), given, fit)
+        given = saved if isinstance(saved, list) else [saved]
+        if not given:
+            raise StateError("this is no state of a stoker pipeline: the list of states is empty")
+        loaded = take_over([state.read(one, chain, elastic=elastic) for one in given], chain)
         begun = bool(loaded.epoch) or loaded.position is not None
         self.chain = replace(
             chain.with_seed(loaded.seed), is_seed_open=chain.is_seed_drawn and not begun
@@ -268,7 +275,9 @@ class Bookmark:
             return 1.0
         try:
             fresh = self._loaded_batches() if chain.source.yields_batches else done.fresh_examples
-            share = max(share or 0.0, fresh / max(1, chain.examples_in_batches(self.epoch)))
+            examples = chain.examples_in_batches(self.epoch)
+            of_all = chain.clock(self.epoch, examples, 0, 0).fresh_examples
+            share = max(share or 0.0, fresh / max(1, of_all))
         except TypeError:
             if share is None:
                 raise TypeError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ from stoker.basics.warn import warn
 from stoker.engine.plan import Plan, lower
 from stoker.engine.workers.make import Workers
 from stoker.schedule import rng
+from stoker.schedule.leg import Leg
 from stoker.schedule.owners import OwnersKnown
 from stoker.schedule.selection import Selection
 from stoker.schedule.sizing.cuts import PlannedCuts
@@ -26,7 +27,8 @@ from stoker.stages.functions.operation import Operation
 from stoker.stages.map import Map
 from stoker.stages.shard import Shard
 from stoker.stages.skip import RAISE, Budget, OnError, budget_of
-from stoker.stages.stage import ChainStage, not_known
+from stoker.stages.stage import ChainStage, first_with, not_known
+from stoker.stats import Clock
 
 
 class Applied(NamedTuple):
@@ -52,6 +54,8 @@ class Chain:
         steps: with how many outputs an epoch ends at the latest, None where that was not said.
         flows: whether passes over the data follow each other within an epoch, and across its end.
         applied: the user's own stages, those that others are made of before these.
+        leg: what is left of the epoch that is to go on, where other ranks began it; None for whole
+            epochs. It is in no chain that a pipeline has, but in what is run (``on_leg``).
     """
 
     source: Origin
@@ -64,6 +68,7 @@ class Chain:
     flows: bool = False
     is_seed_open: bool = False
     applied: tuple[Applied, ...] = ()
+    leg: Leg | None = field(default=None, compare=False)
 
     @classmethod
     def begin(cls, source: Origin, seed: Any, on_error: OnError = "raise") -> Chain:
@@ -110,6 +115,24 @@ class Chain:
         own = Applied(stage, range(before, before + len(parts)))
         return replace(self, stages=(*self.stages, *parts), applied=(*chain.applied, own))
 
+    def measuring(self) -> Chain:
+        """Return this over all examples of the source, one by one, in its order.
+
+        Raises ValueError where they do not all come by, as they are in every epoch.
+        """
+        if not self.source.is_indexed or self.source.has_own_order:
+            what = "a stream has no numbers" if not self.source.is_indexed else "measure its parts"
+            raise ValueError(f".measure() measures examples by their numbers: {what}")
+        stage = first_with(
+            self.stages,
+            lambda t: t.filters or t.skips or t.is_random or t.repeats or t.joins or t.scans
+            or t.batches,
+        )  # fmt: skip
+        if stage is not None:
+            raise ValueError(f".measure() cannot follow {stage.name}: call it before")
+        stages = tuple(stage for stage in self.stages if not stage.traits.selects)
+        return replace(self, stages=stages, budget=RAISE, steps=None, flows=False)
+
     def with_seed(self, seed: int) -> Chain:
         """Return this with another seed, for good."""
         return replace(self, seed=seed, is_seed_open=False)
@@ -149,15 +172,47 @@ class Chain:
         """Return this with data that flows on beneath its epochs."""
         return replace(self, flows=True)
 
+    def on_leg(self, leg: Leg | None) -> Chain:
+        """Return this for what is left of an epoch that other ranks began; itself for a whole."""
+        return self if leg is None else replace(self, leg=leg)
+
+    def of_ranks(self, rank: int, world: int, batch: int) -> Chain:
+        """Return this for a rank among other ones, which has batches of another size.
+
+        Raises ValueError where a pool does not hold one.
+        """
+        if (*self.rank_world, self.batch_size) == (rank, world, batch):
+            return self
+        for echo in self.echoes:
+            echo.check_holds(batch)
+        stages = [
+            replace(stage, rank=rank, world=world, among=None)
+            if isinstance(stage, Shard)
+            else replace(stage, n=batch)
+            if isinstance(stage, Batch)
+            else stage
+            for stage in self.stages
+        ]
+        return replace(self, stages=tuple(stages))
+
     @property
     def data_epoch_steps(self) -> int | None:
         """With how many outputs a pass over the data ends at the latest, None for all it has."""
-        return None if self.flows else self.steps
+        if self.flows or self.steps is None:
+            return None
+        return self.steps - (0 if self.leg is None else self.leg.before.steps)
 
     @cached_property
     def plan(self) -> Plan:
         """What the engine runs."""
-        return lower(self.source, self.stages, self.budget)
+        plan = lower(self.source, self.stages, self.budget)
+        return plan if self.leg is None else plan.on_leg(self.leg)
+
+    @property
+    def rank_world(self) -> tuple[int, int]:
+        """This process's rank, and how many share an epoch."""
+        share = self.selection.share
+        return (0, 1) if share is None else (share.rank, share.world)
 
     @property
     def selection(self) -> Selection:
@@ -244,7 +299,8 @@ class Chain:
     def ranks_differ(self) -> bool:
         """Whether several ranks have states of their own, for their parts may be unequal."""
         share = self.selection.share
-        return share is not None and share.world > 1 and (share.uneven or self.may_leave_out)
+        unequal = self.may_leave_out or (self.plans_batches and bool(self.echoes))
+        return share is not None and share.world > 1 and (share.uneven or unequal)
 
     @property
     def has_workers(self) -> bool:
@@ -284,10 +340,25 @@ class Chain:
             )
         return self.plan.order(self.seed, epoch).cuts
 
+    def clock(self, epoch: int, fresh: int, uses: int, outputs: int) -> Clock:
+        """Return what all ranks have handed out of an epoch when this rank has so much."""
+        world = self.rank_world[1]
+        cuts = self.cuts(epoch) if fresh and world > 1 else None
+        if cuts is None:
+            return Clock(world * fresh, world * uses, outputs)
+        of_all = cuts.of_all(fresh)
+        return Clock(of_all, world * uses if self.echoes else of_all, outputs)
+
     def examples(self, epoch: int = 0) -> int:
         """Return this rank's fresh examples (of a loader, batches); TypeError if not known."""
         cuts = self.cuts(epoch)
         return self.source.examples(self.selection) if cuts is None else cuts.examples
+
+    def most_examples(self) -> int:
+        """Return how many fresh examples this rank has in an epoch at most."""
+        if not self.plans_batches:
+            return self.examples()
+        return self.source.examples(self.selection.undealt())  # all ranks together have no more
 
     def examples_in_batches(self, epoch: int) -> int:
         """Return ``examples()`` without those that a last batch would leave out without echoing."""
@@ -358,7 +429,7 @@ class Chain:
         return None
 
     def sure_count(self, epoch: int) -> int | None:
-        """Return ``count_of_data_epoch(epoch)``; None if it is unknown or may turn out different."""
+        """Return ``count_of_data_epoch(epoch)``; None if it is unknown or may differ."""
         if not self.source.is_counted:
             return self.data_epoch_steps
         try:
@@ -370,11 +441,7 @@ class Chain:
         """Return how many items come out in an epoch at most, None if that is not known."""
         if not self.source.is_indexed:
             return None
-        # Of planned batches, those of all ranks are more than enough.
-        examples = self.source.examples(
-            self.selection.undealt() if self.plans_batches else self.selection
-        )
-        return examples * math.prod(echo.max_factor for echo in self.echoes)
+        return self.most_examples() * math.prod(echo.max_factor for echo in self.echoes)
 
     def check_start(self) -> None:
         """Get ready for an epoch.

@@ -99,7 +99,7 @@ class Cursor(Bookmark):
 
     def _outputs_to(self, skip: int) -> int:
         """Return behind which output of its epoch the next run begins."""
-        at = self.position.yielded if self._fresh_start and self.position is not None else 0
+        at = self.of_epoch().steps if self._fresh_start and self.position is not None else 0
         return max(at, skip)
 
     def _heed(self, loop: TrainingLoop) -> None:
@@ -132,18 +132,19 @@ class Cursor(Bookmark):
         if not position.yielded:
             position = self._start_of_record(epoch) or position
         together = chain.follows_clock and (process_group() or (0, 1))[1] > 1
+        here = chain.on_leg(position.leg)
         setup = EpochSetup(
-            chain.plan,
+            here.plan,
             chain.seed,
             epoch,
             self._autotuner,
             chain.workers_here(),
             self.sizes,
             position,
-            chain.data_epoch_steps,
+            here.data_epoch_steps,
             ranks() if together else None,
             self._recycler,
-            chain.sure_count(epoch),
+            here.sure_count(epoch),
             self._carried,
             self._kept_workers,
             owners,
@@ -167,7 +168,7 @@ class Cursor(Bookmark):
         chain, position = self.chain.with_current_length(), self.position
         if chain is self.chain:
             return
-        if self._fresh_start and position is not None and position.yielded:
+        if self._fresh_start and position is not None and (position.yielded or position.leg):
             raise StateError(
                 f"{chain.source.name} has {chain.source.count():,} examples now, and the epoch "
                 f"that is to go on had {self.chain.source.count():,}: load the state where it has "
@@ -191,20 +192,21 @@ class Cursor(Bookmark):
 
     def _start_behind(self, epoch: int, position: Position, skip: int) -> tuple[Position, int]:
         """Return where to begin so that so much of the epoch is skipped, and what is left of it."""
-        if not skip or position.yielded == skip:
+        done = self._clock(position).steps
+        if not skip or done == skip:
             return position, 0
-        if position.yielded > skip:
+        if done > skip:
             raise ValueError(
                 f"{skip} batches of this epoch cannot be skipped: the state that was loaded is "
-                f"behind {position.yielded}"
+                f"behind {done}"
             )
         if self.chain.follows_clock:
             raise ValueError(
                 '.echo("auto") cannot skip batches, because its remaining items depend on timing: '
                 "load the state that state_dict() returned after them"
             )
-        if position.yielded:
-            return position, skip - position.yielded
+        if done:
+            return position, skip - done
         found, missed = nearest(self.chain, epoch, skip)
         if missed:
             found = behind_pool(self.chain, epoch, skip, self.sizes)
@@ -231,7 +233,8 @@ class Cursor(Bookmark):
     def _look_at_schedulers(self) -> None:
         """Once, behind the first whole epoch that echoed: is one carried past its end?"""
         run = self._run
-        if not self._has_looked and run is not None and run.complete and self.chain.echoes:
+        whole = run is not None and run.complete and run.leg is None
+        if not self._has_looked and run is not None and whole and self.chain.echoes:
             self._has_looked = True
             warn_of_overshooting(self.chain, self.before.steps, run.yielded)
 

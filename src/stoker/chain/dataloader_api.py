@@ -69,10 +69,12 @@ class DataLoaderApi:
 
     @property
     def batch_size(self) -> Any:
-        """The examples in a batch: the loader's, or that of ``.batch(n)``; None without batches."""
+        """The examples in a batch: the loader's, or that of ``.batch(n)``; None where there are no
+        batches, or planned ones, which differ."""
         if self._is_over_loader:
             return self.chain.source.attribute("batch_size")
-        return self.chain.batch_size if self.chain.is_batched else None
+        is_known = self.chain.is_batched and not self.chain.plans_batches
+        return self.chain.batch_size if is_known else None
 
     @property
     def drop_last(self) -> Any:
@@ -225,9 +227,22 @@ class DataLoaderApi:
         """
         self._cursor.acknowledge(batches)
 
-    def load_state_dict(self, saved: dict[str, Any]) -> None:
+    def load_state_dict(
+        self, saved: dict[str, Any] | list[dict[str, Any]], *, elastic: bool = True
+    ) -> None:
         """Go to a saved state; the next ``iter()`` continues there. Closes a live iterator.
 
-        Raises StateError when the state belongs to another pipeline, seed or version.
+        Another number of ranks, and another batch size, go on where those left the epoch that saved
+        the state: what they did not hand out comes exactly once over all ranks, but for fewer
+        examples than there are ranks, and with the random draws that it would have had. Without an
+        echo, and if ranks times batch size is what it was, each global batch is the same set.
+
+        Args:
+            saved: the state of one rank, or where ranks' states differ the list of all.
+            elastic: whether ranks and batch size may differ; False refuses such a state.
+
+        Raises StateError when the state belongs to another pipeline, seed or version; and where
+        other ranks cannot go on in the middle of an epoch.
         """
-        self._cursor.load(unwrapped_state(saved))
+        states = saved if isinstance(saved, list) else [saved]
+        self._cursor.load([unwrapped_state(one) for one in states], elastic=elastic)

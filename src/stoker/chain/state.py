@@ -12,6 +12,7 @@ tell is refused there.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import zlib
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ import numpy as np
 from stoker.basics import compact_integers
 from stoker.basics.compact_integers import check_integer
 from stoker.basics.warn import warn
+from stoker.chain.chain import Chain
 from stoker.engine.checkpoint import Bounds, Node, Position
 from stoker.engine.echo.pool_inputs import PoolStart
 from stoker.engine.packed import PackStart
@@ -38,19 +40,28 @@ from stoker.engine.scanned import ScanStart
 from stoker.engine.survivors import FilterRecord
 from stoker.errors import StateError
 from stoker.schedule.echo_record import difference_of
+from stoker.schedule.leg import Leg
 from stoker.schedule.owners import OwnerSnapshot
 from stoker.stages.echo import DEFAULT_POOL_BATCHES
 from stoker.stages.stage import PoolSize
 from stoker.stats import Clock
 
-FORMAT = 2
+FORMAT = 3
 _UNSIGNED = ("checksum", "loader")
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """What a state says."""
+    """What a state says.
 
+    Attributes:
+        by: the chain as the rank had it that saved the state: the one that loads it, or one among
+            other ranks, or with batches of another size.
+        rank: which one that was, where ranks' states differ.
+    """
+
+    by: Chain
+    rank: int | None
     seed: int
     epoch: int
     position: Position | None
@@ -60,8 +71,7 @@ class Loaded:
 
 
 def saved(
-    signature: list[str],
-    seed: int,
+    chain: Chain,
     epoch: int,
     position: Position,
     sizes: dict[int, PoolSize],
@@ -75,8 +85,10 @@ def saved(
     state: dict[str, Any] = {
         "format": FORMAT,
         "numpy": np.__version__,
-        "pipeline": signature,
-        "seed": seed,
+        "pipeline": chain.signature(),
+        "world": chain.rank_world[1],
+        "batch": chain.batch_size,
+        "seed": chain.seed,
         "epoch": epoch,
         "yielded": position.yielded,
         "uses": position.uses,
@@ -88,6 +100,10 @@ def saved(
         "loaded": position.loaded,
         "before": [before.fresh_examples, before.uses, before.steps],
     }
+    if chain.ranks_differ:
+        state["rank"] = chain.rank_world[0]
+    if position.leg is not None:
+        state["leg"] = position.leg.saved()
     if handed_out is not None:
         state["handed_out"] = handed_out
     if position.owners is not None:
@@ -98,11 +114,13 @@ def saved(
     return signed
 
 
-def read(state: dict[str, Any], signature: list[str], seed: int | None, fit: StateSchema) -> Loaded:
-    """Read a state for the pipeline with this signature and, if one was given, this seed.
+def read(state: Any, chain: Chain, *, elastic: bool = True) -> Loaded:
+    """Read a state for a chain. The seed must be the same if the chain was given one; ranks and the
+    size of batches must be if not ``elastic``.
 
     Raises StateError when it does not fit or is damaged; warns when NumPy differs in version.
     """
+    seed = None if chain.is_seed_drawn else chain.seed
     if not isinstance(state, dict) or "format" not in state:
         raise StateError("this is no state of a stoker pipeline (state_dict() makes one)")
     if state["format"] != FORMAT:
@@ -111,18 +129,19 @@ def read(state: dict[str, Any], signature: list[str], seed: int | None, fit: Sta
     if state.get("checksum") != _checksum({k: v for k, v in state.items() if k not in _UNSIGNED}):
         raise StateError("the state is damaged: its checksum does not fit")
     try:
-        lines = list(state["pipeline"])
-        if lines != signature:
-            difference = difference_of(lines, signature)
-            raise StateError(f"the state belongs to another pipeline: {difference}")
+        by = _saved_by(state, chain, elastic=elastic)
+        rank = by.rank_world[0] if by.ranks_differ else None
         theirs = check_integer(state["seed"], 0, None)
         if seed is not None and seed != theirs:
             raise StateError(
                 f"the state belongs to another run: its seed is {theirs}, this pipeline's is {seed}"
             )
         before = [check_integer(count) for count in state["before"]]
+        fit = _schema(state, by)
         sizes = pool_sizes(state["pool_sizes"], fit.plan)
         loaded = Loaded(
+            by,
+            rank,
             theirs,
             check_integer(state["epoch"]),
             position(state, fit, sizes),
@@ -139,6 +158,47 @@ def read(state: dict[str, Any], signature: list[str], seed: int | None, fit: Sta
             "random streams may differ, and then so does the rest of the epoch",
         )
     return loaded
+
+
+def _saved_by(state: dict[str, Any], chain: Chain, *, elastic: bool) -> Chain:
+    """Return the chain as the rank had it that saved a state."""
+    world, batch = check_integer(state["world"], 1), check_integer(state["batch"], 1)
+    rank = chain.rank_world[0] if world == chain.rank_world[1] else 0
+    rank = check_integer(state.get("rank", rank), 0, world - 1)
+    lines, mine = list(state["pipeline"]), chain.signature()
+    by = chain
+    if elastic or lines == mine:
+        with contextlib.suppress(ValueError):  # as a pool that holds no such batch raises
+            by = chain.of_ranks(rank, world, batch)
+    theirs = by.signature()
+    if lines != theirs:
+        # What only ranks and the batch size say otherwise is no difference.
+        changed = {theirs[at]: line for at, line in enumerate(mine)} if by is not chain else {}
+        raise StateError(
+            "the state belongs to another pipeline: "
+            f"{difference_of([changed.get(line, line) for line in lines], mine)}"
+        )
+    if (*by.rank_world, by.batch_size) != (rank, world, batch):
+        raise ValueError(f"{world:,} ranks with batches of {batch:,} do not fit it")
+    return by
+
+
+def _schema(state: dict[str, Any], by: Chain) -> StateSchema:
+    """Return what a state is to fit, of the chain that saved it."""
+    if "leg" in state:
+        indexed = by.plan.indexed
+        if indexed is None:
+            raise ValueError("a leg of an epoch is in it, and this pipeline's have none")
+        begun_by = check_integer(state["leg"]["begun_by"], 1)
+        begun = by.of_ranks(0, begun_by, by.batch_size)  # how many places it has
+        leg = Leg.read(state["leg"], indexed.places(begun.selection))
+        by = by.on_leg(leg)
+        if by.data_epoch_steps is not None and by.data_epoch_steps < 0:
+            raise StateError(
+                f"the state is behind batch {leg.before.steps:,}, where .steps({by.steps}) never is"
+            )
+    examples = by.most_examples() if by.source.is_indexed else None
+    return StateSchema(by.plan, examples, by.accounts, by.data_epoch_steps, by.leg)
 
 
 def _checksum(state: dict[str, Any]) -> int:
@@ -161,12 +221,14 @@ class StateSchema:
         examples: how many an epoch has (this rank's), None over what can only be iterated.
         accounts: the largest number of a skip budget.
         steps: with how many outputs an epoch ends, if that was said.
+        leg: what was left of the epoch when other ranks took it over, if they did.
     """
 
     plan: Plan
     examples: int | None
     accounts: int
     steps: int | None
+    leg: Leg | None = None
 
 
 def pool_sizes(sizes: Any, plan: Plan) -> dict[int, PoolSize]:
@@ -200,7 +262,9 @@ def position(
     owners = _owners(state, fit)
     nodes = _list(state["parts"])
     if not yielded and not nested and not (fit.plan.carries_pool and nodes):
-        return None if owners is None else Position(owners=owners)
+        if owners is None and fit.leg is None:
+            return None
+        return Position(owners=owners, leg=fit.leg)
     if fit.steps is not None and yielded > fit.steps:
         raise StateError(f"the state is at batch {yielded:,}, where .steps({fit.steps}) never is")
     iterated = fit.examples is None
@@ -216,6 +280,7 @@ def position(
         loaded=check_integer(state["loaded"], 0, compact_integers.LARGEST if iterated else 0),
         loader_state=state.get("loader"),
         owners=owners,
+        leg=fit.leg,
     )
     epoch = check_integer(state["epoch"])
     if fit.examples is None:
@@ -225,8 +290,14 @@ def position(
     elif nested:
         raise StateError("a loader's state is in it, and this pipeline has no loader")
     else:
-        plan = fit.plan
-        bounds = Bounds(fit.examples, yielded, plan.group, sizes, epoch, plan.carries_pool)
+        plan, examples, group, cuts = fit.plan, fit.examples, fit.plan.group, None
+        if plan.batches is not None:
+            cuts = plan.order(check_integer(state["seed"], 0, None), epoch).cuts
+            assert cuts is not None
+            examples, group = cuts.examples, cuts.largest
+            if not plan.echoes:  # one state serves all ranks, whose batches have unequal sizes
+                found.uses = found.fresh = cuts.start(yielded)
+        bounds = Bounds(examples, yielded, group, sizes, epoch, plan.carries_pool, cuts)
         found.parts = _parts(nodes, plan, bounds)
         bounds.check(found.uses)
     return found

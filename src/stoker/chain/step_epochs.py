@@ -243,9 +243,11 @@ class StepEpochs(Cursor):
         if not ahead or not can_jump(chain) or not chain.count_of_data_epoch(self.epoch):
             return ahead
         epoch, position, before = self.where()
-        whole_epochs, rest, done = passed(chain, epoch, position.yielded + ahead)
+        if position.leg is not None:
+            return ahead
+        whole_epochs, rest, passed_by = passed(chain, epoch, position.yielded + ahead)
         self.go_to(epoch + whole_epochs, nearest(chain, epoch + whole_epochs, rest)[0])
-        self.before = before + done
+        self.before = before + passed_by
         self.handed_out += ahead
         self._goes_on = True
         return 0
@@ -279,8 +281,7 @@ class StepEpochs(Cursor):
             "use a source with an index, or with a state (torchdata's StatefulDataLoader), or no "
             ".repeat()"
         )
-        done = Clock(position.fresh, position.uses, position.yielded)
-        return epoch + 1, Position(), before + done
+        return epoch + 1, Position(), before + self._clock(position)
 
     def _forget_unfinished(self) -> None:
         """Keep them: a trainer may finish with them when the next data epoch has begun."""
@@ -306,8 +307,8 @@ class StepEpochs(Cursor):
         """Return False: the next epoch goes on behind the last output."""
         return False
 
-    def load(self, saved: dict[str, Any]) -> state.Loaded:
-        loaded = super().load(saved)
+    def load(self, saved: Any, *, elastic: bool = True) -> state.Loaded:
+        loaded = super().load(saved, elastic=elastic)
         self.handed_out = loaded.handed_out or 0
         self._goes_on = True
         return loaded

@@ -177,10 +177,9 @@ class EpochStreams:
         if plan.indexed is not None:
             self._order = plan.order(self._seed, self._epoch, self._setup.owners)
             self._examples = self.skip_log.examples = len(self._order)
-            if isinstance(self._order.deal, PaddedDeal):
-                self.padded = self._order.deal
-                if plan.mask is not None:
-                    self.mask = PaddingMask(plan.mask, self.padded)
+            self.padded = self._order.padded
+            if self.padded is not None and plan.mask is not None:
+                self.mask = PaddingMask(plan.mask, self.padded)
             # Each rank's batches are planned from examples of all: not by runs of its own.
             is_all = plan.batches is not None and share is not None and share.world > 1
             self._reader = plan.indexed.reader(None if is_all else plan.selection)

@@ -27,6 +27,7 @@ from typing import Any, ClassVar, Protocol
 
 from stoker.basics.compact_integers import check_integer
 from stoker.errors import StateError
+from stoker.schedule.leg import Leg
 from stoker.schedule.owners import OwnerSnapshot
 from stoker.schedule.sizing.cuts import Cuts, EvenCuts, PlannedCuts
 from stoker.stages.batching.batch import Batch
@@ -57,6 +58,8 @@ class Position:
         spent: how much of each skip budget is spent; ``filtered``: what filters left out.
         loaded: batches of a loader that were handed out; ``loader_state``: its own state there.
         owners: by whose parts the epoch is dealt, if it is.
+        leg: what was left of the epoch when other ranks took it over, if they did: then all that
+            is counted here counts from there.
     """
 
     yielded: int = 0
@@ -68,6 +71,7 @@ class Position:
     loaded: int = 0
     loader_state: Any = None
     owners: OwnerSnapshot | None = None
+    leg: Leg | None = None
 
 
 @dataclass

@@ -17,8 +17,9 @@ from typing import Any, NamedTuple, TypeVar, assert_never
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.schedule.factor import UsesByPart
 from stoker.schedule.dealing import Dealer, RankOrder
+from stoker.schedule.factor import UsesByPart
+from stoker.schedule.leg import Leg
 from stoker.schedule.selection import Selection
 from stoker.schedule.sizing.batch_plan import BatchRule, PlannedDeal
 from stoker.schedule.sizing.costs import Costs
@@ -49,6 +50,7 @@ class WorkAddress(NamedTuple):
         at: its segment's place among the parts of the plan.
         seed, epoch: what its random draws are keyed by.
         rank, world: this process among those that share an epoch.
+        batches: how many batches all ranks had of the epoch before its leg.
     """
 
     at: int
@@ -56,6 +58,7 @@ class WorkAddress(NamedTuple):
     epoch: int
     rank: int = 0
     world: int = 1
+    batches: int = 0
 
 
 @dataclass
@@ -309,6 +312,10 @@ class Plan:
     batches: BatchRule | None = None
     _planned: dict[tuple[int, int], RankOrder] = field(default_factory=dict, compare=False)
 
+    def on_leg(self, leg: Leg) -> Plan:
+        """Return this for what is left of an epoch."""
+        return replace(self, selection=replace(self.selection, leg=leg))
+
     @property
     def source(self) -> Origin:
         source = self.indexed or self.iterable or self.loader
@@ -339,9 +346,9 @@ class Plan:
 
     def address(self, at: int, seed: int, epoch: int) -> WorkAddress:
         """Return the address of the segment at a place among the parts, in an epoch."""
-        share = self.selection.share
+        share, leg = self.selection.share, self.selection.leg
         rank, world = (0, 1) if share is None else (share.rank, share.world)
-        return WorkAddress(at, seed, epoch, rank, world)
+        return WorkAddress(at, seed, epoch, rank, world, 0 if leg is None else leg.batches)
 
     @cached_property
     def segments(self) -> tuple[Segment, ...]:

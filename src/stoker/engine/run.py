@@ -31,6 +31,7 @@ from stoker.engine.workers.threads import TIMED
 from stoker.errors import StateError, StokerError
 from stoker.schedule import adaptive, rng
 from stoker.schedule.echo_record import Decisions, EchoRecord
+from stoker.schedule.leg import Leg
 from stoker.stats import PoolStats, StageStats, Stats, Uses, WorkerTime
 
 _PRUNE_BATCHES = 64
@@ -103,6 +104,11 @@ class Run:
             self.close()
             raise
         self._wait_ns = time.perf_counter_ns() - began  # iter() may start processes
+
+    @property
+    def leg(self) -> Leg | None:
+        """What this is of an epoch that other ranks began; all counts are from there on."""
+        return self._plan.selection.leg
 
     @property
     def total(self) -> int | None:
@@ -375,7 +381,9 @@ class Run:
         head = self._streams.head
         if head is not None:
             state, loaded = head.state_at(at.fresh, at.loaded)
-            return Position(at.yielded, at.uses, at.fresh, loaded=loaded, loader_state=state)
+            return Position(
+                at.yielded, at.uses, at.fresh, loaded=loaded, loader_state=state, leg=self.leg
+            )
         with self._planning.lock:
             return Position(
                 at.yielded,
@@ -385,6 +393,7 @@ class Run:
                 dict(self._skip_log.spent),
                 self._skip_log.filtered,
                 owners=self._setup.owners,
+                leg=self.leg,
             )
 
     def next_start(self) -> Position | None:

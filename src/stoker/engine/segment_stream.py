@@ -104,9 +104,10 @@ class SegmentStream(PulledStream):
         self._cuts = runner.cuts
         self._batches = batch is not None or segment.batches_in
         self.inputs = inputs = examples if feed is None else feed.total
-        self.total = inputs if batch is None or inputs is None else batch.count(inputs)
         if isinstance(self._cuts, PlannedCuts):
-            self.total = self._cuts.batches
+            self.total: int | None = self._cuts.batches
+        else:
+            self.total = inputs if batch is None or inputs is None else batch.count(inputs)
         rows = runner.rows
         self._gathers_alone = rows is not None and not segment.batch_maps
         self._gathers = self._gathers_alone and not segment.into_pool

@@ -139,7 +139,8 @@ class Work:
         self.lookups: Lookups | None = None
         self._source = source
         self._order = None if segment.renumbered or segment.batches_in else order
-        taking_turns = Stride(address.rank, address.world)  # of streams and batches
+        first = address.rank + address.batches * segment.batches_in
+        taking_turns = Stride(first, address.world)  # of streams and batches
         self._stride = taking_turns if self._order is None else self._order.stride
         # Of the global generators.
         self.legacy_key = rng.key(address.seed, address.epoch, rng.LEGACY)
@@ -226,7 +227,7 @@ class Work:
 
     def batch_place(self, number: Any) -> Any:
         """Return the place of a batch, or of several, by the number on this rank."""
-        return number * self.address.world + self.address.rank
+        return self.address.batches + number * self.address.world + self.address.rank
 
     @property
     def _indexed(self) -> IndexedSource:
@@ -738,7 +739,9 @@ class Work:
         self, stage: str, error: BaseException, place: int, batch: int | None = None
     ) -> StageError:
         if self.segment.batches_in:
-            return StageError(stage, error, batch=place // self.address.world)
+            return StageError(
+                stage, error, batch=(place - self.address.batches) // self.address.world
+            )
         if self._order is None:
             return StageError(stage, error, number=place, batch=batch)
         if place < 0:  # of an earlier epoch, whose order is not known here

@@ -24,6 +24,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.schedule.leg import Remainder
 from stoker.schedule.orders.mixed import mixed_places, parts_and_numbers
 from stoker.schedule.orders.order import Order, Places, as_array, offset_places
 from stoker.schedule.proportions import Proportions
@@ -69,6 +70,7 @@ class RankOrder:
     Attributes:
         order, deal, cuts: as given.
         stride: the deal of its rows, if that is one; None otherwise.
+        padded: the deal, where that pads; None otherwise.
     """
 
     def __init__(
@@ -80,6 +82,8 @@ class RankOrder:
         cuts: PlannedCuts | None = None,
     ) -> None:
         self.order, self.deal, self.cuts = order, deal, cuts
+        within = deal.within if isinstance(deal, LegDeal) else deal
+        self.padded = within if isinstance(within, PaddedDeal) else None
         self._count, self._start = count, start
         self.stride: Stride | None = None
         if isinstance(deal, Stride):
@@ -163,6 +167,32 @@ class Stride:
         if isinstance(rows, range):
             return range(first + rows.start * step, first + rows.stop * step, step)
         return rows * step + first
+
+
+class LegDeal:
+    """A deal of what is left of an epoch.
+
+    Args:
+        within: deals that, by its numbers in the leg's row.
+        rest: the row.
+
+    Attributes:
+        within: as given.
+    """
+
+    def __init__(self, within: Deal, rest: Remainder) -> None:
+        self.within, self._rest = within, rest
+        self.together = within.together
+
+    @staticmethod
+    def of(within: Deal, rest: Remainder) -> Deal:
+        """Return the deal; of turns at one range these are turns again."""
+        if isinstance(within, Stride) and rest.first is not None:
+            return Stride(rest.first + within.first, within.step)
+        return LegDeal(within, rest)
+
+    def places(self, rows: Places) -> Places:
+        return self._rest.at(self.within.places(rows))
 
 
 @dataclass(frozen=True)
@@ -295,7 +325,14 @@ def dealt_to(
 
 
 class CountedDeal(Deal, Protocol):
-    """A deal of a mixture, whose places stand for parts and numbers in them (``orders.mixed``)."""
+    """A deal of a mixture, whose places stand for parts and numbers in them (``orders.mixed``).
+
+    Attributes:
+        first: how much of the row of parts was dealt before, by other ranks.
+    """
+
+    @property
+    def first(self) -> int: ...
 
     def counts(self, rows: int) -> list[int]:
         """Return how many of the rank's first so many rows are of each part."""
@@ -314,13 +351,24 @@ class PartDeal:
         rank, world: this process among so many.
         group: the rows that a rank has of a global batch; of the last one, fewer.
         count: the rows that it has of the epoch.
+        first: how much of the row of parts was dealt before.
+
+    Attributes:
+        first: as given.
     """
 
     def __init__(
-        self, proportions: Proportions, rank: int, world: int, group: int, count: int
+        self,
+        proportions: Proportions,
+        rank: int,
+        world: int,
+        group: int,
+        count: int,
+        first: int = 0,
     ) -> None:
         self._proportions, self._parts = proportions, len(proportions.weights)
         self._rank, self._world, self._group, self._count = rank, world, group, count
+        self.first = first
         self.together = group * max(1, _MIXED_ROWS // group)
 
     def places(self, rows: Places) -> NDArray[np.int64]:
@@ -328,14 +376,17 @@ class PartDeal:
         assert isinstance(rows, range)
         parts, world = self._parts, self._world
         if world == 1:
-            return mixed_places(*self._proportions.parts(rows.start, rows.stop), parts)
+            first = self.first
+            return mixed_places(
+                *self._proportions.parts(first + rows.start, first + rows.stop), parts
+            )
         group = self._group
-        begins, sizes, first, own = self._shares(rows.start // group, -(-rows.stop // group))
+        begins, sizes, firsts, own = self._shares(rows.start // group, -(-rows.stop // group))
         each = own.ravel()  # batch by batch, part by part
         of = np.repeat(np.arange(len(each)), each)
         turns = np.arange(len(of)) * world
         # Of each its number among those of its part in the global batch: ``nth[of] + turns``.
-        nth = first.ravel() - world * (np.cumsum(each) - each)
+        nth = firsts.ravel() - world * (np.cumsum(each) - each)
         spread = group / np.maximum(1, 2 * sizes.ravel())
         where = (2 * (nth[of] + turns) + 1) * spread[of]  # from 0 to the rank's rows
         where += np.repeat(np.arange(len(own)) * group, own.sum(axis=1))
@@ -346,7 +397,8 @@ class PartDeal:
 
     def counts(self, rows: int) -> list[int]:
         if self._world == 1:
-            return self._proportions.counts(rows)
+            before, after = self._proportions.counts_at(np.array([0, rows]) + self.first).T
+            return list(map(int, after - before))
         whole, over = divmod(rows, self._group)
         found = np.zeros(self._parts, np.int64)
         for first in range(0, whole, _MIXED_ROWS):
@@ -367,7 +419,7 @@ class PartDeal:
         first one, and how many are this rank's.
         """
         world, batches = self._world, np.arange(first, last + 1)
-        ends = np.minimum(batches * self._group, self._count) * world
+        ends = np.minimum(batches * self._group, self._count) * world + self.first
         begins = self._proportions.counts_at(ends).T
         sizes = np.diff(begins, axis=0)
         before = np.cumsum(sizes, axis=1) - sizes
@@ -388,6 +440,7 @@ class InStepDeal:
     """
 
     together = _MIXED_ROWS
+    first = 0
 
     def __init__(self, proportions: Proportions, rank: int, count: int) -> None:
         self._proportions = proportions

@@ -17,11 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.schedule import rng
-from stoker.schedule.dealing import Dealer, OwnerDeal, PaddedDeal, RankOrder, Stride
+from stoker.schedule.dealing import Deal, Dealer, LegDeal, OwnerDeal, PaddedDeal, RankOrder, Stride
+from stoker.schedule.leg import Leg, LegOrder
 from stoker.schedule.orders.blocks import WINDOW, BlockOrder, cut_to
 from stoker.schedule.orders.order import Order
 from stoker.schedule.orders.permutation import permutation
-from stoker.schedule.orders.plain import CutOrder, FixedPart, RepeatedEnd
+from stoker.schedule.orders.plain import CutOrder, FixedPart, FixedParts, RepeatedEnd
 from stoker.schedule.sizing.balanced_deal import BalancedDeal
 from stoker.schedule.sizing.costs import Costs
 
@@ -103,6 +104,7 @@ class Selection:
         last: which of them behind both.
         blocks: where the order is drawn by blocks, their ends in the source.
         in_step: whether ranks must have the same part of a mixture at the same time.
+        leg: what is left of the epoch, where other ranks began it; None for all of it.
     """
 
     is_shuffled: bool = False
@@ -112,6 +114,7 @@ class Selection:
     last: Cut = Cut()
     blocks: NDArray[np.int64] | None = field(default=None, compare=False)
     in_step: bool = False
+    leg: Leg | None = field(default=None, compare=False)
 
     @property
     def is_kept_by_streams(self) -> bool:
@@ -184,14 +187,32 @@ class Selection:
         return replace(self, first=change(self.first))
 
     def count(self, length: int) -> int:
-        """Return the examples of an epoch over a source of ``length``."""
+        """Return the examples of an epoch, or of its leg, over a source of ``length``."""
         share, count = self.share, self.first.count(length)
+        if self.leg is not None:
+            return len(self.leg.rest) if share is None else share.count(len(self.leg.rest))
         if share is not None and not share.anew:
             count = share.count(count)
         count = self.between.count(count)
         if share is not None and share.anew:
             count = share.count(count)
         return self.last.count(count)
+
+    def places(self, length: int) -> int:
+        """Return how many places an epoch over a source of ``length`` has, over all ranks."""
+        share, count = self.share, self.first.count(length)
+        if share is not None and not share.anew and share.padded is None:
+            world = share.world if self.leg is None else self.leg.begun_by
+            return world * self.between.count(replace(share, world=world).count(count))
+        return self.between.count(count)
+
+    @property
+    def has_runs(self) -> bool:
+        """Whether each rank has a run of the epoch, and they do not take turns at it."""
+        share = self.share
+        if self.blocks is None or share is None:
+            return False
+        return share.anew and not share.is_dealt and share.costs is None
 
     def rank_order(
         self, length: int, seed: int, epoch: int, dealer: Dealer | None = None, group: int = 1
@@ -201,25 +222,33 @@ class Selection:
         What is dealt is so by the owners of ``dealer``, ``group`` examples to a rank at a time.
         """
         order, count = self.order(length, seed, epoch), self.count(length)
-        share, start = self.share, self.last.start
+        share, start, leg = self.share, self.last.start, self.leg
+        if share is not None and share.padded is not None:
+            order = RepeatedEnd(order)
+        if leg is None:
+            deal = self._deal(order, self.places(length), dealer, group, start + count)
+            return RankOrder(order, deal, count, start)
+        left = LegOrder(order, leg.rest)
+        deal = self._deal(left, len(left), dealer, group, count)
+        return RankOrder(order, LegDeal.of(deal, leg.rest), count)
+
+    def _deal(
+        self, order: Order, length: int, dealer: Dealer | None, group: int, count: int
+    ) -> Deal:
+        """Return which of ``length`` places, that have this order, are the rows of this rank."""
+        share = self.share
         if share is None:
-            return RankOrder(order, Stride(), count, start)
-        rank, world = share.rank, share.world
+            return Stride()
         if share.padded is not None:
-            deal = replace(share.padded, length=len(order))
-            return RankOrder(RepeatedEnd(order), deal, count, start)
+            return replace(share.padded, length=length)
         if share.is_dealt:
             assert dealer is not None
-            dealt = OwnerDeal(order, dealer, rank, group, start + count)
-            return RankOrder(order, dealt, count, start)
+            return OwnerDeal(order, dealer, share.rank, group, count)
         if share.costs is not None:
-            balanced = BalancedDeal(order, share.costs, rank, world, group, start + count)
-            return RankOrder(order, balanced, count, start)
-        if share.anew and self.blocks is not None:
-            shared = self.between.count(self.first.count(length))
-            run = Stride(share.run(shared, whole=share.uneven))
-            return RankOrder(order, run, count, start)
-        return RankOrder(order, Stride(rank, world), count, start)
+            return BalancedDeal(order, share.costs, share.rank, share.world, group, count)
+        if self.has_runs:
+            return Stride(share.run(length, whole=share.uneven))
+        return Stride(share.rank, share.world)
 
     def order(self, length: int, seed: int, epoch: int, purpose: int = rng.SHUFFLE) -> Order:
         """Return the order of one epoch, before it is dealt: of a fixed part, that of its rank.
@@ -232,6 +261,8 @@ class Selection:
             key = rng.key(seed, epoch, purpose) if self.is_shuffled else None
             order = self._permuted(begins, length, key)
             return CutOrder(order, before, begins) if before or begins else order
+        if self.leg is not None:  # only of what is not shuffled
+            return FixedParts(length, self.leg.begun_by, epoch, begins)
         rank, world = share.rank, share.world
         key = rng.key(seed, epoch, purpose, rank) if self.is_shuffled else None
         own = self.between.count(share.count(length))

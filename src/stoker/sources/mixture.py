@@ -19,14 +19,15 @@ from numpy.typing import NDArray
 from stoker.basics import pytree
 from stoker.basics.buffers import Allocator, Recycler
 from stoker.basics.fingerprint import Fingerprint
+from stoker.errors import StateError
 from stoker.schedule import rng
 from stoker.schedule.dealing import CountedDeal, Dealer, InStepDeal, PartDeal, RankOrder
 from stoker.schedule.numbering import Numbering
 from stoker.schedule.orders.mixed import MixedOrder
 from stoker.schedule.orders.order import Order
 from stoker.schedule.proportions import Proportions
-from stoker.schedule.sizing.batch_plan import PlannedDeal
 from stoker.schedule.selection import Selection
+from stoker.schedule.sizing.batch_plan import PlannedDeal
 from stoker.sources.origin import IndexedSource, UserObject
 from stoker.sources.source import Indices, Reader, Rows
 from stoker.stats import PartStats
@@ -143,15 +144,16 @@ class MixtureSource(IndexedSource):
             deal = InStepDeal(row, rank, count)
             drawn = [world * own for own in row.counts(count)]
         else:
-            deal = PartDeal(row, rank, world, group, count)
+            begun = 0 if selection.leg is None else selection.leg.rest.first or 0
+            deal = PartDeal(row, rank, world, group, count, begun)
             drawn = row.counts(selection.first.count(self._row(selection)))
             if share is not None and selection.between.stop is not None:
                 drawn = row.counts(count * world)
         make = [
             functools.partial(self._part_order, number, seed) for number in range(len(self.parts))
         ]
-        begun = [epoch * each for each in drawn]
-        order = MixedOrder(make, self._lengths, self._sizes, begun, sum(drawn))
+        before = [epoch * each for each in drawn]
+        order = MixedOrder(make, self._lengths, self._sizes, before, sum(drawn))
         return RankOrder(order, deal, count)
 
     def _part_order(self, number: int, seed: int, epoch: int) -> Order:
@@ -180,12 +182,23 @@ class MixtureSource(IndexedSource):
         by_blocks = any(part.selection.blocks is not None for part in self.parts)
         return selection.share is not None and (selection.in_step or by_blocks)
 
+    def places(self, selection: Selection) -> int:
+        return selection.first.count(self._row(selection))
+
+    def check_leg(self, selection: Selection) -> None:
+        if self._is_in_step(selection):
+            raise StateError(
+                "each rank has a run of its own of each part, because parts are shuffled by blocks "
+                "or have factors of their own"
+            )
+
     def part_stats(self, order: RankOrder, examples: int) -> tuple[PartStats, ...]:
         mixed, deal, total = order.order, order.deal, self.proportions.total
         assert isinstance(mixed, MixedOrder)
         assert isinstance(deal, PartDeal | InStepDeal | PlannedDeal)
         fresh = deal.counts(examples)
-        of_all = self.proportions.counts(len(mixed) * examples // max(1, len(order)))
+        left = len(mixed) - deal.first
+        of_all = self.proportions.counts(deal.first + left * examples // max(1, len(order)))
         told = zip(
             self.parts,
             self.proportions.weights,

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from stoker.basics import pytree
 from stoker.basics.fingerprint import Fingerprint
 from stoker.distributed.unsharded import warn_unsharded
+from stoker.errors import StateError
 from stoker.schedule.dealing import Dealer, RankOrder
 from stoker.schedule.selection import Selection
 from stoker.sources.source import Indices, Reader, Rows
@@ -132,6 +133,10 @@ class Origin(ABC):
     @abstractmethod
     def check_state(self, chain: ChainOfSource) -> None:
         """Raise StateError where a chain over it cannot be saved in the middle of an epoch."""
+
+    def check_leg(self, selection: Selection) -> None:
+        """Raise StateError where other ranks cannot go on in the middle of an epoch."""
+        raise StateError("what was read of it is known to the ranks that read it alone")
 
     def signature(self) -> str:
         """Return its line of the signature that a saved state must equal: by default its kind."""
@@ -263,6 +268,13 @@ class IndexedSource(Origin):
     def parts_count(self) -> int:
         """How many parts it is mixed of, 1 if it is no mixture."""
         return 1
+
+    def places(self, selection: Selection) -> int:
+        """Return how many places an epoch has, over all ranks."""
+        return selection.places(len(self))
+
+    def check_leg(self, selection: Selection) -> None:
+        """Accept: any example can be read by any rank."""
 
     def part_stats(self, order: RankOrder, examples: int) -> tuple[PartStats, ...]:
         """Return what the first so many examples of an epoch are of, if there are parts."""

@@ -95,3 +95,31 @@ class FixedPart:
         if self._step > 1:
             found = found * self._step
         return found + self._first if self._first else found
+
+
+class FixedParts:
+    """The parts of all ranks, where these are fixed and not shuffled: of ``FixedPart`` all ranks'.
+
+    Args:
+        length: how many examples there are.
+        world: how many ranks take turns.
+        epoch: says which of its examples a part that has one too many leaves out.
+        first: what is added to the numbers.
+    """
+
+    together = 0
+
+    def __init__(self, length: int, world: int, epoch: int, first: int = 0) -> None:
+        self._each, self._over = divmod(length, world)
+        self._world, self._first = world, first
+        self._left_out = self._each - epoch % (self._each + 1)
+
+    def __len__(self) -> int:
+        return self._each * self._world
+
+    def at(self, places: Places) -> NDArray[np.int64]:
+        places = as_array(places)
+        rows, ranks = np.divmod(places, self._world)
+        is_behind = (ranks < self._over) & (rows >= self._left_out)
+        found: NDArray[np.int64] = places + self._world * is_behind + self._first
+        return found

@@ -32,6 +32,7 @@ class PlannedCuts:
 
     Args:
         rows: how many examples each batch has, shape [batches].
+        of_all: how many those of all ranks have together in each step, likewise.
 
     Attributes:
         batches: how many there are.
@@ -39,10 +40,16 @@ class PlannedCuts:
         largest: how many the largest has, 0 if there is none.
     """
 
-    def __init__(self, rows: NDArray[np.int64]) -> None:
-        self._starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(rows)])
+    def __init__(self, rows: NDArray[np.int64], of_all: NDArray[np.int64]) -> None:
+        self._starts, self._of_all = (
+            np.concatenate([np.zeros(1, np.int64), np.cumsum(each)]) for each in (rows, of_all)
+        )
         self.batches, self.examples = len(rows), int(self._starts[-1])
         self.largest = int(rows.max(initial=0))
 
     def start(self, output: int) -> int:
         return int(self._starts[min(output, self.batches)])
+
+    def of_all(self, examples: int) -> int:
+        """Return how many examples all ranks have read, once this one has read so many."""
+        return int(self._of_all[np.searchsorted(self._starts, examples)])

@@ -6,11 +6,12 @@ example of the epoch comes by, once: behind ``.shuffle()`` and ``.shard()``, cac
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stoker.basics.validate import is_whole_number
 from stoker.schedule.sizing.batch_plan import BatchRule
@@ -25,6 +26,26 @@ from stoker.stages.stage import ChainView, EnginePlan, PoolSize, first_with
 # batch holds more padding, and more is carried on: bench/balance.py has what windows bring.
 _WINDOW_PLACES = 2_000
 _WINDOW_STEPS = 16
+
+
+MEASURED = 1_000
+"""Examples whose sizes are handed over together. Chosen, not measured."""
+
+
+def measured(parts: Sequence[Any]) -> NDArray[Any]:
+    """Return what a function has measured of all examples, in one array.
+
+    Raises TypeError where it did not return numbers.
+    """
+    arrays = [np.asarray(part) for part in parts] or [np.zeros(0, np.int32)]
+    if any(part.ndim != 1 or part.dtype.kind not in "biuf" for part in arrays):
+        raise TypeError("measure(fn): fn returns a number for each example")
+    found = np.concatenate(arrays)
+    if found.dtype.kind == "f":
+        return found
+    bounds = np.iinfo(np.int32)
+    is_small = bounds.min <= found.min(initial=0) and found.max(initial=0) <= bounds.max
+    return found.astype(np.int32 if is_small else np.int64)
 
 
 @dataclass(frozen=True)
@@ -56,7 +77,7 @@ class Sizing:
         if (self.tokens is None) != (self.size is None):
             given, lacks = ("tokens", "size") if self.size is None else ("size", "tokens")
             raise ValueError(
-                f".batch({given}=...) needs {lacks}=: a batch holds up to tokens= of what size= says"
+                f".batch({given}=...) needs {lacks}=: a batch holds tokens= of what size= says"
             )
         if self.tokens is None and self.key is None:
             raise ValueError(
@@ -69,7 +90,7 @@ class Sizing:
             True,
         ):
             raise ValueError(
-                ".batch(n, key=...) has no sizes: multiple_of=, max_rows= and padded= are for tokens="
+                ".batch(n, key=...) has no sizes: multiple_of=, max_rows=, padded= are for tokens="
             )
         if drop_last:
             raise ValueError(
@@ -216,7 +237,7 @@ class PlannedBatch(Batch):
         what = "rows" if rule.sizes is None else "padded" if rule.is_padded else "sum"
         return (
             f"batch({what}={rule.budget}{sizes}{keys}, multiple_of={rule.multiple_of}, "
-            f"max_rows={rule.max_rows}, window={rule.window})"
+            f"max_rows={rule.max_rows}, window={self.sizing.window})"
         )
 
     def note(self, chain: ChainView, sizes: Mapping[int, PoolSize]) -> str:

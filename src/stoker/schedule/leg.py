@@ -1,0 +1,141 @@
+"""Legs: the stretches of an epoch, each read by one number of ranks with one batch size.
+
+An epoch has one leg, unless a state of its middle is loaded by other ranks, or with batches of
+another size. Then a new leg begins: it is a row of what is left of the epoch, which these ranks
+deal among themselves as if it were the whole. A row lists *numbers*, of which each stands for a
+place of the epoch; of a mixture, whose places are made by its deal, for a number in its row of
+parts. So places, and all random draws, stay what they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.basics import compact_integers
+from stoker.basics.compact_integers import check_integer
+from stoker.schedule.numbering import Numbering
+from stoker.schedule.orders.order import Order, Places, as_array, offset_places
+from stoker.stats import Clock
+
+# Ranges in a row: a rank has a few at most, and a state holds them all.
+_MOST_RANGES = 1 << 20
+
+
+class Remainder:
+    """The numbers of an epoch that are left, as ranges, in the order in which they are dealt.
+
+    Args:
+        ranges: the first number of each, and the one behind its last; ascending.
+
+    Attributes:
+        ranges: as given, but none is empty, and none begins where another ends.
+    """
+
+    def __init__(self, ranges: Iterable[tuple[int, int]]) -> None:
+        self.ranges: list[tuple[int, int]] = []
+        for start, stop in ranges:
+            if self.ranges and self.ranges[-1][1] == start:
+                self.ranges[-1] = self.ranges[-1][0], max(start, stop)
+            elif start < stop:
+                self.ranges.append((start, stop))
+        self._starts = np.array([start for start, _ in self.ranges], np.int64)
+        self._numbering = Numbering([stop - start for start, stop in self.ranges])
+
+    def __len__(self) -> int:
+        return self._numbering.total
+
+    @property
+    def first(self) -> int | None:
+        """The first number, if they are one range; None otherwise."""
+        return self.ranges[0][0] if len(self.ranges) == 1 else None
+
+    def at(self, which: Places) -> Places:
+        """Return numbers by their own numbers in this row, from 0 on.
+
+        What lies behind the end (padding) is behind the last number, too.
+        """
+        if not self.ranges:
+            return as_array(which)
+        if self.first is not None:
+            return offset_places(which, self.first)
+        which = as_array(which)
+        parts = np.minimum(self._numbering.parts(which), len(self.ranges) - 1)
+        found: NDArray[np.int64] = self._starts[parts] + which - self._numbering.starts[parts]
+        return found
+
+    def cut(self, start: int, stop: int) -> list[tuple[int, int]]:
+        """Return the ranges of those numbered ``start .. stop - 1`` in this row."""
+        found, begin = [], 0
+        for low, high in self.ranges:
+            end = begin + high - low
+            if begin < stop and start < end:
+                found.append((low + max(0, start - begin), high - max(0, end - stop)))
+            begin = end
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class Leg:
+    """What is left of an epoch when other ranks take it over, or the batch size changes.
+
+    Attributes:
+        begun_by: how many ranks began the epoch.
+        rest: the numbers that are left.
+        before: what all ranks had handed out of the epoch by then.
+        batches: their batches, which count on for the draws of maps behind ``.batch``.
+    """
+
+    begun_by: int
+    rest: Remainder
+    before: Clock
+    batches: int
+
+    def saved(self) -> dict[str, Any]:
+        """Return it for JSON."""
+        bounds = np.array(self.rest.ranges, np.int64).ravel()
+        gaps = np.diff(bounds, prepend=0)
+        return {
+            "begun_by": self.begun_by,
+            "ranges": len(self.rest.ranges),
+            "rest": compact_integers.encode_small(gaps),
+            "before": [self.before.fresh_examples, self.before.uses, self.before.steps],
+            "batches": self.batches,
+        }
+
+    @classmethod
+    def read(cls, saved: Any, places: int) -> Leg:
+        """Read what ``saved`` returned, of an epoch of so many places.
+
+        Raises KeyError, TypeError or ValueError for what cannot be.
+        """
+        count = check_integer(saved["ranges"], 0, min(places, _MOST_RANGES))
+        gaps = compact_integers.decode_small(saved["rest"], 2 * count, places + 1)
+        bounds = np.cumsum(gaps)
+        if len(bounds) != 2 * count or (gaps[1:] < 1).any() or (bounds > places).any():
+            raise ValueError("the rest of the epoch is damaged")
+        fresh, uses, steps = (check_integer(n) for n in saved["before"])
+        return cls(
+            check_integer(saved["begun_by"], 1),
+            Remainder(zip(bounds[::2].tolist(), bounds[1::2].tolist(), strict=True)),
+            Clock(fresh, uses, steps),
+            check_integer(saved["batches"]),
+        )
+
+
+class LegOrder:
+    """An order of what is left, by its numbers in the row of a leg."""
+
+    def __init__(self, within: Order, rest: Remainder) -> None:
+        self._within, self._rest = within, rest
+        self.together = within.together
+
+    def __len__(self) -> int:
+        return len(self._rest)
+
+    def at(self, places: Places) -> NDArray[np.int64]:
+        return self._within.at(self._rest.at(places))

@@ -1,0 +1,422 @@
+"""A state that some ranks saved is loaded by others, or with batches of another size."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import stoker
+from strategies import few, through_json
+from test_crafted_states import signed
+
+Leg = tuple[int, int, int]
+"""How many ranks, their rows, and how many batches each of them takes; the last leg ends itself."""
+
+Drawn = tuple[int, int, float]
+"""An example, the number of its use, and what was drawn for that."""
+
+
+def drawing(x: Any, rng: np.random.Generator) -> Any:
+    return x, rng.random()
+
+
+def rows(length: int) -> stoker.Pipeline:
+    return stoker.from_arrays(np.arange(length), seed=7)
+
+
+def mixture(length: int) -> stoker.Pipeline:
+    a = stoker.from_arrays(np.arange(length)).shuffle()
+    b = stoker.from_arrays(np.arange(length, length + 90))
+    c = stoker.from_arrays(np.arange(length + 90, length + 150)).shuffle()
+    return stoker.mix({a: 0.55, b: 0.3, c: 0.15}, stop="all", seed=7)
+
+
+KINDS: dict[str, Callable[[int], stoker.Pipeline]] = {
+    "shuffled": lambda n: rows(n).shuffle(),
+    "cut": lambda n: rows(n + 9).skip(5).shuffle().skip(3).take(n - 3),
+    "blocks": lambda n: rows(n).shuffle(block=4),
+    "whole": lambda n: stoker.from_dataset(range(n), seed=7).shuffle().cache("1MiB"),
+    "balanced": lambda n: rows(n).shuffle(),
+    "mixture": mixture,
+}
+
+
+class Ranks:
+    """All ranks of a leg, which take their batches one after another.
+
+    Args:
+        build: makes the pipeline of a rank among so many, with so many rows.
+        states: what they load; None to begin an epoch.
+    """
+
+    def __init__(
+        self, build: Callable[[int, int, int], stoker.Pipeline], leg: Leg, states: Any, epoch: int
+    ) -> None:
+        world, self.each, self.steps = leg
+        self.ranks = [build(rank, world, self.each) for rank in range(world)]
+        self.drawn: list[list[Drawn]] = []  # of each step, of all ranks
+        self.lengths: list[int] = []
+        for rank in self.ranks:
+            if states is None:
+                rank.set_epoch(epoch)
+            else:
+                rank.load_state_dict(states)
+
+    def run(self) -> list[dict[str, Any]]:
+        """Take the batches, and return the states of all ranks."""
+        each, states = [], []
+        for rank in self.ranks:
+            with iter(rank) as batches:
+                mine = []
+                for ids, draws in itertools.islice(
+                    batches, self.steps if self.steps >= 0 else None
+                ):
+                    uses = rank.last.number.tolist()
+                    mine.append(list(zip(ids.tolist(), uses, draws.tolist(), strict=True)))
+                states.append(through_json(rank.state_dict()))
+            each.append(mine)
+        assert len({*map(len, each)}) == 1, "ranks take equally many steps"
+        self.drawn = [[one for batch in step for one in batch] for step in zip(*each, strict=True)]
+        return states
+
+
+def run(
+    build: Callable[[int, int, int], stoker.Pipeline],
+    plan: Sequence[Leg],
+    epoch: int = 0,
+    *,
+    listed: bool = False,
+) -> list[Ranks]:
+    """Run the legs of an epoch, each from the states of the one before."""
+    legs, states = list[Ranks](), None
+    for leg in plan:
+        legs.append(Ranks(build, leg, states, epoch))
+        saved = legs[-1].run()
+        if not listed:
+            assert all(state == saved[0] for state in saved), "one state serves all ranks"
+        states = saved if listed else saved[0]
+    return legs
+
+
+def of_kind(kind: str, length: int) -> Callable[[int, int, int], stoker.Pipeline]:
+    def build(rank: int, world: int, each: int) -> stoker.Pipeline:
+        sizes = np.arange(length) % 7 + 1 if kind == "balanced" else None
+        train = KINDS[kind](length).shard(rank=rank, world=world, balance=sizes)
+        return train.random_map(drawing).batch(each)
+
+    return build
+
+
+@st.composite
+def plans(draw: Any, length: int, most: int = 4) -> list[Leg]:
+    """Draw the legs of an epoch of at least so many examples: each but the last is cut short."""
+    legs, left = list[Leg](), length
+    for _ in range(draw(st.integers(1, most - 1))):
+        world, each = draw(st.integers(1, 6)), draw(st.integers(1, 12))
+        steps = draw(st.integers(0, left // (world * each) - 1)) if left >= world * each else 0
+        legs.append((world, each, steps))
+        left -= steps * world * each
+    return [*legs, (draw(st.integers(1, 6)), draw(st.integers(1, 12)), -1)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@few(12)
+@given(data=st.data(), length=st.integers(60, 200), epoch=st.integers(0, 2))
+def test_what_was_not_handed_out_comes_once_with_its_own_draws(
+    kind: str, data: st.DataObject, length: int, epoch: int
+) -> None:
+    plan = data.draw(plans(length), label="plan")
+    build = of_kind(kind, length)
+    (whole,) = run(build, [(1, 7, -1)], epoch)
+    expected = collections.Counter(one for step in whole.drawn for one in step)
+    legs = run(build, plan, epoch)
+    found = collections.Counter(one for leg in legs for step in leg.drawn for one in step)
+    assert found <= expected, "none twice, and each draw is what it would have been"
+    missing = expected.total() - found.total()
+    assert 0 <= missing < plan[-1][0]
+    last = legs[-1].ranks[0]
+    assert last.epoch == epoch + 1
+    assert last.clock.fresh_examples == last.clock.uses == found.total()
+    assert last.clock.steps == sum(len(leg.drawn) for leg in legs)
+    following = build(0, *plan[-1][:2])
+    following.set_epoch(epoch + 1)
+    assert [x.tolist() for x, _ in last] == [x.tolist() for x, _ in following]
+
+
+@few(12)
+@given(data=st.data(), length=st.integers(60, 200), epoch=st.integers(0, 3))
+def test_parts_as_they_lie_go_on_where_those_left_them_that_began(
+    data: st.DataObject, length: int, epoch: int
+) -> None:
+    """Which examples an epoch leaves out depends on the ranks that begin it."""
+
+    def build(rank: int, world: int, each: int) -> stoker.Pipeline:
+        return rows(length).shard(rank=rank, world=world).random_map(drawing).batch(each)
+
+    plan = data.draw(plans(length), label="plan")
+    (whole,) = run(build, [(plan[0][0], 7, -1)], epoch)
+    if not plan[0][2]:  # nothing was handed out, so others begin it
+        return
+    expected = collections.Counter(one for step in whole.drawn for one in step)
+    legs = run(build, plan, epoch)
+    found = collections.Counter(one for leg in legs for step in leg.drawn for one in step)
+    assert found <= expected
+    assert expected.total() - found.total() < plan[-1][0]
+
+
+@pytest.mark.parametrize("kind", ["shuffled", "whole", "balanced", "mixture"])
+@few(6)
+@given(
+    length=st.integers(200, 260),
+    worlds=st.lists(st.sampled_from([1, 2, 3, 4, 6, 12]), min_size=2, max_size=4),
+    cuts=st.lists(st.integers(0, 4), min_size=3, max_size=3),
+)
+def test_global_batches_stay_the_same_where_their_size_does(
+    kind: str, length: int, worlds: list[int], cuts: list[int]
+) -> None:
+    build = of_kind(kind, length)
+    plan = [(w, 24 // w, n) for w, n in zip(worlds, cuts, strict=False)]
+    plan[-1] = *plan[-1][:2], -1
+    (whole,) = run(build, [(1, 24, -1)])
+    steps = [step for leg in run(build, plan) for step in leg.drawn]
+    full = [sorted(step) for step in whole.drawn if len(step) == 24]
+    assert [sorted(step) for step in steps][: len(full)] == full
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("workers", [0, 2])
+@few(4)
+@given(data=st.data())
+def test_a_leg_is_resumed_bit_for_bit(kind: str, workers: int, data: st.DataObject) -> None:
+    length, plan = 150, data.draw(plans(100, most=3), label="plan")
+    build = of_kind(kind, length)
+    states = run(build, plan[:-1])[-1]
+    world, each, _ = plan[-1]
+    saved = through_json(states.ranks[0].state_dict())
+    rank = data.draw(st.integers(0, world - 1), label="rank")
+
+    def begun(state: Any) -> stoker.Pipeline:
+        train = build(rank, world, each).workers(workers)
+        train.load_state_dict(state)
+        return train
+
+    train, tails = begun(saved), []
+    with iter(train) as batches:
+        left = len(batches)
+        tails.append((through_json(train.state_dict()), left))
+        drawn = []
+        for ids, draws in batches:
+            drawn.append((ids.tolist(), draws.tolist()))
+            tails.append((through_json(train.state_dict()), left - len(drawn)))
+    assert len(drawn) == left
+    for at, (state, count) in enumerate(tails[:-1]):
+        again = begun(state)
+        assert again.clock.steps == states.ranks[0].clock.steps + at
+        tail = [(ids.tolist(), draws.tolist()) for ids, draws in again]
+        assert tail == drawn[at:]
+        assert len(tail) == count
+
+
+def shifted(batch: Any, rng: np.random.Generator) -> Any:
+    return batch, rng.random()
+
+
+def test_maps_behind_batches_draw_nothing_twice() -> None:
+    def build(rank: int, world: int, each: int) -> stoker.Pipeline:
+        train = rows(120).shuffle().shard(rank=rank, world=world).batch(each)
+        return train.random_map(shifted)
+
+    drawn: list[float] = []
+    state = None
+    for world, each, steps in ((2, 6, 3), (4, 3, 2), (1, 12, 1), (3, 4, 3)):
+        for rank in range(world):
+            train = build(rank, world, each)
+            if state is not None:
+                train.load_state_dict(state)
+            with iter(train) as batches:
+                drawn += [number for _, number in itertools.islice(batches, steps)]
+                saved = train.state_dict()
+        state = saved
+    assert len(set(drawn)) == len(drawn) == 24
+
+
+@pytest.mark.parametrize("pad", [True, "full"])
+@few(8)
+@given(data=st.data(), length=st.integers(40, 120))
+def test_evaluation_goes_on_with_every_example_once(
+    pad: Any, data: st.DataObject, length: int
+) -> None:
+    def build(rank: int, world: int, each: int) -> stoker.Pipeline:
+        return rows(length).shard(rank=rank, world=world, pad=pad).batch(each)
+
+    plan = data.draw(plans(length, most=3), label="plan")
+    state, found = None, []
+    for world, each, steps in plan:
+        for rank in range(world):
+            train = build(rank, world, each)
+            if state is not None:
+                train.load_state_dict(state)
+            with iter(train) as batches:
+                for ids in itertools.islice(batches, steps if steps >= 0 else None):
+                    found += ids[train.last.valid].tolist()
+                saved = train.state_dict()
+        state = saved
+    assert sorted(found) == list(range(length))
+
+
+def test_steps_count_on_over_legs() -> None:
+    def build(rank: int, world: int, each: int) -> stoker.Pipeline:
+        return of_kind("shuffled", 300)(rank, world, each).steps(9)
+
+    legs = run(build, [(4, 8, 3), (2, 8, 2), (3, 5, -1)])
+    assert [len(leg.drawn) for leg in legs] == [3, 2, 4]
+    assert legs[-1].ranks[0].epoch == 1
+
+
+def test_passes_that_flow_on_go_on_with_other_ranks() -> None:
+    def build(rank: int, world: int, each: int) -> stoker.Pipeline:
+        return of_kind("shuffled", 100)(rank, world, each).repeat().steps(10)
+
+    legs = run(build, [(2, 8, 9), (4, 3, -1)])
+    assert [len(leg.drawn) for leg in legs] == [9, 1]
+    once = [one for step in legs[0].drawn[:7] for one in step]
+    second = [one for step in [*legs[0].drawn[7:], *legs[1].drawn] for one in step]
+    assert len(set(once)) == len(once)
+    assert len({x for x, _, _ in second}) == len(second) == 2 * 16 + 12
+    train = legs[1].ranks[0]
+    assert train.clock.steps == 10
+    assert train.epoch == 1
+
+
+def test_steps_of_an_epoch_are_skipped_behind_a_leg() -> None:
+    build = of_kind("shuffled", 200)
+    (first,) = run(build, [(4, 5, 3)])
+    state = first.ranks[0].state_dict()
+    train, other = build(1, 2, 10), build(1, 2, 10)
+    train.load_state_dict(state)
+    other.load_state_dict(state)
+    train.resume_at(5)  # of the epoch, of which three are behind
+    assert [x.tolist() for x, _ in train] == [x.tolist() for x, _ in other][2:]
+    train.load_state_dict(state)
+    train.resume_at(2)
+    with pytest.raises(ValueError, match="the state that was loaded is behind 3"):
+        iter(train)
+
+
+def test_the_log_says_where_others_go_on(caplog: pytest.LogCaptureFixture) -> None:
+    build = of_kind("shuffled", 200)
+    (first,) = run(build, [(8, 2, 3)], epoch=3)
+    state = first.ranks[0].state_dict()
+    with caplog.at_level(logging.WARNING, "stoker"):
+        for rank in range(6):
+            build(rank, 6, 4).load_state_dict(state)
+    assert [record.message for record in caplog.records] == [
+        "goes on in epoch 3 at example 48 of 200 with 6 ranks instead of 8 and batches of 4 "
+        "instead of 2"
+    ]
+
+
+REFUSED: dict[str, tuple[Callable[[stoker.Pipeline, int, int], stoker.Pipeline], str]] = {
+    "fixed parts": (
+        lambda p, rank, world: p.shard(rank=rank, world=world).shuffle(),
+        r"shuffles a fixed part of its own: put .shuffle\(\) before .shard\(\)",
+    ),
+    "uneven parts": (
+        lambda p, rank, world: p.shuffle().shard(rank=rank, world=world, uneven=True),
+        "do not end together",
+    ),
+    "cuts of parts": (
+        lambda p, rank, world: p.shuffle().shard(rank=rank, world=world).take(40),
+        r"\.take\(\) and \.skip\(\) behind \.shard\(\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_cannot_go_on_with_others_says_so_and_can_between_epochs(what: str) -> None:
+    make, why = REFUSED[what]
+
+    def build(rank: int, world: int) -> stoker.Pipeline:
+        return make(rows(200), rank, world).batch(4)
+
+    train = build(0, 4)
+    with iter(train) as batches:
+        next(batches)
+        state = train.state_dict()
+    with pytest.raises(stoker.StateError, match=why) as caught:
+        build(0, 3).load_state_dict(state)
+    assert "with 3 ranks instead of 4" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    list(train)
+    other = build(2, 3)
+    other.load_state_dict(train.state_dict())
+    assert other.epoch == 2
+    expected = build(2, 3)
+    expected.set_epoch(2)
+    assert [x.tolist() for x in other] == [x.tolist() for x in expected]
+
+
+def test_a_stream_goes_on_with_the_same_ranks_alone() -> None:
+    def build(each: int) -> stoker.Pipeline:
+        return stoker.from_iterable(range(20), seed=0).batch(each)
+
+    train = build(4)
+    list(train)
+    other = build(5)
+    other.load_state_dict(train.state_dict())
+    assert other.epoch == 1
+
+
+def test_other_ranks_are_refused_if_that_is_asked_for() -> None:
+    build = of_kind("shuffled", 200)
+    (first,) = run(build, [(4, 5, 3)])
+    state = first.ranks[0].state_dict()
+    with pytest.raises(stoker.StateError, match=r"it has shard\(world=4\) where this one has sha"):
+        build(0, 2, 5).load_state_dict(state, elastic=False)
+    with pytest.raises(stoker.StateError, match=r"it has batch\(5.* where this one has batch\(6"):
+        build(0, 4, 6).load_state_dict(state, elastic=False)
+    build(1, 4, 5).load_state_dict(state, elastic=False)
+
+
+def test_lists_are_of_each_rank_once_and_of_one_place() -> None:
+    build = of_kind("shuffled", 200)
+    (first,) = run(build, [(4, 5, 3)])
+    (later,) = run(build, [(4, 5, 4)])
+    states = [rank.state_dict() for rank in first.ranks]
+    build(0, 2, 5).load_state_dict(states)
+    build(3, 4, 5).load_state_dict(states)
+    with pytest.raises(stoker.StateError, match="states of ranks 0, 1, and 4 saved them"):
+        build(0, 2, 5).load_state_dict(states[:2])
+    with pytest.raises(stoker.StateError, match="of different places"):
+        build(0, 2, 5).load_state_dict([*states[:3], later.ranks[3].state_dict()])
+    with pytest.raises(stoker.StateError, match="the list of states is empty"):
+        build(0, 2, 5).load_state_dict([])
+
+
+def test_damaged_legs_are_refused() -> None:
+    build = of_kind("blocks", 200)
+    second = run(build, [(4, 5, 3), (2, 5, 2)])[1]
+    sound = second.ranks[0].state_dict()
+    for change in (
+        {"ranges": 10**6},
+        {"ranges": 1},
+        {"rest": sound["leg"]["rest"][:-3]},
+        {"begun_by": 0},
+        {"begun_by": -1},
+        {"before": [1, 2]},
+        {"batches": None},
+    ):
+        crafted = signed({**sound, "leg": {**sound["leg"], **change}})
+        with pytest.raises(stoker.StateError, match="damaged"):
+            build(0, 2, 5).load_state_dict(crafted)
+    for change in ({"world": 0}, {"batch": 0}, {"world": 7}, {"batch": 7}, {"world": 10**12}):
+        with pytest.raises(stoker.StateError):
+            build(0, 2, 5).load_state_dict(signed({**sound, **change}))

@@ -287,7 +287,8 @@ def test_what_cannot_be_planned_is_refused() -> None:
     size = LENGTHS
 
     def tokens(train: stoker.Pipeline, **more: Any) -> stoker.Pipeline:
-        return train.batch(**({"tokens": 400, "size": size} | more))
+        given: dict[str, Any] = {"tokens": 400, "size": size} | more
+        return train.batch(**given)
 
     before: list[tuple[stoker.Pipeline, str]] = [
         (begun.filter(bool), r"filter.* decides later"),

@@ -338,7 +338,7 @@ class Chain:
                 "the number of batches depends on the seed, which is rank 0's and not known before "
                 "iter(): give seed="
             )
-        return self.plan.order(self.seed, epoch).cuts
+        return self.plan.planned(self.seed, epoch).cuts
 
     def clock(self, epoch: int, fresh: int, uses: int, outputs: int) -> Clock:
         """Return what all ranks have handed out of an epoch when this rank has so much."""

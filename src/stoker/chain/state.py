@@ -292,8 +292,7 @@ def position(
     else:
         plan, examples, group, cuts = fit.plan, fit.examples, fit.plan.group, None
         if plan.batches is not None:
-            cuts = plan.order(check_integer(state["seed"], 0, None), epoch).cuts
-            assert cuts is not None
+            cuts = plan.planned(check_integer(state["seed"], 0, None), epoch).cuts
             examples, group = cuts.examples, cuts.largest
             if not plan.echoes:  # one state serves all ranks, whose batches have unequal sizes
                 found.uses = found.fresh = cuts.start(yielded)

@@ -51,7 +51,8 @@ from stoker.engine.workers.tuning import Autotuner
 from stoker.schedule import rng
 from stoker.schedule.dealing import PaddedDeal, RankOrder
 from stoker.schedule.owners import OwnerSnapshot
-from stoker.schedule.sizing.cuts import EvenCuts
+from stoker.schedule.sizing.batch_plan import PlannedOrder
+from stoker.schedule.sizing.cuts import Cuts, EvenCuts
 from stoker.sources.source import Reader
 from stoker.stages.padding_mask import PaddingMask
 from stoker.stages.stage import PoolSize
@@ -312,7 +313,9 @@ class EpochStreams:
 
         def stream_of(work: Work, depth: int, order: RankOrder | None) -> SegmentStream:
             batch = part.batch
-            planned = None if batch is None or order is None else order.cuts
+            cuts: Cuts = EvenCuts(batch.n if batch is not None else 1)
+            if batch is not None and isinstance(order, PlannedOrder):
+                cuts = order.cuts
             return SegmentStream(
                 SegmentRunner(
                     work,
@@ -320,7 +323,7 @@ class EpochStreams:
                     depth,
                     cost,
                     plan.group,
-                    planned or EvenCuts(batch.n if batch is not None else 1),
+                    cuts,
                     self.recycler,
                     self.tally,
                     None if part.on_device else self._copies,

@@ -21,7 +21,7 @@ from stoker.schedule.dealing import Dealer, RankOrder
 from stoker.schedule.factor import UsesByPart
 from stoker.schedule.leg import Leg
 from stoker.schedule.selection import Selection
-from stoker.schedule.sizing.batch_plan import BatchRule, PlannedDeal
+from stoker.schedule.sizing.batch_plan import BatchRule, PlannedDeal, PlannedOrder
 from stoker.schedule.sizing.costs import Costs
 from stoker.sources.iterable import IterableSource
 from stoker.sources.loader import LoaderSource
@@ -310,7 +310,7 @@ class Plan:
     group: int
     mask: str | None = None
     batches: BatchRule | None = None
-    _planned: dict[tuple[int, int], RankOrder] = field(default_factory=dict, compare=False)
+    _planned: dict[tuple[int, int], PlannedOrder] = field(default_factory=dict, compare=False)
 
     def on_leg(self, leg: Leg) -> Plan:
         """Return this for what is left of an epoch."""
@@ -332,6 +332,12 @@ class Plan:
         assert self.indexed is not None
         if self.batches is None:
             return self.indexed.order(self.selection, seed, epoch, dealer, self.group)
+        return self.planned(seed, epoch)
+
+    def planned(self, seed: int, epoch: int) -> PlannedOrder:
+        """Return the order of an epoch whose batches are planned; raises as ``order`` does."""
+        assert self.indexed is not None
+        assert self.batches is not None
         known = self._planned.get((seed, epoch))
         if known is not None:
             return known
@@ -339,7 +345,7 @@ class Plan:
         share = self.selection.share
         rank, world = (0, 1) if share is None else (share.rank, share.world)
         deal = PlannedDeal(whole, self.batches, seed, epoch, rank, world, self.indexed.parts_count)
-        order = RankOrder(whole.order, deal, deal.cuts.examples, cuts=deal.cuts)
+        order = PlannedOrder(whole, deal)
         self._planned.clear()
         self._planned[seed, epoch] = order
         return order

@@ -28,7 +28,6 @@ from stoker.schedule.leg import Remainder
 from stoker.schedule.orders.mixed import mixed_places, parts_and_numbers
 from stoker.schedule.orders.order import Order, Places, as_array, offset_places
 from stoker.schedule.proportions import Proportions
-from stoker.schedule.sizing.cuts import PlannedCuts
 
 # Rows whose places and numbers are remembered, in 4 MB at most: a resumed pool reaches back, and
 # readers ahead. Chosen, not measured.
@@ -65,23 +64,15 @@ class RankOrder:
         deal: which places are this rank's.
         count: how many rows it has.
         start: how many rows of the deal come before them.
-        cuts: the batches of the rank, where these are planned.
 
     Attributes:
-        order, deal, cuts: as given.
+        order, deal: as given.
         stride: the deal of its rows, if that is one; None otherwise.
         padded: the deal, where that pads; None otherwise.
     """
 
-    def __init__(
-        self,
-        order: Order,
-        deal: Deal,
-        count: int,
-        start: int = 0,
-        cuts: PlannedCuts | None = None,
-    ) -> None:
-        self.order, self.deal, self.cuts = order, deal, cuts
+    def __init__(self, order: Order, deal: Deal, count: int, start: int = 0) -> None:
+        self.order, self.deal = order, deal
         within = deal.within if isinstance(deal, LegDeal) else deal
         self.padded = within if isinstance(within, PaddedDeal) else None
         self._count, self._start = count, start

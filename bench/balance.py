@@ -1,0 +1,314 @@
+"""Examples of different lengths: how much is padding, and how long do ranks wait for one another?
+
+Lengths of real examples: the words of each paragraph of WikiText-2, and the 10 ms frames of each
+recording of the Free Spoken Digit Dataset (``--data``: a folder with both); and log-normal lengths.
+Nothing is read or computed but lengths: a way of batching says which examples each of 1 or 8 ranks
+has in each step of two epochs. Rows of a batch are as long as its longest.
+
+- fixed: ``DataLoader`` with a ``DistributedSampler`` and fixed batches.
+- balanced: stoker's ``.shard(balance=lengths)`` and the same batches.
+- pooled: the usual bucketing sampler. Of its shuffled part each rank sorts pools of 100 batches by
+  length, cuts them into fixed batches, and shuffles these.
+- transformers: ``LengthGroupedSampler``, on several ranks ``DistributedLengthGroupedSampler``.
+- lhotse: ``DynamicBucketingSampler`` of the same budget, a buffer of 20,000, 10 buckets.
+- tokens: stoker's ``.batch(tokens=..., size=lengths)``.
+
+The budget is as many tokens as a fixed batch has on average, padded, or as the longest example has.
+"real" is the share of what is computed that is no padding. "waste" is what all ranks wait for: the
+padded tokens of the step's largest batch for each of them, per real token; 1 is perfect. "unequal"
+are steps that some rank has more than another; "left out" and "again" are examples that the first
+epoch lacks, or has more than once. The last column is processor time for a rank and epoch.
+
+Command::
+
+    python bench/balance.py [--data FOLDER]
+
+Targets: on every data set ``tokens`` has at least 0.9 of real tokens, and less waste than any
+other; ``balanced`` less than ``fixed``, with 8 ranks. Of a million log-normal lengths a plan takes
+less than 1 us of processor time an example.
+
+Results::
+
+    [results/balance.json]
+    [end]
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import logging
+import tarfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from harness import Report, parser, report
+from torch.utils.data import DataLoader, DistributedSampler
+
+import stoker
+
+Batches = list[list[int]]
+Way = Callable[[np.ndarray, int, int, int, int], list[Batches]]
+"""Of lengths, examples a batch, tokens a batch, world and epoch: the batches of each rank."""
+
+SEED, EPOCHS, WORLDS = 7, 2, (1, 8)
+ROWS = {"WikiText-2": 24, "spoken digits": 24, "log-normal": 24}
+POOL_BATCHES = 100
+FRAME_SAMPLES = 80  # 10 ms at 8 kHz
+
+
+def wikitext(folder: Path) -> np.ndarray:
+    """Return the number of words in each paragraph."""
+    lines = (folder / "wikitext-2" / "train.block-shuffled.txt").read_text().splitlines()
+    counts = [len(line.split()) for line in lines]
+    return np.array([count for count in counts if count > 10])  # no headings
+
+
+def digits(folder: Path) -> np.ndarray:
+    """Return the number of frames in each recording, of 16 bits a sample behind a header of 44."""
+    with tarfile.open(folder / "fsdd.tar") as archive:
+        sizes = [each.size for each in archive if each.name.endswith(".wav")]
+    return np.maximum(1, (np.array(sizes) - 44) // 2 // FRAME_SAMPLES)
+
+
+def made(examples: int) -> np.ndarray:
+    """Return log-normal lengths of up to 2,048."""
+    drawn = np.random.default_rng(SEED).lognormal(4.5, 0.8, examples)
+    return np.minimum(drawn, 2_048).astype(int) + 1
+
+
+def fixed(lengths: np.ndarray, rows: int, tokens: int, world: int, epoch: int) -> list[Batches]:
+    """Batch as a DataLoader does."""
+    found = []
+    for rank in range(world):
+        sampler: Any = DistributedSampler(
+            range(len(lengths)), num_replicas=world, rank=rank, seed=SEED
+        )
+        sampler.set_epoch(epoch)
+        loader = DataLoader(range(len(lengths)), rows, sampler=sampler, collate_fn=list)
+        found.append(list(loader))
+    return found
+
+
+def pooled(lengths: np.ndarray, rows: int, tokens: int, world: int, epoch: int) -> list[Batches]:
+    """Sort pools of each rank's examples by length."""
+    found = []
+    for rank in range(world):
+        sampler: Any = DistributedSampler(
+            range(len(lengths)), num_replicas=world, rank=rank, seed=SEED
+        )
+        sampler.set_epoch(epoch)
+        order, batches = list(sampler), []
+        for start in range(0, len(order), rows * POOL_BATCHES):
+            pool = sorted(order[start : start + rows * POOL_BATCHES], key=lengths.__getitem__)
+            batches += [pool[at : at + rows] for at in range(0, len(pool), rows)]
+        turn = np.random.default_rng([SEED, epoch]).permutation(len(batches))
+        found.append([batches[at] for at in turn])
+    return found
+
+
+def transformers(
+    lengths: np.ndarray, rows: int, tokens: int, world: int, epoch: int
+) -> list[Batches]:
+    """Batch as the Trainer does with group_by_length."""
+    utils = importlib.import_module("transformers.trainer_pt_utils")
+    found = []
+    for rank in range(world):
+        if world == 1:
+            generator = torch.Generator().manual_seed(SEED + epoch)
+            sampler = utils.LengthGroupedSampler(
+                rows, lengths=lengths.tolist(), generator=generator
+            )
+        else:
+            sampler = utils.DistributedLengthGroupedSampler(
+                rows, num_replicas=world, rank=rank, seed=SEED, lengths=lengths.tolist()
+            )
+            sampler.set_epoch(epoch)
+        order = [int(at) for at in sampler]
+        found.append([order[at : at + rows] for at in range(0, len(order), rows)])
+    return found
+
+
+def lhotse(lengths: np.ndarray, rows: int, tokens: int, world: int, epoch: int) -> list[Batches]:
+    """Batch recordings of as many seconds as examples have tokens."""
+    package = importlib.import_module("lhotse")
+    sampling = importlib.import_module("lhotse.dataset.sampling")
+    cuts = package.CutSet.from_cuts(
+        package.MonoCut(id=str(at), start=0, duration=float(n), channel=0)
+        for at, n in enumerate(lengths)
+    )
+    found = []
+    for rank in range(world):
+        sampler = sampling.DynamicBucketingSampler(
+            cuts,
+            max_duration=float(tokens),
+            shuffle=True,
+            num_buckets=10,
+            world_size=world,
+            rank=rank,
+            seed=SEED,
+        )
+        sampler.set_epoch(epoch)
+        found.append([[int(cut.id) for cut in batch] for batch in sampler])
+    return found
+
+
+def of_stoker(lengths: np.ndarray, world: int, epoch: int, **batch: Any) -> list[Batches]:
+    """Batch with stoker, balanced where that is asked for."""
+    found, balance = [], batch.pop("balance", None)
+    for rank in range(world):
+        train = stoker.from_arrays(np.arange(len(lengths)), seed=SEED).shuffle()
+        train = train.shard(rank=rank, world=world, balance=balance).batch(**batch).workers(0)
+        train.set_epoch(epoch)
+        found.append([ids.tolist() for ids in train])
+    return found
+
+
+WAYS: dict[str, Way] = {
+    "fixed": fixed,
+    "balanced": lambda lengths, rows, _, world, epoch: of_stoker(
+        lengths, world, epoch, n=rows, balance=lengths
+    ),
+    "pooled": pooled,
+    "transformers": transformers,
+    "lhotse": lhotse,
+    "tokens": lambda lengths, _, tokens, world, epoch: of_stoker(
+        lengths, world, epoch, tokens=tokens, size=lengths
+    ),
+}
+
+
+def figures(lengths: np.ndarray, ranks: list[Batches]) -> dict[str, float]:
+    """Return what batches of an epoch come to; ranks that have fewer wait for the others."""
+    steps = max(map(len, ranks))
+    work = np.zeros((steps, len(ranks)))
+    for rank, batches in enumerate(ranks):
+        for step, batch in enumerate(batches):
+            work[step, rank] = len(batch) * lengths[batch].max()
+    seen = np.concatenate([np.concatenate(batches) for batches in ranks if batches])
+    real = float(lengths[seen].sum())
+    return {
+        "real": real / work.sum(),
+        "waste": work.max(axis=1).sum() * len(ranks) / real,
+        "steps": steps,
+        "unequal": max(map(len, ranks)) - min(map(len, ranks)),
+        "left_out": len(lengths) - len(np.unique(seen)),
+        "again": len(seen) - len(np.unique(seen)),
+        "largest": float(work.max()),
+    }
+
+
+def measure(found: Report, data: str, lengths: np.ndarray) -> None:
+    """Add the rows of one data set."""
+    rows = ROWS[data]
+    padded = figures(lengths, fixed(lengths, rows, 0, 1, 0))
+    tokens = int(lengths.sum() / padded["real"] / padded["steps"])
+    tokens = max(tokens, int(lengths.max()))
+    for world in WORLDS:
+        for name, way in WAYS.items():
+            if name in ("transformers", "lhotse") and not _is_there(name):
+                continue
+            epochs = []
+            for epoch in range(EPOCHS):
+                began = time.process_time()
+                ranks = way(lengths, rows, tokens, world, epoch)
+                spent_us = 1e6 * (time.process_time() - began) / world / len(lengths)
+                epochs.append(figures(lengths, ranks) | {"spent_us": spent_us})
+            mean = {key: float(np.mean([each[key] for each in epochs])) for key in epochs[0]}
+            counted = {key: epochs[0][key] for key in ("left_out", "again", "unequal")}
+            found.add(data=data, world=world, way=name, examples=len(lengths), tokens=tokens,
+                      **(mean | counted))  # fmt: skip
+
+
+def _is_there(name: str) -> bool:
+    with contextlib.suppress(ImportError):
+        importlib.import_module(name)
+        return True
+    return False
+
+
+def measure_plans(found: Report, examples: int) -> None:
+    """Add what plans cost."""
+    lengths = made(examples)
+    for world in WORLDS:
+        spent = []
+        for _ in range(3):
+            train = stoker.from_arrays(np.arange(examples), seed=SEED).shuffle()
+            train = train.shard(rank=0, world=world).batch(tokens=8_192, size=lengths)
+            began = time.process_time()
+            steps = len(train)
+            spent.append(1e6 * (time.process_time() - began) / examples)
+        found.add(plan_world=world, plan_us=float(np.median(spent)), steps=steps)
+
+
+def evaluate(found: Report) -> None:
+    """Make tables and targets of the rows."""
+    rows = found.having("way")
+    for data in {row["data"]: None for row in rows}:
+        for world in WORLDS:
+            these = [row for row in rows if (row["data"], row["world"]) == (data, world)]
+            if not these:
+                continue
+            first = these[0]
+            found.say(
+                f"{data}: {first['examples']:,} examples, {ROWS[data]} a batch or "
+                f"{first['tokens']:,} tokens, {world} rank{'s' * (world > 1)}"
+            )
+            found.show(
+                ["way", "real", "waste", "steps", "unequal", "left out", "again", "us an example"],
+                [
+                    [
+                        row["way"], f"{row['real']:.2f}", f"{row['waste']:.2f}",
+                        f"{row['steps']:,.0f}", f"{row['unequal']:.0f}", f"{row['left_out']:.0f}",
+                        f"{row['again']:.0f}", f"{row['spent_us']:.1f}",
+                    ]
+                    for row in these
+                ],
+            )  # fmt: skip
+            by = {row["way"]: row for row in these}
+            where = f"{data}, {world}"
+            found.expect(f"{where}: real tokens", by["tokens"]["real"], 0.9)
+            others = min(row["waste"] for row in these if row["way"] != "tokens")
+            found.expect(
+                f"{where}: waste of tokens over the best other", by["tokens"]["waste"] / others,
+                1, at_least=False,
+            )  # fmt: skip
+            if world > 1:
+                gained = by["fixed"]["waste"] / by["balanced"]["waste"]
+                found.expect(f"{where}: waste of fixed over balanced", gained, 1)
+    for row in found.having("plan_us"):
+        found.say(
+            f"A plan of a million lengths, {row['plan_world']} rank"
+            f"{'s' * (row['plan_world'] > 1)}: {row['plan_us']:.2f} us of processor time each."
+        )
+        found.expect(f"plan, {row['plan_world']}: us an example", row["plan_us"], 1, at_least=False)
+
+
+def data_sets(arguments: argparse.Namespace) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the names and lengths of what is there."""
+    if arguments.data is not None and not arguments.quick:
+        yield "WikiText-2", wikitext(arguments.data)
+        yield "spoken digits", digits(arguments.data)
+    yield "log-normal", made(2_000 if arguments.quick else 60_000)
+
+
+def main() -> None:
+    options = parser(__doc__, evaluate)
+    options.add_argument("--data", type=Path, help="a folder with wikitext-2/ and fsdd.tar")
+    arguments = options.parse_args()
+    logging.disable(logging.WARNING)
+    with report(__file__, arguments) as found, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for data, lengths in data_sets(arguments):
+            measure(found, data, lengths)
+        measure_plans(found, 20_000 if arguments.quick else 1_000_000)
+
+
+if __name__ == "__main__":
+    main()

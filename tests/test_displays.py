@@ -66,13 +66,13 @@ def test_statistics_fit_a_width_and_keep_the_bottleneck() -> None:
     assert repr(stats) == whole  # what a notebook shows
     assert repr(stats.cache) == str(stats.cache)
     for width in (60, 80, 100, 200):
-        lines = stats.drawn(width).splitlines()
+        lines = stats.as_text(width).splitlines()
         assert max(map(len, lines)) <= width
         (slowest,) = (line for line in lines if line.endswith("<- bottleneck"))
         assert slowest.lstrip()[:4] == (stats.bottleneck or "")[:4]
         assert "█" in slowest
         assert sum(stage.name[:4] in line for stage in stats.stages for line in lines) >= 5
-    assert stats.drawn(200).split() == whole.split()
+    assert stats.as_text(200).split() == whole.split()
 
 
 def test_statistics_as_a_dict_go_into_json_with_what_is_derived() -> None:

@@ -32,7 +32,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import stoker
-from stoker.replicas.files import reading_places, reopen
+from stoker.replicas.files import reading_places, reopen_descriptors
 from stoker.replicas.replica import USER_LOCK, Replica, replicate, unset_attributes
 from strategies import FULL
 from thread_programs import PROGRAMS, N, Program
@@ -508,7 +508,7 @@ def test_a_forked_child_reads_from_a_place_of_its_own(tmp_path: Path) -> None:
         if child == 0:
             status = 1
             with contextlib.suppress(BaseException):
-                reopen(places)
+                reopen_descriptors(places)
                 is_there = file.tell() == 7 and file.read(1) == b"\x07"
                 status = 0 if is_there and file.seek(99_000) else 2
             os._exit(status)

@@ -146,7 +146,7 @@ def test_threads_that_wait_for_each_other_are_told_of() -> None:
     stats = replace(pipeline.stats(), elapsed_s=1.0, consumer_wait_s=1.0)
     told = replace(stats, thread_trial=ThreadTrial(16, 8, 1.0))
     assert '.workers(8, kind="process")' in str(told)
-    assert all(len(line) <= 60 for line in told.drawn(60).splitlines())
+    assert all(len(line) <= 60 for line in told.as_text(60).splitlines())
     assert "wait for each other" not in str(replace(told, consumer_wait_s=0.0))  # nor does training
     assert "wait for each other" not in str(replace(stats, thread_trial=ThreadTrial(16, 8, 7.0)))
     assert told.as_dict()["thread_trial"]["wait_for_each_other"]
@@ -273,7 +273,7 @@ def test_what_is_left_out_or_joined_is_no_echo(place: str, factor: int) -> None:
         assert stats.fresh_examples != stats.uses
     assert stats.realised_factor == factor
     assert f"(factor {factor:.2f})" in str(stats)
-    assert f"(factor {factor:.2f})" in stats.drawn(100)
+    assert f"(factor {factor:.2f})" in stats.as_text(100)
     assert stoker.metrics(train)["stoker/factor"] == factor
     with (
         stoker.serve_metrics(train, port=0) as server,
@@ -466,7 +466,7 @@ def test_what_workers_do_with_their_time_is_said_where_the_consumer_waits() -> N
     assert "20% computing, 10% waiting for a processor, 30% asleep, 40% waiting for the GIL" in told
     unknown = replace(stats, worker_time=WorkerTime(2.0, 0.2, 0.1, 0.7, None))
     assert "70% asleep or waiting for the GIL" in str(unknown)
-    assert all(len(line) <= 60 for line in unknown.drawn(60).splitlines())
+    assert all(len(line) <= 60 for line in unknown.as_text(60).splitlines())
     assert unknown.as_dict()["worker_time"]["contended_fraction"] is None
     for little in (None, WorkerTime(0.01, 0.2, 0.1, 0.7, 0.3)):
         assert "asleep" not in str(replace(stats, worker_time=little))

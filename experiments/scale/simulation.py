@@ -165,7 +165,7 @@ def loss_of(nodes: int, *, examples: int = EXAMPLES) -> Loss:
         names = [owners.members[i].name for i in range(len(owners))]
         at = [before.members[holds[i]].name for i in asked]
         missing = [
-            name not in [names[n] for n in owners.ranked(int(i))[:2]]
+            name not in [names[n] for n in owners.ranking(int(i))[:2]]
             for i, name in zip(asked, at, strict=True)
         ]
         return float(which.mean() * np.mean(missing))

@@ -40,7 +40,7 @@ class CommandGroup(TyperGroup):
         own, name = super().get_command(ctx, cmd_name), _group(ctx) + cmd_name
         if own is not None or name not in plugins.names(plugins.COMMANDS):
             return own
-        return _registered(name)
+        return _find_command(name)
 
 
 def _group(ctx: Any) -> str:
@@ -48,14 +48,14 @@ def _group(ctx: Any) -> str:
     return "" if ctx.parent is None else f"{_group(ctx.parent)}{ctx.info_name}."
 
 
-def _registered(name: str) -> Any:
-    """Return the command that is registered under a name; where it is broken, one that says so."""
+def _find_command(name: str) -> Any:
+    """Return the command that is registered under a name; if it cannot be imported, a stand-in."""
     try:
         command = _command(plugins.load(plugins.COMMANDS, name))
     except Exception as error:  # another package's code may raise anything
-        command = _broken(name, error)
+        command = _broken_command(name, error)
     command.name = name.rpartition(".")[2]
-    command.help = _flowing(command.help)
+    command.help = _unwrap_paragraphs(command.help)
     if not plugins.is_own(plugins.COMMANDS, name):
         command.rich_help_panel = "Commands of other packages"
     return command
@@ -72,7 +72,7 @@ def _command(found: Any, **settings: Any) -> Any:
     return typer.main.get_command(found)
 
 
-def _broken(name: str, error: Exception) -> Any:
+def _broken_command(name: str, error: Exception) -> Any:
     shown = name.replace(".", " ")
 
     def fail() -> None:
@@ -82,8 +82,8 @@ def _broken(name: str, error: Exception) -> Any:
     return _command(fail, help=f"Cannot be used: {error}", context_settings=_ANY_ARGUMENTS)
 
 
-def _flowing(text: str | None) -> str:
-    """Return a help text with a line a paragraph: the terminal's width breaks them."""
+def _unwrap_paragraphs(text: str | None) -> str:
+    """Return a help text with one line for each paragraph, which the terminal then wraps."""
     paragraphs = inspect.cleandoc(text or "").split("\n\n")
     return "\n\n".join(each.replace("\n", " ") for each in paragraphs)
 
@@ -101,8 +101,10 @@ _Name = Annotated[str, typer.Argument(metavar="NAME", help="A name from the list
 
 
 @contextlib.contextmanager
-def failing(command: str, *errors: type[Exception], stopped: str = "stopped") -> Iterator[None]:
-    """Say what goes wrong in a line on stderr: exit status 1, and 130 behind Ctrl-C."""
+def report_errors(
+    command: str, *errors: type[Exception], stopped: str = "stopped"
+) -> Iterator[None]:
+    """Report an error in a line on stderr, with exit status 1, or 130 after Ctrl-C."""
     expected: tuple[type[Exception], ...] = (OSError, StokerError, *errors)
     try:
         yield
@@ -164,7 +166,7 @@ def cache_info(which: _Name) -> None:
     """
     from stoker.cache.inventory import print_info
 
-    with failing("cache"):
+    with report_errors("cache"):
         print_info(which)
 
 
@@ -176,14 +178,14 @@ def cache_remove(which: _Name) -> None:
     """
     from stoker.cache.inventory import remove, resolve_name
 
-    with failing("cache"):
+    with report_errors("cache"):
         folder = resolve_name(which)
         remove(folder)
         typer.echo(f"removed {folder}")
 
 
 for _own in (*app.registered_commands, *caches.registered_commands):
-    _own.help = _flowing(_own.callback and _own.callback.__doc__)
+    _own.help = _unwrap_paragraphs(_own.callback and _own.callback.__doc__)
 
 
 def main() -> None:

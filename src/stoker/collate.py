@@ -51,16 +51,16 @@ def pad(
     if isinstance(value, Mapping):
         if on is not None:
             raise ValueError("pad() takes the fields in a mapping, or on=, not both")
-        return Pad(0, _checked(list(value.items())), int(multiple_of))
+        return Pad(0, _check_fields(list(value.items())), int(multiple_of))
     if on is None:
         return Pad(_number(value), None, int(multiple_of))
     fields = [on] if isinstance(on, (str, int)) else on
     if not isinstance(fields, Sequence):
         raise TypeError(f"pad(on=) takes a field or several, by name, key or position, not {on!r}")
-    return Pad(0, _checked([(field, value) for field in fields]), int(multiple_of))
+    return Pad(0, _check_fields([(field, value) for field in fields]), int(multiple_of))
 
 
-def _checked(pairs: list[tuple[Any, Any]]) -> dict[str | int, Any]:
+def _check_fields(pairs: list[tuple[Any, Any]]) -> dict[str | int, Any]:
     if not pairs:
         raise ValueError("pad() takes at least one field, or on=None for all")
     for field, value in pairs:
@@ -102,9 +102,9 @@ class Pad:
         rows = [pytree.leaves_like(template, example) for example in examples]
         made = iter(
             [
-                _padded(column, self.value, self.multiple_of)
+                _pad_column(column, self.value, self.multiple_of)
                 if all(map(_is_ragged, column))
-                else _stacked(list(column))
+                else _stack(list(column))
                 for column in zip(*rows, strict=True)
             ]
         )
@@ -121,19 +121,19 @@ class Pad:
                     f"pad(on={on!r}) takes arrays of at least one dimension, not {kinds}: "
                     "make them arrays in a map"
                 )
-            padded[field] = _padded(column, value, self.multiple_of)
+            padded[field] = _pad_column(column, value, self.multiple_of)
             examples = [field.replace(example, None) for example in examples]
-        batch = _stacked(examples)
+        batch = _stack(examples)
         for field, made in padded.items():
             batch = field.replace(batch, made)
         return batch
 
 
-def _padded(column: Sequence[Any], value: Any, multiple_of: int) -> Padded:
+def _pad_column(column: Sequence[Any], value: Any, multiple_of: int) -> Padded:
     if any(map(pytree.is_tensor, column)):
         import torch
 
-        padded = _padded([np.asarray(each) for each in column], value, multiple_of)
+        padded = _pad_column([np.asarray(each) for each in column], value, multiple_of)
         return Padded(
             torch.from_numpy(pytree.native(padded.values)), torch.from_numpy(padded.lengths)
         )
@@ -156,7 +156,7 @@ def _is_ragged(value: Any) -> bool:
     return (isinstance(value, np.ndarray) or pytree.is_tensor(value)) and value.ndim > 0
 
 
-def _stacked(examples: list[Any]) -> Any:
+def _stack(examples: list[Any]) -> Any:
     builder = Builder(len(examples), None, Recycler())
     builder.put(0, examples)
     return builder.finish()

@@ -425,7 +425,7 @@ def from_tar(
     archive, is truncated, or lacks the fields, and for a compressed archive at a URL; RemoteError
     after a permanent failure of a server, or if it sends no ranges.
     """
-    from stoker.sources.shards.compressed import CompressedTarSource, compressed_kinds
+    from stoker.sources.shards.compressed import CompressedTarSource, find_compressed
     from stoker.sources.shards.shard_source import ShardSource
 
     is_strict = on_error == "raise"
@@ -434,7 +434,7 @@ def from_tar(
         from stoker.sources.remote.shards import RemoteShardSource
 
         source: ShardSource = RemoteShardSource(shards, remote, fields, is_strict=is_strict)
-    elif compressed := compressed_kinds(shards):
+    elif compressed := find_compressed(shards):
         stream = Pipeline(Chain.begin(CompressedTarSource(shards, fields), seed, on_error))
         path, kind = next(iter(compressed.items()))
         warn(

@@ -68,7 +68,7 @@ class PipelineDataset(_PyDataset):  # type: ignore[misc]
         """The number of batches in an epoch; during an epoch, the number left."""
         if not self._is_in_epoch:
             return self._length
-        return len(self._begun()) + len(self._looked_at)
+        return len(self._begin()) + len(self._looked_at)
 
     def __len__(self) -> int:
         return self.num_batches
@@ -79,10 +79,10 @@ class PipelineDataset(_PyDataset):  # type: ignore[misc]
             batch = self._looked_at.pop()
         else:
             try:
-                batch = next(self._begun())
+                batch = next(self._begin())
             except StopIteration:  # a state was loaded, or somebody else has iterated
                 self._batches = None
-                batch = next(self._begun())
+                batch = next(self._begin())
         if _is_looking():
             self._looked_at = [batch]
             self._is_in_epoch = False
@@ -110,7 +110,7 @@ class PipelineDataset(_PyDataset):  # type: ignore[misc]
         self._batches, self._looked_at = None, []
         self.pipeline.load_state_dict(saved)
 
-    def _begun(self) -> PipelineIterator[Any]:
+    def _begin(self) -> PipelineIterator[Any]:
         if self._batches is not None and not len(self._batches) and not self._looked_at:
             self._batches.close()
             self._batches = None

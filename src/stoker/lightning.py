@@ -12,7 +12,7 @@ from stoker.pipeline import Pipeline
 _NAMES = ("lightning.pytorch", "pytorch_lightning")  # one library, under two names
 
 
-def _lightning() -> Any:
+def _import_lightning() -> Any:
     loaded = next((name for name in _NAMES if name in sys.modules), None)
     if loaded is not None:
         return sys.modules[loaded]
@@ -21,7 +21,7 @@ def _lightning() -> Any:
     return importlib.import_module("pytorch_lightning")
 
 
-_pl: Any = _lightning()
+_pl: Any = _import_lightning()
 
 
 class StallMonitor(_pl.Callback):  # type: ignore[misc]

@@ -408,7 +408,7 @@ class Stats:
         combined: dict[str, Any] = _as_json(self)
         return combined
 
-    def spent(self) -> Totals:
+    def epoch_totals(self) -> Totals:
         """Return the totals of this epoch alone."""
         cache = self.cache or CacheCounts()
         return Totals(
@@ -427,9 +427,9 @@ class Stats:
         return str(self)
 
     def __str__(self) -> str:
-        return self.drawn()
+        return self.as_text()
 
-    def drawn(self, width: int | None = None) -> str:
+    def as_text(self, width: int | None = None) -> str:
         """Return the text that ``print`` shows, in lines of at most ``width`` (60 or more)."""
         text = (
             f"epoch {self.epoch}: {self.batches:,} batches, {self.uses:,} uses of "

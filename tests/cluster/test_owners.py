@@ -63,7 +63,7 @@ def test_ranks_begin_with_the_owner_and_name_everybody_once(indices: list[int], 
     owners = OwnerMap.of(members(*[MIB] * count), 1)
     found = owners.owners(np.array(indices))
     for index, owner in zip(indices, found.tolist(), strict=True):
-        ranked = owners.ranked(index)
+        ranked = owners.ranking(index)
         assert ranked[0] == owner == owners.owner(index)
         assert sorted(ranked) == list(range(count))
 
@@ -72,7 +72,7 @@ def test_the_next_in_rank_mostly_owns_what_a_lost_member_had() -> None:
     before = OwnerMap.of(members(*[MIB] * 5), 1)
     after = OwnerMap.of(before.members[1:], 2)
     lost = [i for i in range(5_000) if before.owner(i) == 0]
-    heirs = [before.members[before.ranked(i)[1]] == after.members[after.owner(i)] for i in lost]
+    heirs = [before.members[before.ranking(i)[1]] == after.members[after.owner(i)] for i in lost]
     assert np.mean(heirs) > 0.9
 
 

@@ -21,7 +21,7 @@ from stoker.transport.link import (
     Link,
     LinkError,
     LinkRefused,
-    joined_address,
+    join_address,
     local_host_towards,
     split_address,
 )
@@ -67,7 +67,7 @@ def overheard(address: str, seen: bytearray) -> Iterator[str]:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         thread = threading.Thread(target=serve)
         thread.start()
-        yield joined_address("127.0.0.1", listening.getsockname()[1])
+        yield join_address("127.0.0.1", listening.getsockname()[1])
         thread.join()
 
 
@@ -111,14 +111,14 @@ def test_another_service_is_refused(echoing: Listener) -> None:
 
 def test_nobody_there() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        address = joined_address("127.0.0.1", taken.getsockname()[1])
+        address = join_address("127.0.0.1", taken.getsockname()[1])
     with pytest.raises(LinkError, match="does not answer"):
         Link.connect(address, TOKEN, "echo", timeout_s=1)
 
 
 def test_somebody_who_says_nothing_is_given_up() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        address = joined_address("127.0.0.1", silent.getsockname()[1])
+        address = join_address("127.0.0.1", silent.getsockname()[1])
         with pytest.raises(LinkError, match="did not complete the connection"):
             Link.connect(address, TOKEN, "echo", timeout_s=0.1)
 
@@ -134,7 +134,7 @@ def test_a_service_without_the_token_learns_nothing() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         thread = threading.Thread(target=impostor, args=(listening,))
         thread.start()
-        address = joined_address("127.0.0.1", listening.getsockname()[1])
+        address = join_address("127.0.0.1", listening.getsockname()[1])
         with pytest.raises(LinkError, match="another token"):
             Link.connect(address, TOKEN, "echo", timeout_s=5)
         thread.join()
@@ -355,7 +355,7 @@ def test_who_connects_to_a_stranger_is_told(said: bytes, is_like_ours: bool) -> 
     with socket.create_server(("127.0.0.1", 0)) as listening:
         thread = threading.Thread(target=stranger)
         thread.start()
-        address = joined_address("127.0.0.1", listening.getsockname()[1])
+        address = join_address("127.0.0.1", listening.getsockname()[1])
         with pytest.raises(LinkError):
             Link.connect(address, TOKEN, "echo", timeout_s=20)
         thread.join()
@@ -383,7 +383,7 @@ def test_what_is_no_address_is_refused(address: str) -> None:
 
 @pytest.mark.parametrize("address", ["host:80", "127.0.0.1:0", "[::1]:8080"])
 def test_addresses(address: str) -> None:
-    assert joined_address(*split_address(address)) == address
+    assert join_address(*split_address(address)) == address
 
 
 def test_the_interface_that_leads_to_a_host() -> None:

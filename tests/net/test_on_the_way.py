@@ -19,7 +19,7 @@ from stoker.transport.link import (
     Link,
     LinkError,
     LinkRefused,
-    joined_address,
+    join_address,
     local_host_towards,
     split_address,
 )
@@ -52,7 +52,7 @@ class OnTheWay:
         self._to = split_address(address)
         self._alter = forth, back
         self._listening = socket.create_server(("127.0.0.1", 0))
-        self.address = joined_address("127.0.0.1", self._listening.getsockname()[1])
+        self.address = join_address("127.0.0.1", self._listening.getsockname()[1])
         self._thread = threading.Thread(target=self._serve)
         self._thread.start()
 
@@ -220,7 +220,7 @@ def test_who_passes_the_proofs_on_gets_no_further(between_hosts: Listener) -> No
     with socket.create_server(("127.0.0.1", 0)) as listening:
         thread = threading.Thread(target=impostor)
         thread.start()
-        address = joined_address("127.0.0.1", listening.getsockname()[1])
+        address = join_address("127.0.0.1", listening.getsockname()[1])
         with pytest.raises(LinkError, match="without the token answers in place of"):
             received(address)
         thread.join()
@@ -323,7 +323,7 @@ def test_a_frame_that_is_sent_back_is_none() -> None:
 
             thread = threading.Thread(target=mirror)
             thread.start()
-            address = joined_address("127.0.0.1", listening.getsockname()[1])
+            address = join_address("127.0.0.1", listening.getsockname()[1])
             link = Link.connect(address, TOKEN, "echo", timeout_s=20)
             link.send(b"mine", b"body")
             with pytest.raises(LinkError, match="out of order or forged"):

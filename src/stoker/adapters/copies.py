@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 from stoker.basics import pytree
 from stoker.pipeline import Pipeline
 
-# Losses of steps in a row are alike, means of so many blocks of them hardly.
+# Losses of consecutive steps are correlated; means of this many blocks of steps hardly are.
 _BLOCKS = 16
 # Student's t for 95 %, 15 degrees of freedom: one less than ``_BLOCKS``.
 _STUDENT = 2.131
-# Steps whose losses may stay on an accelerator meanwhile: read at once, each would make the loop
-# wait for its step.
+# Steps whose losses may stay on an accelerator: reading one at once would make the loop wait for
+# its step.
 _PENDING = 64
 
 

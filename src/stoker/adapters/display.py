@@ -9,7 +9,7 @@ from typing import Any
 
 from stoker.adapters.printing import printing_above
 from stoker.basics.future import OneShot
-from stoker.basics.signals import deferred
+from stoker.basics.signals import defer_interrupts
 from stoker.pipeline import Pipeline
 
 # As often as people read; drawing takes time from the job.
@@ -37,12 +37,12 @@ def live(pipeline: Pipeline) -> Iterator[None]:
         return
 
     if console.is_jupyter:
-        with _in_notebook(lambda: pipeline.stats().drawn(console.width)):
+        with _in_notebook(lambda: pipeline.stats().as_text(console.width)):
             yield
         return
 
     def picture() -> Text:
-        return Text(pipeline.stats().drawn(console.width), no_wrap=True, overflow="crop")
+        return Text(pipeline.stats().as_text(console.width), no_wrap=True, overflow="crop")
 
     drawing = Live(
         get_renderable=picture,
@@ -57,12 +57,12 @@ def live(pipeline: Pipeline) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _in_notebook(picture: Callable[[], str]) -> Iterator[None]:
-    """Keep a text in a cell's output up to date: by IPython alone, without ipywidgets."""
+    """Keep a text in a cell's output up to date, with IPython but without ipywidgets."""
     import IPython.display
 
     display: Any = IPython.display.display
 
-    def shown() -> dict[str, str]:
+    def mime_bundle() -> dict[str, str]:
         return {"text/plain": picture()}
 
     def refresh() -> None:
@@ -70,16 +70,16 @@ def _in_notebook(picture: Callable[[], str]) -> Iterator[None]:
             try:
                 return over.wait(1 / _REFRESHES_PER_SECOND)
             except TimeoutError:
-                handle.update(shown(), raw=True)
+                handle.update(mime_bundle(), raw=True)
 
     over: OneShot[None] = OneShot()
-    handle = display(shown(), raw=True, display_id=True)
+    handle = display(mime_bundle(), raw=True, display_id=True)
     thread = threading.Thread(target=refresh, name="stoker-live", daemon=True)
-    with deferred():
+    with defer_interrupts():
         thread.start()
     try:
         yield
     finally:
         over.give(None)
         thread.join(_JOIN_S)
-        handle.update(shown(), raw=True)
+        handle.update(mime_bundle(), raw=True)

@@ -62,13 +62,13 @@ def make_pipeline(target: str) -> Pipeline:
     Raises FeedError with the problem; the error of the import or the call is its cause.
     """
     where, _, name = target.rpartition(":")
-    with _failing(f"importing {where}"):
+    with _as_feed_error(f"importing {where}"):
         function = _from_file(Path(where)) if where.endswith(".py") else _module(where)
     for part in name.split("."):
         function = getattr(function, part, None)
     if not callable(function):
         raise FeedError(f"{where} has no function {name}")
-    with _failing(target):
+    with _as_feed_error(target):
         pipeline = function()
     if not isinstance(pipeline, Pipeline):
         raise FeedError(f"{target} returned a {type(pipeline).__name__}, not a stoker pipeline")
@@ -76,7 +76,7 @@ def make_pipeline(target: str) -> Pipeline:
 
 
 @contextlib.contextmanager
-def _failing(what: str) -> Iterator[None]:
+def _as_feed_error(what: str) -> Iterator[None]:
     """Turn any error of the user's code into a FeedError."""
     try:
         yield

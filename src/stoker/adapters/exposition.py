@@ -11,9 +11,9 @@ from typing import Any
 
 from stoker.adapters.scalars import metrics
 from stoker.basics import process
-from stoker.basics.signals import deferred
+from stoker.basics.signals import defer_interrupts
 from stoker.basics.validate import is_whole_number
-from stoker.transport.link import joined_address
+from stoker.transport.link import join_address
 
 _HOST = "127.0.0.1"
 # As long as a user waits without a word for a thread that answers.
@@ -27,12 +27,12 @@ def serve_metrics(sources: Any, port: int = 9464) -> MetricsServer:
     with the process; a forked child does not have it.
 
     Args:
-        sources: what ``stoker.metrics`` takes, or a dict of these by name: the name becomes the
-            label ``pipeline``, which is ``train`` for a single one.
+        sources: an object that ``stoker.metrics`` takes, or a dict of them by name. The name
+            becomes the label ``pipeline``, which is ``train`` for a single object.
         port: the port; 0: any free one (see ``.port``). Each process needs its own.
 
     Raises ImportError without ``stoker[prometheus]``, TypeError for an object without metrics,
-    ValueError for a wrong name or port, OSError where the port is taken.
+    ValueError for a wrong name or port, OSError if the port is taken.
     """
     named = dict(sources) if isinstance(sources, Mapping) else {"train": sources}
     for name, source in named.items():
@@ -59,14 +59,14 @@ class MetricsServer:
             raise ImportError(
                 f"stoker.serve_metrics: {error}: pip install 'stoker[prometheus]'"
             ) from error
-        with deferred():
+        with defer_interrupts():
             server = PrometheusServer((_HOST, port), sources)
             self._listening = server.socket
             process.close_in_children(self._listening)
             self._thread = threading.Thread(target=server.serve, name="stoker-metrics", daemon=True)
             self._thread.start()
         self.port: int = self._listening.getsockname()[1]
-        self.url = f"http://{joined_address(_HOST, self.port)}/metrics"
+        self.url = f"http://{join_address(_HOST, self.port)}/metrics"
 
     def close(self) -> None:
         """Stop serving; waits for its thread, for at most 5 s. May be called again."""

@@ -20,7 +20,7 @@ T = TypeVar("T")
 # A smaller share of waiting time counts as keeping up. As in the analyzer
 # (analysis/model/model.py).
 _FED = 0.05
-# Times as long as another worker's: by chance batches of an epoch do not differ so much.
+# Times as long as another worker's batches: by chance those of an epoch do not differ so much.
 _UNEVEN = 3.0
 
 
@@ -39,8 +39,8 @@ class EpochWait:
     meanwhile."""
 
     worker_wait_s: tuple[float, ...] = ()
-    """``wait_s`` without the first batch, by the worker that made the batch, where the loader
-    has workers that take turns (PyTorch's ``DataLoader``, ``in_order=True``); else empty."""
+    """``wait_s`` without the first batch, by the worker that made the batch, if the loader's
+    workers take turns (PyTorch's ``DataLoader``, ``in_order=True``); else empty."""
 
     @property
     def wait_fraction(self) -> float:
@@ -103,7 +103,7 @@ class Monitored(Generic[T]):
         if not isinstance(self.loader, Pipeline):  # that warns by itself
             warn_unsharded_loader(self.loader)
         began = time.perf_counter()
-        return _passing(self, iter(self.loader), began)  # the loader starts now, not later
+        return _time_batches(self, iter(self.loader), began)  # the loader starts now, not later
 
     def __len__(self) -> int:
         return len(self.loader)  # type: ignore[arg-type]
@@ -125,23 +125,25 @@ class Monitored(Generic[T]):
     @property
     def total(self) -> EpochWait:
         """The sum of all passes."""
-        return _summed(self.epochs)
+        return _sum_epochs(self.epochs)
 
     def report(self) -> str:
         """Return the sum of all passes in words, with the diagnosis."""
         return _report(self.epochs)
 
-    def _ended(self, epoch: EpochWait, *, whole: bool) -> None:
+    def _end_epoch(self, epoch: EpochWait, *, whole: bool) -> None:
         self.epochs.append(epoch)
         self._at = None
-        if whole or epoch.batches > 1:  # else the loop failed at once: nothing is known of it
+        if (
+            whole or epoch.batches > 1
+        ):  # else the loop failed at once, and there is nothing to report
             for account in _accounts:
                 if account.owner() is self:
                     account.epochs.append(epoch)
             print(f"stoker.monitor: epoch {len(self.epochs) - 1}: {epoch}", file=sys.stderr)
 
 
-def _summed(epochs: Sequence[EpochWait]) -> EpochWait:
+def _sum_epochs(epochs: Sequence[EpochWait]) -> EpochWait:
     names = "batches", "elapsed_s", "first_wait_s", "wait_s"
     sums = {name: sum(getattr(epoch, name) for epoch in epochs) for name in names}
     of_workers = zip(*(epoch.worker_wait_s for epoch in epochs), strict=False)
@@ -150,7 +152,7 @@ def _summed(epochs: Sequence[EpochWait]) -> EpochWait:
 
 def _report(epochs: Sequence[EpochWait], *, is_told: bool = False) -> str:
     """Return the sum in words; without the sum's line after a single epoch."""
-    total = _summed(epochs)
+    total = _sum_epochs(epochs)
     lines = [f"stoker.monitor: {len(epochs)} epoch{'s' * (len(epochs) != 1)}: {total}"]
     if is_told and len(epochs) == 1:
         lines.clear()
@@ -204,7 +206,7 @@ def _tell() -> None:
             print(_report(account.epochs, is_told=True), file=sys.stderr)
 
 
-def _passing(owner: Monitored[T], iterator: Iterator[T], began_s: float) -> Iterator[T]:
+def _time_batches(owner: Monitored[T], iterator: Iterator[T], began_s: float) -> Iterator[T]:
     """Pass batches on; a generator, since local variables are the cheapest counters."""
     clock = time.perf_counter
     number = len(owner.epochs)
@@ -234,7 +236,7 @@ def _passing(owner: Monitored[T], iterator: Iterator[T], began_s: float) -> Iter
         elapsed_s = clock() - began_s
         by_worker = tuple(waits)[:in_turn] if first_s is not None else (0.0,) * in_turn
         first_s = wait_s if first_s is None else first_s
-        owner._ended(EpochWait(batches, elapsed_s, first_s, wait_s, by_worker), whole=whole)
+        owner._end_epoch(EpochWait(batches, elapsed_s, first_s, wait_s, by_worker), whole=whole)
 
 
 def _turns(loader: Any) -> int:

@@ -28,7 +28,7 @@ def printing_above(console: Console) -> Iterator[None]:
             return False
 
         def write(self, text: str) -> int:
-            if not here.is_current:  # a worker process: the picture, and its lock, are not its own
+            if not here.is_current:  # a worker process does not own the picture, or its lock
                 return self.rich_proxied_file.write(text)
             return super().write(text)
 

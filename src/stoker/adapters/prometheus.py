@@ -25,7 +25,7 @@ _AGAIN_S = 0.05
 
 
 class PrometheusServer(ThreadingHTTPServer):
-    """Listens at an address, for what ``serve`` answers."""
+    """Listens at an address; ``serve`` answers requests."""
 
     def __init__(self, address: tuple[str, int], sources: Mapping[str, Any]) -> None:
         registry = CollectorRegistry()
@@ -46,7 +46,7 @@ class PrometheusServer(ThreadingHTTPServer):
             return super().get_request()
         except OSError:
             if self._is_listening():
-                time.sleep(_AGAIN_S)  # no descriptors are left, or who asked is gone
+                time.sleep(_AGAIN_S)  # no descriptors are left, or the client is gone
             raise
 
     def handle_error(self, request: Any, client_address: Any) -> None:
@@ -70,7 +70,7 @@ class ScrapeHandler(MetricsHandler):  # type: ignore[misc, unused-ignore]
             super().do_GET()
         except OSError:
             raise
-        except Exception as error:  # it is said there, and tried again with the next request
+        except Exception as error:  # the error is in the answer, and the next request tries again
             self.send_error(500, explain=f"{type(error).__name__}: {error}")
 
 

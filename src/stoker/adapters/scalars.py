@@ -25,8 +25,8 @@ def metrics(source: Any, prefix: str = "stoker/") -> dict[str, float]:
     iterates.
 
     Args:
-        source: a pipeline (``stoker.echo(loader)`` and ``stoker.from_feed(name)`` are some), what
-            ``stoker.monitor`` returned, a dataset of ``stoker.cached``, or a loader over one.
+        source: a pipeline (also ``stoker.echo(loader)`` or ``stoker.from_feed(name)``), the result
+            of ``stoker.monitor``, a dataset of ``stoker.cached``, or a loader over one.
         prefix: put before each name.
 
     Raises TypeError for an object without metrics.

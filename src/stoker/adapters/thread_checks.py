@@ -37,9 +37,9 @@ from stoker.stages.batching.batch import Builder
 _THREADS = 8
 _SWITCH_S = 1e-6
 """How long a thread keeps the GIL: with Python's own 5 ms most races take hours to show."""
-# Behind the end of a trial; then threads wait for each other.
+# After the end of a trial; threads that take longer wait for each other.
 _PATIENCE_S = 60.0
-# Examples that came out differently: one may be chance to a reader, three are a pattern.
+# Differing examples in the message: one may look like chance, three are a pattern.
 _SHOWN = 3
 
 
@@ -115,9 +115,9 @@ class _Step:
 
     Attributes:
         name: for people.
-        segment: a segment of that alone.
-        run: has a work do it: with an ordinal, and what comes in.
-        joins: how many examples it makes a batch of, 0 where it takes one.
+        segment: a segment of this stage alone.
+        run: runs it, by a work, an ordinal, and its input.
+        joins: how many examples it joins to a batch; 0 if it takes one.
     """
 
     name: str
@@ -127,7 +127,7 @@ class _Step:
 
 
 def _steps(pipeline: Pipeline[Any]) -> list[_Step]:
-    """Take a pipeline's work on the host apart, up to where it is joined, scanned or moved."""
+    """Return a pipeline's steps on the host, up to a point that joins, scans or moves examples."""
     plan = pipeline.chain.plan
     indexed = plan.indexed
     assert indexed is not None
@@ -182,7 +182,7 @@ def _steps(pipeline: Pipeline[Any]) -> list[_Step]:
 
 
 def _read(descriptor: int, patience_s: float) -> tuple[str, bool]:
-    """Return what a child says until its end, and whether that came in time."""
+    """Return a child's output until its end, and whether it ended in time."""
     end = time.monotonic() + patience_s
     parts: list[bytes] = []
     while True:
@@ -196,11 +196,11 @@ def _read(descriptor: int, patience_s: float) -> tuple[str, bool]:
 
 
 class _Trial:
-    """The child's part: what one thread makes, then what several make.
+    """The trial in the child: one thread makes all examples, then several do.
 
     Args:
-        pipeline, steps: what is tried.
-        examples: how many.
+        pipeline, steps: the pipeline under trial, and its steps.
+        examples: how many examples are made.
         running: for each thread the number of the step that it is in, from 1.
     """
 
@@ -233,8 +233,8 @@ class _Trial:
         self._calls = 0
 
     def report(self, seconds: float) -> dict[str, Any]:
-        """Make examples alone, then by threads; return what is to be said."""
-        self._alone()
+        """Make examples in one thread, then in several; return the report."""
+        self._run_alone()
         sys.setswitchinterval(_SWITCH_S)
         end = time.monotonic() + seconds
         makers = [_Maker(self, number) for number in range(_THREADS if self._tasks else 0)]
@@ -252,16 +252,16 @@ class _Trial:
         ]
         return {"found": found, "unclear": self._unclear, "compared": self._calls}
 
-    def _alone(self) -> None:
-        """Make every example twice behind every step, and note what can be compared."""
+    def _run_alone(self) -> None:
+        """Make every example twice after every step, and note which steps can be compared."""
         values: dict[int, Any] = dict.fromkeys(range(self._examples))
         for at, (step, work) in enumerate(zip(self._steps, self._works, strict=True)):
             if step.joins:
                 values = {0: list(values.values())[: step.joins]} if values else {}
             made, tasks, is_clear = {}, [], True
             for ordinal, value in values.items():
-                once = step.run(work, ordinal, _copied(value))
-                again = step.run(work, ordinal, _copied(value))
+                once = step.run(work, ordinal, _copy_input(value))
+                again = step.run(work, ordinal, _copy_input(value))
                 if _has_failed(once) and _has_failed(again):
                     continue  # nothing to compare
                 is_clear &= equal(once, again)
@@ -276,11 +276,11 @@ class _Trial:
 
     @property
     def has_enough(self) -> bool:
-        """Whether enough was found to be shown."""
+        """True if enough differences were found."""
         return any(len(each) >= _SHOWN for each in self._found)
 
     def works(self, replica: Replica) -> list[Work]:
-        """Return the works of a thread, which call these copies."""
+        """Return the works of a thread, which call the copies in its replica."""
         rest = iter(zip(replica.values, replica.locked, strict=True))
         works = []
         for work, step in zip(self._works, self._steps, strict=True):
@@ -295,11 +295,11 @@ class _Trial:
         return replicate(self._roots, self._unset)
 
     def one(self, maker: _Maker, order: random.Random) -> None:
-        """Make one thing again in a thread, and compare it."""
+        """Make one value again in a thread, and compare it."""
         at, ordinal, value, expected = order.choice(self._tasks)
         step = self._steps[at]
         self._running[maker.number] = at + 1
-        made = step.run(maker.works[at], ordinal, _copied(value))
+        made = step.run(maker.works[at], ordinal, _copy_input(value))
         self._running[maker.number] = 0
         if _has_failed(made) and maker.replica.make_private():
             with USER_LOCK:  # as worker threads do
@@ -321,12 +321,12 @@ class _Maker:
         self.begin()
 
     def begin(self) -> None:
-        """Call copies of its own from now on."""
+        """Call this thread's own copies from now on."""
         self.replica = self._trial.replica()
         self.works = self._trial.works(self.replica)
 
     def make(self, end: float) -> None:
-        """Make things until a time; one at least, however late this thread begins."""
+        """Make values until a time; at least one, however late this thread begins."""
         order = random.Random(self.number)
         while not self._trial.has_enough:
             self._trial.one(self, order)
@@ -338,8 +338,8 @@ def _has_failed(made: Any) -> bool:
     return type(made) is Failure and made is not REJECTED
 
 
-def _copied(value: Any) -> Any:
-    """Return a copy of what a step is given, as it may write to it."""
+def _copy_input(value: Any) -> Any:
+    """Return a copy of a step's input, as the step may write to it."""
     try:
         return pytree.deep_copy(value)
     except Exception:  # of a type of the user's own
@@ -347,7 +347,7 @@ def _copied(value: Any) -> Any:
 
 
 def _difference(made: Any, expected: Any, at: str = "") -> str:
-    """Say in which field two values differ, and how."""
+    """Describe the first field in which two values differ."""
     if _has_failed(made):
         return f" raises {made.error.__cause__ or made.error!r} under threads"
     mine, yours = pytree.children(made), pytree.children(expected)

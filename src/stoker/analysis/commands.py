@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from stoker.cli import failing
+from stoker.cli import report_errors
 
 analyze_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -69,7 +69,7 @@ def analyze(
 
     errors = Console(stderr=True, highlight=False)
     stopped = "stopped; no process of the script is left"
-    with failing("analyze", ValueError, AnalysisError, stopped=stopped):
+    with report_errors("analyze", ValueError, AnalysisError, stopped=stopped):
         for path in (json, html):
             if path is not None and not path.absolute().parent.is_dir():
                 raise ValueError(
@@ -146,7 +146,7 @@ def what_if(
     from stoker.analysis.reports import terminal
     from stoker.basics.resources import parse_bytes
 
-    with failing("what-if", ValueError):
+    with report_errors("what-if", ValueError):
         found = read_report(report)
         if form not in (None, "records"):
             raise ValueError(f"format={form}: must be records (files packed into shards)")

@@ -19,7 +19,7 @@ class Port(msgspec.Struct, frozen=True):
     example_bytes: int
     """The bytes of an example's arrays, as the dataset returns it."""
     varies: bool
-    """Whether an example differs in each reading, as with random augmentation."""
+    """True if an example differs in each reading, as with random augmentation."""
     batch_size: int
     shuffle: bool
     sharded: bool

@@ -54,7 +54,7 @@ class Recycler:
 
     def __init__(self, spare: int = 4, allocate: Callable[[int], memoryview] | None = None) -> None:
         self.spare = spare
-        self._allocate = allocate or _aligned
+        self._allocate = allocate or _allocate_aligned
         self._free: dict[int, deque[memoryview]] = {}
         self._live: dict[int, tuple[weakref.ref[Any], memoryview]] = {}
 
@@ -132,7 +132,7 @@ class _Block(np.ndarray[Any, Any]):
     """Memory. It is a subclass so that NumPy does not take it for the base of views."""
 
 
-def _aligned(size: int) -> memoryview:
+def _allocate_aligned(size: int) -> memoryview:
     block = _Block(
         (size + _ALIGNMENT,), np.uint8
     )  # owns its memory, so it is not a view of a plain array

@@ -30,7 +30,7 @@ def names(group: str) -> list[str]:
 
 
 def is_own(group: str, name: str) -> bool:
-    """Return whether stoker itself registers a name."""
+    """True if stoker itself registers a name."""
     return _is_own(_points(group)[name][0])
 
 

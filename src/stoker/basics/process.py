@@ -35,7 +35,7 @@ class OwningProcess:
 
     @property
     def is_current(self) -> bool:
-        """Whether this is still that process, and not a forked child of it."""
+        """True if this is still that process, and not a forked child of it."""
         return self._process is _this_process and (not _forks or os.getpid() == _pid)
 
 

@@ -55,7 +55,7 @@ def again_soon() -> None:
 
 
 @contextlib.contextmanager
-def deferred(raise_it: Callable[[], None] = at_once) -> Iterator[None]:
+def defer_interrupts(raise_it: Callable[[], None] = at_once) -> Iterator[None]:
     """Run a block to its end; a Ctrl-C that comes meanwhile is raised afterwards."""
     interrupt = Deferred()
     interrupt.begin()

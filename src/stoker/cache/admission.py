@@ -120,13 +120,13 @@ class RandomCheck:
 
 
 def _read_again(value: Any, read_again: Callable[[], Any]) -> tuple[bool, str]:
-    """Return whether all readings are the same, and the generators that every reading advanced.
+    """True if all readings are the same, and the generators that every reading advanced.
 
     A generator that only some readings advanced is left out: another thread may have used it.
     """
     expected = b"".join(codec.encode(value))
     advanced = {*global_generators.states()}
-    with _preserved_generators():
+    with _restoring_generators():
         for _ in range(_REPEATS):
             states_before = global_generators.states() if advanced else {}
             try:
@@ -141,7 +141,7 @@ def _read_again(value: Any, read_again: Callable[[], Any]) -> tuple[bool, str]:
 
 
 @contextlib.contextmanager
-def _preserved_generators() -> Iterator[None]:
+def _restoring_generators() -> Iterator[None]:
     """Restore the global generators afterwards, as if nothing had been drawn.
 
     Only in the main thread: if another thread restored them, the main thread would repeat draws.

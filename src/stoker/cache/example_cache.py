@@ -55,7 +55,7 @@ class ExampleCache:
     """
 
     is_shared_by_nodes = False
-    """Whether the cache is spread over several nodes."""
+    """True if the cache is spread over several nodes."""
 
     def __init__(
         self,
@@ -137,30 +137,35 @@ class ExampleCache:
             self._numbered = NumberedKeys(self._examples)
         return self._numbered.of(indices, self.key)
 
-    def find(self, keys: Sequence[bytes], sizes: Sequence[int] | None = None) -> list[Any]:
+    def find(
+        self, keys: Sequence[bytes], sizes: Sequence[int] | None = None, *, lends: bool = False
+    ) -> list[Any]:
         """Return the items, which the caller owns; ``MISSING`` for each one that the store lacks.
 
         Args:
             keys: the items' keys.
             sizes: the bytes of their files, -1 for an item without a file; None if no item has one.
+            lends: whether arrays of large items may be read-only views of the store.
 
         Raises CacheError if an item is damaged and ``on_damage`` is ``"refuse"``.
         """
-        values, saved_bytes = self._look_up(keys, sizes)
+        values, saved_bytes = self._look_up(keys, sizes, lends)
         misses = sum(value is MISSING for value in values)
         self.count(hits=len(keys) - misses, misses=misses, saved_bytes=saved_bytes)
         return values
 
-    def _look_up(self, keys: Sequence[bytes], sizes: Sequence[int] | None) -> tuple[list[Any], int]:
+    def _look_up(
+        self, keys: Sequence[bytes], sizes: Sequence[int] | None, lends: bool = False
+    ) -> tuple[list[Any], int]:
         """Return items as ``find`` does, and the bytes that were not read from storage."""
-        handle = self._opened()
+        handle = self._open_handle()
         if handle is None:
             return [MISSING] * len(keys), 0
         lengths: list[int] = []  # of the found records
 
-        def read(record: memoryview) -> Any:
+        def read(record: memoryview, lends: bool = False) -> Any:
             try:
-                value = codec.decode(record)
+                value = codec.decode(record, lends=lends)
             except codec.UnknownType:
                 return MISSING
             except codec.Damaged as error:
@@ -172,7 +177,8 @@ class ExampleCache:
         def note_damage(what: str) -> None:
             handle.record_damage(what, self._user, refuse=self._on_damage == "refuse")
 
-        values = handle.store.get_many(keys, read, note_damage)
+        lend = functools.partial(read, lends=True) if lends else None
+        values = handle.store.get_many(keys, read, note_damage, lend)
         if sizes is None:
             return values, sum(lengths)
         hit_sizes = [
@@ -187,25 +193,25 @@ class ExampleCache:
 
     def count(self, **counts: int) -> None:
         """Add to fields of ``CacheCounts``, if there is a store."""
-        handle = self._opened()
+        handle = self._open_handle()
         if handle is not None and any(counts.values()):
             handle.store.counters.add(self._user, **counts)
 
     def holds(self, keys: Sequence[bytes]) -> list[bool]:
-        handle = self._opened()
+        handle = self._open_handle()
         return [False] * len(keys) if handle is None else handle.store.holds(keys)
 
     @property
     def takes(self) -> bool:
-        """Whether there is a store with room for more items."""
-        handle = self._opened()
+        """True if there is a store with room for more items."""
+        handle = self._open_handle()
         if handle is None:
             return False
         return not handle.store.is_full and not handle.store.counters.head[DAMAGED]
 
     def claim_warning(self, admitted: int) -> bool:
         """True if this process should warn: once per store, and only if no other user fills it."""
-        handle = self._opened()
+        handle = self._open_handle()
         if handle is None:
             return False
         head = handle.store.counters.head
@@ -216,7 +222,7 @@ class ExampleCache:
 
     @property
     def weighs(self) -> bool:
-        """Whether admission depends on an item's cost."""
+        """True if admission depends on an item's cost."""
         return self._worth is not None
 
     def check_repeats(self, what: str, value: Any, read_again: Callable[[], Any]) -> None:
@@ -228,7 +234,7 @@ class ExampleCache:
         """
         if self._random_check.has_passed:
             return
-        handle = self._opened()
+        handle = self._open_handle()
         if handle is None:
             return
         counters = handle.store.counters
@@ -249,7 +255,7 @@ class ExampleCache:
 
         Raises TypeError for values that cannot be stored.
         """
-        handle = self._opened()
+        handle = self._open_handle()
         if handle is None:
             return
         head = handle.store.counters.head
@@ -266,7 +272,7 @@ class ExampleCache:
 
     def _enter(self, item: StoredItem) -> bool:
         """Queue an item to be stored; False if the queue is full."""
-        handle = self._opened()
+        handle = self._open_handle()
         return handle is not None and handle.writer.offer(item)
 
     def flush(self, timeout_s: float = _FLUSH_S) -> bool:
@@ -298,7 +304,7 @@ class ExampleCache:
             full=handle.store.is_full,
         )
 
-    def _opened(self) -> Handle | None:
+    def _open_handle(self) -> Handle | None:
         handle = self._handle
         if handle is not None and handle.is_alive:
             return handle

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from stoker.basics.resources import format_bytes
-from stoker.basics.signals import Deferred, again_soon, deferred
+from stoker.basics.signals import Deferred, again_soon, defer_interrupts
 from stoker.basics.warn import warn
 from stoker.cache.counters import DAMAGED, FULL, ITEMS, SHOWN_S, USED_BYTES
 from stoker.cache.location import is_in_memory
@@ -161,7 +161,7 @@ class Handles:
 
     def release(self, handle: Handle) -> None:
         """Release a handle; the last user closes it."""
-        with deferred(again_soon):
+        with defer_interrupts(again_soon):
             if not handle.is_alive:
                 return
             if self._forking == threading.get_ident():

@@ -52,10 +52,10 @@ def find_stores() -> list[str]:
     folders = []
     with _open_memory_folder() as memory:
         for name in sorted(memory.list_names()) if memory is not None else ():
-            with store_dir.opened(name, memory) as folder:
+            with store_dir.open_existing(name, memory) as folder:
                 if folder is not None:
                     folders.append(folder.path)
-    for path in location.listed_stores():
+    for path in location.list_stores():
         if is_store(path):
             folders.append(path)
         else:  # removed without `stoker cache remove`
@@ -65,18 +65,18 @@ def find_stores() -> list[str]:
 
 def is_store(path: str) -> bool:
     """True if a folder is a store of this user."""
-    with store_dir.opened(path) as folder:
+    with store_dir.open_existing(path) as folder:
         return folder is not None
 
 
 def is_in_use(path: str) -> bool:
-    with store_dir.opened(path) as folder:
+    with store_dir.open_existing(path) as folder:
         return folder is not None and store_dir.is_in_use(folder)
 
 
 def read_summary(path: str) -> StoreSummary | None:
     """Return a store's summary; None if there is no store, or if it cannot be read."""
-    with store_dir.opened(path) as folder:
+    with store_dir.open_existing(path) as folder:
         if folder is not None and (about := About.read(folder)) is not None:
             with contextlib.suppress(OSError, ValueError):
                 content = folder.read_file(COUNTERS, Counters.SIZE_BYTES + 1)
@@ -91,7 +91,7 @@ def sweep(*paths: str) -> list[str]:
     """
     swept = []
     for path in find_stores():
-        with contextlib.suppress(CacheError, OSError), store_dir.opened(path) as folder:
+        with contextlib.suppress(CacheError, OSError), store_dir.open_existing(path) as folder:
             about = folder and About.read(folder)
             if folder and about and about.temporary and store_dir.remove_unused(folder):
                 swept.append(path)
@@ -106,7 +106,7 @@ def sweep(*paths: str) -> list[str]:
 
 def remove(path: str) -> None:
     """Remove a store. Raises CacheError if it is in use, or if it is not a store."""
-    with store_dir.opened(path) as folder:
+    with store_dir.open_existing(path) as folder:
         if folder is None:
             raise CacheError(f"{path} is not a cache")
         if not store_dir.remove_unused(folder):

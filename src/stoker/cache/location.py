@@ -111,7 +111,7 @@ def unlist_store(path: str) -> None:
         os.unlink(_link(path))
 
 
-def listed_stores() -> list[str]:
+def list_stores() -> list[str]:
     """Return the paths on the list; some of the stores may be gone."""
     found = []
     with contextlib.suppress(OSError):  # there is no list yet

@@ -6,6 +6,8 @@ How LMDB is used, and why (found by trial):
 - No ``sync``: after a crash of the machine the whole store is discarded anyway.
 - The file is as long as the map from the beginning, and sparse: a file that shrinks kills readers.
 - The size of the map is the budget: LMDB itself refuses items beyond it.
+- Large items are lent from a map of our own, which stays where it is while the environment is
+  closed and opened again; the file never shrinks, and nothing in it is moved.
 - No environment lives across a fork: environments are closed before it and opened again on use, and
   the child drops everything that it inherits. Readers go through ``ForkGate``, which a fork shuts.
 
@@ -17,12 +19,15 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import mmap
 import os
 import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
 
 from stoker.basics import resources
 from stoker.cache.counters import (
@@ -60,6 +65,7 @@ _COMMIT_BYTES = 1 << 20
 # Threads of all processes that may read at once; one more gets LMDB's ReadersFullError. The table
 # takes 256 KB.
 _MAX_READERS = 4096
+_READS = mmap.ACCESS_READ
 # The size of a reader's slot in LMDB's lock file: one cache line.
 _READER_BYTES = 64
 
@@ -143,6 +149,10 @@ class Store:
         )
         self._lock = threading.Lock()
         self._env: Any = None
+        self._map: memoryview | None = None
+        self._starts: dict[int, int] = {}  # of large records in the file, by item number
+        # An environment, and where in memory it has mapped the beginning of the file.
+        self._base: tuple[Any, int | None] = None, None
         self._verified = bytearray()  # by item number: whether this process has verified the item
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         self._admission = os.open(os.path.join(folder, ADMISSION), flags, 0o600)
@@ -170,7 +180,7 @@ class Store:
 
     @property
     def is_full(self) -> bool:
-        """Whether the store takes no more items."""
+        """True if the store takes no more items."""
         head = self.counters.head
         return bool(head[FULL] or head[ENDED])
 
@@ -179,6 +189,7 @@ class Store:
         keys: Sequence[bytes],
         read: Callable[[memoryview], T],
         on_damage: Callable[[str], None],
+        lend: Callable[[memoryview], T] | None = None,
     ) -> list[T | Missing]:
         """Return ``read(record)`` for each item, or ``MISSING``.
 
@@ -186,6 +197,8 @@ class Store:
             keys: the items' keys.
             read: gets a view of the store's memory, which it must not keep.
             on_damage: called for each damaged item, which counts as missing.
+            lend: called in place of ``read`` with a large item's record, which stays valid, and
+                must not be written to.
         """
         found: list[T | Missing] = []
         with self._gate.door(), self._read_lock:
@@ -207,7 +220,13 @@ class Store:
                             on_damage(f"item {key.hex()}")
                             found.append(MISSING)
                             continue
-                        found.append(read(record))
+                        if (
+                            lend is not None
+                            and (lent := self._lent(env, number, record)) is not None
+                        ):
+                            found.append(lend(lent))
+                        else:
+                            found.append(read(record))
             except self._lmdb.ReadersFullError:
                 env.reader_check()  # frees the slots of killed processes
             except (self._lmdb.Error, struct.error) as error:
@@ -261,6 +280,27 @@ class Store:
     def keys(self) -> list[bytes]:
         with self._gate.door(), self._environment().begin() as txn:
             return list_keys(txn)
+
+    def _lent(self, env: Any, number: int, record: memoryview) -> memoryview | None:
+        """Return a large record as a view of our own map; None for others, or without such a map.
+
+        The caller is inside the gate, so ``env`` stays open.
+        """
+        if len(record) < BLOCK_BYTES:
+            return None
+        start = self._starts.get(number)
+        if start is None:
+            address = np.frombuffer(record, np.uint8).__array_interface__["data"][0]
+            if self._base[0] is not env:
+                self._base = env, _file_start(address, os.path.join(self.folder, DATA))
+            base = self._base[1]
+            if base is None:
+                return None
+            start = self._starts[number] = address - base
+        if self._map is None:
+            with self._lock, open(os.path.join(self.folder, DATA), "rb") as file:
+                self._map = memoryview(mmap.mmap(file.fileno(), self.limit_bytes, access=_READS))
+        return self._map[start : start + len(record)]
 
     def _verify(self, number: int, checksum: int, key: bytes, record: memoryview) -> bool:
         """Verify an item that this process reads for the first time."""
@@ -361,6 +401,7 @@ class Store:
         if self._env is not None:
             self._env.close()
             self._env = None
+            self._base = None, None
 
     def after_fork(self) -> None:
         self._gate.open()
@@ -383,6 +424,24 @@ def import_lmdb() -> Any:
 def changed_ns(folder: str) -> int:
     """Return the change time of the items' file. Any write changes it, and no tool can reset it."""
     return os.stat(os.path.join(folder, DATA)).st_ctime_ns
+
+
+def _file_start(address: int, path: str) -> int | None:
+    """Return where in memory a file begins that is mapped around an address, None if unknown.
+
+    LMDB does not tell where its map is; Linux does.
+    """
+    inode = os.stat(path).st_ino
+    try:
+        with open("/proc/self/maps") as maps:
+            for line in maps:
+                span, _, offset, _, mapped, *_ = line.split(maxsplit=5)
+                first, _, last = span.partition("-")
+                if int(first, 16) <= address < int(last, 16):
+                    return int(first, 16) - int(offset, 16) if int(mapped) == inode else None
+    except OSError:
+        pass
+    return None
 
 
 def _open_environment(folder: str, limit_bytes: int) -> Any:

@@ -74,13 +74,13 @@ class About(msgspec.Struct):
     """The contents, for messages."""
     limit_bytes: int
     temporary: bool
-    """Whether it is removed with its last user."""
+    """True if it is removed with its last user."""
     made_s: float
     """The time at which it was made, in seconds since 1970."""
     boot: str
     """The machine's boot id at its last use."""
     clean: bool = False
-    """Whether its last user closed it."""
+    """True if its last user closed it."""
 
     @classmethod
     def read(cls, folder: CacheFolder) -> About | None:
@@ -316,7 +316,7 @@ def join(
 
 
 @contextlib.contextmanager
-def opened(path: str, parent: CacheFolder | None = None) -> Iterator[CacheFolder | None]:
+def open_existing(path: str, parent: CacheFolder | None = None) -> Iterator[CacheFolder | None]:
     """Open a store's folder for inspection; None if this user has no store there."""
     try:
         folder = _open_own(path, parent)
@@ -330,7 +330,7 @@ def opened(path: str, parent: CacheFolder | None = None) -> Iterator[CacheFolder
 
 
 def is_in_use(folder: CacheFolder) -> bool:
-    with contextlib.suppress(OSError), _locked(folder) as is_alone:
+    with contextlib.suppress(OSError), _locking(folder) as is_alone:
         return not is_alone
     return False
 
@@ -340,7 +340,7 @@ def remove_unused(folder: CacheFolder) -> bool:
 
     Raises CacheError if it holds files of others.
     """
-    with _locked(folder) as is_alone:
+    with _locking(folder) as is_alone:
         if is_alone:
             _remove(folder)
     return is_alone
@@ -352,7 +352,7 @@ def sweep(parent: CacheFolder) -> None:
         with contextlib.suppress(CacheError, OSError), CacheFolder(name, parent) as folder:
             folder.check_owner(private=True)
             if not _list_foreign(folder):
-                with _locked(folder, os.O_RDWR | os.O_CREAT) as is_alone:
+                with _locking(folder, os.O_RDWR | os.O_CREAT) as is_alone:
                     if is_alone:
                         folder.clear(_USERS)
 
@@ -482,7 +482,7 @@ def _list_foreign(folder: CacheFolder) -> list[str]:
 
 
 @contextlib.contextmanager
-def _locked(folder: CacheFolder, flags: int = os.O_RDWR) -> Iterator[bool]:
+def _locking(folder: CacheFolder, flags: int = os.O_RDWR) -> Iterator[bool]:
     """Try to lock a folder exclusively; True if the lock is held and the folder still exists."""
     users = folder.open_file(_USERS, flags)
     try:

@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from stoker.basics.signals import deferred
+from stoker.basics.signals import defer_interrupts
 from stoker.cache.layout import StoredItem
 from stoker.cache.store import Added, Busy, Store
 
@@ -61,7 +61,7 @@ class Writer:
             self._queue.append(item)
             self._queued_bytes += item.size_bytes
             if self._thread is None:
-                with deferred():
+                with defer_interrupts():
                     thread = threading.Thread(target=self._run, name="stoker-cache", daemon=True)
                     thread.start()
                     self._thread = thread
@@ -80,7 +80,7 @@ class Writer:
 
     @property
     def is_here(self) -> bool:
-        """Whether the caller runs in the writer's thread."""
+        """True if the caller runs in the writer's thread."""
         return self._thread is threading.current_thread()
 
     def close(self, timeout_s: float) -> None:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from stoker.chain.chain import Chain
-from stoker.distributed.store_exchange import meeting, patience_s
+from stoker.distributed.store_exchange import exchange_among, patience_s
 from stoker.errors import StateError
 from stoker.schedule.echo_record import difference_of
 from stoker.stages.shard import Shard
@@ -41,7 +41,7 @@ def agree(chain: Chain, place: tuple[int, ...], *, long: bool) -> Chain:
     if shard is None:
         return chain
     among = () if shard.among is None else shard.among
-    met = meeting(among) if len(among) > 1 else None
+    met = exchange_among(among) if len(among) > 1 else None
     if met is None:
         if chain.is_seed_open and shard.world > 1:
             raise ValueError(

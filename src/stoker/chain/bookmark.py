@@ -196,7 +196,7 @@ class Bookmark:
         """Return how many of the outputs handed out last the trainer has not finished with."""
         if run.finished is not None:
             return run.late
-        return min(calling_loop().untrained(), run.yielded - run.began_at)
+        return min(calling_loop().untrained_batches(), run.yielded - run.began_at)
 
     def _left_data_epoch(self) -> bool:
         """Return whether a loader's epoch was ended in its middle, as ``.steps(n)`` does."""
@@ -299,7 +299,7 @@ class Bookmark:
                 totals=self._spent,
             )  # fmt: skip
         of_run = self._run.stats(self._pools(self._run.held()))
-        return replace(of_run, totals=self._spent + of_run.spent())
+        return replace(of_run, totals=self._spent + of_run.epoch_totals())
 
     def _pools(self, held: dict[int, int]) -> tuple[PoolStats, ...]:
         pools = []

@@ -14,7 +14,7 @@ from stoker.chain.cursor import Cursor
 from stoker.chain.fate import Fate
 from stoker.chain.iterator import PipelineIterator
 from stoker.errors import StateError
-from stoker.frameworks.queries import framework_with_one_state, unwrapped_state, wrapped_state
+from stoker.frameworks.queries import framework_with_one_state, unwrap_state, wrap_state
 from stoker.stats import Clock, Uses
 
 if TYPE_CHECKING:
@@ -212,7 +212,7 @@ class DataLoaderApi:
                 "differ: filters, skip budgets and uneven=True give them unequal parts. Leave "
                 "examples out before sharding, or save each rank's state_dict() yourself"
             )
-        return wrapped_state(self._cursor.saved())
+        return wrap_state(self._cursor.saved())
 
     def acknowledge(self, batches: int = 1) -> None:
         """Say that training has finished with so many more of the batches of this iteration.
@@ -245,4 +245,4 @@ class DataLoaderApi:
         other ranks cannot go on in the middle of an epoch.
         """
         states = saved if isinstance(saved, list) else [saved]
-        self._cursor.load([unwrapped_state(one) for one in states], elastic=elastic)
+        self._cursor.load([unwrap_state(one) for one in states], elastic=elastic)

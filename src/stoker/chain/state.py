@@ -46,6 +46,7 @@ from stoker.stages.echo import DEFAULT_POOL_BATCHES
 from stoker.stages.stage import PoolSize
 from stoker.stats import Clock
 
+# Raised by each change after which older states cannot be read: they are refused by number.
 FORMAT = 3
 _UNSIGNED = ("checksum", "loader")
 

@@ -32,7 +32,7 @@ class Backoff:
 
     @property
     def is_due(self) -> bool:
-        """Whether the member does not answer and it is time to try again."""
+        """True if the member does not answer and it is time to try again."""
         return not self.is_alive and self._clock() >= self.due_s
 
     def succeeded(self) -> None:

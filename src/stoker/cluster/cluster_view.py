@@ -68,7 +68,7 @@ class ClusterView:
 
     @property
     def has_room(self) -> bool:
-        """Whether this host's store, or any live member's, has room."""
+        """True if this host's store, or any live member's, has room."""
         return self._local_has_room() or any(
             node.is_alive and not node.is_full for node in self.others
         )
@@ -82,7 +82,7 @@ class ClusterView:
             members_map, alive_count = self.map, 0
             if members_map.nodes and members_map.first(key) == before:
                 return None
-            for number in members_map.ranked(key):
+            for number in members_map.ranking(key):
                 node = members_map.nodes[number]
                 if members_map.owners.members[number].name == before:
                     return None
@@ -138,7 +138,7 @@ class ClusterView:
 
     def _next_holder(self, key: bytes, answered: frozenset[str]) -> RemoteNode | None:
         members_map, tried = self.map, 0
-        for number in members_map.ranked(key):
+        for number in members_map.ranking(key):
             node = members_map.nodes[number]
             if node is not None and not node.is_alive:
                 continue

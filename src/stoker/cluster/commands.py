@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from stoker.cli import failing
+from stoker.cli import report_errors
 
 
 def serve(
@@ -40,7 +40,7 @@ def serve(
     """
     from stoker.cluster.keeper.command import serve_keeper
 
-    with failing("cache serve", ValueError):
+    with report_errors("cache serve", ValueError):
         serve_keeper(listen, size, folder, token_file, insecure=insecure)
 
 
@@ -54,5 +54,5 @@ def end() -> None:
     """
     from stoker.cluster.members.ray_keeper import end_all
 
-    with failing("cache end", ImportError):
+    with report_errors("cache end", ImportError):
         typer.echo(f"ended {end_all()} keepers")

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from stoker.basics.process import OwningProcess
-from stoker.basics.signals import deferred
+from stoker.basics.signals import defer_interrupts
 from stoker.basics.warn import warn
 from stoker.cluster.cache_spec import CacheSpec
 from stoker.cluster.cluster_view import ClusterView
@@ -74,13 +74,13 @@ class NodeClient:
         for node in self._cluster.others:
             self._connect(node, refuse=True)
         self._cluster.report()
-        with deferred():
+        with defer_interrupts():
             self._start("stoker-cluster", self._maintain)
             self._start("stoker-cluster-put", self._replication.run)
 
     @property
     def is_current(self) -> bool:
-        """Whether this process may use it: it is open, and this process made it."""
+        """True if this process may use it: it is open, and this process made it."""
         return self._owner.is_current and not self._cluster.is_closed
 
     @property
@@ -90,7 +90,7 @@ class NodeClient:
 
     @property
     def has_room(self) -> bool:
-        """Whether this host's store, or any live member's, has room."""
+        """True if this host's store, or any live member's, has room."""
         return self._cluster.has_room
 
     def fetch(
@@ -182,7 +182,7 @@ class NodeClient:
         for node in left.values():
             node.mark_lost()
             self._fetches.reroute(node)
-        with deferred():
+        with defer_interrupts():
             for _ in range(min(_MAX_FETCHERS, len(cluster.others)) - self._count_fetchers()):
                 self._start("stoker-cluster-fetch", self._fetches.run)
 

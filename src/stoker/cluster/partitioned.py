@@ -199,7 +199,9 @@ class PartitionedCache(ExampleCache):
         client = self._connected_client()
         return None if client is None else client.fetch(keys, on_missing)
 
-    def find(self, keys: Sequence[bytes], sizes: Sequence[int] | None = None) -> list[Any]:
+    def find(
+        self, keys: Sequence[bytes], sizes: Sequence[int] | None = None, *, lends: bool = False
+    ) -> list[Any]:
         return self.find_fetched(keys, sizes, {})
 
     def find_fetched(
@@ -273,7 +275,7 @@ class PartitionedCache(ExampleCache):
 
     @property
     def takes(self) -> bool:
-        """Whether any store, on this host or at another member, has room."""
+        """True if any store, on this host or at another member, has room."""
         client = self._connected_client()
         return client is not None and client.has_room
 
@@ -289,11 +291,11 @@ class PartitionedCache(ExampleCache):
 
     def _send(self, target: str, record: Record) -> bool:
         """Store an item at ``target``; False if the queue for it is full."""
-        handle, client = self._opened(), self._connected_client()
+        handle, client = self._open_handle(), self._connected_client()
         if handle is None or client is None:
             return False
         if target == LOCAL:
-            return handle.writer.offer(_stored(record, self._user))
+            return handle.writer.offer(_to_stored_item(record, self._user))
         return client.put(record)
 
     @property
@@ -340,7 +342,7 @@ class PartitionedCache(ExampleCache):
         client = self._client
         if client is not None and client.is_current:
             return client
-        handle, membership = self._opened(), self._membership
+        handle, membership = self._open_handle(), self._membership
         if handle is None:
             return None
         if membership is None:
@@ -354,7 +356,7 @@ class PartitionedCache(ExampleCache):
             return self._client
 
 
-def _stored(record: Record, user: tuple[int, int]) -> StoredItem:
+def _to_stored_item(record: Record, user: tuple[int, int]) -> StoredItem:
     return StoredItem(record.key, [bytes(record.data)], len(record.data), user)
 
 
@@ -374,7 +376,7 @@ def _connect(
         return not store.counters.head[DAMAGED]
 
     def store_locally(record: Record) -> None:
-        if not handle.is_alive or not handle.writer.offer(_stored(record, user)):
+        if not handle.is_alive or not handle.writer.offer(_to_stored_item(record, user)):
             refuse([record])
 
     def refuse(records: Sequence[Record]) -> None:

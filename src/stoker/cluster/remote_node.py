@@ -56,7 +56,7 @@ class RemoteNode:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it answered the last time."""
+        """True if it answered the last time."""
         return self.backoff.is_alive
 
     def mark_lost(self) -> None:
@@ -89,13 +89,13 @@ class MemberMap:
         """Return the name of the member that owns an item if all members are alive."""
         return self.owners.members[self.owners.owner(number_of(key))].name
 
-    def ranked(self, key: bytes) -> Sequence[int]:
+    def ranking(self, key: bytes) -> Sequence[int]:
         """Return all members' numbers in the order of an item's ranking, its owner first."""
         number = number_of(key)
         ranking = self._ranks.get(number)
         if ranking is None:
             if len(self._ranks) > _MAX_RANKS:
                 self._ranks.clear()
-            ranking = self.owners.ranked(number) if self.nodes else ()
+            ranking = self.owners.ranking(number) if self.nodes else ()
             self._ranks[number] = ranking
         return ranking

@@ -25,7 +25,7 @@ class Launched(NamedTuple):
     Attributes:
         variable: the name of the variable that holds the number of processes.
         world: the number of processes, above 1.
-        rank: this process's number; None where the launcher sets none.
+        rank: this process's number; None if the launcher sets none.
     """
 
     variable: str

@@ -33,7 +33,7 @@ class MeshPart(NamedTuple):
 
 
 def is_mesh(given: Any) -> bool:
-    """Return whether this is a ``DeviceMesh``."""
+    """True if this is a ``DeviceMesh``."""
     module: Any = sys.modules.get("torch.distributed.device_mesh")
     return module is not None and isinstance(given, module.DeviceMesh)
 
@@ -45,8 +45,8 @@ def shard_of(mesh: Any, dims: str | Sequence[str] | None) -> MeshPart:
         mesh: a ``DeviceMesh``.
         dims: the names of the dimensions that split the data; None: decided by all names.
 
-    Raises ValueError where the names do not decide, where further dimensions of the whole mesh
-    split the data, and where this process is not in the mesh.
+    Raises ValueError if the names do not decide, if further dimensions of the whole mesh split the
+    data, or if this process is not in the mesh.
     """
     names = tuple(mesh.mesh_dim_names or ())
     if not names:
@@ -115,7 +115,7 @@ def _choose_dims(names: tuple[str, ...], dims: str | Sequence[str] | None) -> tu
 
 
 def _words(name: str) -> tuple[bool, bool]:
-    """Return whether a dimension's name contains words for data, and words for models."""
+    """True if a dimension's name contains words for data, and words for models."""
     words = [word.rstrip("0123456789") for word in re.split(r"[^a-z0-9]+", name.lower())]
     of_data = any(re.fullmatch(_DATA, word) for word in words)
     return of_data, any(re.fullmatch(_MODEL, word) for word in words)

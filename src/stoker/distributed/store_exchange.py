@@ -21,13 +21,13 @@ from stoker.basics.resources import own_rank, process_group
 from stoker.errors import StokerError
 
 WAIT_S = 60.0
-"""How long ranks wait for each other where nobody said otherwise: ranks that start one after
-another come within seconds; one that ended never does."""
+"""The default wait of ranks for each other. Ranks that start one after another come within seconds;
+a rank that has ended never comes."""
 # torch's own, of NCCL.
 _LONG_WAIT_S = 600.0
-# Time-outs that torch chooses, of NCCL and of the others: nobody has asked for them.
+# torch's default time-outs, of NCCL and of other backends: with them, the user has set none.
 _TORCH_DEFAULTS_S = (600.0, 1800.0)
-# For the first rank's word on missing ranks: one answer of the store.
+# To receive the first rank's list of missing ranks, which takes one answer of the store.
 _GRACE_S = 5.0
 _process = OwningProcess()  # a store's connection must not be used by a forked child
 
@@ -171,8 +171,8 @@ class RankExchange:
             time.sleep(min(0.5, 0.001 + passed / 20))  # by turns, so that Ctrl-C is heard
 
 
-def meeting(among: Sequence[int]) -> RankExchange | None:
-    """Return these ranks' exchange; None where they have no store, and in a forked child."""
+def exchange_among(among: Sequence[int]) -> RankExchange | None:
+    """Return these ranks' exchange; None without a store, and in a forked child."""
     if not _process.is_current:
         return None
     group = process_group()

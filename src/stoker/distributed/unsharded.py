@@ -1,7 +1,7 @@
-"""Whether each of several ranks iterates over all of the data, where each should have its part.
+"""Warns if each of several ranks iterates over all of the data, where each should have its part.
 
-A framework that shards the data cannot shard a stoker pipeline, and its users rely on sharding:
-that is an error.
+Under a framework that shards data it is an error: it cannot shard a stoker pipeline, and its users
+rely on it.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from stoker.distributed.launchers import find_launcher
 from stoker.frameworks.framework import SAMPLER, Framework
 from stoker.frameworks.queries import sharding_framework
 
-# What samplers, batch samplers and datasets that divide an epoch know: torch's DistributedSampler
-# and its like, accelerate's shards, DALI's readers. (Hugging Face's datasets: `_distributed`.)
+# Attributes of samplers, batch samplers and datasets that divide an epoch: torch's
+# DistributedSampler and similar, accelerate's shards, DALI's readers. (Hugging Face's datasets:
+# `_distributed`.)
 _KNOWN = (
     ("num_replicas", "rank"),
     ("num_processes", "process_index"),
@@ -33,9 +34,9 @@ _told: set[str] = set()
 
 
 def warn_unsharded() -> None:
-    """Warn where each of several ranks iterates over all examples of a pipeline.
+    """Warn if each of several ranks iterates over all examples of a pipeline.
 
-    Raises ValueError where a framework distributes; so do the functions below.
+    Raises ValueError under a framework that shards data, as do the functions below.
     """
     shard = ".shard() gives each its part (.shard(rank=0, world=1) says that all are meant)"
 
@@ -46,7 +47,7 @@ def warn_unsharded() -> None:
 
 
 def warn_unsharded_loader(loader: Any) -> None:
-    """Warn where each of several ranks iterates over a loader that seems not to be sharded.
+    """Warn if each of several ranks iterates over a loader that seems not to be sharded.
 
     A dataset may shard itself unnoticed.
     """
@@ -67,7 +68,7 @@ def warn_unsharded_loader(loader: Any) -> None:
 
 
 def warn_unsharded_feed() -> None:
-    """Warn where each of several ranks receives all batches of a feed."""
+    """Warn if each of several ranks receives all batches of a feed."""
     advice = "have the feed serve examples (no .batch() there), and .shard() and .batch() them here"
     _tell("batches of the feed", advice, lambda framework: advice)
 
@@ -85,7 +86,7 @@ def _tell(what: str, advice: str, under: Callable[[Framework], str | None]) -> N
     if _ranks() < 2:
         return
     told = f"each of {_ranks()} ranks iterates over all {what}: "
-    # What a launcher started may have nothing to do with each other: that is no error.
+    # Processes of a launcher may have nothing to do with each other, so this is no error.
     framework = None if own_rank() is None else sharding_framework()
     if framework is not None and (its_advice := under(framework)) is not None:
         raise ValueError(f"under {framework.name} {told}{its_advice}")
@@ -95,7 +96,7 @@ def _tell(what: str, advice: str, under: Callable[[Framework], str | None]) -> N
 
 
 def _divides(part: Any, depth: int) -> bool:
-    """Whether some object in a loader knows its rank among several."""
+    """True if some object in a loader knows its rank among several."""
     if part is None or not depth:
         return False
     with contextlib.suppress(Exception):  # properties of foreign objects may raise anything

@@ -253,6 +253,6 @@ def resume(last: Resumable, position: Position) -> None:
         each.catch_up()
 
 
-def damaged(what: str) -> StateError:
+def damage_error(what: str) -> StateError:
     """Return the error of a state whose parts do not fit."""
     return StateError(f"the state is damaged: {what}")

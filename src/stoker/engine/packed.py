@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.basics.compact_integers import LARGEST, check_integer
-from stoker.engine.checkpoint import Asked, Bounds, Node, damaged
+from stoker.engine.checkpoint import Asked, Bounds, Node, damage_error
 from stoker.engine.items import Item, Planning, done_item
 from stoker.engine.plan import PackPoint
 from stoker.engine.segment_stream import SegmentStream
@@ -117,7 +117,7 @@ class PackedStream(OrderedStream):
     def resume(self, node: PackStart | None, asked: Asked) -> Asked:
         start = node or PackStart()
         if start.number != asked.next:
-            raise damaged("where a sequence begins does not fit")
+            raise damage_error("where a sequence begins does not fit")
         self._made, self._inputs, self._skipped = start.number, start.input, start.offset
         return Asked(start.input, start.input, start.input)
 

@@ -132,6 +132,12 @@ class Segment:
         return self.is_plain and self.stacks
 
     @cached_property
+    def reads_what_is_cached(self) -> bool:
+        """Whether examples from the cache are only read, by image functions, and then stacked."""
+        behind = self.operations[self.cache_at :]
+        return self.stacks and all(each.only_reads and each.releases_gil for each in behind)
+
+    @cached_property
     def reading(self) -> int:
         """How many of the first operations only read what they are given."""
         return sum(1 for _ in takewhile(lambda each: each.only_reads, self.operations))

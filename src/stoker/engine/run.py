@@ -34,6 +34,7 @@ from stoker.schedule.echo_record import Decisions, EchoRecord
 from stoker.schedule.leg import Leg
 from stoker.stats import PoolStats, StageStats, Stats, Uses, WorkerTime
 
+# Batches between two removals of bookkeeping that no batch in flight needs. Chosen, not measured.
 _PRUNE_BATCHES = 64
 _REMEMBERED = 64  # outputs that a wrapper may have read ahead of its trainer
 FORGOTTEN = (

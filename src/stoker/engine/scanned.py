@@ -18,7 +18,7 @@ from typing import Any
 from stoker.basics import compact_integers, pytree
 from stoker.basics.compact_integers import check_integer
 from stoker.basics.signals import pass_on
-from stoker.engine.checkpoint import Asked, Bounds, Node, damaged
+from stoker.engine.checkpoint import Asked, Bounds, Node, damage_error
 from stoker.engine.items import DoneTask, EpochCounters, Item, Planning, done_item, like
 from stoker.engine.plan import ScanPoint
 from stoker.engine.segment_stream import SegmentStream
@@ -131,7 +131,7 @@ class ScannedStream(OrderedStream):
     def resume(self, node: ScanStart | None, asked: Asked) -> Asked:
         start = node or ScanStart(0, 0, self._scan.initial)
         if start.output > min({*asked.again, asked.next}):
-            raise damaged("a scan in it goes on too late")
+            raise damage_error("a scan in it goes on too late")
         self._begin(start)
         self._first, self._least, self._wanted = asked.next, asked.least, asked.again
         return Asked(start.input, start.input, start.input)

@@ -129,7 +129,7 @@ class SegmentRunner:
         assert self.rows is not None
         began = time.perf_counter_ns()
         try:
-            batch = self.rows.gathered(indices, self._recycler)
+            batch = self.rows.take(indices, self._recycler)
             batches = self.rows.split(batch, self._group)
             nbytes = self.rows.data_bytes(batch)
         except Exception as error:

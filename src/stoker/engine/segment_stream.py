@@ -32,7 +32,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
-from stoker.engine.checkpoint import Asked, damaged
+from stoker.engine.checkpoint import Asked, damage_error
 from stoker.engine.items import (
     DoneTask,
     Inputs,
@@ -300,7 +300,7 @@ class SegmentStream(PulledStream):
 
     def resume(self, node: None, asked: Asked) -> Asked:
         if self.total is not None and asked.next > self.total:
-            raise damaged(f"it is at {asked.next:,} of {self.total:,}")
+            raise damage_error(f"it is at {asked.next:,} of {self.total:,}")
         self._next = asked.next
         return asked.of_inputs(self._cuts)
 

@@ -32,7 +32,7 @@ import numpy as np
 
 from stoker.basics import compact_integers
 from stoker.basics.compact_integers import check_integer
-from stoker.engine.checkpoint import Asked, Bounds, Node, damaged
+from stoker.engine.checkpoint import Asked, Bounds, Node, damage_error
 from stoker.engine.items import Item, Planning, Stream, WouldBlock
 from stoker.engine.plan import FilterPoint, Segment
 from stoker.engine.segment_stream import SegmentStream
@@ -318,11 +318,11 @@ class FilteredStream(OrderedStream):
         record, following, again = node or FilterRecord(), asked.next, asked.again
         if record.total is not None:
             if asked.least > record.total:
-                raise damaged(f"a pool has had {asked.least:,} of {record.total:,} items")
+                raise damage_error(f"a pool has had {asked.least:,} of {record.total:,} items")
             following = min(following, record.total)
             again = frozenset(n for n in again if n < record.total)
         if node is not None and not record.covers({*again, following}):
-            raise damaged("what was left out does not fit the rest")
+            raise damage_error("what was left out does not fit the rest")
         # Numbers below stay known, too: items in a pool are made again by them.
         self.record = replace(record, seen=max(record.seen, following), drops=record.drops[:])
         self._inputs = number = self.record.number_of(following)

@@ -339,7 +339,8 @@ class Work:
 
         def find(some: NDArray[np.int64]) -> list[Any]:
             try:
-                return cache.find(self._indexed, some, expected, self.lookups)
+                lends = self.segment.reads_what_is_cached
+                return cache.find(self._indexed, some, expected, self.lookups, lends=lends)
             except CacheError as error:  # no example's failure: nothing may skip it
                 return [Failure(error)] * len(some)
 

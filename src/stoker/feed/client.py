@@ -20,7 +20,7 @@ from typing import Any
 from stoker.basics.process import OwningProcess
 from stoker.errors import FeedError, StateError
 from stoker.feed import messages
-from stoker.feed.connection import FeedAddress, FeederConnection, Interrupted, Leases, damaged
+from stoker.feed.connection import FeedAddress, FeederConnection, Interrupted, Leases, damage_error
 from stoker.feed.messages import (
     Begin,
     End,
@@ -148,7 +148,7 @@ class FeedClient:
 
     @property
     def is_owner(self) -> bool:
-        """Whether this process owns the connection; False in a forked child of the owner."""
+        """True if this process owns the connection; False in a forked child of the owner."""
         return self._owner.is_current
 
     # -- used by epochs
@@ -167,14 +167,14 @@ class FeedClient:
                 elif isinstance(message, Failed):
                     raise FeedError(message.reason)
                 else:
-                    raise self.damaged(f"it sent {type(message).__name__} instead of Begin")
+                    raise self.damage_error(f"it sent {type(message).__name__} instead of Begin")
                 message = self.next_message(interrupt)
         except BaseException:  # otherwise the feeder would wait for a job that has given up
             self._connection.send(Leave())
             raise
         start = message.epoch, message.number
         if self.welcome.is_repeatable and self.position not in (None, start):
-            raise self.damaged(f"it begins at {start}, not at {self.position}")
+            raise self.damage_error(f"it begins at {start}, not at {self.position}")
         self.position = start
         self._is_in_epoch = True
         return int(message.epoch)
@@ -188,13 +188,13 @@ class FeedClient:
             try:
                 message, descriptors = self._connection.receive(interrupt)
             except Malformed as error:
-                raise self.damaged(str(error)) from None
+                raise self.damage_error(str(error)) from None
             if message is None:
                 self._replace_feeder()
                 return None
             self._descriptors += descriptors
             if isinstance(message, (Welcome, Refused)) or message.request_id > self._request_id:
-                raise self.damaged(f"it sent {type(message).__name__} without a request")
+                raise self.damage_error(f"it sent {type(message).__name__} without a request")
             if message.request_id == self._request_id:
                 return message
             if isinstance(message, ItemMessage):  # of an epoch that this job has left
@@ -223,7 +223,7 @@ class FeedClient:
                 ) from None
             if isinstance(error, (FeedError, Stale)) or not isinstance(error, Exception):
                 raise
-            raise self.damaged(f"{type(error).__name__}: {error}") from error
+            raise self.damage_error(f"{type(error).__name__}: {error}") from error
         finally:
             self._close_descriptors()
         self._leases.hold(item.lease, mappings, item.generations)
@@ -247,11 +247,11 @@ class FeedClient:
             self.end_epoch(self.position[0])
             self._connection.send(Leave())
 
-    def damaged(self, how: str) -> FeedError:
+    def damage_error(self, how: str) -> FeedError:
         """Close the connection to this feeder; return the error to raise."""
         self._close_descriptors()
         self._connection.close()
-        return damaged(self.name, how)
+        return damage_error(self.name, how)
 
     def _close_descriptors(self) -> None:
         while self._descriptors:
@@ -366,7 +366,7 @@ class FeedEpoch(Iterator[Any]):
         elif isinstance(message, ItemMessage):
             self._load(message)
         elif isinstance(message, Begin):
-            raise client.damaged("it sent Begin in the middle of an epoch")
+            raise client.damage_error("it sent Begin in the middle of an epoch")
         else:
             self._end(message)
 
@@ -377,7 +377,7 @@ class FeedEpoch(Iterator[Any]):
         skipped = number - item.number
         is_one = not client.welcome.batched or item.count == 1
         if item.epoch != epoch or not 0 <= skipped < item.count or not is_one:
-            raise client.damaged(
+            raise client.damage_error(
                 f"it sent {item.count} outputs from {item.number} of epoch {item.epoch}, but "
                 f"{number} of epoch {epoch} was next"
             )
@@ -392,7 +392,7 @@ class FeedEpoch(Iterator[Any]):
         assert client.position is not None
         epoch, number = client.position
         if isinstance(message, End) and (message.epoch != epoch or message.total > number):
-            raise client.damaged(
+            raise client.damage_error(
                 f"it ended epoch {message.epoch} at {message.total}, but {number} of epoch {epoch} "
                 "was next"
             )

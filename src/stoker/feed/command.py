@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from stoker.cli import failing
+from stoker.cli import report_errors
 
 
 def feed(
@@ -59,7 +59,7 @@ def feed(
     """
     from stoker.feed.foreground import serve
 
-    with failing("feed", TypeError, ValueError):
+    with report_errors("feed", TypeError, ValueError):
         limit = int(staging) if staging is not None and staging.isdigit() else staging
         serve(
             target,

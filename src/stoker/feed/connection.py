@@ -322,9 +322,9 @@ def _exchange_greetings(connection: socket.socket, hello: Hello, name: str) -> F
     except OSError:
         return None
     except Malformed as error:
-        raise damaged(name, str(error)) from None
+        raise damage_error(name, str(error)) from None
 
 
-def damaged(name: str, how: str) -> FeedError:
+def damage_error(name: str, how: str) -> FeedError:
     """Return the error for an invalid message from a feeder."""
     return FeedError(f"the feeder of {name!r} sent an invalid message: {how}")

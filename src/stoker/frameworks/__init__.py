@@ -1,1 +1,1 @@
-"""What training frameworks want of a pipeline and do not say: a file for each, one protocol."""
+"""Support for training frameworks: a file for each, and one protocol that all of them implement."""

@@ -1,7 +1,7 @@
 """Accelerate: it shards loaders, keeps one state, and wants to know the last batch of an epoch.
 
-``Accelerator.accumulate`` steps the optimizer behind every n-th batch and behind the last one.
-Which that is it asks the loader that began last and has not ended.
+``Accelerator.accumulate`` steps the optimizer after every n-th batch and after the last one of an
+epoch. It finds the last one by asking the loader that began last and has not ended.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ class AccelerateEpoch:
 
     @property
     def end_of_dataloader(self) -> bool:
-        """Whether the batch handed out last is the last of the epoch."""
+        """True if the batch handed out last is the last of the epoch."""
         return self._epoch.is_last
 
     @property
     def remainder(self) -> int:
-        """How many rows ``gather_for_metrics`` keeps of the last batches, gathered; 0: all."""
+        """The rows of the gathered last batches that ``gather_for_metrics`` keeps; 0: all."""
         return self._epoch.remainder
 
     def begin(self) -> None:
-        """Be the one that is asked: behind the first batch, so that a loader inside came before."""
+        """Register this epoch, after its first batch: a loader inside has registered before."""
         if not self._has_begun:
             self._has_begun = True
             self._gradients._add_dataloader(self)
 
     def end(self) -> None:
-        """Be asked no more."""
+        """Remove this epoch."""
         self._gradients._remove_dataloader(self)
 
 
 class Accelerate(Framework):
-    """An ``Accelerator``, and what stands on it, such as the ``Trainer`` of transformers."""
+    """An ``Accelerator``, or a framework on top of it, such as the ``Trainer`` of transformers."""
 
     name = "Accelerate"
     where_ranks_are_known = "behind Accelerator()"
@@ -62,9 +62,9 @@ class Accelerate(Framework):
         return is_calling("accelerate.checkpointing")
 
     def listener(self, epoch: RunningEpoch) -> EpochListener | None:
-        """Return one if an ``Accelerator`` was made.
+        """Return a listener if an ``Accelerator`` was made.
 
-        Not where one of Accelerate's own loaders iterates: it tells the end itself.
+        None if one of Accelerate's own loaders iterates, as it reports the end itself.
         """
         state = _state()
         if state is None or not state.GradientState._shared_state or is_calling("accelerate."):

@@ -1,7 +1,7 @@
-"""What a pipeline has to know of a training framework: questions, and the answers of a plain loop.
+"""The protocol of training frameworks, with the answers of a plain loop as its defaults.
 
-Frameworks do not say what they call a pipeline for. Each has a file in this room that finds out.
-The rest of the package asks ``queries`` and knows no framework's name.
+A framework calls a pipeline without saying for what. A file in this room finds out for each of
+them. The rest of the package asks ``queries``, and does not know frameworks by name.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ SAMPLER = "DataLoader(dataset, sampler=DistributedSampler(dataset)) gives each i
 
 
 class TrainingLoop:
-    """The loop that iterates over a pipeline. Here: one of the user's own, with nothing unsaid.
+    """The loop that iterates over a pipeline. The defaults are those of a user's own loop.
 
     Attributes:
-        framework: the name of the framework that it belongs to.
-        reads_ahead: whether it takes a batch more than is trained on, where there is no ``len()``,
-            and may keep an iterator that it has left.
-        repeats_first_epoch: whether each of its epochs is to have the batches of the first.
+        framework: the name of its framework.
+        reads_ahead: whether it takes a batch more than it trains on, if there is no ``len()``, and
+            may keep an iterator that it has left.
+        repeats_first_epoch: whether all of its epochs must have the batches of the first.
     """
 
     framework = ""
@@ -29,17 +29,17 @@ class TrainingLoop:
     repeats_first_epoch = False
 
     def has_ended_epoch(self) -> bool:
-        """Return whether it asks for no more of its epoch, though batches may be left."""
+        """True if it asks for no more of its epoch, though batches may be left."""
         return False
 
-    def untrained(self) -> int:
+    def untrained_batches(self) -> int:
         """Return how many batches it has received and not finished training on."""
         return 0
 
     def take_state(self, is_for: Callable[[Any], bool]) -> Any:
-        """Return, once, a saved state that it loaded and does not hand on; else None.
+        """Return, once, a saved state that it loaded and did not pass to the loader; else None.
 
-        ``is_for`` is true for the loader that asks.
+        ``is_for`` returns True for the loader that asks.
         """
         return None
 
@@ -49,7 +49,7 @@ class RunningEpoch(Protocol):
 
     @property
     def is_last(self) -> bool:
-        """Whether nothing follows the output handed out last."""
+        """True if nothing follows the output handed out last."""
         ...
 
     @property
@@ -59,15 +59,15 @@ class RunningEpoch(Protocol):
 
     @property
     def ends_unequally(self) -> bool:
-        """Whether ranks have more or fewer examples than others."""
+        """True if ranks have more or fewer examples than others."""
         ...
 
 
 class EpochListener(Protocol):
-    """Who wants to know when an epoch begins and ends."""
+    """Is told when an epoch begins and ends."""
 
     def begin(self) -> None:
-        """Take note that a batch was handed out."""
+        """Take note of a batch that was handed out."""
         ...
 
     def end(self) -> None:
@@ -76,7 +76,7 @@ class EpochListener(Protocol):
 
 
 class Framework:
-    """A training framework. Here: one that leaves a pipeline alone.
+    """A training framework. The defaults are those of one that needs nothing of a pipeline.
 
     Attributes:
         name: as its users call it.
@@ -87,31 +87,31 @@ class Framework:
     where_ranks_are_known = ""
 
     def loop(self) -> TrainingLoop | None:
-        """Return its loop, if that is calling."""
+        """Return its loop, if it is calling."""
         return None
 
     def shards_data(self) -> bool:
-        """Return whether it is at work, and its users expect it to give each rank its part."""
+        """True if it is at work, and its users expect it to give each rank its part."""
         return False
 
     def way_to_shard(self, loader: Any) -> str | None:
-        """Say how a foreign loader is sharded under it; None if it cannot tell whether it is."""
+        """Describe how to shard a foreign loader under it; None if it may be sharded already."""
         return None
 
     def keeps_one_state(self) -> bool:
-        """Return whether it is saving or loading one rank's state for all ranks."""
+        """True if it is saving or loading one rank's state for all ranks."""
         return False
 
     def wrap_state(self, saved: dict[str, Any]) -> dict[str, Any]:
-        """Return a pipeline's state as it saves one, if it is calling; else as it is."""
+        """Return a pipeline's state in the form that it saves, if it is calling; else unchanged."""
         return saved
 
     def unwrap_state(self, saved: Any) -> Any:
-        """Return the pipeline's state in what ``wrap_state`` returned; else what is given."""
+        """Return the pipeline's state from the result of ``wrap_state``; other values unchanged."""
         return saved
 
     def listener(self, epoch: RunningEpoch) -> EpochListener | None:
-        """Return who is to be told of an epoch that begins."""
+        """Return the listener of an epoch that begins, or None."""
         return None
 
     def mesh(self) -> Any:
@@ -128,5 +128,5 @@ def frames() -> Iterator[tuple[str, FrameType]]:
 
 
 def is_calling(module_prefix: str | tuple[str, ...]) -> bool:
-    """Return whether code of such a module is calling."""
+    """True if code of such a module is calling."""
     return any(module.startswith(module_prefix) for module, _ in frames())

@@ -1,4 +1,4 @@
-"""Keras, which calls what iterates over a pipeline."""
+"""Keras: its ``fit`` calls the iterator of a pipeline."""
 
 from __future__ import annotations
 

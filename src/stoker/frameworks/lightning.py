@@ -1,8 +1,8 @@
-"""Lightning: its loops, looked at through the frames that call.
+"""Lightning: its loops, found in the calling frames.
 
-Its fetcher takes a batch ahead of the trainer where there is no ``len()``. It leaves epochs early,
-and what it knows of its progress stands in its loops, in part in private attributes. Releases that
-lack these load states by themselves, and nothing counts as untrained then.
+Its fetcher takes a batch ahead of the trainer if there is no ``len()``. It leaves epochs early, and
+keeps its progress in its loops, partly in private attributes. Releases without these attributes
+load states by themselves; then no batch counts as untrained.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class LightningLoop(TrainingLoop):
     def has_ended_epoch(self) -> bool:
         if self._fit is None or not self._fit.epoch_loop.batch_progress.is_last_batch:
             return False
-        return not self.untrained()
+        return not self.untrained_batches()
 
-    def untrained(self) -> int:
+    def untrained_batches(self) -> int:
         if self._fit is None:
             return 0
         current = self._fit.epoch_loop.batch_progress.current
@@ -41,10 +41,10 @@ class LightningLoop(TrainingLoop):
         return int(max(0, min(current.ready, fetched) - current.processed))
 
     def take_state(self, is_for: Callable[[Any], bool]) -> Any:
-        """Return the state that stands in a checkpoint of a whole epoch.
+        """Return the pipeline's state from a checkpoint that was saved after a whole epoch.
 
-        In the middle of one Lightning loads it itself. Behind a whole one it would have loaders
-        begin with their first epoch again.
+        Lightning itself loads states from the middle of an epoch. After a whole one it would let
+        loaders begin with their first epoch again.
         """
         states = getattr(self._fit, "_combined_loader_states_to_load", None)
         if not states or self._fit.restarting:

@@ -1,4 +1,4 @@
-"""What the package asks of all frameworks at once."""
+"""Questions to all frameworks at once, for the rest of the package."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from stoker.frameworks.lightning import Lightning
 from stoker.frameworks.ray_train import RayTrain
 from stoker.frameworks.torch_checkpoint import TorchCheckpoint
 
-# Those that call come before those that are only there: a Trainer of Lightning may run in Ray.
+# Frameworks that call come before frameworks that are only present: a Trainer of Lightning may run
+# in Ray.
 _ALL: tuple[Framework, ...] = (Lightning(), Keras(), Accelerate(), RayTrain(), TorchCheckpoint())
 _PLAIN = TrainingLoop()
 
@@ -31,22 +32,22 @@ def framework_with_one_state() -> str | None:
     return next((each.name for each in _ALL if each.keeps_one_state()), None)
 
 
-def wrapped_state(saved: dict[str, Any]) -> dict[str, Any]:
-    """Return a pipeline's state as the framework that saves it wants it."""
+def wrap_state(saved: dict[str, Any]) -> dict[str, Any]:
+    """Return a pipeline's state in the form that the saving framework needs."""
     for each in _ALL:
         saved = each.wrap_state(saved)
     return saved
 
 
-def unwrapped_state(saved: Any) -> Any:
-    """Return a pipeline's state from what ``wrapped_state`` returned."""
+def unwrap_state(saved: Any) -> Any:
+    """Return a pipeline's state from the result of ``wrap_state``."""
     for each in _ALL:
         saved = each.unwrap_state(saved)
     return saved
 
 
 def epoch_listener(epoch: RunningEpoch) -> EpochListener | None:
-    """Return who is to be told of an epoch that begins."""
+    """Return the listener of an epoch that begins, or None."""
     found = (each.listener(epoch) for each in _ALL)
     return next((listener for listener in found if listener is not None), None)
 

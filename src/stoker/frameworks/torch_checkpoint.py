@@ -9,7 +9,7 @@ from stoker.frameworks.framework import Framework, is_calling
 
 
 class TorchCheckpoint(Framework):
-    """Is given each rank's state as one value, under a name that only this rank looks for."""
+    """Stores each rank's state as one value, under a name that only this rank reads."""
 
     name = "torch.distributed.checkpoint"
 

@@ -1,8 +1,8 @@
 """A pipeline as a ``DataLoader`` of torch, and its epoch as a dataset with a sampler.
 
-Frameworks look into loaders: they take the dataset and the sampler, and make a loader of their own.
-Here the dataset is the next epoch, an index is a place in it, and the sampler counts. So what is
-made of them, to skip the first batches or to wrap the rest, hands out what the pipeline does.
+Frameworks take the dataset and the sampler of a loader, and make a loader of their own. Here the
+dataset is the next epoch, an index is a place in it, and the sampler counts. So a loader made of
+them, which skips the first batches or wraps the rest, hands out the pipeline's batches.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _data: Any = torch.utils.data
 
 
 class EpochChain(Protocol):
-    """What a ``DataLoader`` shows of a pipeline's source and batches."""
+    """The chain of a pipeline, as far as a ``DataLoader`` shows it."""
 
     @property
     def source(self) -> Any: ...
@@ -31,7 +31,7 @@ class EpochChain(Protocol):
 
 
 class Epochs(Protocol):
-    """What a ``DataLoader`` is made of: the part of a pipeline that counts and iterates epochs."""
+    """The part of a pipeline behind a ``DataLoader``: it counts and iterates epochs."""
 
     @property
     def chain(self) -> EpochChain: ...
@@ -44,7 +44,7 @@ class Epochs(Protocol):
 
 
 class EpochPass:
-    """One pass over an epoch whose outputs are asked for by number, one after another."""
+    """One pass over an epoch. Its outputs are asked for by number, one after another."""
 
     def __init__(self, pipeline: Epochs) -> None:
         self._pipeline = pipeline
@@ -52,7 +52,7 @@ class EpochPass:
         self._next = 0
 
     def output(self, number: int) -> Any:
-        """Return an output. The first number that is asked for says how many are skipped.
+        """Return an output by number. The first number is the count of skipped outputs.
 
         Raises StopIteration at the end, StokerError if a number is left out.
         """
@@ -70,7 +70,7 @@ class EpochPass:
 
 
 class Place(NamedTuple):
-    """An index of an epoch: which of its outputs, in which pass."""
+    """An index of an epoch: the number of an output, and its pass."""
 
     of: EpochPass
     number: int
@@ -100,7 +100,7 @@ class EpochDataset:
 
 
 class EpochSampler(_data.SequentialSampler):  # type: ignore[misc]
-    """Counts the outputs of an epoch, until that ends."""
+    """Counts the outputs of an epoch, until it ends."""
 
     def __init__(self, data_source: EpochDataset) -> None:
         self.data_source = data_source
@@ -116,7 +116,7 @@ class EpochSampler(_data.SequentialSampler):  # type: ignore[misc]
 
 
 class EpochBatchSampler(_data.BatchSampler):  # type: ignore[misc]
-    """The same, for loaders that are given a batch sampler: each output is a batch already."""
+    """``EpochSampler`` for loaders with a batch sampler, as each output is a batch already."""
 
     sampler: EpochSampler
 
@@ -134,9 +134,9 @@ class EpochBatchSampler(_data.BatchSampler):  # type: ignore[misc]
 
 
 class UnsteppedBatchSampler(_data.BatchSampler):  # type: ignore[misc]
-    """A loader's batch sampler, as a pipeline over that loader shows it: not to be iterated.
+    """A loader's batch sampler, as a pipeline over that loader shows it. It refuses iteration.
 
-    What a loader made of it would yield has not gone through the pipeline.
+    A loader made of it would yield batches that have not gone through the pipeline.
     """
 
     def __init__(self, of: Any, batch_size: int, drop_last: bool) -> None:
@@ -154,8 +154,8 @@ class UnsteppedBatchSampler(_data.BatchSampler):  # type: ignore[misc]
         return len(self.of)
 
 
-def the_only(batches: list[Any]) -> Any:
-    """Return the batch in a list of one: what is collated already."""
+def only_batch(batches: list[Any]) -> Any:
+    """Collate a list of one batch, which is collated already: return that batch."""
     (batch,) = batches
     return batch
 
@@ -179,7 +179,7 @@ class PipelineLoader(_data.DataLoader):  # type: ignore[misc]
         drop_last = pipeline.chain.drops_last
         sampler = EpochSampler(EpochDataset(pipeline))
         batches = EpochBatchSampler(sampler, size or 1, drop_last)
-        super().__init__(sampler.data_source, batch_sampler=batches, collate_fn=the_only)
+        super().__init__(sampler.data_source, batch_sampler=batches, collate_fn=only_batch)
         # Behind DataLoader's guard: with a batch sampler it says None, False and another sampler.
         self.__dict__.update(
             sampler=sampler, batch_size=size, drop_last=drop_last, pipeline=pipeline

@@ -132,7 +132,7 @@ def advise(pipeline: HasChain) -> CropAdvice:
     chain = dataclasses.replace(pipeline.chain, stages=stages_before, steps=None, flows=False)
     pipeline_type: Any = type(pipeline)
     with closing(iter(pipeline_type(chain))) as examples:
-        files = [_encoded_image(example, on) for example in islice(examples, _MAX_IMAGES)]
+        files = [_find_encoded_image(example, on) for example in islice(examples, _MAX_IMAGES)]
     if not files:
         raise ValueError("the pipeline has no examples to measure")
     decode_whole = stages[first].fn if first < crop_at else decode
@@ -222,7 +222,7 @@ def _is_left_out(stage: Any) -> bool:
     return bool(traits.repeats or traits.caches or traits.shards or traits.batches)
 
 
-def _encoded_image(example: Any, on: str | int | None) -> bytes:
+def _find_encoded_image(example: Any, on: str | int | None) -> bytes:
     data = example if on is None else Field(on).get(example)
     if not is_file(data):
         raise TypeError(

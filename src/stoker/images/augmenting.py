@@ -121,7 +121,7 @@ def random_noise(batch: Any, rng: Any, *, std_fraction: float = 0.05) -> Any:
     """
 
     def add(images: Any) -> Any:
-        pixels = _floating(images)
+        pixels = _to_floating(images)
         return _to_dtype(pixels + _normal(rng, images) * (std_fraction * pixels.std()), images)
 
     return _with_images(batch, add, "random_noise")
@@ -164,7 +164,7 @@ def mixup(batch: Any, rng: Any, *, classes: int | None = None, alpha: float = 0.
 
     def replace(leaf: Any) -> Any:
         if leaf is images:
-            return _to_dtype(blend(_floating(images)), images)
+            return _to_dtype(blend(_to_floating(images)), images)
         return blend(labels[1]) if leaf is labels[0] else leaf
 
     return pytree.map_leaves(replace, batch)
@@ -216,7 +216,7 @@ def _labels(batch: Any, images: Any, classes: int | None) -> tuple[Any, Any]:
         )
     labels = others[0]
     if labels.ndim == 2:
-        return labels, _floating(labels)
+        return labels, _to_floating(labels)
     if classes is None:
         raise ValueError(
             "stoker.images.mixup blends class probabilities, but these labels are class numbers: "
@@ -301,7 +301,7 @@ def _cover(place: Any, length: Any, room: int, images: Any) -> Any:
 
 
 def _mean(images: Any, axes: tuple[int, int]) -> Any:
-    pixels = _floating(images)
+    pixels = _to_floating(images)
     mean = (
         pixels.mean(axes, keepdim=True) if _is_torch(images) else pixels.mean(axes, keepdims=True)
     )
@@ -316,7 +316,7 @@ def _where(chosen: Any, new: Any, old: Any) -> Any:
     )
 
 
-def _floating(images: Any) -> Any:
+def _to_floating(images: Any) -> Any:
     if _is_torch(images):
         return images if images.is_floating_point() else images.float()
     return images if images.dtype.kind == "f" else images.astype(np.float32)

@@ -188,7 +188,7 @@ def _as_rgb(image: Any) -> Any:
 
 def _open(data: bytes, formats: Sequence[str] = FORMATS) -> Any:
     Image = pillow()
-    readable_formats = _known_formats(formats)
+    readable_formats = _check_formats(formats)
     try:
         return Image.open(io.BytesIO(data), formats=readable_formats)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
@@ -206,7 +206,7 @@ def _has_jpeg(formats: Sequence[str]) -> bool:
     return formats is FORMATS or "JPEG" in formats
 
 
-def _known_formats(formats: Sequence[str]) -> list[str]:
+def _check_formats(formats: Sequence[str]) -> list[str]:
     return _find_formats(formats if isinstance(formats, str) else tuple(formats))
 
 
@@ -245,7 +245,7 @@ def _describe_unknown(data: bytes, formats: Sequence[str]) -> str:
 def _find_other_format(data: bytes, formats: Sequence[str]) -> str | None:
     """Return the name of a format outside ``formats`` that a file's first bytes match, or None."""
     for name, (_, accept) in pillow().OPEN.items():
-        if accept is not None and name not in _known_formats(formats):
+        if accept is not None and name not in _check_formats(formats):
             try:
                 accepts = accept(data[:16])
             except (LookupError, ValueError, struct.error):

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from stoker.cli import failing
+from stoker.cli import report_errors
 
 
 def pack(
@@ -36,7 +36,7 @@ def pack(
     from stoker.pack.run import pack_command
 
     errors = Console(stderr=True, highlight=False)
-    with failing("pack", ValueError, TypeError, ImportError), errors.status("") as status:
+    with report_errors("pack", ValueError, TypeError, ImportError), errors.status("") as status:
         say = status.update if errors.is_terminal else None
         told = pack_command(source, folder, shard_size, form, say)
     typer.echo(told)

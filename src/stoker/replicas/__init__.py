@@ -1,1 +1,1 @@
-"""Copies of users' objects: each worker thread calls its own. What cannot be copied, and why."""
+"""Copies of users' objects for worker threads, and the reasons why some objects have no copy."""

@@ -1,8 +1,8 @@
-"""What a function's byte code does with names that outlive its calls.
+"""Reads from a function's byte code how it uses names that outlive its calls.
 
-Each load of a global, of a variable of the function around, or of an attribute is followed to what
-happens to it, by a run over the instructions with a stack of symbols. What cannot be followed
-counts as handed on, to code that may change it.
+It runs over the instructions with a stack of symbols, and follows each load of a global, of an
+enclosing function's variable, or of an attribute to its use. A value that it cannot follow counts
+as handed on, to code that may change it.
 """
 
 from __future__ import annotations
@@ -16,20 +16,19 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 ELEMENT = "[]"
-"""In a path: an element of what stands before it."""
-
+"""In a path: an element of the value before it."""
 
 _OUTER = {"cell": "local", "cell's class": "class"}
-"""What a variable of the function around is to that function, where it is an argument."""
+"""Roots of a cell's paths in the enclosing function, if the variable is its argument."""
 
 
 class Path(NamedTuple):
-    """Something that is reached by a name and then by attributes and elements.
+    """A value that is reached by a name, then by attributes and elements.
 
-    ``root`` is ``global``, ``cell`` (a variable of the function around), ``local`` (an argument),
-    ``class`` or ``cell's class`` (of these), or ``module`` (imported within the function). What a
-    function is handed to may also be ``unknown``, the result of a call for instance: then the steps
-    alone tell of it.
+    ``root`` is ``global``, ``cell`` (an enclosing function's variable), ``local`` (an argument),
+    ``class`` or ``cell's class`` (the class of a local or cell), or ``module`` (imported within the
+    function). A callee may also be ``unknown``, for instance the result of a call: then only the
+    steps are known.
     """
 
     root: str
@@ -44,19 +43,19 @@ _UNKNOWN = Path("unknown", "")
 
 
 class Use(NamedTuple):
-    """What is done with it: it is ``read``, ``called``, ``changed``, ``set`` or ``handed`` on."""
+    """How a path is used: ``read``, ``called``, ``changed``, ``set`` or ``handed`` on."""
 
     path: Path
     how: str
-    to: Path | None = None  # which function it is handed to; for `set`, None
+    to: Path | None = None  # the function that it is handed to, if known
 
 
 @dataclass(frozen=True)
 class CodeFacts:
-    """What a code object and those within it do.
+    """The effects of a code object, and of the code objects within it.
 
     Attributes:
-        uses: of what lives longer than a call, and of its arguments.
+        uses: uses of its arguments, and of values that outlive a call.
         names: the globals that it names.
         stores: the globals that it sets.
         mentioned: all names of attributes and of keyword arguments in it.
@@ -70,7 +69,6 @@ class CodeFacts:
 
 @functools.lru_cache(4096)
 def facts_of(code: types.CodeType) -> CodeFacts:
-    """Look at a code object, and at all that are defined in it."""
     found = _CodeRun(code)
     uses, names, stores = set(found.uses), set(found.names), set(found.stores)
     mentioned = set(code.co_names)
@@ -97,7 +95,7 @@ _SILENT = {
     "RESUME", "NOP", "CACHE", "EXTENDED_ARG", "PRECALL", "KW_NAMES", "MAKE_CELL", "COPY_FREE_VARS",
     "SETUP_ANNOTATIONS", "DELETE_FAST", "NOT_TAKEN",
 }  # fmt: skip
-_READS = {  # instruction: how many it takes, each of which it only looks at; it leaves one
+_READS = {  # instructions that only read their operands and push one result: operands of each
     "COMPARE_OP": 2, "CONTAINS_OP": 2, "IS_OP": 2, "UNARY_NOT": 1, "UNARY_NEGATIVE": 1,
     "UNARY_INVERT": 1, "UNARY_POSITIVE": 1, "FORMAT_SIMPLE": 1, "TO_BOOL": 1,
 }  # fmt: skip
@@ -106,7 +104,7 @@ _CONSTANTS = {
     "PUSH_EXC_INFO", "LOAD_CLOSURE", "LOAD_LOCALS", "LOAD_COMMON_CONSTANT",
 }  # fmt: skip
 _TAKEN = {"RETURN_VALUE": 1, "LIST_APPEND": 1, "SET_ADD": 1, "MAP_ADD": 2, "STORE_NAME": 1}
-_BUILT: dict[str, Callable[[int], int]] = {  # how many of these it makes one of
+_BUILT: dict[str, Callable[[int], int]] = {  # operands of each, by the instruction's argument
     "BUILD_LIST": int,
     "BUILD_TUPLE": int,
     "BUILD_SET": int,
@@ -121,8 +119,6 @@ _ENDS = _JUMPS | {"RETURN_VALUE", "RAISE_VARARGS", "RERAISE"}
 
 
 class _CodeRun:
-    """One run over the instructions of a code object."""
-
     def __init__(self, code: types.CodeType) -> None:
         self.uses: set[Use] = set()
         self.names: set[str] = set()
@@ -243,7 +239,7 @@ class _CodeRun:
             for _ in range(arg):
                 self._push(None if path is None else path.then(ELEMENT))
         elif name == "POP_TOP" or name.startswith(("POP_JUMP", "JUMP_IF")):
-            if name.startswith("JUMP_IF"):  # stays where it jumps, and is taken where it does not
+            if name.startswith("JUMP_IF"):  # it stays on the stack if the jump is taken
                 self._use(self._stack[-1] if self._stack else None, "handed")
             self._use(self._pop(), "read")
         elif name == "BUILD_SLICE":
@@ -316,13 +312,13 @@ class _CodeRun:
         self._push(made)
 
     def _unknown(self, each: dis.Instruction) -> None:
-        """Take an instruction for one that hands on all that it takes."""
+        """Count all operands of an unknown instruction as handed on."""
         arg = each.arg if each.opcode >= dis.HAVE_ARGUMENT else None
         try:
             effect = dis.stack_effect(each.opcode, arg, jump=False)
         except ValueError:
             effect = 0
-        # How many it takes is not known: as many as there are, where it leaves something.
+        # Only the net effect on the stack is known. If it pushes, it may have read the whole stack.
         taken = (
             len(self._stack) if effect >= 0 else min(len(self._stack), max(-effect + 1, arg or 0))
         )

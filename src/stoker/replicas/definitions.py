@@ -1,4 +1,4 @@
-"""What classes and functions consist of: methods, wrapped functions, variables, defaults."""
+"""Takes classes and functions apart: methods, wrapped functions, variables, defaults."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def functions_of(member: Any, name: str) -> Iterable[tuple[types.FunctionType, b
 
 
 def with_wrapped(function: types.FunctionType) -> list[types.FunctionType]:
-    """Return a function, and those that it closes over: what decorators have wrapped."""
+    """Return a function, and the functions in its closure, which decorators wrapped."""
     found = [function]
     for outer in found:
         for value in variables_around(outer).values():
@@ -70,12 +70,12 @@ def defaults_of(function: types.FunctionType) -> dict[str, Any]:
 
 @cached_by_class
 def methods_of(cls: Any) -> list[tuple[str, Any]]:
-    """Return the methods of an object that is there: those that make, copy and end it left out."""
+    """Return a class's methods, except the ones that make, copy and end its instances."""
     unused = {"__init__", "__new__", "__post_init__", "__init_subclass__", "__del__"}
     unused |= {"__setstate__", "__getstate__", "__reduce__", "__deepcopy__", "__copy__"}
     return [
         (name, member)
-        for base in _looked_at(cls)
+        for base in _bases_to_examine(cls)
         for name, member in vars(base).items()
         if name not in unused
     ]
@@ -83,14 +83,14 @@ def methods_of(cls: Any) -> list[tuple[str, Any]]:
 
 @cached_by_class
 def is_python_code(cls: Any) -> bool:
-    """Return whether all that a class does is Python code, which can be looked at."""
+    """True if all methods of a class are Python code, whose byte code can be read."""
     if type(cls).__call__ is not type.__call__ or cls.__getattribute__ is not _USUALLY_FOUND:
         return False
     return all(
         is_heap_class(base)
         and "__getattr__" not in vars(base)
         and all(map(_is_pythons_member, vars(base).values()))
-        for base in _looked_at(cls)
+        for base in _bases_to_examine(cls)
     )
 
 
@@ -101,14 +101,14 @@ def _is_pythons_member(member: Any) -> bool:
     return is_usual or not hasattr(type(member), "__get__")
 
 
-def _looked_at(cls: Any) -> list[Any]:
-    """Return the classes whose methods may change an object: torch's own base changes none."""
+def _bases_to_examine(cls: Any) -> list[Any]:
+    """Return the bases whose methods may change an object; torch's ``Dataset`` changes none."""
     torchs = "torch.nn.modules.module"
     return [base for base in cls.__mro__[:-1] if base.__module__ not in ("abc", torchs)]
 
 
 def is_in_own_table(value: Any, name: str) -> bool:
-    """Return whether an attribute is found in the instance's own table, by the usual way."""
+    """True if an attribute is in the instance's ``__dict__``, and found by the usual lookup."""
     cls = type(value)
     return (
         type.__getattribute__(cls, "__getattribute__") is _USUALLY_FOUND

@@ -1,4 +1,4 @@
-"""Elements of containers that code keeps and may only read: few are looked at one by one."""
+"""Returns elements of containers, to judge if they can change; only a few are checked singly."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NESTED = 8  # levels of tuples that are looked through at once; what is nested 
 
 
 def elements_of(value: Any) -> list[Any] | None:
-    """Return the elements of a container; None where there are too many, or it has others."""
+    """Return the elements of a container; None if there are too many, or reading it may write."""
     if len(value) > _FEW and not isinstance(value, np.ndarray):
         many = _plain_elements(value)
         return [] if many is not None and _are_fixed(many) else None
@@ -30,7 +30,7 @@ def elements_of(value: Any) -> list[Any] | None:
 
 
 def inner_elements(value: Any) -> list[Any] | None:
-    """Return the elements of all elements of a large container of containers, as if of one."""
+    """Return the elements of all containers in a large container, as one list."""
     many = _plain_elements(value)
     kinds = None if many is None else set(map(type, many))
     if many is None or kinds is None or not kinds <= {list, tuple, set, frozenset, dict}:
@@ -48,7 +48,7 @@ def _plain_elements(value: Any) -> Collection[Any] | None:
 
 
 def _are_fixed(items: Iterable[Any]) -> bool:
-    """Return whether all are atoms, or tuples of such: a look of 10 to 40 ns at each."""
+    """True if all items are atoms, or tuples of atoms. It takes 10 to 40 ns an item."""
     for _ in range(_NESTED):
         held = items if isinstance(items, Collection) else list(items)
         kinds = set(map(type, held)) - ATOMS

@@ -1,9 +1,8 @@
-"""Files that are open for reading, opened again: each worker reads at a place of its own.
+"""Reopens files that are open for reading, so that each worker has its own read position.
 
-An open file has one place where it is read next. A worker thread has a copy of each file object
-of the user's. A forked worker process gives every descriptor of a file that is only read a place of
-its own, under its old number: whatever uses it, Python's files, archives, and libraries in C
-alike, does not notice.
+A worker thread gets a copy of each of the user's file objects. A forked worker process reopens
+every descriptor that is only read, under its old number, so Python's files, archives and C
+libraries need not know.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ _REREAD = 64 << 20  # bytes of a compressed file that are read again to get wher
 
 
 class NotReopened(Exception):
-    """This file cannot be opened again; says why."""
+    """This file cannot be opened again; the message says why."""
 
 
-def reopened(file: Any) -> Any:
-    """Open a file again, at the place of the original. It is closed when nobody holds it."""
+def reopen_file(file: Any) -> Any:
+    """Open a file again, at the position of the original. It is closed with its last reference."""
     if file in (sys.stdin, sys.stdout, sys.stderr) or file.closed:
         return file
     if isinstance(file, io.FileIO):
@@ -47,7 +46,7 @@ def reopened(file: Any) -> Any:
         return again
     if isinstance(file, io.TextIOWrapper):
         return _text(file)
-    return _compressed(file)
+    return _reopen_compressed(file)
 
 
 def _raw(file: io.FileIO) -> io.FileIO:
@@ -77,7 +76,7 @@ def _text(file: io.TextIOWrapper) -> io.TextIOWrapper:
     place = file.tell()
     if not isinstance(file.buffer, io.BufferedReader):
         raise NotReopened("it reads what is no file")
-    buffer = reopened(file.buffer)
+    buffer = reopen_file(file.buffer)
     buffer.seek(0)
     if b"\r" in buffer.read(_LOOKED_AT):  # `newline=` cannot be asked for
         raise NotReopened("its lines end with a carriage return")
@@ -88,7 +87,7 @@ def _text(file: io.TextIOWrapper) -> io.TextIOWrapper:
     return again
 
 
-def _compressed(file: Any) -> Any:
+def _reopen_compressed(file: Any) -> Any:
     place = file.tell()
     if place > _REREAD:
         raise NotReopened("it stands far behind the beginning of a compressed file")
@@ -97,7 +96,7 @@ def _compressed(file: Any) -> Any:
     inner = file.fileobj if isinstance(file, gzip.GzipFile) else file._fp
     if not isinstance(inner, (io.FileIO, io.BufferedReader)):
         raise NotReopened("it reads what is no file")
-    source = reopened(inner)
+    source = reopen_file(inner)
     source.seek(0)
     again: Any
     if isinstance(file, gzip.GzipFile):
@@ -109,7 +108,7 @@ def _compressed(file: Any) -> Any:
 
 
 def reading_places() -> Mapping[int, int]:
-    """Return the descriptors of regular files that are open for reading alone, and their places.
+    """Return the descriptors of regular files open for reading only, and their positions.
 
     Called in the parent, right before it forks. Empty where there is no ``/proc``.
     """
@@ -124,11 +123,11 @@ def reading_places() -> Mapping[int, int]:
     return places
 
 
-def reopen(places: Mapping[int, int]) -> None:
-    """Open these files anew, each under its number and at its place. Called in the child, first.
+def reopen_descriptors(places: Mapping[int, int]) -> None:
+    """Reopen files, each under its number and at its position. Called in the child, first.
 
-    It needs no look at the user's objects: they hold the same numbers. A file that cannot be
-    opened again (its owner is another user by now) stays as it is.
+    The user's objects hold the same numbers, so they need no change. A file that cannot be
+    reopen_file (for instance, its owner has changed) stays as it is.
     """
     for number, place in places.items():
         with contextlib.suppress(OSError):

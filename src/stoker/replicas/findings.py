@@ -1,4 +1,4 @@
-"""State that was found to be shared, and the names that led to it."""
+"""Keeps the shared state that was found, and the names that led to it."""
 
 from __future__ import annotations
 
@@ -6,14 +6,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 MISSING: Any = object()
-"""What a name stands for in a table that does not have it."""
+"""The value of a name that its table does not have."""
 
 
 class Findings:
-    """Reasons, and the objects that they are about. Each thing is looked at once.
-
-    What was found of it then counts for whatever else comes to it as well.
-    """
+    """Reasons and their objects. Each class or function is examined once, for all its users."""
 
     def __init__(self) -> None:
         self._reasons: list[str] = []
@@ -22,18 +19,18 @@ class Findings:
         self._names: list[tuple[Mapping[str, Any], str, Any]] = []
 
     def take(self) -> tuple[list[str], list[Any]]:
-        """Return the reasons, and the objects that copies would share, since the last call."""
+        """Return the reasons since the last call, and the objects that copies would share."""
         found = self._reasons, self._touched
         self._reasons, self._touched = [], []
         return found
 
     def add(self, reason: str, *touched: Any) -> None:
-        """Add a reason, and the object that it is about, if there is one."""
+        """Add a reason, and the object of which it speaks, if any."""
         self._reasons.append(reason)
         self._touched += touched
 
     def once(self, key: Any, look: Callable[[], None]) -> None:
-        """Have something looked at, if it was not yet."""
+        """Call ``look`` if it was not called for this key yet."""
         found = self._by_key.get(key)
         if found is None:
             before = self._reasons, self._touched
@@ -45,16 +42,16 @@ class Findings:
         self._touched += [each for each in found[1] if id(each) not in known]
 
     def is_reason(self, key: Any, look: Callable[[], None]) -> bool:
-        """Return whether a look finds reasons, which are left out: the caller states its own."""
+        """True if ``look`` adds reasons. They are dropped: the caller states its own."""
         reasons, self._reasons = self._reasons, []
         self.once(key, look)
         found, self._reasons = bool(self._reasons), reasons
         return found
 
     def note(self, space: Mapping[str, Any], name: str, value: Any) -> None:
-        """Note that a name led to a value, or to ``MISSING``: as long as it does, findings hold."""
+        """Note the value of a name, or ``MISSING``. Findings hold until a noted value changes."""
         self._names.append((space, name, value))
 
     def are_current(self) -> bool:
-        """Return whether the names that were followed still mean the same objects."""
+        """True if all noted names still have the same values."""
         return all(space.get(name, MISSING) is value for space, name, value in self._names)

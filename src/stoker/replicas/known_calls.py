@@ -1,4 +1,4 @@
-"""What functions and methods that are known by name do with what they are given."""
+"""Tables of functions and methods, by name: which of them change their arguments."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PROCESS_WIDE = {
     "transformers.trainer_utils": ("set_seed", "enable_full_determinism"),
     "accelerate.utils": ("set_seed",),
 }
-"""Functions that set what all threads of a process use."""
+"""Functions that set something for all threads of a process."""
 LOOKS = frozenset(
     {
         "get", "keys", "values", "items", "copy", "index", "count", "union", "intersection",
@@ -44,14 +44,14 @@ _HARMLESS: frozenset[Any] = frozenset(
         np.asarray, np.stack, np.mean, np.sum, np.searchsorted, bytes,
     }
 )  # fmt: skip
-"""Functions that change nothing of what they are given."""
+"""Functions that do not change their arguments."""
 _READERS = frozenset(
     {
         "choice", "choices", "sample", "permutation", "join", "extend", "update", "union",
         "intersection", "difference", "isdisjoint", "issubset", "issuperset", "writelines",
     }
 )  # fmt: skip
-"""Methods, of whatever object, that change nothing of the containers that they are given."""
+"""Methods, of any object, that do not change containers among their arguments."""
 _WRITERS = frozenset(
     {
         "shuffle", "heapify", "heappush", "heappop", "heappushpop", "heapreplace", "insort",
@@ -59,19 +59,19 @@ _WRITERS = frozenset(
         "put", "place", "exec", "eval", "next",
     }
 )  # fmt: skip
-"""Functions of packages and of Python that change what they are given, or hand it on."""
+"""Functions of packages and of Python that change their arguments, or hand them on."""
 WRITES_ATTRIBUTES = frozenset(
     {"__setattr__", "__delattr__", "setattr", "delattr", "__dict__", "vars", "exec", "eval"}
 )
-"""Names in the code of a method that may set attributes in ways that are not followed."""
+"""Names whose use in a method may set attributes in ways that are not followed."""
 PASSED_TO = frozenset(
     Path("global", name) for name in ("super", "isinstance", "type", "len", "repr", "str", "id")
 )
-"""What a method hands its object to, and which changes nothing of it."""
+"""Functions that do not change a method's ``self`` when they are given it."""
 
 
 def is_harmless(path: Path | None, function: types.FunctionType) -> bool:
-    value = _named(path, function)
+    value = _resolve(path, function)
     try:
         return value in _HARMLESS
     except TypeError:
@@ -79,11 +79,11 @@ def is_harmless(path: Path | None, function: types.FunctionType) -> bool:
 
 
 def is_packages_reader(path: Path | None, function: types.FunctionType) -> bool:
-    """Return whether a path leads to a function of a package or of Python that only reads.
+    """True if a path leads to a function of a package or of Python that only reads.
 
-    Nearly all of them do, so those that write are listed.
+    Nearly all of them only read, so the list is of the ones that write.
     """
-    value = _named(path, function)
+    value = _resolve(path, function)
     if isinstance(value, types.MethodType) and is_global_generator(value.__self__):
         value = value.__func__
     if isinstance(value, types.FunctionType):
@@ -100,9 +100,9 @@ def is_numpys(path: Path, function: types.FunctionType) -> bool:
 
 
 def is_reading_method(path: Path | None, function: types.FunctionType) -> bool:
-    """Return whether a path leads to a method that only reads, by its name (``rng.choice``).
+    """True if a path leads to a method that only reads, by its name (``rng.choice``).
 
-    Methods of what the function itself belongs to are the user's, and may do what they want.
+    Methods of the function's own object are the user's, and may do anything.
     """
     if path is None or not path.steps or path.root not in ("unknown", "local", "cell"):
         return False
@@ -110,8 +110,8 @@ def is_reading_method(path: Path | None, function: types.FunctionType) -> bool:
     return path.steps[-1] in _READERS and not is_own
 
 
-def _named(path: Path | None, function: types.FunctionType) -> Any:
-    """Return what a path of globals, builtins and modules leads to."""
+def _resolve(path: Path | None, function: types.FunctionType) -> Any:
+    """Return the value at a path of globals, builtins and modules."""
     if path is None or path.root != "global":
         return _MISSING
     value = function.__globals__.get(path.name, _MISSING)

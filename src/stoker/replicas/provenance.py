@@ -18,9 +18,9 @@ _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}"
 
 
 def cached_by_class(ask: Callable[[Any], Answer]) -> Callable[[Any], Answer]:
-    """Cache what a function of a class returns, as long as the class is there.
+    """Cache a function of a class, for as long as the class lives.
 
-    Not longer: a class holds the globals of its methods, and with them what a notebook has.
+    Not longer: a class holds the globals of its methods, and with them all objects of a notebook.
     """
     known: weakref.WeakKeyDictionary[Any, Answer] = weakref.WeakKeyDictionary()
 
@@ -40,9 +40,9 @@ _NOT_ASKED: Any = object()
 
 @functools.lru_cache(4096)
 def is_users_file(path: str) -> bool:
-    """Return whether a file of code belongs to neither a package that is installed nor to Python.
+    """True if a file of code belongs neither to an installed package nor to Python.
 
-    What is typed in (``<stdin>``, a notebook's cell) is the user's.
+    Code that is typed in (``<stdin>``, a notebook's cell) is the user's.
     """
     if path.startswith("<frozen ") or any(part in path for part in _INSTALLED):
         return False
@@ -50,7 +50,7 @@ def is_users_file(path: str) -> bool:
 
 
 def is_users_module(name: str | None) -> bool:
-    """Return whether a module, by its name, is the user's own."""
+    """True if a module, by its name, is the user's own."""
     if name is None:
         return False
     module = sys.modules.get(name)
@@ -64,19 +64,19 @@ def is_users_module(name: str | None) -> bool:
 
 
 _HEAP_TYPE = 1 << 9
-"""Py_TPFLAGS_HEAPTYPE: what a ``class`` statement makes has it, what C defines once has it not."""
+"""Py_TPFLAGS_HEAPTYPE: classes of a ``class`` statement have it, static types in C do not."""
 
 
 def is_heap_class(cls: type) -> bool:
-    """Return whether a class was made while the process runs, as Python's ``class`` makes them."""
+    """True if a class was made at run time, as by a ``class`` statement."""
     return bool(cls.__flags__ & _HEAP_TYPE)
 
 
 def is_users_class(cls: type) -> bool:
-    """Return whether the user wrote a class."""
+    """True if the user wrote a class."""
     return is_heap_class(cls) and is_users_module(cls.__module__)
 
 
 def is_users_function(function: types.FunctionType) -> bool:
-    """Return whether the user wrote a function, wherever a decorator says it is from."""
+    """True if the user wrote a function, by its code's file: a decorator may change its module."""
     return is_users_file(function.__code__.co_filename)

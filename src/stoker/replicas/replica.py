@@ -1,9 +1,9 @@
 """Copies of users' objects: each worker thread calls its own.
 
 Users' code is written for ``DataLoader``, where each worker process has a copy of the dataset. So
-each thread has one here: the roots (datasets, functions, ``collate``) are copied together, so that
-what two of them share stays shared within the copy. What cannot be copied is used as it is, by one
-thread at a time, under ``USER_LOCK``.
+each thread has one here. The roots (datasets, functions, ``collate``) are copied together: objects
+that two roots share stay shared within the copy. A root that cannot be copied is called as it is,
+by one thread at a time, under ``USER_LOCK``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Replica:
 
     Attributes:
         values: for each root its copy; the root itself where it is shared or locked.
-        locked: for each root why it must be called by one thread at a time, None if it need not.
+        locked: for each root the reason to call it from one thread at a time; None: it has a copy.
     """
 
     values: tuple[Any, ...]
@@ -37,27 +37,27 @@ class Replica:
     _copier: Copier
 
     def is_current(self, generation: object = None) -> bool:
-        """Return whether the originals' state is what was copied; False where it cannot be told.
+        """True if the originals have not changed since the copy; False if that is unknown.
 
-        A large array that is shared is current whatever was written into it since.
+        Writing into a large shared array does not count as a change.
 
         Args:
-            generation: what is the same object for all replicas that are asked of together. Large
-                lists that they share are then looked at once for all of them. None: looked at anew.
+            generation: the same object for all replicas that are checked together. Each large list
+                that they share is then compared once. None: all are compared anew.
         """
         return self._copier.is_current(generation)
 
     @property
     def declared(self) -> tuple[str, ...]:
-        """What is shared by declaration, and where it was found: for people."""
+        """The objects shared by declaration, and where they were found; for messages."""
         return tuple(self._copier.declared)
 
     def make_private(self) -> bool:
-        """Have the next replicas write to what this one could only read. False if there is nothing.
+        """Let later replicas write to arrays that this one only reads. False if there are none.
 
-        For a call that raised in a copy, and not in the original: a large array that copies share
-        cannot be written to. In replicas that are made from now on it can, and each keeps what it
-        writes: the kernel copies the pages that are written, from one more copy of the array.
+        For a call that raised in a copy but not in the original, because copies share a large array
+        read-only. In later replicas it is writable, and each keeps its own changes: the kernel
+        copies pages on a write, from one more copy of the array.
         """
         return self._copier.memory.make_private()
 
@@ -67,16 +67,16 @@ def replicate(
     unset: UnsetAttributes | None = None,
     unfit: Mapping[int, str] | None = None,
 ) -> Replica:
-    """Copy all roots together, for one thread. Never raises for what a root is made of.
+    """Copy all roots together, for one thread. No object in a root makes it raise.
 
-    The caller sees to it that no original is called meanwhile. A forked worker process needs no
-    replica, it has a copy of everything: there, ``files.reopen`` does the rest.
+    No original may be called meanwhile. A forked worker process needs no replica: it has a copy of
+    everything, and ``files.reopen_descriptors`` gives it read positions of its own.
 
     Args:
-        roots: datasets, functions, and what else of the user's is called.
-        unset: what ``unset_attributes`` saw when the epoch began: handles that were opened since,
-            and cannot be copied, are as they were then.
-        unfit: the numbers of roots whose copies are of no use, with the reasons: they are locked.
+        roots: datasets, functions, and other callables of the user's.
+        unset: the result of ``unset_attributes`` when the epoch began. Handles that were opened
+            since and cannot be copied are as they were then.
+        unfit: roots to lock although they have copies: their numbers, with reasons.
     """
     extents: list[tuple[int, int]] = []
     made_private = False
@@ -111,8 +111,8 @@ def replicate(
 
 
 def unset_attributes(roots: Sequence[Any]) -> UnsetAttributes:
-    """Note which attributes of the roots' objects hold nothing yet. Takes microseconds.
+    """Note the attributes of the roots' objects that hold nothing yet. It takes microseconds.
 
-    An epoch begins in the consumer's thread, which may open handles that cannot be copied later.
+    The consumer's thread begins an epoch, and may open handles that cannot be copied later.
     """
     return UnsetAttributes(roots)

@@ -1,8 +1,8 @@
-"""State that copies of an object would share: it is in a class, a module, a global or a closure.
+"""Finds state that copies of an object would share: in a class, a module, a global or a closure.
 
-Methods belong to classes, and classes are never copied (``type(a) is type(b)`` must hold for what
-they make). So what a method keeps outside of ``self`` is one for all threads. Constants are told
-from state by what the code does with them (``code_facts``): a table that is only read is none.
+Methods belong to classes, and classes are never copied: ``type(a) is type(b)`` must hold for
+instances. So all threads share what a method keeps outside of ``self``. The byte code tells state
+from constants (``code_facts``): a table that is only read is a constant.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ _MODULE_TABLES = (
     "_parameters", "_buffers", "_forward_hooks", "_forward_pre_hooks", "_backward_hooks",
     "_backward_pre_hooks",
 )  # fmt: skip
-"""What a module of torch has that its calls read, or change."""
+"""Attributes of a torch module that its calls read, or change."""
 
 
 class SharedState:
-    """Looks at classes and functions that the roots reach, once each."""
+    """Examines each class and function that the roots reach, once."""
 
     def __init__(self) -> None:
         self.found = Findings()
@@ -82,12 +82,12 @@ class SharedState:
     def look_at_class(
         self, cls: type, made: bool = False, own: frozenset[str] = frozenset()
     ) -> None:
-        """Look at the methods of a class that the user wrote, and of those that it derives from.
+        """Examine the methods of a user's class and of its bases.
 
         Args:
             cls: the class.
-            made: whether instances are made by what is called, so that ``__init__`` counts.
-            own: attributes that the instance has itself.
+            made: whether worker threads make instances, so that ``__init__`` counts.
+            own: the instance's own attributes.
         """
         if not is_declared(cls):
             self.found.once((cls, made, own), lambda: self._look_at_class(cls, made, own))
@@ -121,7 +121,7 @@ class SharedState:
             if isinstance(member, (staticmethod, classmethod)):
                 member = member.__func__
                 if isinstance(member, LruCached):
-                    self._cached(member, who)
+                    self._judge_cache(member, who)
             elif hasattr(type(member), "__get__") and is_users_class(type(member)):
                 self.look_at_class(type(member))
                 if not self._is_frozen(member):
@@ -179,10 +179,10 @@ class SharedState:
                 self.found.note(function.__globals__, name, value)
                 if value is not MISSING:
                     label = f"{who} uses the global {name!r}"
-                    self._use(value, use, steps, label, function, copied)
+                    self._judge_use(value, use, steps, label, function, copied)
             elif root == "module" and name in sys.modules:
                 top = sys.modules[name]
-                self._use(top, use, steps, f"{who} uses {name}", function, copied)
+                self._judge_use(top, use, steps, f"{who} uses {name}", function, copied)
             elif root == "cell":
                 if use.how == "set" and not steps:
                     if not copied and name in cells:
@@ -191,15 +191,17 @@ class SharedState:
                         )
                 elif name in cells and name != "__class__":
                     label = f"{who} uses {name!r} of the function around it"
-                    self._use(cells[name], use, steps, label, function, copied)
+                    self._judge_use(cells[name], use, steps, label, function, copied)
             elif root == "local" and name in defaults and name != first:
                 if not copied:
                     label = f"{who} uses the default of its argument {name!r}"
-                    self._use(defaults[name], use, steps, label, function, copied)
+                    self._judge_use(defaults[name], use, steps, label, function, copied)
             elif cls is not None and name == first and steps:
-                self._own(cls, use, steps, who, is_class or root == "class", own, function)
+                self._judge_attribute(
+                    cls, use, steps, who, is_class or root == "class", own, function
+                )
 
-    def _own(
+    def _judge_attribute(
         self,
         cls: type,
         use: Use,
@@ -209,7 +211,7 @@ class SharedState:
         own: frozenset[str],
         function: types.FunctionType,
     ) -> None:
-        """Judge what a method does with an attribute of ``self`` or of its class."""
+        """Judge a method's use of an attribute of ``self`` or of its class."""
         name = steps[0]
         if is_class and use.how == "set" and len(steps) == 1:
             self._state(f"{who} sets the class attribute {name!r}", "", None)
@@ -224,10 +226,10 @@ class SharedState:
                     self.found.note(vars(base), name, value)
                     if not (use.how == "set" and len(steps) == 1):
                         label = f"{who} uses the class attribute {name!r}"
-                        self._use(value, use, steps[1:], label, function, False)
+                        self._judge_use(value, use, steps[1:], label, function, False)
                 return
 
-    def _use(
+    def _judge_use(
         self,
         value: Any,
         use: Use,
@@ -236,12 +238,12 @@ class SharedState:
         function: types.FunctionType,
         copied: bool,
     ) -> None:
-        """Judge what is done with a value that is reached by a name.
+        """Judge the use of a value that is reached by a name.
 
         Args:
-            value: what the steps so far have reached.
-            use: the whole path, and what is done at its end.
-            steps: what is left of the path.
+            value: the value that the steps so far have reached.
+            use: the whole path, and how it is used.
+            steps: the rest of the path.
             label: how the reason begins, as ``FUNCTION uses NAME``.
             function: the function with this use in its code.
             copied: whether the value is copied along with the function.
@@ -266,7 +268,7 @@ class SharedState:
                     label = f"{_user(label)} uses {value.__name__}.{steps[0]}"
                     copied = False
                 if users or isinstance(inner, types.ModuleType) or id(inner) in self._process_wide:
-                    self._use(inner, use, steps[1:], label, function, copied)
+                    self._judge_use(inner, use, steps[1:], label, function, copied)
             return
         if isinstance(value, type):
             self._class_use(value, use, steps, label, function)
@@ -282,7 +284,7 @@ class SharedState:
         if copied:
             return
         if isinstance(value, LruCached):
-            self._cached(value, label)
+            self._judge_cache(value, label)
             return
         if self._is_frozen(value):
             return
@@ -295,7 +297,7 @@ class SharedState:
             inner = vars(value)[steps[0]]
             self.found.note(vars(value), steps[0], inner)
             if not (use.how == "set" and len(steps) == 1):
-                self._use(inner, use, steps[1:], label, function, copied)
+                self._judge_use(inner, use, steps[1:], label, function, copied)
                 return
         elif use.how == "read" and not steps:
             return
@@ -304,9 +306,9 @@ class SharedState:
             self._state(label, "", value)
 
     def _never_changes(self, value: Any, label: str) -> bool:
-        """Return whether an object's methods only look at it: transforms are such objects.
+        """True if an object's methods do not change it, as in most transforms.
 
-        Reasons that are found meanwhile are the caller's to state, for the whole object.
+        Reasons found on the way are dropped: the caller states one for the whole object.
         """
         cls = type(value)
         if not is_python_code(cls) or isinstance(value, (*_CONTAINERS, type)):
@@ -324,7 +326,7 @@ class SharedState:
         return not self.found.is_reason(("object", id(value)), look)
 
     def _method_of(self, value: Any, function: types.FunctionType, label: str) -> None:
-        """Look at what a method does with the object that it belongs to."""
+        """Examine a method's use of its own object."""
         code, facts = function.__code__, facts_of(function.__code__)
         if not facts.mentioned.isdisjoint(WRITES_ATTRIBUTES):
             self._state(label, "", value)
@@ -344,17 +346,17 @@ class SharedState:
             elif steps[0] in getattr(value, "__dict__", ()):
                 inner = vars(value)[steps[0]]
                 self.found.note(vars(value), steps[0], inner)
-                self._use(inner, use, steps[1:], label, function, False)
+                self._judge_use(inner, use, steps[1:], label, function, False)
             else:
                 inner = getattr(type(value), steps[0], None)  # a method, which is looked at, too
                 inner = vars(value).get("_modules", {}).get(steps[0], inner)
                 if not isinstance(inner, types.FunctionType) or len(steps) > 1:
-                    self._use(inner, use, steps[1:], label, function, False)
+                    self._judge_use(inner, use, steps[1:], label, function, False)
 
     def _is_read(
         self, value: Any, use: Use, steps: tuple[str, ...], label: str, function: types.FunctionType
     ) -> bool:
-        """Return whether a container is only looked at, and nothing in it can change."""
+        """True if a container is only read, and nothing in it can change."""
         if not steps:
             if use.how == "read":
                 return True
@@ -368,7 +370,7 @@ class SharedState:
             if isinstance(value, np.ndarray) and not value.dtype.hasobject:
                 if len(steps) > 1:
                     return self._is_read(value, use, steps[1:], label, function)
-                # Code makes an example of a row of data; NumPy's own may write to it.
+                # Code makes an example from a row, but NumPy's own functions may write to it.
                 is_given = use.how == "handed" and (
                     use.to is None
                     or is_harmless(use.to, function)
@@ -385,7 +387,7 @@ class SharedState:
                     or self._is_read(together, use, steps[1:], label, function)
                 )
             for each in elements:
-                self._use(each, use, steps[1:], label, function, False)
+                self._judge_use(each, use, steps[1:], label, function, False)
             return True
         if isinstance(value, np.ndarray) and steps[0] in ("shape", "dtype", "size", "ndim", "T"):
             return steps[0] != "T" or self._is_read(value, use, steps[1:], label, function)
@@ -406,10 +408,10 @@ class SharedState:
                 if not hasattr(type(value), "__get__"):
                     self.found.note(vars(base), steps[0], value)
                     label = f"{_user(label)} uses {cls.__qualname__}.{steps[0]}"
-                    self._use(value, use, steps[1:], label, function, False)
+                    self._judge_use(value, use, steps[1:], label, function, False)
                 return
 
-    def _cached(self, function: Any, label: str) -> None:
+    def _judge_cache(self, function: Any, label: str) -> None:
         inner = function.__wrapped__
         if is_declared(function) or not isinstance(inner, types.FunctionType):
             return
@@ -435,7 +437,7 @@ class SharedState:
         return elements is not None and all(map(self._is_frozen, elements))
 
     def _is_frozen(self, value: Any) -> bool:
-        """Return whether an object is shared as it is, or made of such objects and unchangeable."""
+        """True if an object is shared as it is, or is an unchangeable container of such objects."""
         if isinstance(value, (tuple, frozenset)):
             return all(map(self._is_frozen, value))
         if isinstance(value, types.FunctionType):
@@ -456,5 +458,5 @@ class SharedState:
 
 
 def _user(label: str) -> str:
-    """Return which function it is that a label says uses something."""
+    """Return the name of the function at the beginning of a label."""
     return label.partition(" uses ")[0]

@@ -1,4 +1,4 @@
-"""What threads may share as it is: by its type, by a table of classes, or as users declare."""
+"""Decides which objects threads may share: by type, by a table of classes, or as users declare."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ATOMS = frozenset(
         types.MethodDescriptorType, np.ufunc, *np.sctypeDict.values(),
     }
 ) - {np.object_, np.void}  # fmt: skip
-"""Types whose instances are shared as they are: they cannot change, or are each thread's own."""
+"""Types of shared instances: they cannot change, or hold separate data for each thread."""
 
 _SHARED_CLASSES: dict[str, tuple[str, ...] | None] = {
     "re": ("Pattern", "Match"),
@@ -46,7 +46,7 @@ _SHARED_CLASSES: dict[str, tuple[str, ...] | None] = {
     "ipaddress": None,
     "concurrent.futures.thread": ("ThreadPoolExecutor",),
     "concurrent.futures.process": ("ProcessPoolExecutor",),
-    # These are made to be shared by workers.
+    # Meant to be shared by workers.
     "multiprocessing.synchronize": None,
     "multiprocessing.sharedctypes": None,
     "multiprocessing.queues": None,
@@ -54,17 +54,17 @@ _SHARED_CLASSES: dict[str, tuple[str, ...] | None] = {
     "multiprocessing.shared_memory": None,
     "torch": ("dtype", "device", "layout", "memory_format", "Size"),
     "datasets.table": None,
-    # A run has threads of its own, which a function that reaches the training loop does not call.
+    # A run has threads of its own. A function that reaches the training loop does not call them.
     "stoker.engine.run": ("Run",),
-    # An optimizer belongs to the training loop, which a function may merely be able to reach.
+    # An optimizer belongs to the training loop; a function may reach it, but does not call it.
     "torch.optim.optimizer": ("Optimizer",),
-    # Clients and environments that are documented as safe for threads, and cannot be copied.
+    # Clients and environments that are documented as thread-safe, and cannot be copied.
     "botocore.client": ("BaseClient",),
     "sqlalchemy.engine.base": ("Engine",),
     "pymongo.mongo_client": ("MongoClient",),
     "pymongo.synchronous.mongo_client": ("MongoClient",),
     "builtins": ("Environment",),  # LMDB's
-    # A progress bar is drawn under a lock of its own, and nothing is made of what it has counted.
+    # A progress bar draws under its own lock, and no example depends on its count.
     "tqdm.std": ("tqdm",),
 }
 """By module: classes whose instances are shared, None for all of them."""
@@ -75,25 +75,25 @@ _ARROW = (
 )  # fmt: skip
 
 ONE_FOR_ALL = (enum.Enum, logging.Logger, logging.Handler, contextvars.ContextVar)
-"""Types of which no second instance can stand for the first."""
+"""Types whose instances cannot be replaced by a second one."""
 
 _declared: dict[int, Any] = {}
-"""By ``id``: a weak reference where the object takes one, else the object, which then stays."""
+"""By ``id``: a weak reference to the object, or the object itself if it takes none."""
 
 
 def thread_safe(obj: Anything) -> Anything:
-    """Declare that threads may call an object at once: they share it, without copy or lock.
+    """Declare that several threads may call an object at once: they share it, without a lock.
 
-    By default each worker thread calls its own copy of the dataset and of the functions, and what
-    cannot be copied is called by one thread at a time. What is declared is used as it is: one
-    object for all threads, and what it refers to is shared with it.
+    By default each worker thread calls its own copy of the dataset and of the functions; an object
+    that cannot be copied is called by one thread at a time. A declared object, and all that it
+    refers to, is shared by all threads as it is.
 
     Args:
         obj: a function, an instance (of a dataset, a tokenizer, a connection), or a class, whose
             instances are then all shared. Classes derived from it are not declared by that.
 
     Returns:
-        ``obj`` itself, so this is a decorator, too.
+        ``obj`` itself, so this can also be used as a decorator.
     """
     try:
         key = id(obj)
@@ -104,12 +104,12 @@ def thread_safe(obj: Anything) -> Anything:
 
 
 def is_declared(obj: Any) -> bool:
-    """Return whether an object, its class, or the function of a method or partial is declared."""
+    """True if an object, its class, or the function behind a method or partial is declared."""
     return _holds(obj) or _holds(type(obj))
 
 
 def are_declared(cls: type, keys: Set[int]) -> bool:
-    """Return whether a class is declared, or any of its objects with these ``id``."""
+    """True if a class is declared, or any of its objects with these ``id``."""
     return _holds(cls) or not _declared.keys().isdisjoint(keys)
 
 
@@ -121,7 +121,7 @@ def _holds(obj: Any) -> bool:
 
 
 def is_shared(x: Any) -> bool:
-    """Return whether an object is used by all threads as it is, by its type or by declaration."""
+    """True if all threads use this object as it is, by its type or by declaration."""
     cls: Any = type(x)
     if cls in ATOMS or isinstance(x, (type, np.dtype, threading.local)):
         return True
@@ -135,7 +135,7 @@ def is_shared(x: Any) -> bool:
 
 
 def _is_constant(x: Any) -> bool:
-    """Return whether this is a frozen dataclass of numbers, texts, and tuples of these."""
+    """True if this is a frozen dataclass of numbers, texts, and tuples of these."""
     parameters = getattr(type(x), "__dataclass_params__", None)
     if parameters is None or not parameters.frozen:
         return False
@@ -151,7 +151,7 @@ def _is_fixed(x: Any) -> bool:
 
 
 def _holds_nothing(x: Any) -> bool:
-    """Return whether what there is one of in a process holds nothing of the user's that changes."""
+    """True if a process-wide object, such as a logger, holds no changing state of the user's."""
     if isinstance(x, contextvars.ContextVar):  # a thread begins with the default
         try:
             return is_shared(contextvars.Context().run(x.get))
@@ -168,7 +168,7 @@ def _holds_nothing(x: Any) -> bool:
 
 
 def _is_called_alone(handler: Any) -> bool:
-    """Return whether a logger may call its handler from any thread."""
+    """True if a logger's handler may be called from any thread."""
     if _holds_nothing(handler):
         return True
     has_lock = isinstance(handler, logging.Handler) and handler.lock is not None
@@ -177,7 +177,7 @@ def _is_called_alone(handler: Any) -> bool:
 
 @cached_by_class
 def _is_locked_by_logging(cls: Any) -> bool:
-    """Return whether a handler does all it does under its lock: the user wrote ``emit`` alone."""
+    """True if a handler works under its lock alone: the user wrote nothing but ``emit``."""
     outside = ("handle", "filter", "acquire", "release", "createLock")
     return all(
         vars(base).keys().isdisjoint(outside) for base in cls.__mro__ if is_users_class(base)

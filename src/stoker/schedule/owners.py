@@ -113,7 +113,7 @@ class OwnerMap:
         found: npt.NDArray[np.int32] = self._owners[spread >> np.uint64(64 - _SLOT_BITS)]
         return found
 
-    def ranked(self, index: int) -> Sequence[int]:
+    def ranking(self, index: int) -> Sequence[int]:
         """All members by number: the owner of an example, then who owns it if those before go."""
         slot = _slot(index)
         owner = int(self._owners[slot])

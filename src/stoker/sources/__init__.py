@@ -1,4 +1,4 @@
-"""Sources of examples: one source a module, and what a source of your own is made of."""
+"""Sources of examples, one in each module, and the classes for sources of your own."""
 
 import importlib as _importlib
 import typing as _typing

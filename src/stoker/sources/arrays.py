@@ -27,7 +27,7 @@ from stoker.sources.source import (
 )
 
 _INHERITED: list[Any] = []
-"""What a forked child must not close: the files are its parent's."""
+"""Files of the parent, which a forked child must not close."""
 
 
 class ArraySource(OwnSource, ReadsBlocks[Any], GathersRows[Any], ReadsColumns[Any], Rows):
@@ -92,14 +92,14 @@ class ArraySource(OwnSource, ReadsBlocks[Any], GathersRows[Any], ReadsColumns[An
         for column, out in zip(self._columns, outs, strict=True):
             column.copy_to(out[start:stop], indices)
 
-    def gathered(self, indices: NDArray[np.int64], recycler: Allocator) -> Any:
-        return _batch([column.gathered(indices, recycler) for column in self._columns])
+    def take(self, indices: NDArray[np.int64], recycler: Allocator) -> Any:
+        return _batch([column.take(indices, recycler) for column in self._columns])
 
 
 def _is_stacked(column: Column) -> bool:
-    """Whether batches are copies of rows, and so need no single examples.
+    """True if batches are copies of rows, and so need no single examples.
 
-    Those of strings and objects are lists; NumPy's numbers are of this machine's byte order.
+    Batches of strings and objects are lists, and numbers must be in this machine's byte order.
     """
     is_native = column.dtype.isnative or len(column.shape) > 1
     return is_native and column.dtype.kind in "biufcmM"
@@ -134,7 +134,7 @@ class Column(ABC):
         """Return an array for so many rows, to be filled by ``copy_to``."""
         return recycler.array((rows, *self.shape[1:]), self.dtype)
 
-    def gathered(self, indices: NDArray[np.int64], recycler: Allocator) -> NDArray[Any]:
+    def take(self, indices: NDArray[np.int64], recycler: Allocator) -> NDArray[Any]:
         """Return rows, in memory of their own."""
         out = self.allocate(len(indices), recycler)
         self.copy_to(out, indices)
@@ -176,7 +176,7 @@ class MemoryColumn(Column):
         self._given = array
         self._array = np.asarray(array)
         self.shape, self.dtype = array.shape, array.dtype
-        # Rows are copied fastest from two dimensions.
+        # NumPy copies rows fastest from two dimensions.
         is_flat = array.ndim > 2 and array.flags.c_contiguous
         self._flat = (
             self._array.reshape(len(array), math.prod(array.shape[1:])) if is_flat else self._array
@@ -185,7 +185,7 @@ class MemoryColumn(Column):
 
     def __reduce__(self) -> tuple[object, ...]:
         place = _place_of(self._given)
-        return (MemoryColumn, (self._given,)) if place is None else (_mapped, place)
+        return (MemoryColumn, (self._given,)) if place is None else (_map_file, place)
 
     def rows(self, indices: NDArray[np.int64]) -> NDArray[Any]:
         if self._whole is not None:
@@ -203,9 +203,9 @@ class MemoryColumn(Column):
         else:
             out[...] = self.rows(indices)  # take() would make all of the array contiguous first
 
-    def gathered(self, indices: NDArray[np.int64], recycler: Allocator) -> NDArray[Any]:
+    def take(self, indices: NDArray[np.int64], recycler: Allocator) -> NDArray[Any]:
         if self._flat.flags.c_contiguous:
-            return super().gathered(indices, recycler)
+            return super().take(indices, recycler)
         return np.ascontiguousarray(self.rows(indices))  # its order in memory is NumPy's choice
 
 
@@ -291,7 +291,7 @@ def _takes_lists(array: Any, shape: tuple[int, ...]) -> bool:
 
 
 def _place_of(array: NDArray[Any]) -> tuple[str, np.dtype[Any], int, tuple[int, ...]] | None:
-    """Return where in a file an array lies whole, if it is mapped from one and not changed."""
+    """Return an array's place in the file that it is mapped from; None if it may differ from it."""
     if not isinstance(array, np.memmap) or array.filename is None or not array.flags.c_contiguous:
         return None
     # NumPy names no public way from a memory map to its mapping; a view of it has one, too.
@@ -304,7 +304,7 @@ def _place_of(array: NDArray[Any]) -> tuple[str, np.dtype[Any], int, tuple[int, 
     return os.fspath(array.filename), array.dtype, before + within, array.shape
 
 
-def _mapped(path: str, dtype: np.dtype[Any], offset: int, shape: tuple[int, ...]) -> MemoryColumn:
+def _map_file(path: str, dtype: np.dtype[Any], offset: int, shape: tuple[int, ...]) -> MemoryColumn:
     return MemoryColumn(np.memmap(path, dtype, "r", offset, shape))
 
 
@@ -351,10 +351,10 @@ class HdfArray:
             _INHERITED.append(self._open)
             self._open, self._owner = None, OwningProcess()
         if self._open is None:
-            self._open = self._opened()
+            self._open = self._open_dataset()
         return self._open[rows]
 
-    def _opened(self) -> Any:
+    def _open_dataset(self) -> Any:
         import h5py
 
         if _version(self._path) != self._version:

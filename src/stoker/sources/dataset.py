@@ -41,8 +41,8 @@ _OF_READER = ("requests", "expect", "fetch", "close")
 class DatasetSource(IndexedSource):
     """The examples of an object with ``__len__`` and ``__getitem__``: any dataset, any ``Source``.
 
-    What else it can do it says by the classes that it inherits from (``sources.source``);
-    ``__getitems__`` is used where an object has that. What a user's class returns is checked.
+    Its base classes say what else it can do (``sources.source``). ``__getitems__`` is used if an
+    object has it. All results of a user's class are checked.
 
     Without a reader nothing is read ahead: a second read of an index may give another value. The
     object may be longer or shorter in the next epoch; ``with_current_length`` then returns a new
@@ -106,7 +106,7 @@ class DatasetSource(IndexedSource):
         if not self._lists:
             fetched: Any = self.data.fetch(indices)
             if not isinstance(fetched, list):
-                raise TypeError(f"fetch() returned {_shown(fetched)}: return a list")
+                raise TypeError(f"fetch() returned {_describe(fetched)}: return a list")
             return fetched
         if self.takes_many:
             plain = _plain(indices)
@@ -149,11 +149,11 @@ class DatasetSource(IndexedSource):
             return None
         found: Any = self.data.identity()
         if found is not None and not isinstance(found, str):
-            raise TypeError(f"{self.name}: identity() returned {_shown(found)}: return a text")
+            raise TypeError(f"{self.name}: identity() returned {_describe(found)}: return a text")
         return found
 
     def contents(self) -> str:
-        """Return a digest of what a user's object says of itself, or of some of stoker's rows."""
+        """Return a digest of a user's object's own values, or of some rows of a stoker source."""
         if self.runs_user_code:
             return content_digest(self.data)
         return rows_digest(self.fetch, len(self)) if self.is_numbered else ""
@@ -164,7 +164,7 @@ class DatasetSource(IndexedSource):
         found: Any = self.data.fingerprint(int(index))
         if type(found) is not Fingerprint:
             raise TypeError(
-                f"fingerprint({index}) of {self.name} returned {_shown(found)}: return a "
+                f"fingerprint({index}) of {self.name} returned {_describe(found)}: return a "
                 "stoker.sources.Fingerprint"
             )
         return found
@@ -176,7 +176,7 @@ class DatasetSource(IndexedSource):
         lacks = [name for name in _OF_READER if not hasattr(reader, name)]
         if reader is not None and lacks:
             raise TypeError(
-                f"reader() of {self.name} returned {_shown(reader)}, which has no "
+                f"reader() of {self.name} returned {_describe(reader)}, which has no "
                 f"{' and no '.join(lacks)}: see stoker.sources.Reader"
             )
         return reader
@@ -208,7 +208,7 @@ class DatasetSource(IndexedSource):
             return None
         rows: Any = self.data.rows
         if rows is not None and not isinstance(rows, Rows):
-            raise TypeError(f"rows of {self.name} are {_shown(rows)}, not stoker.sources.Rows")
+            raise TypeError(f"rows of {self.name} are {_describe(rows)}, not stoker.sources.Rows")
         return rows
 
     def signature(self) -> str:
@@ -226,7 +226,7 @@ class DatasetSource(IndexedSource):
 
 
 def of_dataset(dataset: Any) -> DatasetSource:
-    """Return the source of what ``from_dataset`` was given. Raises TypeError for what is none."""
+    """Return the source for ``from_dataset``. Raises TypeError if ``dataset`` is none."""
     if isinstance(dataset, Source):
         return DatasetSource(dataset)
     if isinstance(dataset, (str, bytes, os.PathLike)):
@@ -267,6 +267,6 @@ def _plain(indices: Indices) -> list[int]:
     return indices.tolist() if isinstance(indices, np.ndarray) else list(indices)
 
 
-def _shown(value: Any) -> str:
+def _describe(value: Any) -> str:
     text = repr(value)
     return f"{type(value).__name__} {text if len(text) <= 40 else f'{text[:40]}...'}"

@@ -26,8 +26,8 @@ IMAGE_SUFFIXES = (
     *(".jpg", ".jpeg", ".jpe", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff"),
     *(".ppm", ".pgm", ".pbm", ".pnm", ".jp2", ".avif"),
 )
-# Asking for free memory reads files of the kernel: too much for each image. Only large, sparse
-# files can surprise.
+# Smaller files are read without a check of free memory, which reads files of the kernel: that would
+# slow each image down. Chosen, not measured.
 _LARGE_BYTES = 1 << 28
 _KINDS = {
     stat.S_IFDIR: "a folder",
@@ -128,9 +128,9 @@ class FileVersion(NamedTuple):
     """The time of modification, which ``rsync -t`` and ``cp -p`` reset; for a remote file a
     digest."""
     changed_ns: int = 0
-    """The time of a local file's last change of any kind, which no tool can reset."""
+    """The time of a local file's last change of any kind. No tool can reset it."""
     inode: int = 0
-    """Of a local file, where its file system goes on numbering it so."""
+    """The inode of a local file, if its file system keeps the numbers of files."""
 
 
 def version_of(found: os.stat_result) -> FileVersion:
@@ -148,7 +148,7 @@ class OpenFiles:
 
     def __init__(self, host: str | None = None) -> None:
         self._open: dict[str, OpenFile] = {}
-        self._host = host or socket.gethostname()  # where the versions were looked up
+        self._host = host or socket.gethostname()  # the process that looked up the versions
         self._is_there = self._host == socket.gethostname()
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -159,7 +159,7 @@ class OpenFiles:
 
         Raises ValueError if it has changed, or is shorter; OSError.
         """
-        return self.opened(path, version).read(start, nbytes)
+        return self.open(path, version).read(start, nbytes)
 
     def read_values(
         self, path: str, version: FileVersion, starts: Iterable[int], out: NDArray[Any]
@@ -168,17 +168,17 @@ class OpenFiles:
 
         ``out`` is C-ordered, with two axes. Raises as ``read``.
         """
-        self.opened(path, version).read_parts(
+        self.open(path, version).read_parts(
             starts, out.view(np.uint8).reshape(-1).data, out[0].nbytes
         )
 
-    def opened(self, path: str, version: FileVersion) -> OpenFile:
+    def open(self, path: str, version: FileVersion) -> OpenFile:
         """Return an open file of this version. Raises ValueError if it has changed."""
         file = self._open.get(path)
         if file is None:
             file = OpenFile(path)
             if len(self._open) >= MOST_OPEN:
-                self._open = {}  # who reads one of them has a reference
+                self._open = {}  # a reader of one of them has a reference
             self._open[path] = file
         if not self._is_still(file, version):
             self._open.pop(path, None)
@@ -188,7 +188,7 @@ class OpenFiles:
     def _is_still(self, file: OpenFile, version: FileVersion) -> bool:
         found = os.fstat(file.descriptor)
         now = version_of(found)
-        # What was replaced while it is open changes by that alone: its content stays.
+        # Replacing an open file changes its status, but not the content that is read here.
         return now == version or (
             now[:2] == version[:2] and (not self._is_there or not found.st_nlink)
         )
@@ -209,7 +209,7 @@ class OpenFile:
             raise OSError(errno.EINVAL, "no regular file", path)
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        # ``os`` may be gone when the interpreter ends: what closes is kept from the beginning.
+        # ``os`` may be gone when the interpreter ends, so ``close`` is kept from the beginning.
         if hasattr(self, "descriptor"):
             close(self.descriptor)
 

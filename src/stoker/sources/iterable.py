@@ -112,7 +112,7 @@ class IterableSource(Origin):
 
         Raises StateError for an invalid state.
         """
-        saved = None if saved is None else checked(saved, number)
+        saved = None if saved is None else validate_state(saved, number)
         self.set_epoch(epoch)
         if not self._has_state:
             return self._passes.open()
@@ -192,7 +192,7 @@ class IterableSource(Origin):
 
 
 def has_state(given: Any) -> bool:
-    """Whether an object has its own state that includes its position."""
+    """True if an object has its own state that includes its position."""
     methods = (getattr(given, name, None) for name in ("state_dict", "load_state_dict"))
     ask, load = methods
     if isinstance(given, type) or not callable(ask) or not callable(load):
@@ -206,7 +206,7 @@ def has_state(given: Any) -> bool:
 
 
 def _begins_anew(given: Any) -> bool:
-    """Whether an object is known to begin each pass at its beginning.
+    """True if an object is known to begin each pass at its beginning.
 
     A ``StatefulDataLoader`` does, except over a stream that it iterates in this process.
     """
@@ -389,7 +389,7 @@ class StatefulPass(Iterator[Any]):
             tell()
 
 
-def checked(saved: Any, number: int) -> dict[str, Any]:
+def validate_state(saved: Any, number: int) -> dict[str, Any]:
     """Return a saved state if it can be valid after so many examples, else raise StateError.
 
     After 0 examples it is the place where a pass was left.

@@ -35,12 +35,12 @@ class LoaderSource(Origin):
 
     @property
     def takes_state(self) -> bool:
-        """Whether it seems to have its own state; only taking one shows it for certain."""
+        """True if it seems to have its own state; only taking one shows it for certain."""
         return self._has_state
 
     @property
     def is_counted(self) -> bool:
-        """Whether its length is reliable: an ``IterableDataset`` may report a wrong one.
+        """True if its length is reliable: an ``IterableDataset`` may report a wrong one.
 
         (And torch warns of that later, if it was asked for the length.)
         """

@@ -178,7 +178,7 @@ class MixtureSource(IndexedSource):
         return find(each) * world
 
     def _is_in_step(self, selection: Selection) -> bool:
-        """Whether ranks have the same part at a time, and runs of each, as blocks need it."""
+        """True if ranks have the same part at a time, and runs of each, as blocks need it."""
         by_blocks = any(part.selection.blocks is not None for part in self.parts)
         return selection.share is not None and (selection.in_step or by_blocks)
 
@@ -237,7 +237,7 @@ class MixtureSource(IndexedSource):
         return reader.of(self)
 
     def fetch(self, indices: Indices) -> list[Any]:
-        return _fetched(self, indices, [part.source for part in self.parts])
+        return _merge_fetched(self, indices, [part.source for part in self.parts])
 
     def by_part(
         self, indices: NDArray[np.int64]
@@ -253,7 +253,7 @@ class MixtureSource(IndexedSource):
         ends: list[int] = numbers.searchsorted(range(len(self.parts)), "right").tolist()
         return places, own, ends
 
-    def divided(self, indices: Indices) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    def split_by_part(self, indices: Indices) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
         """Return, for each part, the places of its examples in ``indices``, and their own
         indices."""
         places, own, ends = self.by_part(np.asarray(indices, np.int64))
@@ -277,7 +277,7 @@ class MixtureSource(IndexedSource):
         forms = {_form(rows) for rows in known}
         if len(known) < len(each) or len(forms) > 1 or None in forms:
             return None
-        return known[0].joined(known[1:]) or _MixedRows(self, known)
+        return known[0].concatenate(known[1:]) or _MixedRows(self, known)
 
     def path(self, index: int) -> str | None:
         number, own = self.locate(index)
@@ -335,7 +335,7 @@ class MixtureSource(IndexedSource):
         return each[0]
 
     def _read_by(self, selection: Selection) -> list[Selection]:
-        """Return which examples of each part this rank reads, as far as readers care."""
+        """Return the examples of each part that this rank reads, about in their order."""
         each, share = [part.selection for part in self.parts], selection.share
         if share is None or self._is_in_step(selection):  # in runs
             return each
@@ -359,15 +359,15 @@ class _MixedReader:
         return _MixedReader(mixture, readers)
 
     def expect(self, indices: Indices) -> None:
-        divided = self._mixture.divided(indices)
-        for reader, (_, own) in zip(self._readers, divided, strict=True):
+        split_by_part = self._mixture.split_by_part(indices)
+        for reader, (_, own) in zip(self._readers, split_by_part, strict=True):
             if reader is not None and len(own):
                 reader.expect(own)
 
     def fetch(self, indices: Indices) -> list[Any]:
         sources = [part.source for part in self._mixture.parts]
         each = [reader or source for reader, source in zip(self._readers, sources, strict=True)]
-        return _fetched(self._mixture, indices, each)
+        return _merge_fetched(self._mixture, indices, each)
 
     def close(self) -> None:
         with contextlib.ExitStack() as rest:
@@ -377,7 +377,7 @@ class _MixedReader:
 
 
 class _MixedRows(Rows):
-    """Gathers the rows of each part, and puts them where they belong in the batch."""
+    """Gathers the rows of each part into their places in a batch."""
 
     def __init__(self, mixture: MixtureSource, rows: Sequence[Rows]) -> None:
         self._mixture = mixture
@@ -412,15 +412,15 @@ def _read_from(part: MixedPart, source: IndexedSource) -> MixedPart:
     return replace(part, source=source)
 
 
-def _fetched(
+def _merge_fetched(
     mixture: MixtureSource, indices: Indices, readers: Sequence[Reader | IndexedSource]
 ) -> list[Any]:
-    """Return examples in the order of their indices, which each part's reader returns."""
+    """Fetch examples from each part's reader, and return them in the order of their indices."""
     if len(indices) == 1:
         number, own_index = mixture.locate(int(indices[0]))
         return readers[number].fetch([own_index])
     examples: list[Any] = [None] * len(indices)
-    for reader, (at, own) in zip(readers, mixture.divided(indices), strict=True):
+    for reader, (at, own) in zip(readers, mixture.split_by_part(indices), strict=True):
         if len(own):
             for place, example in zip(at.tolist(), reader.fetch(own), strict=True):
                 examples[place] = example

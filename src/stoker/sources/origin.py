@@ -42,7 +42,7 @@ class ChainOfSource(Protocol):
     def stages(self) -> tuple[Any, ...]: ...
     @property
     def flows(self) -> bool:
-        """Whether epochs have a set number of outputs, independent of passes over the data."""
+        """True if epochs have a set number of outputs, independent of passes over the data."""
         ...
 
     @property
@@ -116,11 +116,11 @@ class Origin(ABC):
     @property
     @abstractmethod
     def is_counted(self) -> bool:
-        """Whether an epoch is sure to end after ``count`` examples."""
+        """True if an epoch is sure to end after ``count`` examples."""
 
     @property
     def takes_state(self) -> bool:
-        """Whether it has its own state to resume from."""
+        """True if it has its own state to resume from."""
         return False
 
     def state_between(self, *, left: bool) -> Any:
@@ -132,7 +132,7 @@ class Origin(ABC):
 
     @abstractmethod
     def check_state(self, chain: ChainOfSource) -> None:
-        """Raise StateError where a chain over it cannot be saved in the middle of an epoch."""
+        """Raise StateError if a chain over it cannot be saved in the middle of an epoch."""
 
     def check_leg(self, selection: Selection) -> None:
         """Raise StateError where other ranks cannot go on in the middle of an epoch."""
@@ -155,7 +155,7 @@ class Origin(ABC):
         """Tell the engine how to read it."""
 
     def warn_unsharded(self, *, is_sharded: bool) -> None:
-        """Warn where each of several ranks would get all examples."""
+        """Warn if each of several ranks would get all examples."""
         if not is_sharded:
             warn_unsharded()
 
@@ -277,7 +277,7 @@ class IndexedSource(Origin):
         """Accept: any example can be read by any rank."""
 
     def part_stats(self, order: RankOrder, examples: int) -> tuple[PartStats, ...]:
-        """Return what the first so many examples of an epoch are of, if there are parts."""
+        """Return the counts of each part in the first so many examples of an epoch."""
         return ()
 
     @property
@@ -287,11 +287,11 @@ class IndexedSource(Origin):
 
     @property
     def rows(self) -> Rows | None:
-        """What gathers whole batches, where examples lie in arrays."""
+        """The rows of all examples, if they lie in arrays; None otherwise."""
         return None
 
     def column(self, field: str | int) -> NDArray[Any]:
-        """Return the numbers of one field, of all examples. Raises TypeError where that is slow."""
+        """Return the numbers of one field, of all examples. Raises TypeError if that is slow."""
         raise TypeError(
             f"{self.name} does not read one field of all examples: give the numbers as an array "
             "(pipeline.measure(fn) makes one)"

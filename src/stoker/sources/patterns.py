@@ -28,7 +28,7 @@ def find_files(given: Paths, asked: str, suffix: str = "") -> list[str]:
         asked: the calling function's name, for messages.
         suffix: for a folder, find files below it with this suffix (without ``is_aside``).
 
-    Raises FileNotFoundError where a pattern or a path matches no file; IsADirectoryError for a
+    Raises FileNotFoundError if a pattern or a path matches no file; IsADirectoryError for a
     folder without ``suffix``; ValueError for URLs, for no paths at all, and for pipes and devices;
     TypeError for something else.
     """
@@ -60,7 +60,7 @@ def expand_braces(text: str) -> Iterator[str]:
 
 
 def has_urls(given: Paths, asked: str) -> bool:
-    """Whether a function's paths include URLs.
+    """True if a function's paths include URLs.
 
     Raises TypeError for an object that is neither a path nor a list.
     """
@@ -106,7 +106,7 @@ def _find(path: str, suffix: str) -> list[str]:
         if not os.path.isdir(hit):
             found.update([hit] if os.path.exists(hit) else [])
         elif suffix:
-            found.update(_below(hit, suffix))
+            found.update(_files_below(hit, suffix))
         elif not is_pattern:
             raise IsADirectoryError(f"{path} is a folder: give the files in it, as {path}/*")
     if not found:
@@ -115,15 +115,15 @@ def _find(path: str, suffix: str) -> list[str]:
     return sorted(found)
 
 
-def _below(folder: str, suffix: str) -> Iterator[str]:
-    """Yield the files below a folder that are data."""
+def _files_below(folder: str, suffix: str) -> Iterator[str]:
+    """Yield the data files below a folder."""
     for path in files_below(folder, (suffix,), []):
         if not is_aside(os.path.relpath(path, folder)):
             yield path
 
 
 def is_aside(path: str) -> bool:
-    """Whether a path below a folder is not data: hidden, or half written by a table writer.
+    """True if a path below a folder is not data: hidden, or half written by a table writer.
 
     Such as ``_temporary/`` and ``_delta_log/``: Spark and Arrow leave these out, too.
     """

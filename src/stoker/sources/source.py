@@ -1,8 +1,8 @@
-"""``Source``: examples by number, and what else a source may know of them.
+"""``Source``: examples by number, and optional abilities of a source.
 
-``__len__`` and ``__getitem__`` make a source. Each other class here adds one method or two, which
-do one job; a source inherits from those whose job it can do (see docs/extending.md). stoker's own
-sources are made of the same classes, and of nothing else.
+``__len__`` and ``__getitem__`` make a source. Each other class here adds one or two methods for one
+job. A source inherits from the classes whose job it can do (see docs/extending.md). stoker's own
+sources are made of the same classes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Source(ABC, Generic[T_co]):
 
     @abstractmethod
     def __getitem__(self, index: int, /) -> T_co:
-        """Return an example, by its number from 0 on. What this raises names the example."""
+        """Return an example, by its number from 0 on. Errors are reported with its number."""
 
 
 class FetchesMany(Source[T_co]):
@@ -49,7 +49,7 @@ class FetchesMany(Source[T_co]):
     def fetch(self, indices: Indices) -> list[T_co]:
         """Return the examples at these indices: a list, or an ``int64`` array.
 
-        After an error each of them is asked for alone, to know which it concerns.
+        After an error each is fetched alone, to find the one that fails.
         """
 
     def __getitem__(self, index: int, /) -> T_co:
@@ -58,7 +58,7 @@ class FetchesMany(Source[T_co]):
 
 
 class Described(Source[T_co]):
-    """A source with something to say to people: in ``print(pipeline)``, errors and checks."""
+    """A source that describes itself: in ``print(pipeline)``, errors and checks."""
 
     @property
     def name(self) -> str:
@@ -71,7 +71,7 @@ class Described(Source[T_co]):
         return None
 
     def path(self, index: int) -> str | None:
-        """Return the place an example comes from, for errors: a file, a URL, a key."""
+        """Return the origin of an example, for errors: a file, a URL, a key."""
         return None
 
     def name_of(self, index: int) -> str:
@@ -105,11 +105,11 @@ class Identified(Source[T_co]):
 
     @abstractmethod
     def identity(self) -> str | None:
-        """Return what is the same for the same data, in every process and job; None: unknown."""
+        """Return a text that is equal for equal data, in every process and job; None: unknown."""
 
 
 class Fingerprinted(Identified[T_co]):
-    """A source that notices where the content of single examples changes.
+    """A source that notices when the content of single examples changes.
 
     A cache asks before and after it reads an example.
     """
@@ -118,16 +118,16 @@ class Fingerprinted(Identified[T_co]):
     def fingerprint(self, index: int) -> Fingerprint:
         """Return the fingerprint of an example's current content.
 
-        An OSError means that it cannot be found; reading it then says what is wrong.
+        An OSError means that it cannot be found; reading it then gives the precise error.
         """
 
 
 class ReadsFiles(Source[T_co]):
-    """A source each example of which is the content of one local file."""
+    """A source whose examples are the contents of one local file each."""
 
     @abstractmethod
     def local_path(self, index: int) -> str | None:
-        """Return the file; None where there is none."""
+        """Return the file; None if there is none."""
 
 
 class ReadsBlocks(Source[T_co]):
@@ -181,7 +181,7 @@ class ReadsAhead(Source[T_co]):
 
     @abstractmethod
     def reader(self, selection: Selection | None = None) -> Reader | None:
-        """Open a reader for one epoch; None where reading ahead would not help.
+        """Open a reader for one epoch; None if reading ahead would not help.
 
         ``selection``: the examples that will be read, about in their order; None: any, in any
         order.
@@ -230,18 +230,15 @@ class Rows(ABC):
         nbytes = rows * pytree.nbytes(self.allocate(1, Recycler()))
         return max(4, min(64, _TOGETHER_BYTES // max(1, nbytes)))
 
-    def joined(self, others: Sequence[Rows]) -> Rows | None:
-        """Return what gathers these rows and others as one: all are numbered one after another.
-
-        None where that would not be faster.
-        """
+    def concatenate(self, others: Sequence[Rows]) -> Rows | None:
+        """Return these rows followed by others, as one; None if that would not be faster."""
         return None
 
     def data_bytes(self, batch: Any) -> int:
-        """Return how many bytes ``gathered`` has gathered."""
+        """Return how many bytes ``take`` has copied."""
         return pytree.data_bytes(batch)
 
-    def gathered(self, indices: NDArray[np.int64], recycler: Allocator) -> Any:
+    def take(self, indices: NDArray[np.int64], recycler: Allocator) -> Any:
         """Return the arrays of a batch, filled."""
         batch = self.allocate(len(indices), recycler)
         self.gather(indices, batch, 0)
@@ -254,7 +251,7 @@ class GathersRows(Source[T_co]):
     @property
     @abstractmethod
     def rows(self) -> Rows | None:
-        """What gathers them: perhaps the source itself; None where single examples are needed."""
+        """Their rows, perhaps the source itself; None if single examples are needed."""
 
 
 class OwnSource(FetchesMany[Any], Described[Any]):

@@ -146,7 +146,7 @@ class TokenSource(OwnSource, GathersRows[Any], Fingerprinted[Any], HasSignature[
         path = os.path.abspath(file.path)
         return of_file(path, os.stat(path), token)
 
-    def joined(self, others: Sequence[Rows]) -> TokenSource | None:
+    def concatenate(self, others: Sequence[Rows]) -> TokenSource | None:
         """Return the windows of all these sources as those of one, if they are of one form."""
         each = [self, *(other for other in others if isinstance(other, TokenSource))]
         if len(each) <= len(others) or len({source._form for source in each}) > 1:
@@ -334,7 +334,7 @@ class WindowReader:
         for at in range(0, len(files), self._at_once):
             part = slice(at, at + self._at_once)
             numbers = files[part].tolist()
-            opened = {n: self._opened.opened(*self._files[n][:2]) for n in dict.fromkeys(numbers)}
+            opened = {n: self._opened.open(*self._files[n][:2]) for n in dict.fromkeys(numbers)}
             descriptors = np.array([opened[n].descriptor for n in numbers], np.int32)
             done = read_windows(descriptors, starts[part], dtype, inputs[part], targets[part])
             if done < len(numbers):

@@ -232,11 +232,13 @@ class CacheStage(ChainStage):
         indices: NDArray[np.int64],
         expected: Collection[int],
         lookups: Lookups | None,
+        *,
+        lends: bool,
     ) -> list[Any]:
         """Look examples up: each comes as it was found, or as a ``Miss`` without a value.
 
         Those that are ``expected`` from elsewhere are not looked up. What other nodes were asked
-        for is with ``lookups``.
+        for is with ``lookups``. With ``lends``, arrays may be read-only views of the store.
         """
         from stoker.cache.store import MISSING
         from stoker.transport.codec import LEFT_OUT
@@ -251,7 +253,11 @@ class CacheStage(ChainStage):
         sizes = None
         if known is not None:
             sizes = [known[at][0].size_bytes for at in asked]  # type: ignore[union-attr]
-        values = (lookups or self.cache).find([keys[at] for at in asked], sizes)
+        some = [keys[at] for at in asked]
+        if lookups is not None:
+            values = lookups.find(some, sizes)
+        else:
+            values = self.cache.find(some, sizes, lends=lends)
         if len(asked) < len(keys):
             self.cache.count(misses=len(keys) - len(asked))
         found: list[Any] = [MISSING] * len(keys)

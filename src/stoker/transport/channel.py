@@ -70,7 +70,7 @@ class Arena:
         if size < _SMALL_BYTES or dtype.hasobject:
             return np.empty(shape, dtype)
         start = self._end
-        self._end = _aligned(start + size)
+        self._end = _align(start + size)
         self._grow(self._end)
         array: NDArray[Any] = np.ndarray(shape, dtype, self._memory(self._end), start)
         self._own_arrays.append((array, start))
@@ -86,7 +86,7 @@ class Arena:
         for buffer in buffers:
             start = own_starts.get(_address(np.asarray(buffer))) if own_starts else None
             if start is None:
-                start, end = end, _aligned(end + buffer.nbytes)
+                start, end = end, _align(end + buffer.nbytes)
                 copied.append((start, buffer))
             spans.append((start, buffer.nbytes))
         self._grow(end)
@@ -162,7 +162,7 @@ class _InHeader(Flattener):
         return True
 
 
-def _aligned(size: int) -> int:
+def _align(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 

@@ -95,8 +95,10 @@ def encode(value: Any) -> list[bytes]:
     return [writer.head(value), *writer.contents]
 
 
-def decode(record: memoryview) -> Any:
+def decode(record: memoryview, *, lends: bool = False) -> Any:
     """Return the value of a record, as copies that the caller owns and may write.
+
+    With ``lends``, arrays are views of a record that cannot be written to.
 
     Raises UnknownType if a class is not imported or has other fields now, and Damaged for bytes
     that ``encode`` did not write.
@@ -110,8 +112,9 @@ def decode(record: memoryview) -> Any:
         head = bytes(record[:start])
         array_form = _array_forms.get(head)
         if array_form is not None and start + array_form[2] == len(record):
-            return np.ndarray(array_form[0], array_form[1], record, start).copy()
-        value = _read(head, schema_end, _Contents(record[start:], False))
+            array: NDArray[Any] = np.ndarray(array_form[0], array_form[1], record, start)
+            return array if lends else array.copy()
+        value = _read(head, schema_end, _Contents(record[start:], lends))
     except (UnknownType, MemoryError):
         raise
     except Exception as error:  # decoding calls no user code: only the bytes can be at fault
@@ -141,7 +144,7 @@ def decode_views(head: bytes, contents: Any) -> Any:
         schema_end = _LENGTHS.size + schema_bytes
         if len(head) != schema_end + numbers_bytes:
             raise ValueError("the head has the wrong length")
-        return _read(head, schema_end, _Contents(memoryview(contents), True))
+        return _read(head, schema_end, _Contents(memoryview(contents), True, makes_classes=True))
     except (UnknownType, MemoryError):
         raise
     except Exception as error:
@@ -362,14 +365,16 @@ class _Contents:
         memory: all contents.
         at: the offset of the next content.
         is_lent: whether decoded arrays are views of ``memory``; otherwise they are copies.
+        makes_classes: whether a named tuple that this process has not imported gets a new class.
     """
 
-    __slots__ = ("at", "is_lent", "memory")
+    __slots__ = ("at", "is_lent", "makes_classes", "memory")
 
-    def __init__(self, memory: memoryview, is_lent: bool) -> None:
+    def __init__(self, memory: memoryview, is_lent: bool, *, makes_classes: bool = False) -> None:
         self.memory = memory
         self.at = 0
         self.is_lent = is_lent
+        self.makes_classes = makes_classes
 
     def take(self, size: int) -> memoryview:
         start = self.at
@@ -462,7 +467,7 @@ def _make_named_reader(
         found = kind
         if found is None or getattr(sys.modules.get(module), "__dict__", {}).get(path) is not found:
             found = kind = _find_class(name, names, is_tuple=is_tuple)
-        if found is None and is_tuple and contents.is_lent:
+        if found is None and is_tuple and contents.makes_classes:
             return _make_namedtuple(path.rpartition(".")[2], tuple(names))
         if found is None:
             raise UnknownType(f"{module}.{path}")
@@ -528,7 +533,8 @@ def _make_array_reader(dtype: np.dtype[Any], axes: list[int], *, is_tensor: bool
                 array = np.ndarray(memory_shape, dtype, contents.memory, start).transpose(inverse)
             else:
                 raise ValueError("the numbers of axes and of dimensions differ")
-            if not contents.is_lent:
+            # torch has no tensors that cannot be written to.
+            if not contents.is_lent or (is_tensor and contents.memory.readonly):
                 array = array.copy("K")
             if is_text:
                 check_code_points(array)

@@ -32,7 +32,7 @@ class Flattener:
     """
 
     read_only = False
-    """Whether all arrays are unpickled read-only; otherwise arrays keep their own flag."""
+    """True if all arrays are unpickled read-only; otherwise arrays keep their own flag."""
 
     def __init__(self) -> None:
         self.buffers: list[memoryview] = []

@@ -53,7 +53,7 @@ def split_address(address: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def joined_address(host: str, port: int) -> str:
+def join_address(host: str, port: int) -> str:
     """Return ``host:port``, the inverse of `split_address`."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from stoker.basics import process
-from stoker.transport.link import Link, LinkError, joined_address
+from stoker.transport.link import Link, LinkError, join_address
 
 if TYPE_CHECKING:
     from stoker.transport.tls import Tls
@@ -74,7 +74,7 @@ class Listener:
         # All jobs or nodes may connect at once. 128 is the most that kernels before 5.4 take.
         self._socket = socket.create_server((host, port), family=family, backlog=128)
         process.close_in_children(self._socket)
-        self.address = joined_address(host, self._socket.getsockname()[1])
+        self.address = join_address(host, self._socket.getsockname()[1])
         """``host:port``, with the actual port."""
         self._thread = threading.Thread(
             target=self._accept, name=f"stoker-{purpose}-accept", daemon=True
@@ -114,7 +114,7 @@ class Listener:
                 self._unauthenticated[client] = None
             thread = threading.Thread(
                 target=self._serve_connection,
-                args=(client, joined_address(*address[:2])),
+                args=(client, join_address(*address[:2])),
                 name=f"stoker-{self._purpose}",
                 daemon=True,
             )

@@ -20,7 +20,7 @@ def check_installed(feature: str) -> None:
         raise ImportError(f"{feature} needs Ray: pip install 'stoker[ray]'")
 
 
-def joined_ray(feature: str) -> Any:
+def require_ray(feature: str) -> Any:
     """Return the ``ray`` module, connected to the cluster that this process has joined.
 
     Raises ClusterError if the process has joined no cluster, or was forked from one that has;

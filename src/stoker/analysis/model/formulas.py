@@ -1,11 +1,11 @@
-"""The formulas on numbers: rates from rates.
+"""The model's formulas: rates from rates.
 
-Rates are examples per second: ``G`` what training takes in, ``P`` what preparation gives from
-memory, ``S`` and ``C`` what storage and the page cache deliver, ``x`` the cached fraction (Mohan
-et al., "Analyzing and Mitigating Data Stalls in DNN Training", VLDB 2021, sections 3 to 5).
+Rates are in examples per second: ``G`` of training alone, ``P`` of preparation from memory, ``S``
+and ``C`` of storage and of the page cache. ``x`` is the cached fraction (Mohan et al., "Analyzing
+and Mitigating Data Stalls in DNN Training", VLDB 2021, sections 3 to 5).
 
 Functions are named by the quantity that they return. The report page uses them too, translated by
-``javascript.py``, which says what Python they may be written in.
+``javascript.py``, which lists the Python that they may use.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from itertools import pairwise
 
 INFINITE = math.inf
 MOST_WAITING = 8
-"""Workers on a core, where they mostly wait; more are neither tried nor advised, for each has
-memory of its own."""
+"""Workers on a core if they mostly wait. More are neither tried nor advised, as each has memory of
+its own."""
 
 
 def fetch_rate(cached_fraction: float, storage: float, cache: float) -> float:
@@ -26,9 +26,9 @@ def fetch_rate(cached_fraction: float, storage: float, cache: float) -> float:
 
 
 def partitioned_rate(cache: float, network: float, hosts: int) -> float:
-    """Return what a cache gives that hosts hold together, a part each.
+    """Return the rate of a cache that is spread over hosts, a part on each.
 
-    ``1 / (1/C + (1 - 1/H) / N)``: of what is cached a host holds an H-th; the rest comes from
+    ``1 / (1/C + (1 - 1/H) / N)``: each host holds an H-th of the cached data; the rest comes from
     another host's memory, at the rate N of the network (partitioned caching: VLDB 2021, section
     6.2, undealt).
     """
@@ -38,10 +38,10 @@ def partitioned_rate(cache: float, network: float, hosts: int) -> float:
 
 
 def loader_rate(fetch: float, prep: float, waiting_s: float = 0.0) -> float:
-    """Return what fetch and prep give together: ``1 / max(1/F, 1/P + w)``.
+    """Return the rate of fetch and prep together: ``1 / max(1/F, 1/P + w)``.
 
-    ``w`` is the time that workers wait for misses, an example: ``(1-x) * miss_s / W``. It is
-    ``min(F, P)`` where w = 0.
+    ``w`` is the time that workers wait for misses, for each example: ``(1-x) * miss_s / W``. With
+    w = 0 the rate is ``min(F, P)``.
     """
     return inverse(max(inverse(fetch), inverse(prep) + waiting_s))
 
@@ -51,11 +51,11 @@ def smallest_cache(
 ) -> float:
     """Return x*, the smallest cached fraction with which training no longer waits for storage.
 
-    That is, where loader and training give together what they give at x = 1. ``miss_s`` is what
-    a miss adds to preparing, over all workers. Where that is 0, x* is ``(1/S - 1/m) / (1/S -
-    1/C)`` with ``m = min(P, G)``, within 0 and 1.
+    That is, the smallest x with the same rate as x = 1. ``miss_s`` is the time that a miss adds to
+    preparing, over all workers. If it is 0, x* is ``(1/S - 1/m) / (1/S - 1/C)`` with
+    ``m = min(P, G)``, within 0 and 1.
     """
-    # Less by what rounding may take: at x = 1 the rate is the target itself.
+    # Slightly less, against rounding: at x = 1 the rate is the target itself.
     target = min(ingestion, loader_rate(cache, prep)) * (1.0 - 1e-9)
 
     def is_enough(cached_fraction: float) -> bool:
@@ -73,7 +73,7 @@ def smallest_cache(
 
 
 def page_cache_misses(cached_fraction: float) -> float:
-    """Return the share of reads that miss an LRU page cache which holds that share of the data.
+    """Return the fraction of reads that miss an LRU page cache holding this fraction of the data.
 
     ``m = t - t * ln(t)`` with ``t = 1 - x``, for an epoch in random order; a cache that never
     evicts misses ``1 - x``. (Linux is not a pure LRU: it does somewhat better.)
@@ -85,8 +85,8 @@ def page_cache_misses(cached_fraction: float) -> float:
 def prep_rate(curve: Sequence[tuple[int, float]], workers: float) -> float:
     """Return P for a number of workers, from the measured curve.
 
-    Between two measured points: straight. Above the last one: in proportion, an assumption.
-    Below the first: in proportion, too. ``workers`` of 0 is the training process itself.
+    Between two measured points it is linear. Above the last and below the first it is proportional
+    to the workers, which is an assumption. ``workers`` of 0 is the training process itself.
     """
     if workers == 0 and curve[0][0] == 0:
         return curve[0][1]
@@ -103,10 +103,10 @@ def prep_rate(curve: Sequence[tuple[int, float]], workers: float) -> float:
 
 
 def most_workers(cores: int, workers: int, rate: float, cpu_s: float) -> int:
-    """Return how many workers have a use: more than ``cores`` where they mostly wait.
+    """Return the largest useful number of workers: more than ``cores`` if they mostly wait.
 
-    ``workers`` prepare ``rate`` examples/s together, each of which takes ``cpu_s`` processor
-    seconds; 0: not known, and no more than cores. At most MOST_WAITING for each core.
+    ``workers`` prepare ``rate`` examples/s together. An example takes ``cpu_s`` processor seconds;
+    0: unknown, and no more workers than cores. At most MOST_WAITING for each core.
     """
     if cpu_s <= 0.0:
         return cores
@@ -115,9 +115,9 @@ def most_workers(cores: int, workers: int, rate: float, cpu_s: float) -> int:
 
 
 def interpolate(points: Sequence[tuple[int, float]], at: float, empty: float = 0.0) -> float:
-    """Return the value at a number of workers: straight between points, outside the nearest.
+    """Return the value at a number of workers: linear between points, outside that of the nearest.
 
-    ``empty``: where there is no point.
+    ``empty`` is the value if there is no point.
     """
     if len(points) == 0:
         return empty

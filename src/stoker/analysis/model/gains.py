@@ -50,5 +50,5 @@ def _find_ends(rate: Rate | None) -> tuple[float, float]:
     """Return the ends of an interval over its middle."""
     if rate is None:
         return 1.0, 1.0
-    # A rate of 0 would be no rate to predict with.
+    # The model divides by rates.
     return max(rate.low / rate.value, 0.01), rate.high / rate.value

@@ -1,15 +1,15 @@
 """How fast training runs, by arithmetic on measured rates.
 
-Three things are added to the ``min(F, P, G)`` of the paper that ``formulas.py`` names, for all are
-seen in real jobs, and measured:
+Three effects are added to the ``min(F, P, G)`` of the paper that ``formulas.py`` names. All occur
+in real jobs, and are measured:
 
-- a worker reads an example and then decodes it: it waits for its misses (``miss_s``), however much
-  storage as a whole could deliver;
-- training and preparation share the host's processors. ``H`` is what these allow, by the
-  processor time that one example takes on both sides;
-- even with all data in memory, training reaches a little less than ``min(G, P, H)``: batches come
-  in bursts and in order, and take time to receive. How much less, by number of workers, is
-  ``efficiency``.
+- a worker reads an example and then decodes it: it waits for its misses (``miss_s``), even if
+  storage as a whole could deliver more;
+- training and preparation share the host's processors. ``H`` is the rate that these allow, by the
+  processor time of one example on both sides;
+- even with all data in memory, training is a little slower than ``min(G, P, H)``: batches come in
+  bursts and in order, and take time to receive. ``efficiency`` is the fraction that it reaches, by
+  number of workers.
 
 The report page uses the same functions, translated by ``javascript.py``.
 """
@@ -32,20 +32,20 @@ from stoker.analysis.model.formulas import (
 
 PLACES = ("batch", "after-augmentation", "before-augmentation")
 RECORDS = ("by offset", "in runs")
-"""How examples are read from shards: any of them, or neighbours together (a shuffle by blocks)."""
+"""Orders of reading from shards: single examples, or neighbours together (a shuffle by blocks)."""
 FED = 0.05
-"""Stalls below this share of the time are not worth acting on. bench/analyze_split.py: the split
+"""Stalls below this fraction of the time are not worth acting on. bench/analyze_split.py: the split
 is off by up to 0.037."""
 NETWORK_MBPS = 1250.0
 """Network of a host in MB/s unless the user gives one: 10 Gbit/s, as hosts of clusters have at
 least."""
 MOST_CORES = 1024
-"""More cores than that are not looked for: no host has them."""
+"""The most cores for which a prediction is made: no host has more."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What an analysis found: the input of every prediction. Rates in examples/s."""
+    """The measurements of an analysis, the input of every prediction. Rates in examples/s."""
 
     ingestion: float
     """G."""
@@ -58,18 +58,18 @@ class Measured:
     batch_size: float
     """Examples a batch."""
     storage: float | None = None
-    """S, or None where it could not be told apart: then no question about fetching is answered."""
+    """S; None if it could not be separated: then no question about fetching is answered."""
     cache: float | None = None
     """C, or None."""
     storage_most: float | None = None
-    """S with a reader a core, where that was measured: for more workers than the job has."""
+    """S with a reader on each core, if measured: for more workers than the job has."""
     miss_s: float = 0.0
     """Seconds that a worker waits for an example that is not in the page cache, beyond reading it
     from there, while storage is not busy otherwise; 0: misses overlap preparing, as in the
     paper."""
     efficiency: tuple[tuple[int, float], ...] = ()
-    """What training reaches of ``min(G, P, H)`` with its data in memory, at most 1, by number of
-    workers, ascending; straight in between, and outside that of the nearest. Empty: all of it."""
+    """The fraction of ``min(G, P, H)`` that training reaches with its data in memory, at most 1, by
+    number of workers, ascending. In between linear, outside as the nearest. Empty: 1."""
     cached_fraction: float = 0.0
     """x, as the analysis found it."""
     example_bytes: float | None = None
@@ -82,22 +82,22 @@ class Measured:
     """Processor seconds that preparing an example takes, receiving it included, by number of
     workers, ascending: processors that are shared are slower each."""
     trains_on_cpu: bool = False
-    """Whether the accelerator is the host's own processor."""
+    """True if the accelerator is the host's own processor."""
     prep_fetches: bool = False
-    """Whether P holds fetching too, over a network: what it lacks then is counted as fetching."""
+    """True if P includes fetching over a network: its loss is then counted as fetching."""
     packed: tuple[tuple[str, float], ...] = ()
-    """How many times as fast storage gives examples from shards, for each order of ``RECORDS`` that
-    was tried on a sample of the files."""
+    """Speed-up of storage by shards, for each order of ``RECORDS`` that was tried, on a sample of
+    the files."""
     prep_share: float = 0.0
-    """Where P holds fetching: what waiting for it is of the time that preparing takes."""
+    """If P includes fetching: the fraction of preparing time spent waiting for it."""
     after_s: tuple[tuple[str, float], ...] = (("batch", 0.0),)
-    """For each place of an echo whose split was measured: worker seconds an example that are
-    paid behind it, for every use."""
+    """For each place of an echo whose split was measured: worker seconds behind it, which each use
+    costs."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """What would be different. The defaults change nothing."""
+    """The change of a job to predict. The defaults change nothing."""
 
     cores: int | None = None
     """Processors, each with a worker on it."""
@@ -110,18 +110,18 @@ class Change:
     jobs: int = 1
     """Jobs at a time on this host, each with an accelerator of its own, on the same data."""
     sharing: bool = False
-    """Whether these jobs share one preparation."""
+    """True if these jobs share one preparation."""
     echo: float = 1.0
     """Echoing factor: mean uses of a fresh example."""
     echo_at: str = "batch"
-    """Where the echo stands: one of PLACES."""
+    """The place of the echo: one of PLACES."""
     hosts: int = 1
-    """Hosts like this one that train together, and whose caches hold a part of the data each."""
+    """Hosts like this one that train together, each of which caches a part of the data."""
     network_mbps: float = NETWORK_MBPS
-    """What each of these takes from the others' memories, in MB/s."""
+    """Network bandwidth of each host, to the memories of the others, in MB/s."""
     records: str = ""
-    """How examples are read from shards that the files were packed into: one of RECORDS; empty:
-    the files are as they are."""
+    """The order of reading from shards that hold the files: one of RECORDS; empty: the files stay
+    as they are."""
 
 
 NOTHING = Change()
@@ -134,13 +134,13 @@ class Prediction:
     rate: float
     """Examples (uses, under echoing) that a job trains on."""
     fresh_rate: float
-    """Fresh examples of these. A use of a repeat may be worth less than a fresh example."""
+    """The fresh ones of these examples. A repeat may be worth less than a fresh example."""
     steps_per_s: float
     """Batches a second."""
     bound: str
-    """What limits: "compute" where less than FED is lost, else "prep", "fetch" or "processors"."""
+    """The limit: "compute" if less than FED is lost, else "prep", "fetch" or "processors"."""
     fetch: float
-    """F, uses/s; infinite where fetching is not known."""
+    """F, uses/s; infinite if fetching is unknown."""
     prep: float
     """P, uses/s."""
     ingestion: float
@@ -148,17 +148,17 @@ class Prediction:
     processors: float
     """H, uses/s."""
     loader: float
-    """What fetch and prep give together, uses/s."""
+    """The rate of fetch and prep together, uses/s."""
     compute: float
-    """Share of the time that is compute: ``rate / G``."""
+    """Fraction of the time that is compute: ``rate / G``."""
     prep_stall: float
-    """Share lost to prep, as it would be with everything in memory."""
+    """Fraction lost to prep, with everything in memory."""
     fetch_stall: float
-    """Share lost to fetch, on top."""
+    """Fraction lost to fetch, in addition."""
 
 
 def check_change(measured: Measured, change: Change) -> None:
-    """Raise ValueError for a question that the analysis cannot answer, saying why."""
+    """Raise ValueError, with the reason, for a question that the analysis cannot answer."""
     for name, value, least in (
         ("cores", change.cores, 1),
         ("cache", change.cache_bytes, 0),
@@ -217,7 +217,7 @@ def _check_records(measured: Measured, change: Change) -> None:
 
 
 def packing_gain(measured: Measured, change: Change) -> float:
-    """Return how many times as fast examples come from storage, packed as the change says."""
+    """Return the speed-up of storage by the change's packing."""
     for name, faster in measured.packed:
         if name == change.records:
             return faster
@@ -225,7 +225,7 @@ def packing_gain(measured: Measured, change: Change) -> float:
 
 
 def cached_fraction(measured: Measured, change: Change) -> float:
-    """Return x: what the change's cache holds, or what the analysis found; of hosts, together."""
+    """Return x, of the change's cache or as the analysis found it; of several hosts, together."""
     size = dataset_bytes(measured)
     if change.cache_bytes is None or size is None:
         return min(1.0, change.hosts * measured.cached_fraction)
@@ -233,7 +233,7 @@ def cached_fraction(measured: Measured, change: Change) -> float:
 
 
 def storage_rate(measured: Measured, change: Change) -> float | None:
-    """Return S: what the change's storage gives, or what the analysis found; None: not known.
+    """Return S, of the change's storage or as the analysis found it; None: unknown.
 
     For more workers than the job has, it is S with a reader a core.
     """
@@ -248,8 +248,8 @@ def storage_rate(measured: Measured, change: Change) -> float | None:
 def cache_rate(measured: Measured, change: Change) -> float | None:
     """Return C; for more workers than the job has, no less than S with a reader a core.
 
-    C was measured with the job's own workers, and memory is no slower than storage. Of several
-    hosts, what their memories give one of them.
+    C was measured with the job's own workers, and memory is no slower than storage. With several
+    hosts, it is the rate at which their memories supply one of them.
     """
     if measured.cache is None:
         return None
@@ -261,12 +261,12 @@ def cache_rate(measured: Measured, change: Change) -> float | None:
 
 
 def miss_seconds(measured: Measured, change: Change) -> float:
-    """Return what a miss makes a worker wait.
+    """Return the seconds that a worker waits for a miss.
 
-    Where the job's workers, waiting, take all that storage gives (S = W / miss_s), the wait
-    shrinks as storage gets faster; where they leave most of it, the wait is latency, and stays.
-    In between: in proportion, an assumption. From shards a miss is taken to be as much shorter as
-    reading an example is.
+    If the job's workers use all of storage's bandwidth (S = W / miss_s), the wait shrinks as
+    storage gets faster. If they leave most of it unused, the wait is latency, and stays. In between
+    it shrinks in proportion, which is an assumption. From shards a miss is assumed to get shorter
+    by the same factor as reading an example.
     """
     if change.storage_mbps is None or not measured.example_bytes or not measured.storage:
         return measured.miss_s / packing_gain(measured, change)
@@ -295,8 +295,8 @@ def worker_seconds_behind(measured: Measured, place: str) -> float:
 def predict(measured: Measured, change: Change = NOTHING) -> Prediction:
     """Return how fast each job runs after ``change``.
 
-    ``min(F, k * min(G, H, 1 / (1/P + w)))``, with ``k`` the efficiency for that many workers and
-    ``w`` what they wait for misses; without workers, where training waits while it prepares,
+    The rate is ``min(F, k * min(G, H, 1 / (1/P + w)))``, with ``k`` the efficiency for that many
+    workers and ``w`` their wait for misses. Without workers, training waits while it prepares:
     ``k / (1/G + 1/loader)``.
 
     With K jobs that do not share, each gets a K-th of the preparation, of the storage and of the
@@ -304,12 +304,12 @@ def predict(measured: Measured, change: Change = NOTHING) -> Prediction:
     costs ``1/(e F)`` of fetching and ``1/P - (1 - 1/e) * t_before/W`` of preparation, where
     ``t_before`` are the worker seconds an example in front of the echo.
 
-    From shards, what storage gives, and what P holds of fetching, is faster by what was tried.
+    From shards, storage, and the fetching that P includes, are faster by the factor of the trial.
 
-    With several hosts this is the speed of one of them. Each is taken to be like the one that was
-    measured, its storage too; serving the others is taken to cost nothing but the network.
+    With several hosts this is the speed of one of them. Each is assumed to be like the measured
+    one, its storage too. Serving the others is assumed to cost only network bandwidth.
 
-    Raises ValueError where the analysis cannot answer.
+    Raises ValueError if the analysis cannot answer.
     """
     check_change(measured, change)
     echo = change.echo
@@ -361,7 +361,7 @@ def predict(measured: Measured, change: Change = NOTHING) -> Prediction:
         bound = "compute"
     elif alone:
         bound = "fetch" if fetch_stall > prep_stall else "prep"
-    # 1e-9: above what rounding leaves of a stall that is none.
+    # 1e-9: above any rounding error of a stall of 0.
     elif fetch_stall > 1e-9 and (fetch_s >= prep_s or prep_stall <= 1e-9):
         # Misses that merely add to a longer preparation are not what limits.
         bound = "fetch"
@@ -387,7 +387,7 @@ def predict(measured: Measured, change: Change = NOTHING) -> Prediction:
 
 
 def predict_with_page_cache(measured: Measured, change: Change) -> Prediction:
-    """Return the same for a page cache of that size, whose misses are ``page_cache_misses``.
+    """Return the prediction with a page cache of that size, by ``page_cache_misses``.
 
     Page caches of several hosts are each host's own.
     """
@@ -398,7 +398,7 @@ def predict_with_page_cache(measured: Measured, change: Change) -> Prediction:
 
 
 def dataset_bytes(measured: Measured) -> float | None:
-    """Return the bytes of the whole dataset, or None where they are not known."""
+    """Return the bytes of the whole dataset, or None if they are unknown."""
     if not measured.example_bytes or not measured.examples:
         return None
     return measured.example_bytes * measured.examples
@@ -409,9 +409,9 @@ def find_cache_needed(measured: Measured, change: Change, prediction: Prediction
     storage, cache = storage_rate(measured, change), cache_rate(measured, change)
     if storage is None or cache is None:
         return None
-    # Uses per fetch of an example: more of them under an echo, fewer where jobs divide it.
+    # Uses per fetch of an example: more under an echo, fewer if jobs share storage.
     uses = change.echo / (1 if change.sharing else change.jobs)
-    # Without workers, training waits for whatever the loader takes.
+    # Without workers, training waits for the loader's whole time.
     overlaps = measured.workers > 0 or change.cores is not None
     takes = min(prediction.ingestion, prediction.processors) if overlaps else INFINITE
     workers = max(1, measured.workers if change.cores is None else change.cores)
@@ -421,7 +421,7 @@ def find_cache_needed(measured: Measured, change: Change, prediction: Prediction
 
 def find_cores_needed(measured: Measured, change: Change, prediction: Prediction) -> int | None:
     """Return the fewest cores with which P reaches both F and G; None: more than MOST_CORES."""
-    # Less by what rounding may take.
+    # Slightly less, against rounding.
     wanted = min(prediction.fetch, prediction.ingestion) * (1.0 - 1e-9)
     for cores in range(1, MOST_CORES + 1):
         if predict(measured, replace(change, cores=cores)).prep >= wanted:

@@ -26,7 +26,7 @@ _T_MANY = 1.96
 def estimate_rate(blocks: Sequence[tuple[float, float]]) -> Rate | None:
     """Return the rate of (amount, seconds) blocks, and its 95 % interval by their spread.
 
-    None for no block; with a single one, the interval is everything up to twice the rate.
+    None for no block. For a single one, the interval is from 0 to twice the rate.
     """
     blocks = [(amount, seconds) for amount, seconds in blocks if seconds > 0 and amount > 0]
     if not blocks:
@@ -45,8 +45,8 @@ def estimate_rate(blocks: Sequence[tuple[float, float]]) -> Rate | None:
 def _estimate_step_rate(seconds: Sequence[float], batch: float, period: int) -> Rate | None:
     """Return the rate of steps of ``batch`` examples each, by about eight blocks of whole periods.
 
-    Waits come in bursts with the number of workers as their period, so a part of one is no
-    sample. A rest is left out, unless there is nothing else.
+    Waits come in bursts with the number of workers as their period, so only whole periods are
+    samples. A rest is left out, unless there is nothing else.
     """
     period = max(1, period)
     size = max(period, len(seconds) // _BLOCKS // period * period)
@@ -66,10 +66,10 @@ def estimate_batch_size(rank: RankTrace) -> float:
 
 
 def estimate_steady(rank: RankTrace, batch: float) -> tuple[AsItIs | None, float]:
-    """Return the job as it is, without start-up and without evaluations in between; and the share
-    of that time inside the ``next()`` of other training loaders.
+    """Return the job as it is, without start-up and evaluations.
 
-    Where an epoch is too short to have a steady state, all but its first batch counts.
+    Also return the fraction of that time inside the ``next()`` of other training loaders. If an
+    epoch is too short for a steady state, all but its first batch counts.
     """
     about = rank.loader(rank.slot)
     workers = about["workers"]
@@ -110,8 +110,9 @@ def estimate_steady(rank: RankTrace, batch: float) -> tuple[AsItIs | None, float
 
 
 def _split_epochs(rows: Sequence[Row], slot: int) -> list[list[tuple[Row, Row | None, list[Row]]]]:
-    """Return, for each iterator of a loader, its rows, each with the next one and with the rows
-    of other loaders in between."""
+    """Return the rows of each iterator of a loader.
+
+    Each row comes with the next one, and with the rows of other loaders in between."""
     epochs: dict[int, list[tuple[Row, Row | None, list[Row]]]] = {}
     latest: dict[int, tuple[Row, list[Row]]] = {}
     for row in rows:
@@ -131,7 +132,7 @@ def _split_epochs(rows: Sequence[Row], slot: int) -> list[list[tuple[Row, Row | 
 def find_steps(rows: Sequence[Row], slot: int) -> list[tuple[Row, Row]]:
     """Return the batches that the probe handed over, each with the next call for one.
 
-    What a script does between two epochs is no step, nor is one with an evaluation in it.
+    The time between two epochs is no step, nor is a step with an evaluation in it.
     """
     found = []
     before: Row | None = None
@@ -150,7 +151,7 @@ def find_steps(rows: Sequence[Row], slot: int) -> list[tuple[Row, Row]]:
 def estimate_ingestion(rank: RankTrace, batch: float) -> tuple[Rate | None, float]:
     """Return G, and the processor seconds that training takes for an example.
 
-    The time of handing a batch over is left out, except where a device works on meanwhile.
+    The time of handing a batch over is left out, unless a device works on meanwhile.
     """
     device = rank.described.get("cuda", False)
     seconds: list[float] = []
@@ -164,7 +165,7 @@ def estimate_ingestion(rank: RankTrace, batch: float) -> tuple[Rate | None, floa
 
 
 def estimate_drained(drains: Sequence[Drain], batch: float, *, once: bool = False) -> Rate | None:
-    """Return the rate of drains of one kind: without their start, and a last round's tail."""
+    """Return the rate of drains of one kind, without their start and the end of a last round."""
     seconds: list[float] = []
     period = max((drain.workers for drain in drains), default=1)
     for drain in drains:
@@ -192,7 +193,7 @@ def estimate_trained(rank: RankTrace, workers: int, batch: float) -> Rate | None
 def estimate_prep_cpu_s(drains: Sequence[Drain], batch: float) -> float:
     """Return the processor seconds of preparing an example, receiving it included.
 
-    A worker's processor time between two batches: with what it does to send them.
+    It is a worker's processor time between two batches, sending them included.
     """
     cpu_ns = examples = 0
     for drain in drains:
@@ -210,7 +211,7 @@ def estimate_prep_cpu_s(drains: Sequence[Drain], batch: float) -> float:
 
 
 def estimate_more_s(these: Sequence[Drain], those: Sequence[Drain], batch: float) -> float:
-    """Return the seconds that a worker takes more for an example in these drains than in those.
+    """Return a worker's additional seconds for an example in ``these`` drains, beyond ``those``.
 
     At least 0. The drains read the same batches in the same order: each is compared with itself.
     """

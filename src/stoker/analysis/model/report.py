@@ -1,4 +1,4 @@
-"""What an analysis found, as data: the JSON file, its schema and its version."""
+"""The report of an analysis as data: the JSON file, its schema and its version."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Loader(msgspec.Struct, frozen=True):
     batches: int
     """Batches that were seen as it is."""
     trains: bool
-    """Whether gradients were on while it was iterated."""
+    """True if gradients were on while it was iterated."""
 
 
 class Wait(msgspec.Struct, frozen=True):
@@ -269,9 +269,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def to_measured(report: Report) -> Measured:
-    """Return what the model needs of a report, calibrated to the job as it ran.
+    """Return the model's input from a report, calibrated to the job as it ran.
 
-    Raises ValueError where G or P is missing, and for rates that are not positive and finite.
+    Raises ValueError if G or P is missing, or a rate is not positive and finite.
     """
     found, seen = to_measured_apart(report), report.as_it_is
     if seen is None:
@@ -282,7 +282,7 @@ def to_measured(report: Report) -> Measured:
 
 
 def to_measured_apart(report: Report) -> Measured:
-    """Return the same without the calibration. Raises ValueError as it does."""
+    """Return the model's input, not calibrated. Raises ValueError as ``to_measured`` does."""
     rates = report.rates
     if rates.G is None or not report.prep:
         missing = "G" if rates.G is None else "P"

@@ -1,4 +1,4 @@
-"""The trace of an analysis: what was seen, before anything is made of it."""
+"""The trace of an analysis: its raw observations."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class Drain:
     work: list[WorkRecord]
     """Batches that were delivered."""
     made: int = 0
-    """Examples that were made, those that were not delivered any more included."""
+    """Examples that were made, whether or not they were still delivered."""
 
 
 @dataclass
 class RankTrace:
-    """All that is known of one process of the job."""
+    """The observations of one process of the job."""
 
     pid: int
     rank: int
@@ -42,7 +42,7 @@ class RankTrace:
     rows: list[Row] = field(default_factory=list)
     """As it is."""
     replayed: list[Row] = field(default_factory=list)
-    """From the moment on that prepared batches were handed over."""
+    """From the first prepared batch on."""
     trained: dict[int, list[list[float]]] = field(default_factory=dict)
     """Training on data in memory, by number of workers: the seconds of each step, from asking for
     its batch to asking for the next."""
@@ -50,13 +50,13 @@ class RankTrace:
     drains: dict[str, list[Drain]] = field(default_factory=dict)
     """"found", "warm-W" for W workers, "cold"; "partly" and, right after it, "whole"."""
     opened: list[dict[str, Any]] = field(default_factory=list)
-    """Files, with the part that lay in the page cache, and connections."""
+    """Files, with the part that was in the page cache, and connections."""
     read_before_look: bool = True
-    """Whether the job had run before that part was looked at."""
+    """True if the job had run before that part was measured."""
 
     @property
     def job(self) -> str:
-        """What tells the job of this process: ranks of one job wait for each other."""
+        """An identity of this process's job: ranks of one job wait for each other."""
         about = self.about
         return about["master"] if about["world_size"] > 1 else f"process {self.pid}"
 
@@ -67,13 +67,13 @@ class RankTrace:
         return count
 
     def loader(self, slot: int) -> dict[str, Any]:
-        """Return what is known of a loader."""
+        """Return a loader by its slot."""
         return next(about for about in self.about["loaders"] if about["slot"] == slot)
 
 
 @dataclass
 class Trace:
-    """Everything that an analysis measured."""
+    """All measurements of an analysis."""
 
     command: list[str]
     ranks: list[RankTrace] = field(default_factory=list)
@@ -98,7 +98,7 @@ class Trace:
     stages: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
     """Of a pipeline: examples, and seconds of one worker, of each stage in each warm drain."""
     thread_trial: ThreadTrial | None = None
-    """Of a pipeline: how threads did, by the last warm drain in which they were tried."""
+    """Of a pipeline: the speed of threads, by the last warm drain in which they were tried."""
     after_s: dict[str, float] | None = None
     """Of a pipeline: worker seconds an example behind each place of an echo."""
     crash: Crash | None = None
@@ -115,15 +115,15 @@ class Trace:
 
 
 class AnalysisError(Exception):
-    """Nothing could be measured; the text says why and what to do."""
+    """Nothing could be measured; the message says why and what to do."""
 
 
 def list_raw_phases(trace: Trace) -> list[dict[str, Any]]:
-    """Return what each phase saw, as data."""
+    """Return the raw figures of each phase, as data."""
     phases: list[dict[str, Any]] = []
 
     def since(began_ns: int, times_ns: Iterable[int]) -> list[float]:
-        # As many as show how a phase went, and keep the report small.
+        # Enough to show the course of a phase, and few enough for a small report.
         return [(at - began_ns) / 1e9 for at in itertools.islice(times_ns, 2000)]
 
     for rank in trace.ranks:

@@ -1,7 +1,7 @@
 """What if: how fast would a job be with other hardware, a cache, an echo, more jobs?
 
-``answer`` takes one ``Change`` and tells before, after, what it would take for storage and
-preparation to be no limit any more, and speed as a curve over each quantity that was asked about.
+``answer`` takes one ``Change``. It returns the speed before and after, the cache and the cores with
+which storage and preparation no longer limit, and a curve of the speed over each changed quantity.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ FIELDS = {
     "cache": "cache_bytes", "cores": "cores", "storage-mbps": "storage_mbps",
     "accelerator": "accelerator", "jobs": "jobs", "echo": "echo", "hosts": "hosts",
 }  # fmt: skip
-"""Where each quantity, named as its option is, stands in a ``Change``."""
+"""The field of ``Change`` for each quantity, by the name of its option."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One way to run, and what would be needed for more."""
+    """The prediction of one way to run, and the needs of a faster one."""
 
     name: str
     prediction: Prediction
     cache_needed: float | None
     """x*: the cached fraction from which on training does not wait for storage; None: unknown."""
     cache_needed_bytes: int | None
-    """What that is in bytes of a never-evicting cache; None: unknown."""
+    """The bytes of a never-evicting cache for x*; None: unknown."""
     cores_needed: int | None
     """The fewest cores with which P is no longer the limit; None: more than MOST_CORES."""
 
@@ -56,7 +56,7 @@ class Caches:
     holds: float
     """Share of the dataset that fits on one host."""
     misses: float
-    """Share of the reads that go to storage with the cache that never evicts, of all hosts."""
+    """Share of all hosts' reads that go to storage with the cache that never evicts."""
     page_cache_misses: float
     rate: float
     """Examples/s with the cache that never evicts."""
@@ -85,13 +85,13 @@ class Curve:
     quantity: str
     """One of FIELDS."""
     beside: str
-    """What the second rate of a point is; empty where there is none."""
+    """The meaning of a point's second rate; empty if there is none."""
     points: tuple[Point, ...]
 
 
 @dataclass(frozen=True)
 class Answer:
-    """All that is said to one question. The first outcome is the job as it is."""
+    """The answer to one question. The first outcome is the job as it is."""
 
     change: Change
     outcomes: tuple[Outcome, ...]
@@ -100,7 +100,7 @@ class Answer:
 
 
 def answer(job: Measured, change: Change) -> Answer:
-    """Answer what ``change`` would bring. Raises ValueError where the analysis cannot."""
+    """Predict the effect of ``change``. Raises ValueError if the analysis does not allow it."""
     ways = {"as it is": NOTHING}
     if change.jobs > 1:
         ways[f"{change.jobs} jobs, each on its own"] = replace(change, sharing=False)
@@ -123,12 +123,12 @@ def answer(job: Measured, change: Change) -> Answer:
 
 
 def is_asked(change: Change, quantity: str) -> bool:
-    """Whether a change is one of that quantity."""
+    """True if ``change`` sets this quantity."""
     return bool(getattr(change, FIELDS[quantity]) != getattr(NOTHING, FIELDS[quantity]))
 
 
 def _predict_outcome(job: Measured, change: Change, name: str) -> Outcome:
-    """Predict one way to run. Raises ValueError where the analysis cannot answer."""
+    """Predict one way to run. Raises ValueError if the analysis cannot answer."""
     prediction = predict(job, change)
     needed = find_cache_needed(job, change, prediction)
     size = dataset_bytes(job)
@@ -154,7 +154,7 @@ def _compare_caches(job: Measured, change: Change) -> Caches:
 
 
 def _choose_quantities(job: Measured, change: Change) -> list[str]:
-    """Name the quantities to draw: those that were asked about, or all that can be answered."""
+    """Name the quantities to draw: the changed ones, or all that can be answered."""
     if asked := [name for name in FIELDS if is_asked(change, name)]:
         return asked
     known = job.storage is not None and job.cache is not None
@@ -228,7 +228,7 @@ def _double(start: float, end: float) -> list[float]:
 
 
 def write_answer(found: Answer, path: Path) -> None:
-    """Write an answer as JSON; what is infinite or unknown is null. Raises OSError."""
+    """Write an answer as JSON; an infinite or unknown value is null. Raises OSError."""
     import msgspec
 
     content: dict[str, Any] = {"schema": "stoker-what-if/1", "answer": found}

@@ -1,11 +1,11 @@
-"""What runs inside a script under analysis. Standard library only; stoker itself is not loaded.
+"""Runs inside a script under analysis. Standard library only; stoker itself is not loaded.
 
-The probe waits for ``torch.utils.data.dataloader`` and then puts four functions on its classes:
+The probe waits for ``torch.utils.data.dataloader`` and then replaces four methods of its classes:
 ``DataLoader.__init__`` (where a loader was built), ``DataLoader.__iter__`` (start-up),
 ``_BaseDataLoaderIter.__next__`` (waiting; later on, replay and drains) and
-``_DatasetKind.create_fetcher`` (work in the workers, in drains alone). Until a loader is iterated a
-fifth one, in ``torch.autograd``, notes that gradients are computed without. It draws no random
-number, starts no thread, holds no batch and no loader, and takes itself out when it fails.
+``_DatasetKind.create_fetcher`` (work in the workers, only in drains). Until a loader is iterated, a
+fifth hook, in ``torch.autograd``, notes training without a loader. The probe draws no random
+number, starts no thread, and holds no batch and no loader. It removes itself when it fails.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _AUTOGRAD = "torch.autograd"
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
-    """Hooks the modules with data loaders as soon as they have been imported."""
+    """An import hook: attaches the probe to PyTorch's data loaders as they are imported."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
@@ -61,5 +61,5 @@ class _AfterImport(importlib.abc.MetaPathFinder):
 
 
 def install(folder: str) -> None:
-    """Have the probe attach itself when PyTorch's data loader is imported."""
+    """Attach the probe as soon as PyTorch's data loader is imported."""
     sys.meta_path.insert(0, _AfterImport(folder))

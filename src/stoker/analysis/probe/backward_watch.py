@@ -1,4 +1,4 @@
-"""Training without a loader: seen by its backward passes, until a loader is iterated."""
+"""Detects training without a loader by its backward passes, until a loader is iterated."""
 
 from __future__ import annotations
 
@@ -42,6 +42,6 @@ def watch_backward(autograd: ModuleType, folder: str) -> None:
 
 
 def stop_watching() -> None:
-    """Stop this: a loader is iterated."""
+    """Stop watching, as a loader is iterated."""
     while _undo:
         _undo.pop()()

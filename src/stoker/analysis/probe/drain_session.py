@@ -1,7 +1,7 @@
-"""Inside the script's first ``next()`` that does not return: the analyzer's drains.
+"""Runs the analyzer's drains inside a ``next()`` of the script that never returns.
 
 A drain reads the script's own dataset through a loader made like the script's, with no training
-step in between. Nothing of the script runs on after it.
+step in between. The script does not go on after it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _clock = time.perf_counter_ns
 
 
 class Finished(Exception):
-    """The analysis has what it needs."""
+    """The analysis needs no more of the script."""
 
 
 class DrainSession:
@@ -53,7 +53,7 @@ class DrainSession:
                 _stop(started)
 
     def next(self, over: Callable[[], bool]) -> Any:
-        """Return a batch to train on. Raises StopIteration where the epoch is over by then.
+        """Return a batch to train on. Raises StopIteration at the end of an epoch.
 
         Raises Finished when the analyzer asks for the end, or is gone.
         """
@@ -97,7 +97,7 @@ class DrainSession:
 
 @contextlib.contextmanager
 def _mark_own_loaders() -> Iterator[None]:
-    """Loaders that are made and iterated within are the probe's own."""
+    """Mark loaders that are made and iterated inside the block as the probe's own."""
     global draining
     draining = True
     try:
@@ -107,7 +107,7 @@ def _mark_own_loaders() -> Iterator[None]:
 
 
 class LoaderDrains:
-    """Drains of the script's dataset, through loaders made like the script's."""
+    """Drains the script's dataset, through loaders made like the script's."""
 
     def __init__(self, loader: Any, process: Any) -> None:
         self._loader = loader
@@ -139,9 +139,9 @@ class LoaderDrains:
         }
 
     def look_at_example(self) -> dict[str, Any]:
-        """Look at an example, where the script reads them: in a worker, if it has any.
+        """Describe an example, read where the script reads its examples: in a worker, if any.
 
-        Last of all: in this process, a dataset may open what forks share.
+        This comes last: read in this process, a dataset may open files that forks then share.
         """
         loader = self._loader
         if self._iterable:
@@ -197,7 +197,7 @@ class LoaderDrains:
         began, cpu = _clock(), 0
         until = began + int(command["seconds"] * 1e9)
         longest = began + int(command["longest"] * 1e9)
-        iterator = _begun(loader)
+        iterator = _begin(loader)
         try:
             while len(arrivals) != most:
                 try:
@@ -205,13 +205,13 @@ class LoaderDrains:
                 except StopIteration:
                     if not arrivals or once or fresh or not self._iterable:
                         break
-                    iterator = _begun(loader)
+                    iterator = _begin(loader)
                     continue
                 except Exception as problem:
                     error = f"{type(problem).__name__}: {problem}"
                     break
                 arrivals.append(_clock())
-                if len(arrivals) == 1:  # start-up is none of the batches' time
+                if len(arrivals) == 1:  # the time of start-up is not that of batches
                     cpu = time.process_time_ns()
                     longest += arrivals[0] - began
                 enough = len(arrivals) >= command["least"] and arrivals[-1] >= until
@@ -226,11 +226,11 @@ class LoaderDrains:
         return {"began_ns": began, "arrivals_ns": arrivals, "error": error, "cpu_s": cpu / 1e9}
 
     def iterate(self, workers: int) -> Iterator[Any]:
-        """Return batches of what the first drain read, without end."""
+        """Yield batches of the examples of the first drain, without end."""
         loader = self._make_loader(itertools.cycle(self._indices), workers, "", False)
         if self._iterable:
-            return itertools.chain.from_iterable(map(_begun, itertools.repeat(loader)))
-        return _begun(loader)
+            return itertools.chain.from_iterable(map(_begin, itertools.repeat(loader)))
+        return _begin(loader)
 
     def _make_loader(self, indices: Any, count: int, tag: str, hears: bool) -> Any:
         """Make a loader like the script's, on other indices; it is iterated once."""
@@ -256,19 +256,19 @@ class LoaderDrains:
 
 @contextlib.contextmanager
 def _many_workers_are_meant() -> Iterator[None]:
-    """Keep torch from warning of more workers than processors: warnings may be errors."""
+    """Silence torch's warning of more workers than processors, as warnings may be errors."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "This DataLoader will create")
         yield
 
 
-def _begun(loader: Any) -> Iterator[Any]:
+def _begin(loader: Any) -> Iterator[Any]:
     with _many_workers_are_meant():
         return iter(loader)
 
 
 def _name_sampler(sampler: Any) -> str:
-    """Name a sampler; nothing for one that is not PyTorch's, or leaves out or repeats examples."""
+    """Name a sampler; empty if it is not PyTorch's, or leaves out or repeats examples."""
     kind = type(sampler)
     repeats = getattr(sampler, "replacement", False)
     if repeats or getattr(sampler, "_num_samples", None) is not None:
@@ -294,7 +294,7 @@ def _stop(iterator: Any) -> None:
 
 
 def _wait_for_command(path: str, folder: str) -> Any:
-    """Wait for a command; None where the analyzer is gone."""
+    """Wait for a command; None if the analyzer is gone."""
     looked = time.monotonic()
     while True:
         command = read_json(path)
@@ -308,7 +308,7 @@ def _wait_for_command(path: str, folder: str) -> Any:
 
 
 def is_analyzer_alive(folder: str) -> bool:
-    """Whether the analyzer that made the folder is still there: it holds a lock on a file."""
+    """True if the analyzer that made the folder still runs: it holds a lock on a file."""
     try:
         with open(os.path.join(folder, "alive"), "rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

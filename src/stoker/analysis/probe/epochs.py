@@ -1,7 +1,7 @@
-"""Epochs of batches that the probe hands over: each as long as the loader says, then it ends.
+"""Epochs of batches that the probe hands over: as long as the loader says.
 
-Each ``iter()`` gives an iterator of PyTorch's class that reads nothing, and its count is the one
-that PyTorch keeps itself (``_num_yielded``).
+Each ``iter()`` gives an iterator of PyTorch's class that reads nothing, and counts batches where
+PyTorch does (``_num_yielded``).
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ _MAP = 0
 
 
 def take_parts(loader: Any) -> SimpleNamespace:
-    """Return what replay and drains need of a loader; it all lives as long as the iterator anyway.
+    """Return the parts of a loader that replay and drains need. The iterator keeps them alive.
 
-    Not the loader itself: one that a loop alone knows of is gone by then, and with persistent
-    workers the two would hold each other.
+    The loader itself is not among them: a loop may hold the last reference to it, and with
+    persistent workers loader and iterator would keep each other alive.
     """
     names = (
         "dataset", "collate_fn", "pin_memory", "batch_size", "drop_last", "prefetch_factor",
@@ -30,10 +30,10 @@ def take_parts(loader: Any) -> SimpleNamespace:
 
 
 def is_over(iterator: Any, seen_length: int | None) -> bool:
-    """Whether an iterator has handed out a whole epoch.
+    """True if an iterator has handed out a whole epoch.
 
-    ``seen_length``: of an epoch that ended by itself. It counts for streams alone, whose length is
-    often not known, or not what they give.
+    ``seen_length`` is the length of an epoch that ended by itself. It is used only for streams,
+    whose length is often unknown or wrong.
     """
     parts = iterator.__dict__["_stoker_loader"]
     if "length" not in vars(parts):
@@ -44,9 +44,9 @@ def is_over(iterator: Any, seen_length: int | None) -> bool:
 
 
 def _find_length(parts: SimpleNamespace) -> int | None:
-    """Return what ``len(loader)`` would say; None where it says nothing.
+    """Return the value of ``len(loader)``; None if it has none.
 
-    The loader is not asked: one over a stream would note that it was, and warn later on.
+    The loader is not asked: over a stream it would record the call, and warn later on.
     """
     try:
         if parts._dataset_kind == _MAP:
@@ -61,9 +61,9 @@ def _find_length(parts: SimpleNamespace) -> int | None:
 
 
 def begin_epoch(loader: Any, kind: type) -> Any:
-    """Return what ``iter(loader)`` gives while the probe hands batches over: it reads nothing.
+    """Return the iterator of a loader while the probe hands batches over: it reads nothing.
 
-    A new iterator, as PyTorch would make; with persistent workers the one that there is.
+    It is new, as PyTorch would make it; with persistent workers it is the existing one.
     """
     kept = getattr(loader, "_iterator", None)
     if kept is not None and loader.persistent_workers and loader.num_workers > 0:

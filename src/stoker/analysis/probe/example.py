@@ -1,4 +1,4 @@
-"""What an example is like as the script's dataset gives it."""
+"""Describes an example of the script's dataset."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes, bytearray)
 def describe_example(dataset: Any) -> dict[str, Any]:
     """Return the bytes of the first example's arrays, and whether reading it again changes them.
 
-    Nothing where the dataset does not give it, or a cache could not hold it: see
-    ``stoker/transport/codec.py``, which this mirrors, because the probe must not import stoker.
+    The result is empty if the dataset does not give it, or a cache could not hold it. This mirrors
+    ``stoker/transport/codec.py``, because the probe must not import stoker.
     """
     began = time.perf_counter()
     try:
@@ -37,7 +37,7 @@ def describe_example(dataset: Any) -> dict[str, Any]:
 
 
 def _seed_all(seed: int) -> None:
-    """Have everything that is usually drawn from draw anew."""
+    """Seed the usual random generators."""
     random.seed(seed)
     for name, function in (("numpy", "random.seed"), ("torch", "manual_seed")):
         found: Any = sys.modules.get(name)
@@ -48,7 +48,7 @@ def _seed_all(seed: int) -> None:
 
 
 def _list_leaves(value: Any) -> list[Any]:
-    """Return the arrays and plain values inside. Raises TypeError for what no cache holds."""
+    """Return the arrays and plain values inside. Raises TypeError for a type no cache holds."""
     parts = _list_parts(value)
     if parts is not None:
         return [leaf for part in parts for leaf in _list_leaves(part)]
@@ -96,7 +96,7 @@ def _is_same_example(one: list[Any], other: list[Any]) -> bool:
 
 
 def _is_same_leaf(a: Any, b: Any) -> bool:
-    """Whether two leaves are the same; what is no number is so to itself."""
+    """True if two leaves are equal; NaN equals NaN."""
     if type(a) is not type(b) or any(
         getattr(a, name, None) != getattr(b, name, None) for name in ("shape", "dtype")
     ):

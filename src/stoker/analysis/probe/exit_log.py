@@ -22,7 +22,7 @@ _LINES = 20
 
 
 def watch_end(recorder: Recorder) -> None:
-    """Have the end noted in ``process-PID.ended``."""
+    """Record the end of this process in ``process-PID.ended``."""
     # Not atexit, which children of multiprocessing leave out.
     path = recorder.base + ".ended"
     util.Finalize(None, _write_end, (path,), exitpriority=0)
@@ -30,7 +30,7 @@ def watch_end(recorder: Recorder) -> None:
 
     @functools.wraps(leave)
     def _exit(status: int) -> NoReturn:
-        # Children that are forked have it, too; what ended as Python does has said how.
+        # Forked children inherit this. A process that ended as Python does has already recorded it.
         if status == 0 and os.getpid() == recorder.pid and not os.path.exists(path):
             _write_end(path)
         leave(status)

@@ -1,4 +1,4 @@
-"""The hooks on PyTorch's data loader, and what they count."""
+"""The hooks on PyTorch's data loader, which count and time batches."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def attach(module: ModuleType, folder: str) -> None:
             conducted = seen.conducted
             iterator = start(self) if conducted is None else epochs.begin_epoch(self, conducted)
             try:
-                seen.started(self, iterator, entered, STARTED | TRAINS * grad_enabled())
+                seen.note_epoch(self, iterator, entered, STARTED | TRAINS * grad_enabled())
             except Exception as error:
                 disable("iter", error)
             return iterator
@@ -123,9 +123,9 @@ def attach(module: ModuleType, folder: str) -> None:
 
 
 def _conduct(iterator: Any, seen: LoaderState, advance: Any) -> Any:
-    """Do what the analyzer wants from here on: replay, then drains, then the end.
+    """Do what the analyzer asks from here on: replay, then drains, then the end.
 
-    Epochs end as they would: what a script computes from ``len(loader)`` goes on being true.
+    Epochs keep their length, so values that a script computes from ``len(loader)`` stay right.
     """
     process, recorder = seen.process, seen.process.recorder
     entered, cpu = _clock(), time.process_time_ns()
@@ -176,8 +176,8 @@ def _conduct(iterator: Any, seen: LoaderState, advance: Any) -> Any:
 def _fill_bank(iterator: Any, seen: LoaderState, advance: Any) -> list[Any]:
     """Fill the loader's bank from an iterator.
 
-    Where there is but the last batch of an epoch, which may be a smaller one, return it instead:
-    the next epoch fills the bank. Raises StopIteration, and what the script's dataset raises.
+    If only the last batch of an epoch is left, which may be smaller, return it instead: the next
+    epoch fills the bank. Raises StopIteration, and any error of the script's dataset.
     """
     given = iterator._num_yielded
     batches, ended = replay.read_some(lambda: advance(iterator))

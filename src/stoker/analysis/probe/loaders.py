@@ -1,8 +1,8 @@
-"""The loaders that a process iterates, and what the probe knows of each.
+"""The loaders that a process iterates, and the probe's state of each.
 
 A loader's parts are kept on its iterator, not on the loader: the loader may be gone, and with
-persistent workers the two would keep each other alive. Names of loaders are unique in a process:
-where the loader was built, or the caller's line.
+persistent workers the two would keep each other alive. A loader is named by the line that built
+it; if that is taken, also by its caller's line.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class EndOfAnalysis(SystemExit):
 
 
 class LoaderState:
-    """What the probe knows of one loader; it does not keep it alive."""
+    """The probe's state of one loader, which it does not keep alive."""
 
     def __init__(
         self, process: ProbedProcess, slot: int, site: str, built: tuple[str, ...], loader: Any
@@ -72,8 +72,7 @@ class LoaderState:
         self.bank: replay.Bank | None = None
         self.conducted: type | None = None  # of its iterators, once they read nothing any more
 
-    def started(self, loader: Any, iterator: Any, entered: int, kind: int) -> None:
-        """Take note of a new epoch."""
+    def note_epoch(self, loader: Any, iterator: Any, entered: int, kind: int) -> None:
         self.epoch += 1
         iterator.__dict__["_stoker"] = self
         iterator.__dict__["_stoker_loader"] = epochs.take_parts(loader)
@@ -102,7 +101,7 @@ class ProbedProcess:
         exit_log.watch_end(self.recorder)
 
     def adopt(self, loader: Any) -> LoaderState | None:
-        """Give a loader a slot; None where there is none left."""
+        """Give a loader a slot; None if none is left."""
         known: tuple[int, int] | None = loader.__dict__.get("_stoker_slot")
         if known is not None and known[0] == self.pid:
             seen = self.seen[known[1]]
@@ -137,7 +136,7 @@ class ProbedProcess:
         return f"{built[0]}#{sum(seen.built[0] == built[0] for seen in self.seen) + 1}"
 
     def register(self) -> None:
-        """Tell the analyzer who this process is and which loaders it has."""
+        """Tell the analyzer this process's rank and its loaders."""
         environ = os.environ
         about = {
             "pid": self.pid,
@@ -158,7 +157,7 @@ class ProbedProcess:
         write_json(self.recorder.base + ".json", about)
 
     def end(self) -> NoReturn:
-        """End the script. Raises EndOfAnalysis, once more where the script caught it."""
+        """End the script. Raises EndOfAnalysis, and again if the script caught it."""
         how = TOLD
         if threading.current_thread() is not threading.main_thread():
             how = TOLD_A_THREAD
@@ -176,9 +175,9 @@ class ProbedProcess:
 
 
 def find_builders() -> tuple[tuple[str, ...], tuple[str, int]]:
-    """Return what built a loader: file:line of it and of its callers, and its whole path and line.
+    """Return file:line of the code that built a loader and of its callers, and its path and line.
 
-    The nearest is first, outside of packages; where everything is in packages, it alone.
+    The nearest comes first. Installed packages are left out, unless everything is in packages.
     """
     # The next frame above is the hook's, the one after that builds the loader.
     nearest = sys._getframe(2)

@@ -1,8 +1,8 @@
-"""What the probe writes: files in the folder of the analysis, complete however a process ends.
+"""The probe's files in the folder of the analysis, complete however a process ends.
 
-A process that iterates loaders has ``process-PID.rows``, a mapped file: first a header through
-which the analyzer says when to do what, then a row for each call of ``next()``. A worker appends
-a row for each batch to a file of its own.
+A process that iterates loaders has ``process-PID.rows``, a mapped file: a header with the
+analyzer's commands, then a row for each call of ``next()``. A worker appends a row for each batch
+to a file of its own.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import struct
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-# No number of a batch: loaders that are not to be replayed or taken over never come to it.
+# Larger than any batch number, so a loader with it is never replayed or taken over.
 NEVER = 1 << 62
 # Loaders that a process may have; later ones are not recorded. Scripts have two or three.
 SLOTS = 32
@@ -30,13 +30,13 @@ BATCH, END, ERROR, STARTED, SYNCHRONISED = range(5)  # kinds of rows
 # Flags on a kind: gradients are on; handed over by the probe. Bits above the five kinds.
 TRAINS, REPLAYED = 16, 32
 
-# In the header: whether the script was told to end.
+# Place in the header: whether the script was told to end.
 END_PLACE = 1
 TOLD, TOLD_AGAIN, TOLD_A_THREAD = 1, 2, 3  # again: it had caught it; in a thread, which ended
 
 
 class Row(NamedTuple):
-    """A call of ``next()``, or what ``kind`` says. Times are of the monotonic clock."""
+    """A call of ``next()``, or another event, by ``kind``. Times are of the monotonic clock."""
 
     slot: int
     epoch: int
@@ -47,21 +47,21 @@ class Row(NamedTuple):
     left_ns: int
     kind: int
     cpu_ns: int
-    """Processor time of this process, with all its threads, where it was taken; else 0."""
+    """Processor time of this process, with all its threads; 0 if it was not taken."""
 
     @property
     def event(self) -> int:
-        """Which kind it is, without the flags."""
+        """Its kind, without the flags."""
         return self.kind & ~(TRAINS | REPLAYED)
 
     @property
     def trains(self) -> bool:
-        """Whether gradients were on."""
+        """True if gradients were on."""
         return bool(self.kind & TRAINS)
 
     @property
     def is_replayed(self) -> bool:
-        """Whether the probe handed the batch over."""
+        """True if the probe handed the batch over."""
         return bool(self.kind & REPLAYED)
 
 
@@ -77,7 +77,7 @@ class WorkRecord(NamedTuple):
     collate_ns: int
     examples: int
     read_bytes: int
-    """Bytes that the process read meanwhile; -1 where it was not asked for."""
+    """Bytes that the process read meanwhile; -1 if they were not counted."""
 
 
 def _open_private(path: str, flags: int) -> int:
@@ -121,7 +121,7 @@ class WatchedRows:
         self._rows: list[Row] = []
 
     def rows(self) -> list[Row]:
-        """Return all rows so far; the list itself, which grows with the next call."""
+        """Return the list of all rows so far. The next call makes this same list longer."""
         start = 8 * HEADER + _ROW.size * len(self._rows)
         end = 8 * HEADER + _ROW.size * self.header[0]
         self._rows.extend(Row(*values) for values in _ROW.iter_unpack(self._map[start:end]))
@@ -134,17 +134,17 @@ class WatchedRows:
 
 
 def find_places(slot: int) -> tuple[int, int]:
-    """Return where in the header a loader's replay_at and take_at stand."""
+    """Return the places of a loader's replay_at and take_at in the header."""
     return 8 + 2 * slot, 9 + 2 * slot
 
 
 def write_work(fd: int, work: WorkRecord) -> None:
-    """Append what a worker did."""
+    """Append a worker's record."""
     os.write(fd, _WORK.pack(*work))
 
 
 def read_work(path: str) -> Iterator[WorkRecord]:
-    """Read what a worker appended; a last row that was cut off is left out."""
+    """Read a worker's records; a last one that was cut off is left out."""
     with open(path, "rb") as file:
         content = file.read()
     whole = len(content) - len(content) % _WORK.size
@@ -161,7 +161,7 @@ def write_json(path: str, value: Any) -> None:
 
 
 def read_json(path: str) -> Any:
-    """Read one; None while it is not there."""
+    """Read a small file; None if it does not exist yet."""
     try:
         with open(path) as file:
             return json.load(file)

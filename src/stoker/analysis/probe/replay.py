@@ -1,4 +1,4 @@
-"""Batches that are handed over again and again: what training takes in when nothing delays it."""
+"""Hands a few batches over again and again, to measure training that never waits for data."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _BYTES = 256 << 20
 class Bank:
     """A few real batches, handed over in turn.
 
-    Containers are made anew each time, for scripts take entries out of them. Tensors are the
-    stored ones: only where a script was seen writing into a batch does every use get a copy.
+    Containers are made anew each time, as scripts take entries out of them. Tensors are the stored
+    ones. Once a script has written into a batch, every use gets a copy.
     """
 
     def __init__(self, batches: list[Any]) -> None:
@@ -46,7 +46,7 @@ class Bank:
 def read_some(read: Callable[[], Any]) -> tuple[list[Any], bool]:
     """Read some batches for a bank; return whether the epoch ended with them, too.
 
-    Raises StopIteration where there is none, and what reading the first one raises.
+    Raises StopIteration if there is none, and any error of reading the first one.
     """
     batches = [read()]
     size = max(1, sum(t.element_size() * t.nelement() for t in list_tensors(batches[0])))
@@ -55,7 +55,7 @@ def read_some(read: Callable[[], Any]) -> tuple[list[Any], bool]:
             batches.append(read())
         except StopIteration:
             return batches, True
-        except Exception:  # the script's own; it meets it when it reads there itself
+        except Exception:  # the script's own error, which it meets when it reads there itself
             break
     return batches, False
 

@@ -1,4 +1,4 @@
-"""Which part of a file lies in the page cache, and how to have it leave."""
+"""Measures how much of a file is in the page cache, and drops it from there."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _PAGE = mmap.PAGESIZE
 def resident_pages(path: str) -> tuple[int, int] | None:
     """Return (pages of the file in the page cache, pages of the file).
 
-    None where the kernel does not tell: the file belongs to somebody else and cannot be written
-    (mincore then says "all", to everybody). Raises OSError where the file cannot be read.
+    None if the kernel does not tell: the file is another user's and cannot be written (mincore then
+    reports all pages). Raises OSError if the file cannot be read.
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -24,7 +24,7 @@ def resident_pages(path: str) -> tuple[int, int] | None:
             return None
         pages = (status.st_size + _PAGE - 1) // _PAGE
         libc = ctypes.CDLL(None, use_errno=True)
-        # Else ctypes takes addresses for C ints, and cuts off half of them.
+        # By default ctypes takes addresses for C ints, and cuts off half of their bits.
         libc.mmap.restype = ctypes.c_void_p
         word, number = ctypes.c_size_t, ctypes.c_int
         libc.mmap.argtypes = (ctypes.c_void_p, word, number, number, number, ctypes.c_long)

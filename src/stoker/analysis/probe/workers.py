@@ -1,4 +1,4 @@
-"""What a worker does in a drain: how long a batch takes, and which files it reads."""
+"""Records in a worker, during a drain, the time of each batch and the files that it reads."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _STREAMS = ("/dev/", "/proc/", "/sys/", "/memfd:", "/anon_hugepage")
 
 
 class HeldFiles:
-    """The files that this process has open or mapped now, as they are before it reads on.
+    """The files that this process has open or mapped, compared before and after it reads.
 
-    What it merely inherited, such as a checkpoint that the training process has mapped, is not what
-    its loader reads.
+    It leaves out files that are inherited and not read, such as a checkpoint that the training
+    process has mapped.
     """
 
     def __init__(self) -> None:
@@ -30,13 +30,13 @@ class HeldFiles:
             with open("/proc/self/clear_refs", "w") as file:
                 file.write(_FILE_PAGES)
             self._cleared = True
-        except OSError:  # then a mapping tells nothing of its use, and all of them count
+        except OSError:  # then the use of a mapping is unknown, and all of them count
             self._cleared = False
 
     def list_read(self, read_bytes: bool) -> Iterator[tuple[str, str]]:
-        """Return (file, "held" or "mapped") of those that were read since.
+        """Return (file, "held" or "mapped") of the files that were read since.
 
-        ``read_bytes``: whether the process read from files in a way that nothing else accounts for.
+        ``read_bytes``: whether the process read bytes that no other file accounts for.
         """
         now = dict(_list_descriptors())
         moved = [what for what, position in now.items() if self._positions.get(what) != position]
@@ -51,7 +51,7 @@ class HeldFiles:
 
 
 def _list_descriptors() -> Iterator[tuple[tuple[int, str], int]]:
-    """Return ((descriptor, file), position) of what is open for reading."""
+    """Return ((descriptor, file), position) of the files open for reading."""
     for text in os.listdir("/proc/self/fd"):
         try:
             name = os.readlink(f"/proc/self/fd/{text}")
@@ -79,7 +79,7 @@ def _list_mapped() -> dict[str, bool]:
 
 
 class OpenedFiles:
-    """Notes what this process opens while it prepares examples; in drains alone.
+    """Notes the files that this process opens while it prepares examples, during drains.
 
     An audit hook cannot be removed: a process has one, and it does nothing between drains.
     """
@@ -93,14 +93,14 @@ class OpenedFiles:
         self._hooked = self._busy = False
 
     def begin(self, tag: str, hears: bool) -> None:
-        """Be part of a drain; with ``hears``, note each file that is opened, once."""
+        """Begin a drain; with ``hears``, note each file that is opened, once."""
         self.tag, self.hears, self._lines, self._known = tag, hears, [], set()
         if hears and not self._hooked:
             sys.addaudithook(self._heard)
             self._hooked = True
 
     def end(self) -> None:
-        """Be part of none."""
+        """End the drain."""
         self.tag, self.hears = "", False
 
     def _heard(self, event: str, args: tuple[Any, ...]) -> None:
@@ -121,7 +121,7 @@ class OpenedFiles:
             self._lines.append(json.dumps({"kind": "socket", "name": str(args[1][0])}))
 
     def note_file(self, name: str, kind: str) -> None:
-        """Note a file, and which part of it lies in the page cache, before it is read."""
+        """Note a file, and how much of it is in the page cache, before it is read."""
         if name in self._known or _is_code(name) or not os.path.isfile(name):
             return
         self._known.add(name)
@@ -130,7 +130,7 @@ class OpenedFiles:
         self._lines.append(json.dumps({"kind": kind, "name": name, "bytes": size, "pages": pages}))
 
     def note_held(self, held: HeldFiles, read_bytes: int) -> None:
-        """Note files that were kept open or mapped, and read: archives, databases, memory maps."""
+        """Note files that stayed open or mapped and were read: archives, databases, memory maps."""
         self._busy = True
         try:
             for name, kind in held.list_read(read_bytes > 0 and not self._known):
@@ -141,7 +141,7 @@ class OpenedFiles:
             self._busy = False
 
     def flush(self) -> None:
-        """Write what was noted."""
+        """Write the notes to the file of this drain."""
         if self._lines:
             with open(f"{self.tag}-{os.getpid()}.opened", "a") as file:
                 file.write("\n".join(self._lines) + "\n")
@@ -152,7 +152,7 @@ LISTENER = OpenedFiles()
 
 
 def watch_fetcher(fetcher: Any, worker: int) -> None:
-    """Have a fetcher tell about each batch; on the instance, so that nothing else changes."""
+    """Record each batch of a fetcher. Only this instance is changed, not its class."""
     fetch, collate = fetcher.fetch, fetcher.collate_fn
     many = fetcher.auto_collation
     fd, pid = _open_work_file(LISTENER.tag), os.getpid()
@@ -197,7 +197,7 @@ _files: dict[str, int] = {}
 
 
 def _open_work_file(base: str) -> int:
-    """Return this process's descriptor of a file of work; one each, over all epochs."""
+    """Return this process's descriptor of a work file; one for each file, over all epochs."""
     path = f"{base}-{os.getpid()}.work"
     if path not in _files:
         _files[path] = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -215,7 +215,7 @@ def _count_read_bytes(io: int) -> int:
 
 
 def _is_code(name: str) -> bool:
-    """Whether a file is a program's rather than data."""
+    """True if a file is a program's rather than data."""
     if name.startswith(_STREAMS) or name.endswith((".py", ".pyc", ".so", ".pyi")):
         return True
     if ".so." in name or name.startswith(os.environ.get("STOKER_PROBE", "/dev/null") + "/"):

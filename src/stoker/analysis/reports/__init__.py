@@ -1,1 +1,1 @@
-"""What was found, and what to do: on a terminal, as a page, as data."""
+"""Presents the findings and advice: on a terminal, as a page, as data."""

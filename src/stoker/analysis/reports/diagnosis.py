@@ -1,8 +1,8 @@
-"""From rates to what they mean: the split of an epoch, what limits, and the report.
+"""Draws conclusions from rates: the split of an epoch, the limit, and the report.
 
-The split is a difference: G against the job as it ran, at most the time spent inside ``next()``.
-The model, calibrated to the job's rate and to that difference, says which part of it is fetching,
-and what limits. Rates are those of the rank that waits longest.
+The loss is a difference: G against the job as it ran, at most the time spent inside ``next()``.
+The model, calibrated to the job's rate and to that loss, says which part of it is fetching, and
+names the limit. Rates are those of the rank that waits longest.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _SLOWER = 0.1
 def make_report(trace: Trace) -> Report:
     """Draw up the report of a recorded analysis.
 
-    Raises AnalysisError where the script showed nothing to report on.
+    Raises AnalysisError if the script gave nothing to report on.
     """
     if not trace.ranks:
         raise AnalysisError(explain_nothing_seen(trace))
@@ -66,7 +66,7 @@ def make_report(trace: Trace) -> Report:
 
 
 class _RankFindings:
-    """What one rank's record says."""
+    """The conclusions from one rank's record."""
 
     def __init__(self, trace: Trace, rank: RankTrace) -> None:
         self.trace, self.rank = trace, rank
@@ -147,7 +147,7 @@ class _RankFindings:
             self.reasons["F"] = "it takes S, C and the share that is cached"
 
     def _use_files(self, p: Rate, cold: Rate) -> None:
-        """S, C and the wait for a miss from files that were read again."""
+        """Take S, C and the wait for a miss from files that were read again."""
         trace = self.trace
         each = trace.files_examples / len(trace.files) / len(trace.ranks)
         self.s = rates.estimate_reads(trace.cold_reads, each)
@@ -173,15 +173,15 @@ class _RankFindings:
             )
 
     def _use_drains(self, p: Rate, cold: Rate) -> None:
-        """S and the wait for a miss from the loader itself: what cold adds to warm."""
+        """Take S and the wait for a miss from the loader itself: cold drains against warm ones."""
         each_s = 1 / cold.value - 1 / p.value
         self.s = _scale_rate(cold, 1 / each_s)
         self.miss_s = each_s * max(1, self.about["workers"])
 
     def _estimate_cached_fraction(self) -> float | None:
-        """Return the share of the data in the page cache, as the job met it.
+        """Return the fraction of the data in the page cache when the job began.
 
-        The drain that looked came after a part of the epoch had been read, which was then cached.
+        It was measured after a part of the epoch had been read, and was thus cached.
         """
         pages = [line["pages"] for line in self.rank.opened if line.get("pages") is not None]
         total = sum(count for _, count in pages)
@@ -213,7 +213,7 @@ class _RankFindings:
     def make_split(self) -> Split:
         """Split the time of the job as it is.
 
-        What is lost is measured: G against the job. The model says how much of it is fetching.
+        The loss is measured: G against the job. The model says how much of it is fetching.
         """
         compute = 1.0 - self.wait_fraction
         if self.steady is not None and self.g is not None:
@@ -223,15 +223,15 @@ class _RankFindings:
             lost = 1.0 - compute
             return Split(compute, lost * (not self.is_networked), lost * self.is_networked)
         model = predict(self._to_calibrated(compute))
-        # Once more, by what the report will say: who reads it calibrates by that.
+        # Once more, with the report's own rounded values, by which its readers calibrate.
         model = predict(self._to_calibrated(model.compute))
         return Split(model.compute, model.prep_stall, model.fetch_stall)
 
     def _limit_loss(self) -> float:
-        """Return an upper bound of what is lost to data: time inside ``next()``.
+        """Return an upper bound of the loss to data: time inside ``next()``.
 
-        Of the rank that waits longest, for the others wait for it; and, where training and
-        preparation share processors, what that costs training.
+        It is that of the rank that waits longest, as the others wait for it. If training and
+        preparation share processors, the cost to training is added.
         """
         seen = [rates.estimate_steady(rank, self.batch) for rank in self.trace.ranks]
         longest = max(one.wait_fraction + others for one, others in seen if one is not None)
@@ -245,7 +245,7 @@ class _RankFindings:
         return job if self.steady is None else calibrate(job, self.steady.rate.value, compute)
 
     def find_bound(self, split: Split) -> str:
-        """Name what limits the job: the model's word, where there is one."""
+        """Name the job's limit: by the model, if there is one."""
         if self.has_model:
             return predict(self._to_calibrated(split.compute)).bound
         if split.compute > 1.0 - FED:
@@ -253,7 +253,7 @@ class _RankFindings:
         return "fetch" if split.fetch_stall > split.prep_stall else "prep"
 
     def make_report(self, found: list[_RankFindings]) -> Report:
-        """Return the report, this rank being the one that paces the job; yet without advice."""
+        """Return the report of this rank, which paces the job, without advice yet."""
         split = self.make_split()
         ranks = []
         for one in found:
@@ -285,7 +285,7 @@ class _RankFindings:
 
     @cached_property
     def _shell(self) -> Report:
-        """The report without what is to follow from it: the split and what limits."""
+        """Return the report without its conclusions: the split and the limit."""
         trace, rank = self.trace, self.rank
         loaders = [self._make_loader(about) for about in rank.about["loaders"]]
         bytes_each = None

@@ -1,10 +1,10 @@
 """Translates Python functions into JavaScript, so that the report page has the same formulas.
 
-The functions may use what means the same in both languages: numbers, strings, pairs, fields of
-dataclasses, ``if``, ``for`` over ``range``, ``pairwise`` or a list, functions inside functions, and
-calls of each other. Anything else is refused. One thing is not checked: an empty list is true in
-JavaScript, so a condition must ask for ``len(...) > 0``. Names become camelCase; fields keep their
-names, because the data in the page has them.
+The functions may use constructs that mean the same in both languages: numbers, strings, pairs,
+fields of dataclasses, ``if``, ``for`` over ``range``, ``pairwise`` or a list, functions inside
+functions, and calls of each other. Anything else is refused. One rule is not checked: an empty list
+is true in JavaScript, so a condition must ask for ``len(...) > 0``. Names become camelCase; fields
+keep their names, because the data in the page has them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _PRELUDE = {
 
 
 def translate(*functions: Callable[..., Any]) -> str:
-    """Return a script that defines these functions, and all functions and constants they use.
+    """Return a script that defines these functions, and all functions and constants that they use.
 
     Raises ValueError for a function that cannot be translated.
     """
@@ -60,7 +60,7 @@ def translate(*functions: Callable[..., Any]) -> str:
 
 
 class _WithoutChecks(ast.NodeTransformer):
-    """Takes out docstrings, and checks of what is asked: the page asks what can be answered."""
+    """Removes docstrings, and checks of arguments: the page asks only valid questions."""
 
     def visit_Expr(self, node: ast.Expr) -> None:
         pass
@@ -79,7 +79,7 @@ def _statement(node: ast.stmt) -> str:
             parameters = [_camel(arg.arg) for arg in args.args]
             for place, default in enumerate(args.defaults, undefaulted):
                 parameters[place] += f" = {_expression(default)}"
-            own = sorted(_assigned(body) - {_camel(arg.arg) for arg in args.args})
+            own = sorted(_list_assigned(body) - {_camel(arg.arg) for arg in args.args})
             declared = f"let {', '.join(own)};\n" if own else ""
             return f"function {_camel(name)}({', '.join(parameters)}) {_block(body, declared)}"
         case ast.Return(value=ast.expr() as value):
@@ -106,8 +106,8 @@ def _block(body: Sequence[ast.stmt], declared: str = "") -> str:
     return "{\n" + indent(declared + lines, "  ") + "\n}"
 
 
-def _assigned(body: Sequence[ast.stmt]) -> set[str]:
-    """Return the variables that a function assigns, those of functions inside of it left out."""
+def _list_assigned(body: Sequence[ast.stmt]) -> set[str]:
+    """Return the variables that a function assigns, without those of its inner functions."""
     found = set()
     for node in body:
         match node:
@@ -115,9 +115,9 @@ def _assigned(body: Sequence[ast.stmt]) -> set[str]:
                 inside = (part for target in targets for part in ast.walk(target))
                 found |= {_camel(part.id) for part in inside if isinstance(part, ast.Name)}
             case ast.If(body=inner, orelse=orelse):
-                found |= _assigned([*inner, *orelse])
+                found |= _list_assigned([*inner, *orelse])
             case ast.For(body=inner):
-                found |= _assigned(inner)
+                found |= _list_assigned(inner)
     return found
 
 
@@ -169,7 +169,7 @@ def _operator(node: ast.AST) -> str:
 
 
 def _camel(name: str) -> str:
-    """Return a name as JavaScript writes it; constants and classes are written alike."""
+    """Return a name in camelCase; constants and classes keep theirs."""
     if name.isupper():
         return name
     return re.sub(r"(?<=\w)_(\w)", lambda found: found[1].upper(), name)

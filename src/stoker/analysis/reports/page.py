@@ -36,7 +36,7 @@ _SCRIPTS = (
 def write_page(report: Report, path: Path) -> None:
     """Write a report as a page for browsers, phones and paper; it works offline.
 
-    Some 100 kB, and what the report holds. A report without G or P is shown without predictions.
+    It has some 100 kB more than the report. A report without G or P is shown without predictions.
     Raises OSError.
     """
     path.write_text(_fill_template(report), encoding="utf-8")
@@ -54,12 +54,12 @@ def _fill_template(report: Report) -> str:
         "scripts": "\n".join([translate(*_MODEL), *map(read, _SCRIPTS)]),
     }
     template = read("page.html")
-    # In one pass: what is put in is not looked at again.
+    # In one pass, so that inserted text is not searched for placeholders.
     return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], template)
 
 
 def _encode_data(report: Report) -> str:
-    """Return the report and what the model needs of it, as JSON that cannot end its element."""
+    """Return the report and the model's input, as JSON that cannot close its HTML element."""
     content: dict[str, object] = {"report": report, "measured": None}
     try:
         content["measured"] = to_measured(report)

@@ -46,7 +46,7 @@ _NUMBER = partial(Column, justify="right")
 _TITLED = partial(Table, box=box.SIMPLE, title_justify="left")
 # With two figures beside it, a bar fits into 80 columns.
 _CURVE_BAR = 30
-# Where no terminal tells its width: wide enough for the table, and the same in every log.
+# Without a terminal: wide enough for the table, and the same in every log.
 _PLAIN_WIDTH = 120
 _QUANTITIES = {  # a curve's label, and what is asked
     "cores": ("cores (a worker on each)", "{cores} cores"),
@@ -180,7 +180,7 @@ def _format_interval(rate: Rate) -> str:
 
 
 def describe_plan(command: list[str], budget_s: float) -> str:
-    """Say, beforehand, what an analysis does to a script."""
+    """Describe, beforehand, what an analysis does to a script."""
     return (
         f"stoker analyze will start\n    {' '.join(command)}\n"
         "once (up to three times if it ends early), let it run as it is for a few seconds, then "
@@ -191,7 +191,7 @@ def describe_plan(command: list[str], budget_s: float) -> str:
 
 
 def show_answer(report: Report, answer: Answer, console: Console | None = None) -> None:
-    """Print before and after, what would be needed, and the curves."""
+    """Print the speed before and after, the needs of a faster job, and the curves."""
     console = console or Console(highlight=False)
     if not console.is_terminal:
         console = Console(file=console.file, width=_PLAIN_WIDTH, highlight=False)
@@ -253,7 +253,7 @@ def _format_cache_needed(outcome: Outcome) -> str:
 
 
 def _write_remarks(report: Report, answer: Answer) -> list[str]:
-    """Say what the table does not."""
+    """Return remarks on the table."""
     lines = _write_calibration(report)
     caches, change, unit = answer.caches, answer.change, report.loader.unit
     if caches:
@@ -290,7 +290,7 @@ def _write_remarks(report: Report, answer: Answer) -> list[str]:
 
 
 def _write_packing(found: Packing, change: Change) -> list[str]:
-    """Say what the prediction for shards comes from."""
+    """Explain the basis of the prediction for shards."""
     times = dict(list_gains(found))
     told = ", ".join(f"{faster:.2f} times {order}" for order, faster in times.items())
     lines = [f"Reading {found.sample_files:,} of the files alone, shards gave {told}."]
@@ -304,7 +304,7 @@ def _write_packing(found: Packing, change: Change) -> list[str]:
 
 
 def _write_hosts(report: Report, change: Change) -> list[str]:
-    """Say what the prediction for several hosts takes for granted."""
+    """List the assumptions of the prediction for several hosts."""
     job = to_measured(report)
     held = cached_fraction(job, change)
     faster = predict(job, change).rate / predict(job, dataclasses.replace(change, hosts=1)).rate
@@ -323,7 +323,7 @@ def _write_hosts(report: Report, change: Change) -> list[str]:
 
 
 def _write_calibration(report: Report) -> list[str]:
-    """Say where the job as it ran corrected what was measured apart."""
+    """Name the separate measurements that were corrected by the job's speed."""
     apart, found = predict(to_measured_apart(report)), predict(to_measured(report))
     changed = []
     for letter, name in (("F", "fetch"), ("P", "prep"), ("G", "ingestion"), ("H", "processors")):

@@ -1,1 +1,1 @@
-"""A training script as a job under analysis."""
+"""Runs a training script as a job under analysis."""

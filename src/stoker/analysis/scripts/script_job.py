@@ -1,4 +1,4 @@
-"""A training script as a job under analysis: started with the probe in it, and driven by that."""
+"""Runs a training script through the phases of an analysis, by the probe inside it."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from stoker.analysis.probe import records
 from stoker.analysis.probe.records import Row
 from stoker.analysis.scripts.script_run import Session, make_folder
 from stoker.analysis.trials import cold_reads
-from stoker.basics.signals import deferred
+from stoker.basics.signals import defer_interrupts
 
-# One each for the job as it is, for G and for the drains, where a script is short.
+# A short script may need one start for the job as it is, one for G, and one for the drains.
 _MOST_STARTS = 3
-# Batches that a figure wants: eight blocks for an interval, and the first ones, which are left out.
+# Batches for a figure: eight blocks for an interval, and the first ones, which are left out.
 _FEWEST = 12
-# Of G, or on data in memory: a quick script is not to come to its end in it.
+# Of G, or on data in memory: a quick script must not end during it.
 _MOST_STEPS = 5000
-# Of training without a loader: its data come from elsewhere, which is told before the budget is
-# spent. Chosen, not measured.
+# Of training without a loader. It reads its data in another way, and the analysis says so before it
+# has spent its budget. Chosen, not measured.
 _LOADERLESS_S = 30.0
 
 Say = Callable[[str], None]
@@ -35,8 +35,8 @@ Say = Callable[[str], None]
 def trace_script(command: Sequence[str], *, budget_s: float, loader: str | None, say: Say) -> Trace:
     """Run a script through the phases. Raises OSError, KeyboardInterrupt.
 
-    Starts it once where it lives long enough, at most three times else, and not again after a
-    crash. Whatever happens, all its processes have ended when this returns.
+    Starts it once if it runs long enough, else up to three times, and not again after a crash. All
+    its processes have ended when this returns or raises.
     """
     began = time.monotonic()
     trace = Trace(list(command))
@@ -57,14 +57,14 @@ class ScriptJob:
     def __init__(
         self, trace: Trace, deadline: float, budget_s: float, loader: str | None, say: Say
     ) -> None:
-        """``loader``: where the one to analyze is built; else it is the one that trains most."""
+        """``loader``: the line that builds the loader to analyze; else it is the most used one."""
         self.trace = trace
         self.say = say
         self.done: set[str] = set()
         self.files: list[str] = []
         self._deadline = deadline
         self._budget_s = budget_s
-        # A phase takes one or two of these; more than 4 s make no figure much better. Chosen, not
+        # A phase takes one or two of these; more than 4 s hardly improve a figure. Chosen, not
         # measured.
         self._unit_s = unit_s = min(4.0, budget_s / 75)
         self._patience_s = budget_s / 3
@@ -91,11 +91,11 @@ class ScriptJob:
 
     @property
     def is_over(self) -> bool:
-        """Whether the time is up."""
+        """True if the time is up."""
         return time.monotonic() >= self._deadline
 
     def run_start(self, folder: Path) -> None:
-        """Start the script once and go as far as it goes."""
+        """Start the script once, and run as many phases as it lives for."""
         self.trace.starts += 1
         self._plan = {}
         if self._site is not None:  # it ended early: at its first batch, go on where it stopped
@@ -117,13 +117,13 @@ class ScriptJob:
             if session.has_ended_by_itself:
                 self._life = session.count_batches()
         finally:
-            with deferred():
+            with defer_interrupts():
                 session.close()
 
     # As it is
 
     def run_as_it_is(self) -> None:
-        """Wait for the training loader and measure it, left alone. Raises Stopped."""
+        """Wait for the training loader, and measure the job undisturbed. Raises Stopped."""
         session = self._session
         self.say("as it is: waiting for the first batch")
         patience_s = min(_LOADERLESS_S, self._patience_s)
@@ -153,8 +153,10 @@ class ScriptJob:
                 self.done.add("as-it-is")
 
     def _wait_patiently(self, is_enough: Callable[[bool], bool], phase: str) -> None:
-        """Wait until that was seen which is enough; less will do once it is not ``patient`` any
-        more. Raises Stopped."""
+        """Wait until ``is_enough``, which asks for less once it is called with False.
+
+        Raises Stopped.
+        """
         until = time.monotonic() + self._patience_s
         self._session.wait_until(lambda: is_enough(time.monotonic() < until), phase)
 
@@ -217,7 +219,7 @@ class ScriptJob:
     # G
 
     def replay(self) -> None:
-        """Have prepared batches handed over again and again. Raises Stopped."""
+        """Have the probe hand prepared batches over again and again. Raises Stopped."""
         session = self._session
         self.say("G: handing prepared batches over again and again")
         session.wait_until(lambda: bool(session.find_training_ranks()), "G")
@@ -250,7 +252,7 @@ class ScriptJob:
 
     def _has_replayed_enough(self, rows: list[Row], patient: bool) -> bool:
         if rows and rows[-1].event == records.SYNCHRONISED and len(rows) > 1:
-            return rows[-2].is_replayed  # it has had all that it was to have
+            return rows[-2].is_replayed  # it has had all batches of the phase
         return self._have_lasted(rows, patient, 6)
 
     # P, S, C
@@ -275,7 +277,7 @@ class ScriptJob:
             rank.described |= answer
 
     def try_requests(self) -> None:
-        """Do nothing: what a script asks a network for is not known."""
+        """Do nothing: a script's requests to a network are unknown."""
 
     def drain(
         self, name: str, workers: int, seconds: float, *, fresh: bool = False, once: bool = False
@@ -321,8 +323,11 @@ class ScriptJob:
             recorded.drains.setdefault(name, []).append(drain)
 
     def train(self, workers: int, left: int) -> None:
-        """Have the script train on what was drained, as one of so many times. Raises Stopped."""
-        # No training step takes less, and it is divided by.
+        """Have the script train on drained batches; ``left`` phases share the time that is left.
+
+        Raises Stopped.
+        """
+        # A divisor: no training step takes less.
         session, each_s = self._session, 1e-4
         for rank in self._recorded:
             arrivals = rank.drains[f"warm-{workers}"][-1].arrivals_ns
@@ -354,7 +359,7 @@ class ScriptJob:
             recorded.trained.setdefault(workers, []).append(steps_s)
 
     def find_files(self) -> list[str]:
-        """Return the files that the first drain read."""
+        """Return the files of the first drain."""
         trace = self.trace
         first = [rank.drains["found"][-1] for rank in self._recorded]
         opened = [line for rank in self._recorded for line in rank.opened]
@@ -371,7 +376,7 @@ class ScriptJob:
 
 
 def _is_built_at(loader: dict[str, Any], wanted: str) -> bool:
-    """Whether a loader is built there, or by a function that is called there."""
+    """True if a loader is built there, or by a function that is called there."""
     return os.path.basename(wanted) in (loader["site"], *loader["built"])
 
 
@@ -380,7 +385,7 @@ _ORDINALS = {1: "first", 2: "second", 3: "third"}
 
 
 def _in_a_line(error: str) -> str:
-    """Return what was raised, without the traceback of a worker."""
+    """Return an error's message in a line, without the traceback of a worker."""
     lines = error.strip().splitlines()
     return error if len(lines) < 2 else f"{lines[0]} {lines[-1]}"
 

@@ -1,12 +1,12 @@
-"""The script under analysis: starting it, ending it with all that it started, how it crashed.
+"""Starts the script under analysis, ends it with all its processes, and describes its crash.
 
 The script is in a session of its own. Its first process and its ranks die with their parent
-(PR_SET_PDEATHSIG). What its launchers leave behind becomes the analyzer's (PR_SET_CHILD_SUBREAPER),
-and is known by ``STOKER_PROBE`` in its environment.
+(PR_SET_PDEATHSIG). Processes that its launchers leave behind become the analyzer's children
+(PR_SET_CHILD_SUBREAPER), and are recognised by ``STOKER_PROBE`` in their environment.
 
-A crash is told from the first process, its exit code, and the ``.ended`` files of processes that
-came to their end (``probe.exit_log``), also behind a launcher that hides it. Of torchrun's text two
-things are known: where its own lines begin, and the root cause.
+A crash is known from the first process's exit code, and from the ``.ended`` files of processes
+(``probe.exit_log``), even if a launcher hides it. Two things are read from torchrun's text: where
+its own lines begin, and the root cause.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ from stoker.analysis.model.trace import RankTrace
 
 # Of prctl(2), which Python does not name.
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-# Of output, in which the last traceback is looked for.
+# Of output that is searched for the last traceback.
 _KEPT_LINES = 200
-# A progress bar's line has no end: it is taken in parts.
+# The line of a progress bar never ends, so it is read in parts.
 _LINE_BYTES = 4096
 # Time for a script to save its state; a user who pressed Ctrl-C waits for it.
 _TERM_S = 3.0
-# Of the script, which a process that it left may keep the pipe open for.
+# After the script's end: a process that it left may keep the pipe open.
 _LAST_WORDS_S = 2.0
 # Of output, in a report.
 _CRASH_LINES = 20
 
-# What torchrun prints once a rank has failed, behind everything that the rank printed.
+# torchrun prints this once a rank has failed, after all output of the rank.
 _LAUNCHERS = re.compile(r"torch/distributed/elastic/multiprocessing/api\.py:\d+\] ")
 _ROOT_CAUSE = re.compile(r"Root Cause .*?rank\s+: (\d+) .*?exitcode\s+: (-?\d+) ", re.DOTALL)
 
 
 def make_command(arguments: Sequence[str]) -> list[str]:
-    """Return what starts a script: SCRIPT.py ..., -m MODULE ..., or a program such as torchrun.
+    """Return the command that starts SCRIPT.py ..., -m MODULE ..., or a program such as torchrun.
 
-    Raises ValueError where there is nothing of that name.
+    Raises ValueError if there is nothing of that name.
     """
     if not arguments:
         raise ValueError("which script? For example: stoker analyze train.py --epochs 1")
@@ -83,11 +83,13 @@ class ScriptProcess:
     def __init__(self, command: Sequence[str], folder: Path) -> None:
         """Start ``command`` with the probe in it.
 
-        Its standard input is ours where that is a file, else empty; what it prints is read, and
-        the last lines are kept. Raises OSError where it cannot be started.
+        Its standard input is ours if that is a file, else empty. Its output is read, and the last
+        lines are kept. Raises OSError if it cannot be started.
         """
         libc = ctypes.CDLL(None)
-        libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)  # what its launchers leave behind becomes ours
+        libc.prctl(
+            _PR_SET_CHILD_SUBREAPER, 1
+        )  # processes that its launchers leave behind become our children
         environment = dict(os.environ)
         startup = str(Path(__file__).parents[1] / "startup")
         path = environment.get("PYTHONPATH")
@@ -122,17 +124,17 @@ class ScriptProcess:
 
     @property
     def exit_code(self) -> int | None:
-        """How it ended; None while it runs."""
+        """Its exit code; None while it runs."""
         return self._process.poll()
 
     def output(self) -> list[str]:
-        """Return the last lines that it and its processes printed; once it ended, all of them."""
+        """Return the last lines that it and its processes printed; after its end, all are read."""
         if self.exit_code is not None:
-            self._reader.join(_LAST_WORDS_S)  # something that it left may hold the pipe open
+            self._reader.join(_LAST_WORDS_S)  # a process that it left may hold the pipe open
         return list(self._lines)
 
     def note_processes(self) -> None:
-        """Remember the processes that descend from it, for a launcher may end before them."""
+        """Remember its descendants, as a launcher may end before them."""
         for process in psutil.Process(os.getpid()).children(recursive=True):
             if process.pid not in self._known:
                 with contextlib.suppress(psutil.Error):
@@ -140,7 +142,7 @@ class ScriptProcess:
                         self._known[process.pid] = process
 
     def stop(self) -> None:
-        """End it and all that descends from it: asked first, then by force."""
+        """End it and all its descendants: by a request first, then by force."""
         self.note_processes()
         if self.exit_code is None:
             self._known.setdefault(self.pid, psutil.Process(self.pid))
@@ -177,7 +179,7 @@ class ScriptProcess:
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process has not ended."""
+    """True if a process has not ended."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -185,7 +187,7 @@ def is_running(pid: int) -> bool:
 
 
 def _open_standard_input() -> int | None:
-    """Return our own standard input, from its start, where it is a file that can be read again."""
+    """Return our own standard input, from its start, if it is a file that can be read again."""
     try:
         path = os.readlink("/proc/self/fd/0")
         return os.open(path, os.O_RDONLY) if os.path.isfile(path) else None
@@ -196,11 +198,11 @@ def _open_standard_input() -> int | None:
 def find_crash(
     code: int | None, lines: Sequence[str], when: str, ends: Sequence[tuple[RankTrace, str]]
 ) -> Crash | None:
-    """Tell of a crash; None where there was none.
+    """Return the script's crash; None if there was none.
 
-    ``code``: of what was started, None while it runs; ``lines``: what it and all its processes
-    printed; ``ends``: ranks that failed, the first one first, each with its error, which is empty
-    where it was killed.
+    ``code``: the exit code of the first process, None while it runs; ``lines``: the output of all
+    processes; ``ends``: the ranks that failed, the first one first, each with its error, which is
+    empty if it was killed.
     """
     cause = _ROOT_CAUSE.search("\n".join(lines))
     if cause is not None:
@@ -225,7 +227,7 @@ def _make_crash(how: str, when: str, rank: int | None, output: str) -> Crash:
 
 
 def describe_exit(code: int) -> str:
-    """Say what an exit code means."""
+    """Return the meaning of an exit code."""
     if code >= 0:
         return f"exit code {code}"
     try:
@@ -235,11 +237,11 @@ def describe_exit(code: int) -> str:
 
 
 def summarize_crash(crash: Crash) -> str:
-    """Say it in a sentence."""
+    """Describe a crash in a sentence."""
     who = "the script" if crash.rank is None else f"rank {crash.rank} of the script"
     return f"{who} crashed {crash.when}: {crash.how}"
 
 
 def describe_crash(crash: Crash) -> str:
-    """Say it, and show the last lines."""
+    """Describe a crash, with the last lines of output."""
     return f"{summarize_crash(crash)}. Its last lines:\n{crash.output or '(it printed nothing)'}"

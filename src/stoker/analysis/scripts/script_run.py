@@ -1,15 +1,14 @@
-"""One start of the script under analysis, with the probe in it: waiting, asking, switching.
+"""One start of the script under analysis, with the probe in it.
 
 The script starts with ``analysis/startup`` first on ``PYTHONPATH``. The ``sitecustomize`` there
 loads the probe, under a name of its own, in every Python process below, and then the
 ``sitecustomize`` that it hides.
 
-The analyzer asks through files and mapped headers (``probe.records``). From which batch on to
-replay (``replay_at``) and to take over (``take_at``) are step numbers in the future, so that ranks,
-which are in step, switch at the same step. Nothing is sent, so a kill loses nothing.
+The analyzer gives commands through files and mapped headers (``probe.records``). The batches from
+which on to replay (``replay_at``) and to take over (``take_at``) are step numbers in the future:
+ranks are in step, so they switch at the same step. Nothing is sent, so a kill loses nothing.
 
-A script may come to its end during a phase. It is then started again, with the number of its
-batches known.
+A script may end during a phase. It is then started again, with the number of its batches known.
 
 The run's folder has a file ``alive``, locked while the analyzer lives. A waiting probe ends when it
 can take the lock, and the next analysis removes the folder.
@@ -44,7 +43,7 @@ from stoker.analysis.scripts.script_process import (
 _PREFIX = "stoker-analysis-"
 # Short beside a phase of seconds; a look reads the rows that are new.
 _POLL_S = 0.2
-# Of the budget, for a script to end after it was told to.
+# Of the budget, for a script to end after the command to end.
 _GRACE = 0.1
 # At least, at most: a checkpoint takes seconds, and a user with a long budget waits for no more
 # than half a minute.
@@ -63,7 +62,7 @@ _WHEN = {
 
 @contextlib.contextmanager
 def make_folder() -> Iterator[Path]:
-    """Make a folder for the run, locked while the analyzer lives; sweep those of dead ones."""
+    """Make a folder, locked while the analyzer lives; remove the folders of dead analyzers."""
     for left in Path(tempfile.gettempdir()).glob(_PREFIX + "*"):
         with contextlib.suppress(OSError), open(left / "alive", "rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -79,7 +78,7 @@ def make_folder() -> Iterator[Path]:
 
 
 def find_latest(ranks: Collection[RankTrace]) -> list[RankTrace]:
-    """Return the ranks, of one that was started again the latest alone."""
+    """Return the ranks; of a rank that was started again, only the latest."""
     latest: dict[tuple[int, int], int] = {}
     for rank in ranks:
         place = rank.about["parent"], rank.rank
@@ -104,7 +103,7 @@ class Session:
         budget_s: float,
         plan: dict[str, Any],
     ) -> None:
-        """Start the script. ``plan`` says where the training loader is built, and what to do."""
+        """Start the script. ``plan`` names the line that builds the training loader, and phases."""
         folder.mkdir()
         os.symlink("../alive", folder / "alive")
         self.folder = folder
@@ -127,7 +126,7 @@ class Session:
 
     @property
     def ranks(self) -> list[RankTrace]:
-        """All processes that iterate loaders; of a rank that was started again, the latest."""
+        """All processes that iterate loaders; of a rank that was started again, only the latest."""
         return find_latest(self._ranks.values())
 
     def read_rows(self, rank: RankTrace) -> list[Row]:
@@ -163,7 +162,7 @@ class Session:
 
     @property
     def has_ended_by_itself(self) -> bool:
-        """Whether the script came to its end without being told to, and without a crash."""
+        """True if the script ended without a command to end, and without a crash."""
         return self._process.exit_code == 0 and self._trace.crash is None
 
     def measure_loaderless_s(self) -> float:
@@ -200,10 +199,10 @@ class Session:
             time.sleep(poll_s)
 
     def switch(self, what: str, later: int = 0) -> None:
-        """Have all ranks switch at the same step, one that none of them can have reached yet.
+        """Have all ranks switch at the same step, which none of them can have reached yet.
 
-        ``replay_at``: every loader that trains replays from there on; ``take_at``: the training
-        loader's next() does not return any more, or so many steps ``later``. A rank by itself
+        With ``replay_at``, every loader that trains replays from there on. With ``take_at``, the
+        training loader's next() no longer returns, ``later`` steps after that. A single rank
         switches at once.
         """
         paced = self.find_training_ranks()
@@ -214,8 +213,7 @@ class Session:
             rows = [row for row in self.read_rows(rank) if row.slot == rank.slot][-50:]
             if len(rows) > 1:
                 each_s = (rows[-1].left_ns - rows[0].left_ns) / (len(rows) - 1) / 1e9
-                # Half a second ahead, so that all ranks have read the switch before they come to
-                # it.
+                # Half a second ahead, so that all ranks read the switch before they reach it.
                 ahead = max(ahead, int(0.5 / max(each_s, 1e-6)))
             for row in self.read_rows(rank):
                 site = rank.loader(row.slot)["site"]
@@ -255,7 +253,7 @@ class Session:
     def read_drain(
         self, tag: str, rank: RankTrace
     ) -> tuple[list[WorkRecord], list[dict[str, Any]]]:
-        """Return what the workers of a rank made in a drain, and what they opened."""
+        """Return the records of a rank's workers in a drain, and the files that they opened."""
         work: list[WorkRecord] = []
         opened: list[dict[str, Any]] = []
         for path in self.folder.glob(f"{tag}-{rank.pid}-*.work"):
@@ -265,7 +263,7 @@ class Session:
         return work, opened
 
     def finish(self) -> None:
-        """Ask the script to end, and give it time for that."""
+        """Ask the script to end, and give it time to do so."""
         if self._process.exit_code is not None:
             self._note_why("P")
             return
@@ -304,7 +302,7 @@ class Session:
         return ""
 
     def _has_lost_rank(self) -> bool:
-        """Whether a rank has ended, for some time, while what started it goes on."""
+        """True if a rank ended some time ago, while its launcher goes on."""
         ranks = self.find_training_ranks() if self.site is not None else []
         if not ranks or all(is_running(rank.pid) for rank in ranks):
             self._gone_since = None
@@ -333,9 +331,9 @@ class Session:
             reasons[phase] = f"{who} ended by itself before the phase was over"
 
     def _find_failed_ranks(self) -> list[tuple[RankTrace, str]]:
-        """Return the ranks that failed, the first one first, with what they said; killed ones.
+        """Return the ranks that failed or were killed, the first one first, with their errors.
 
-        Daemonic children are ended by force as their parent ends: that is no failure.
+        A daemonic child that its parent ends by force did not fail.
         """
         said, went_well = [], self._process.exit_code == 0
         for rank in self.ranks:

@@ -1,1 +1,1 @@
-"""Small trials on the job's own files: read again, behind one another, by requests."""
+"""Small trials on the job's own files: reading them again, from a shard, and by requests."""

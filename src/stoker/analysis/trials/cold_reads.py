@@ -1,4 +1,4 @@
-"""The loader's own files: which they are, and reading them again, cold and warm."""
+"""Finds the loader's own files, and reads them again, cold and warm."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from stoker.analysis.probe import residency
 
 # Large reads: a system call costs little beside a MiB, and a thread holds no more memory.
 _CHUNK = 1 << 20
-# Blocks that an interval is made of, as of steps (analysis/model/rates.py).
+# Blocks for a confidence interval, as with steps (analysis/model/rates.py).
 _PARTS = 8
 
 Part = TypeVar("Part")
 Reads: TypeAlias = list[tuple[float, float]]
-"""Blocks of files that were read: how many, in how many wall seconds."""
+"""Blocks of files: the number of files read, and the wall seconds of reading."""
 
 
 def find_files(
@@ -26,15 +26,15 @@ def find_files(
 ) -> tuple[list[str], str]:
     """Return the files that a loader opened, and why they cannot be read again as it reads them.
 
-    Which they can (nothing is said then) where they are read whole, one or a few an example.
-    ``opened`` holds files and connections, ``read_bytes`` is what the loader read for so many
-    ``examples``.
+    The reason is empty if it reads them whole, one or a few for each example. ``opened`` holds
+    files and connections; the loader read ``read_bytes`` for so many ``examples``.
     """
     sockets = {line["name"] for line in opened if line["kind"] == "socket"}
     held = {line["name"]: line for line in opened if line["kind"] != "socket"}
     files = [line for line in held.values() if line["kind"] == "file"]
     total = sum(line["bytes"] for line in files)
-    # Up to five examples a file, and read once as a whole: half more or less is metadata and rests.
+    # Up to five examples a file. Reading half more or less than its size still means once as a
+    # whole: the difference is metadata and rounding.
     whole = len(files) >= 0.2 * examples and 0.5 * total <= read_bytes <= 1.5 * total
     if files and whole:
         return [line["name"] for line in files], ""
@@ -53,7 +53,7 @@ def find_files(
 
 
 def read_files(paths: Sequence[str], readers: int, longest_s: float) -> Reads:
-    """Read whole files, as ``read_all`` does. Raises OSError for one that cannot be read."""
+    """Read whole files by ``read_all``. Raises OSError if one cannot be read."""
     return read_all(paths, _read, readers, longest_s)
 
 
@@ -78,7 +78,7 @@ def read_all(
 
 
 def _read_block(parts: Sequence[Part], read: Callable[[Part], None], readers: int) -> None:
-    """Read all of these. Raises OSError; whatever is raised, no further part is begun then."""
+    """Read all parts. Raises OSError; after any error no further part is begun."""
     left, errors = deque(parts), list[OSError]()
 
     def run() -> None:
@@ -118,9 +118,9 @@ def drop_files(paths: Sequence[str]) -> None:
 
 
 def resident_fraction(paths: Sequence[str]) -> float | None:
-    """Return the share of the files' pages that lie in the page cache.
+    """Return the fraction of the files' pages that is in the page cache.
 
-    None where the kernel does not tell, for one of them. Raises OSError.
+    None if the kernel does not tell for one of them. Raises OSError.
     """
     resident = pages = 0
     for path in paths:

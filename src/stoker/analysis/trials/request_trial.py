@@ -1,7 +1,7 @@
-"""What a request takes, where examples are files behind URLs: whole files, and their first bytes.
+"""Times requests for files behind URLs: for whole files, and for their first bytes.
 
-Nothing can be written beside such files. But what a request takes apart from the bytes tells what
-fewer of them would.
+No trial shard can be written beside such files. But the time of a request for one byte predicts the
+time that fewer requests would take.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from stoker.analysis.trials.cold_reads import Reads
 from stoker.sources.remote.reader import Files, RemoteFile
 from stoker.sources.remote.source import Access
 
-# Blocks that an interval is made of, as of steps (analysis/model/rates.py).
+# Blocks for a confidence interval, as with steps (analysis/model/rates.py).
 _BLOCKS = 8
 # A prime: neighbours in the list come far apart.
 _STRIDE = 2_654_435_761
@@ -22,7 +22,7 @@ _STRIDE = 2_654_435_761
 
 @dataclass(frozen=True)
 class RequestTrial:
-    """The same files, asked for wholly and for a byte of each, many at a time."""
+    """The rates of requests for the same files, whole and one byte of each, many at a time."""
 
     files: int
     nbytes: int
@@ -33,7 +33,7 @@ class RequestTrial:
 def try_requests(files: Files, access: Access, count: int, longest_s: float) -> RequestTrial:
     """Ask for some of ``count`` files, in turns, for about ``longest_s`` seconds.
 
-    Raises RemoteError, for a server that does not send parts of files, too.
+    Raises RemoteError, also if a server does not send parts of files.
     """
     whole: Reads = []
     first_bytes: Reads = []
@@ -47,7 +47,7 @@ def try_requests(files: Files, access: Access, count: int, longest_s: float) -> 
         for reader in (reads_all, reads_first):  # connections are made
             reader.fetch(block)
         for number in range(_BLOCKS):
-            # Others each time, for a server may remember what it sent.
+            # Other files each time, as a server may cache the files that it sent.
             these, those = (_choose(2 * number + more, len(block), count) for more in (0, 1))
             began = time.perf_counter()
             nbytes += sum(reads_all.fetch(these))
@@ -62,12 +62,12 @@ def try_requests(files: Files, access: Access, count: int, longest_s: float) -> 
 
 
 def _choose(number: int, size: int, count: int) -> list[int]:
-    """Return a block of files from all over."""
+    """Return a block of files, spread evenly over the list."""
     return [(number * size + place) * _STRIDE % count for place in range(size)]
 
 
 class _WholeFiles:
-    """The files, of which the sizes alone are wanted."""
+    """Requests for whole files; of their content only the size is used."""
 
     def __init__(self, files: Files) -> None:
         self._files = files

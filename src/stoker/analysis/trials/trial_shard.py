@@ -1,7 +1,7 @@
-"""A trial shard: a sample of the job's own files behind one another, to be read as shards are.
+"""A trial shard: a sample of the job's own files in one file, to be read as shards are.
 
-It is a file without a name in the folder of the first of them, so on the same storage; it is gone
-when it is closed, or its process has ended.
+It is a file without a name in the folder of the first of them, so on the same storage. It is gone
+once it is closed, or its process has ended.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from types import TracebackType
 from stoker.analysis.trials.cold_reads import Reads, drop_files, read_all, read_files
 
 RUN_BYTES = 1 << 20
-"""One read where neighbours are read together: as ``stoker.from_tar`` reads remote shards."""
+"""A read of neighbours together, as large as those of ``stoker.from_tar`` from remote shards."""
 # Written to the user's disk for a trial, and read three times: some seconds at 20 MB/s.
 _MOST_BYTES = 64 << 20
 # Enough for eight blocks of fifty: a seek of 10 ms each makes four seconds.
@@ -28,7 +28,7 @@ _HEADER_BYTES = (
 
 @dataclass(frozen=True)
 class PackingTrial:
-    """The same files, read in three ways with nothing in the page cache."""
+    """Rates of reading the same files in three ways, with nothing in the page cache."""
 
     files: int
     nbytes: int
@@ -40,7 +40,7 @@ class PackingTrial:
 
 
 def choose_sample(paths: Sequence[str], most: int = _MOST_FILES) -> list[str]:
-    """Return some of the files, at most so many, from all over. Raises OSError."""
+    """Return at most so many of the files, spread evenly over the list. Raises OSError."""
     few = list(paths[:: -(-len(paths) // max(1, min(most, _MOST_FILES)))])
     sizes = {path: os.path.getsize(path) for path in few}
     whole = sum(sizes.values())
@@ -53,7 +53,7 @@ def choose_sample(paths: Sequence[str], most: int = _MOST_FILES) -> list[str]:
 def try_packing(
     paths: Sequence[str], shard: TrialShard, readers: int, longest_s: float
 ) -> PackingTrial:
-    """Read files one by one, and from their shard, for at most ``longest_s`` a way.
+    """Read files one by one, and from their shard, for at most ``longest_s`` each.
 
     Raises OSError.
     """
@@ -68,11 +68,11 @@ def try_packing(
 
 
 class TrialShard:
-    """The shard. Raises OSError where it cannot be written.
+    """A trial shard of some files. Raises OSError if it cannot be written.
 
     Attributes:
-        extents: where the files lie in it: start and bytes of each, its header included.
-        nbytes: how large it is.
+        extents: start and bytes of each file in it, its header included.
+        nbytes: its size.
     """
 
     def __init__(self, paths: Sequence[str]) -> None:
@@ -97,11 +97,11 @@ class TrialShard:
         self.close()
 
     def close(self) -> None:
-        """Have it gone."""
+        """Delete it."""
         os.close(self._descriptor)
 
     def runs(self) -> list[tuple[int, int]]:
-        """Return where runs of neighbours lie."""
+        """Return the extents of runs of neighbours."""
         return [
             (start, min(RUN_BYTES, self.nbytes - start))
             for start in range(0, self.nbytes, RUN_BYTES)

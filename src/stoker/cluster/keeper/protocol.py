@@ -89,7 +89,7 @@ class PutReply(msgspec.Struct, tag="stored", frozen=True):
     refused: list[Count]
     """The positions of refused items in the request."""
     is_full: bool
-    """Whether the store is full."""
+    """True if the store is full."""
 
 
 class StatRequest(msgspec.Struct, tag="stat", frozen=True):

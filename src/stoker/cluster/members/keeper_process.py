@@ -11,7 +11,7 @@ from stoker.basics.process import end_with
 from stoker.cluster.keeper.server import Keeper
 from stoker.cluster.members.torchrun import Start, Started
 from stoker.errors import StokerError
-from stoker.transport.link import joined_address
+from stoker.transport.link import join_address
 
 
 def main() -> None:
@@ -19,7 +19,7 @@ def main() -> None:
     start = msgspec.json.decode(sys.stdin.buffer.readline(), type=Start)
     try:
         keeper = Keeper(
-            joined_address(start.host, 0),
+            join_address(start.host, 0),
             start.token,
             limit=start.limit,
             folder=start.folder,

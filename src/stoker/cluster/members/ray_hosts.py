@@ -15,7 +15,7 @@ from stoker.cluster.cache_spec import CacheSpec
 from stoker.cluster.members.membership import Members
 from stoker.cluster.members.ray_keeper import start_keeper
 from stoker.cluster.members.ray_registry import Registry
-from stoker.transport.ray_session import check_installed, joined_ray
+from stoker.transport.ray_session import check_installed, require_ray
 
 _FEATURE = '.cache(cluster="ray")'
 # How often the nodes are listed: each list is a request to Ray's head node, and a new node can wait
@@ -51,7 +51,7 @@ class RayHosts:
         self.__dict__.update(state)
         self._owner = OwningProcess()
         self._listed_s = 0.0
-        ray = self._joined()
+        ray = self._connected_ray()
         if ray is not None and ray.get_runtime_context().get_node_id() != self.local_member:
             self._use_local_store(ray)
 
@@ -63,14 +63,14 @@ class RayHosts:
         self._owner = OwningProcess()
         self._listed_s = 0.0
 
-    def _joined(self) -> Any:
+    def _connected_ray(self) -> Any:
         """Return the ``ray`` module if this process has joined a cluster, else None."""
         ray = sys.modules.get("ray")
         is_joined = ray is not None and self._owner.is_current and ray.is_initialized()
         return ray if is_joined else None
 
     def members(self) -> Members:
-        ray = self._joined()
+        ray = self._connected_ray()
         if ray is not None and time.monotonic() - self._listed_s >= _LIST_EVERY_S:
             try:
                 members = Registry(self._cache, ray).members()
@@ -95,5 +95,5 @@ def join(spec: CacheSpec, limit: Limit, path: str | None, *, insecure: bool = Fa
     Raises ClusterError if this process has joined no Ray cluster, CacheError if the keeper does not
     start.
     """
-    ray, cache = joined_ray(_FEATURE), spec.digest().hex()
+    ray, cache = require_ray(_FEATURE), spec.digest().hex()
     return RayHosts(ray, cache, limit, path, insecure=insecure)

@@ -20,7 +20,7 @@ from stoker.cluster.members.ray_registry import NAMESPACE, Registry
 from stoker.cluster.members.torchrun import Started
 from stoker.errors import CacheError, StokerError
 from stoker.schedule.owners import Member
-from stoker.transport.link import joined_address, split_address
+from stoker.transport.link import join_address, split_address
 from stoker.transport.ray_session import check_installed, end_with_raylet
 
 # How long a keeper may take to start: Ray may first start a process and install its environment.
@@ -66,10 +66,10 @@ class KeeperActor:
             _, port = split_address(member.address)
             if member.name == self._node:
                 try:
-                    return make(joined_address(host, port))
+                    return make(join_address(host, port))
                 except OSError:  # another process has the port now
                     break
-        return make(joined_address(host, 0))
+        return make(join_address(host, 0))
 
     def started(self) -> Started:
         """Return the keeper's address and store, or its error."""

@@ -17,7 +17,7 @@ from stoker.cluster.workers.autoscaler import ActorAutoscaler
 from stoker.cluster.workers.ray_actor import ActorPlace, PreparingActor
 from stoker.cluster.workers.worker_spec import WorkerSpec
 from stoker.engine.plan import Plan
-from stoker.transport.ray_session import check_installed, joined_ray
+from stoker.transport.ray_session import check_installed, require_ray
 from stoker.transport.token import new_token
 
 # An actor does one request at a time; Ray is told so unless the user says otherwise.
@@ -75,7 +75,7 @@ class ActorPool:
     """
 
     def __init__(self, plan: Plan, options: Mapping[str, Any], *, insecure: bool = False) -> None:
-        ray = joined_ray(_WHAT)
+        ray = require_ray(_WHAT)
         self.plan = plan
         self.autoscaler = ActorAutoscaler()
         self._owner = OwningProcess()
@@ -93,7 +93,7 @@ class ActorPool:
 
     @property
     def is_ours(self) -> bool:
-        """Whether this process made it, rather than a process that forked this one."""
+        """True if this process made it, rather than a process that forked this one."""
         return self._owner.is_current
 
     @property

@@ -52,7 +52,7 @@ class Span(NamedTuple):
 
     @property
     def is_fed(self) -> bool:
-        """Whether the consumer hardly waited."""
+        """True if the consumer hardly waited."""
         return self.waited_s < _OWN_FRACTION * self.elapsed_s
 
 

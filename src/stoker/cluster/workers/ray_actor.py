@@ -81,7 +81,7 @@ class PreparingActor:
         works = self._program.works(inbox.receive(link))
         while True:
             request = inbox.receive(link)
-            with self._working(link) as sending:
+            with self._sending_beats(link) as sending:
                 with self._turn:
                     began = time.perf_counter_ns()
                     work = works[request.depth]
@@ -98,7 +98,7 @@ class PreparingActor:
                     reply.send(link)
 
     @contextlib.contextmanager
-    def _working(self, link: Link) -> Iterator[threading.Lock]:
+    def _sending_beats(self, link: Link) -> Iterator[threading.Lock]:
         """Send signs of life while working; yields the lock for sending."""
         self._at_work[link] = sending = threading.Lock()
         try:

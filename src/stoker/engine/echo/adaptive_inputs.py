@@ -25,7 +25,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Protocol
 
-from stoker.engine.checkpoint import Asked, damaged
+from stoker.engine.checkpoint import Asked, damage_error
 from stoker.engine.echo.pool_inputs import EchoInputs, PoolStart
 from stoker.engine.items import EpochCounters, Item, Planning, Stream, WouldBlock, done_item
 from stoker.engine.plan import EchoPoint
@@ -199,7 +199,7 @@ class AdaptiveInputs(EchoInputs[AdaptivePool]):
             last = place == len(moment.codes) if items is None else pool.admitted + got == items
             self._retire()
             if got < pool.needed and not last:
-                raise damaged(f"at step {at:,} its pool could not draw")
+                raise damage_error(f"at step {at:,} its pool could not draw")
             draw = pool.draw(code, got)
             skip = taken - at * pool.group if pool.step * pool.group > taken else None
             held |= self._recall(draw, at, at in steps, skip)

@@ -13,7 +13,7 @@ import numpy as np
 
 from stoker.basics import pytree
 from stoker.basics.compact_integers import check_integer
-from stoker.engine.checkpoint import Asked, Bounds, Node, damaged
+from stoker.engine.checkpoint import Asked, Bounds, Node, damage_error
 from stoker.engine.items import EpochCounters, Inputs, Item, Stream, Use
 from stoker.engine.plan import EchoPoint
 from stoker.engine.work import Failure
@@ -188,16 +188,16 @@ class EchoInputs(Inputs, Generic[AnyPool]):
     def resume(self, node: PoolStart | None, asked: Asked) -> Asked:
         """Replay the draws from a snapshot on."""
         if node is None:
-            raise damaged("a pool is missing in it")
+            raise damage_error("a pool is missing in it")
         taken, snapshot, pool = self._within(asked.next), node.snapshot, self._begin(node)
         group = pool.group
         if not 0 <= self._within(asked.oldest) // group - snapshot.step <= pool.replayed_steps:
-            raise damaged("what a pool holds in it is too new, or too old")
+            raise damage_error("what a pool holds in it is too new, or too old")
         steps = {number // group for number in asked.again}
         pool.restore(snapshot)
         held = self._replay(node, taken, steps)
         if not steps <= self._recalled.keys() or (pool.step * group < taken and not pool.exhausted):
-            raise damaged("its pool does not come to where the run was")
+            raise damage_error("its pool does not come to where the run was")
         again = frozenset(held).union(pool.held_ordinals().tolist())
         return Asked(pool.admitted, pool.admitted, snapshot.oldest, again)
 

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterator
 from itertools import islice
 
-from stoker.basics.signals import deferred
+from stoker.basics.signals import defer_interrupts
 from stoker.engine.items import HeadStream, Item, Planning, PulledStream, WouldBlock
 from stoker.engine.workers.threads import WorkerPool
 from stoker.stages.functions.stray_draws import WORKER_NAME
@@ -144,7 +144,7 @@ class Prefetcher(PulledStream):
 
     def _begin(self) -> None:
         if self._thread is None and not self._closed:
-            with deferred():
+            with defer_interrupts():
                 thread = threading.Thread(
                     target=self._read, name=f"{WORKER_NAME}-reading", daemon=True
                 )

@@ -34,12 +34,12 @@ from typing import Any, cast
 from stoker.basics import resources
 from stoker.basics.process import end_with, has_jax_started
 from stoker.basics.resources import ThreadTimer
-from stoker.basics.signals import deferred, pass_on
+from stoker.basics.signals import defer_interrupts, pass_on
 from stoker.engine.work import Failure, UndeclaredRng, Work
 from stoker.engine.workers.requests import WorkExecutor, unloadable
 from stoker.engine.workers.threads import SAMPLED_NS, TIMED, Request
 from stoker.errors import StageError, WorkerDied
-from stoker.replicas.files import reading_places, reopen
+from stoker.replicas.files import reading_places, reopen_descriptors
 from stoker.stages.functions.stray_draws import WORKER_NAME
 from stoker.transport import channel
 from stoker.transport.channel import Arena
@@ -70,7 +70,7 @@ def serve(
     """
     for other in not_ours:  # inherited: an end that stays open here would hide the parent's death
         other.close()
-    reopen(places)
+    reopen_descriptors(places)
     end_with(parent, by_main_thread)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     if "torch" in sys.modules:
@@ -188,7 +188,7 @@ class WorkerProcess:
         with self._lock:
             self._turns.append(me)  # busy from here on: nobody else may send meanwhile
             try:
-                with deferred():  # half a request would be read with the next one
+                with defer_interrupts():  # half a request would be read with the next one
                     channel.send(self._connection, request, slot, requests)
             except BaseException:
                 self._turns.remove(me)
@@ -348,7 +348,7 @@ def _start_one(works: list[Work], inherited: list[Connection]) -> list[ProcessSl
             name=WORKER_NAME,
             daemon=True,
         )
-        with deferred():  # hooks of a fork swallow what is raised in them
+        with defer_interrupts():  # hooks of a fork swallow what is raised in them
             try:
                 process.start()
             except OSError:

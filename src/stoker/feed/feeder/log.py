@@ -103,12 +103,12 @@ class OutputLog:
 
     @property
     def is_between_epochs(self) -> bool:
-        """Whether the next output is the first of an epoch."""
+        """True if the next output is the first of an epoch."""
         return self.end[1] == 0
 
     @property
     def is_wanted(self) -> bool:
-        """Whether a reader wants the next output."""
+        """True if a reader wants the next output."""
         return self.broken is None and any(
             reader.has_requested and reader.position[0] >= self.end[0] for reader in self.readers
         )

@@ -15,7 +15,7 @@ from stoker.feed.relay import protocol
 from stoker.feed.relay.protocol import Join, RelaySourceEnd
 from stoker.feed.relay.url import FeedUrl
 from stoker.feed.settings import FeedSettings
-from stoker.transport.link import joined_address
+from stoker.transport.link import join_address
 
 # How often to look for the feed: a feeder takes seconds to start, and each look is a call of Ray.
 # Chosen, not measured.
@@ -61,7 +61,7 @@ class ClusterFeedFinder:
             location = directory.find(self._settings.name, lost_claim)
             self._is_here = location.is_here
             if location.is_here:
-                listen = location.address or joined_address(directory.host, 0)
+                listen = location.address or join_address(directory.host, 0)
                 settings = dataclasses.replace(self._settings, listen=listen)
                 return connect_or_start(settings, location.token)
             if location.address and self._join_as_placeholder(location):

@@ -15,7 +15,7 @@ import msgspec
 
 from stoker.basics.future import OneShot
 from stoker.errors import ClusterError
-from stoker.transport.ray_session import RayStore, check_installed, joined_ray
+from stoker.transport.ray_session import RayStore, check_installed, require_ray
 
 _FEATURE = 'stoker.share(cluster="ray")'
 _NAMESPACE = "stoker-feeds"
@@ -62,7 +62,7 @@ class Directory:
 
     def __init__(self) -> None:
         check_installed(_FEATURE)
-        ray = joined_ray(_FEATURE)
+        ray = require_ray(_FEATURE)
         self._store = RayStore(ray, _NAMESPACE)
         self._node = self._store.node()
         self.host: str = ray.util.get_node_ip_address()

@@ -1,1 +1,1 @@
-"""One copy of a graph of users' objects, each kind in its own way, and whether it is current."""
+"""Copies one graph of users' objects, each kind in its own way, and checks if it is current."""

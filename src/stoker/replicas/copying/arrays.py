@@ -57,7 +57,7 @@ def copy_array(copier: Copier, x: np.ndarray[Any, Any]) -> Any:
 
 
 def _copy_borrowed(copier: Copier, x: Any, owner: Any) -> Any:
-    """Return what stands for an array whose memory is not NumPy's; None for a copy of it."""
+    """Return a stand-in for an array whose memory is not NumPy's; None: copy the memory."""
     module = type(owner).__module__
     if module in ("mmap", "ctypes", "_ctypes") or module.startswith("multiprocessing"):
         is_private = isinstance(x, np.memmap) and x.mode == "c"
@@ -110,7 +110,7 @@ def copy_tensor(copier: Copier, x: Any, torch: Any) -> Any:
 
 
 def copy_pandas(copier: Copier, x: Any, pandas: Any) -> Any:
-    """Copy a table or column of pandas, which from 3.0 copies what is written by itself."""
+    """Copy a table or column of pandas, which itself copies on write from 3.0 on."""
     if isinstance(x, pandas.Index):
         return x
     is_late = int(pandas.__version__.partition(".")[0]) >= 3

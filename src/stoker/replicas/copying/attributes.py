@@ -1,4 +1,4 @@
-"""Attributes of objects: which there are, and which held nothing when an epoch began."""
+"""Finds the attributes of objects, and the ones that held nothing when an epoch began."""
 
 from __future__ import annotations
 
@@ -18,8 +18,11 @@ from stoker.replicas.thread_safety import ATOMS
 
 _OBJECT: Any = object
 _MISSING: Any = object()
-_FEW = 64  # elements of a container that is looked through for handles; larger ones hold data
-_LOOKED_AT = 200  # objects, of 2,000 that are met: an epoch begins with this look, in microseconds
+# Containers with more elements hold data, not handles, and are not searched. Chosen, not measured.
+_FEW = 64
+# Each epoch begins with this search. The two limits on its objects (searched, and reached) keep it
+# at microseconds.
+_LOOKED_AT = 200
 _MET = 2_000
 
 
@@ -46,7 +49,7 @@ def _slots(cls: Any) -> tuple[str, ...]:
 
 @cached_by_class
 def is_plainly_reduced(cls: Any) -> bool:
-    """Return whether a class leaves it to Python what its instances are made of."""
+    """True if a class leaves pickling to Python: it defines no hook of its own."""
     own = getattr(object, "__getstate__", None)
     return (
         cls.__reduce_ex__ is _OBJECT.__reduce_ex__
@@ -58,7 +61,7 @@ def is_plainly_reduced(cls: Any) -> bool:
 
 @cached_by_class
 def is_bare(cls: Any) -> bool:
-    """Return whether instances are the user's, and a table of attributes is all that they are."""
+    """True if a class is the user's, and its instances consist of a ``__dict__`` alone."""
     usual = ("__getattribute__", "__reduce_ex__", "__reduce__", "__dir__")
     unusual = ("__deepcopy__", "__del__", "__setstate__", "__getnewargs__", "__getnewargs_ex__")
     return (
@@ -93,7 +96,7 @@ def is_filled(cell: types.CellType) -> bool:
 
 
 class UnsetAttributes:
-    """What the attributes of the roots' objects held at one time, where that was nothing yet."""
+    """The attributes of the roots' objects that held nothing at one time."""
 
     def __init__(self, roots: Sequence[Any]) -> None:
         self._set: dict[int, tuple[Any, dict[str, bool]]] = {}
@@ -132,10 +135,10 @@ class UnsetAttributes:
             todo += held.values()
 
     def was_unset(self, x: Any, name: str) -> bool:
-        """Return whether an attribute (a function's global) was None or missing then."""
+        """True if an attribute (a function's global) was None or missing then."""
         known = self._set.get(id(x))
         return known is not None and known[0] is x and not known[1].get(name)
 
     def was_missing(self, x: Any, name: str) -> bool:
-        """Return whether there was no such attribute then, of an object that was looked at."""
+        """True if a searched object had no such attribute then."""
         return name not in self._set[id(x)][1]

@@ -1,4 +1,4 @@
-"""Containers: many elements of a kind are copied at once, a level of the structure at a time."""
+"""Copies containers: a level of the structure at a time, all elements of one kind at once."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _OBJECT: Any = object
 
 
 class _AtomList:
-    """What a list holds whose elements can all be shared; known from one copy to the next."""
+    """The elements of a list that can all be shared; kept from one copy to the next."""
 
     def __init__(self, held: list[Any]) -> None:
         self.held = held
         self._looked: tuple[object, bool] | None = None
 
     def is_current(self, x: list[Any], generation: object) -> bool:
-        """Return whether the list holds this still, by one look for all copies of a generation."""
+        """True if the list has not changed. All copies of a generation share one look."""
         if generation is None or self._looked is None or self._looked[0] is not generation:
             self._looked = generation, same_objects(x, self.held)
         return self._looked[1]
@@ -152,7 +152,7 @@ def copy_mapping_proxy(copier: Copier, x: Any) -> Any:
 
 
 def copy_several(copier: Copier, items: list[Any], depth: int = 0) -> list[Any]:
-    """Return copies of many objects: the same list where all of them can be shared.
+    """Return copies of many objects; the same list if all of them can be shared.
 
     Large structures are copied a level at a time, all of a kind at once.
     """
@@ -177,7 +177,7 @@ def copy_several(copier: Copier, items: list[Any], depth: int = 0) -> list[Any]:
     keys = {*map(id, items)}
     if len(keys) < len(items) or (bare and are_declared(kind, keys)) or copier.has_met_any(keys):
         return list(map(copier.copy, items))
-    copier.own_all(keys, items)
+    copier.claim_all(keys, items)
     out: list[Any]
     if bare:
         return _copy_bare_objects(copier, items, kind, depth)
@@ -221,7 +221,7 @@ def copy_several(copier: Copier, items: list[Any], depth: int = 0) -> list[Any]:
 
 
 def _copy_bare_objects(copier: Copier, items: list[Any], cls: type, depth: int) -> list[Any]:
-    """Return copies of many objects of one class, which have nothing but a table each."""
+    """Return copies of many objects of one class that consist of a ``__dict__`` each."""
     tables = list(map(vars, items))
     for names in set(map(tuple, tables)):
         copier.look_at_class(cls, own=frozenset(names))

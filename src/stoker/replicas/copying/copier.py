@@ -1,6 +1,6 @@
-"""The walk over a graph of users' objects: what has its copy, which root owns it, what has failed.
+"""Walks a graph of users' objects: keeps each object's copy, its root, and failures.
 
-How each kind of object is copied is told by the ``make`` of a copier (``kinds.make_copy``).
+A copier's ``make`` copies each kind of object (``kinds.make_copy``).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _WRITES_PAST_FLAGS = frozenset(
     {"from_numpy", "as_tensor", "asarray", "from_dlpack", "frombuffer", "ctypes", "data_ptr", "ffi",
      "__array_interface__", "buffer_read_into", "out", "readinto"}
 )  # fmt: skip
-"""Names of what writes to an array past its flag, or has others do so."""
+"""Names of functions that write to an array despite its read-only flag, or let others do so."""
 
 
 class Uncopyable(Exception):
@@ -32,22 +32,22 @@ class Copier:
     """One copy of several roots, which are copied one after the other.
 
     Args:
-        make: makes the copy of an object that is not shared, has none yet, and is of this class.
-        unset: which attributes held nothing when the epoch began.
+        make: copies an object of the given class that is not shared and has no copy yet.
+        unset: the attributes that held nothing when the epoch began.
         extents: memory that is copied in one piece.
 
     Attributes:
         memo: by ``id``, the copy of each object that has one.
-        alive: objects that must outlive the copier, as their ``id`` is a key here, or as copies
-            refer to them only weakly.
-        where: the names that lead to the object that is copied now, for reasons. What raises leaves
-            its names there: the reason is told by the innermost.
+        alive: objects that must outlive the copier: their ``id`` is a key here, or copies refer to
+            them only weakly.
+        where: the names that lead to the object being copied, for reasons. After an error they
+            stay, so that a reason names the innermost.
         later: copies that wait until the stack is short.
         nested: how many objects' attributes are being copied within each other.
-        generation: stands for all copies that are asked at once whether they are current.
-        touches_torch: whether an object of torch, or of what is built on it, was met.
+        generation: the same object for all copies that are checked together.
+        touches_torch: whether an object of torch, or of a package built on it, was met.
         module_globals: by ``id`` of a module's globals: their copy, and the original.
-        declared: what is shared by declaration, and where it was found.
+        declared: objects shared by declaration, and where they were found.
     """
 
     def __init__(
@@ -90,22 +90,23 @@ class Copier:
             return x
 
     def reasons(self) -> tuple[str | None, ...]:
-        """Return for each root why it cannot have a copy; what shares an object has one answer."""
+        """Return for each root why it has no copy, or None; roots that share objects agree."""
         why = {self._find(root): reason for root, reason in reversed(self._failed)}
         return tuple(why.get(self._find(root)) for root in range(len(self._parents)))
 
     def lock(self, root: int, why: str) -> None:
-        """Have a root locked in any case, and with it what shares something with it."""
+        """Have a root locked, along with the roots that share objects with it."""
         self._failed.append((root, why))
 
     def writes_past_flags(self) -> bool:
-        """Return whether code that was reached may write to an array that says it is read-only."""
+        """True if code that was reached may write to an array despite its read-only flag."""
         return self.touches_torch or not _WRITES_PAST_FLAGS.isdisjoint(self._state.mentioned)
 
     def is_current(self, generation: object = None) -> bool:
-        """Return whether all originals are as they were when they were copied.
+        """True if all originals are as they were when they were copied.
 
-        ``generation`` stands for copies that are asked of together: large lists are looked at once.
+        Copies that are checked together pass the same ``generation``: each large list is then
+        compared once for all of them.
         """
         self.generation = generation
         try:
@@ -118,7 +119,7 @@ class Copier:
             return False
 
     def copy(self, x: Any) -> Any:
-        """Return an object's copy; itself where it is shared, or cannot be copied."""
+        """Return an object's copy; the object itself if it is shared, or cannot be copied."""
         cls = type(x)
         if cls in ATOMS:
             return x
@@ -138,7 +139,7 @@ class Copier:
             if is_declared(x):
                 self.declared.append(f"{self.where[-1]}, a {_full_name(cls)}")
             return x
-        self.own(key, x)
+        self.claim(key, x)
         try:
             y = self._make(self, x, cls)
         except (RecursionError, MemoryError, LargerBlock):
@@ -155,9 +156,9 @@ class Copier:
         return y
 
     def copy_attribute(self, x: Any, owner: Any, name: str) -> tuple[Any, bool]:
-        """Copy what a name of an object stands for, and return whether there is a copy.
+        """Return the copy of an attribute's value, and whether it could be copied.
 
-        Where there is none, and the name stood for nothing when the epoch began: None.
+        The copy is None if it failed and the attribute held nothing when the epoch began.
         """
         failed, visited = len(self._failed), len(self.alive)
         y = self.copy(x)
@@ -167,25 +168,25 @@ class Copier:
         return None, False
 
     def try_to_copy(self, x: Any) -> None:
-        """Copy an object for whatever refers to it; that it has no copy is no failure."""
+        """Copy an object ahead of its users. It is no failure if it has no copy."""
         failed, visited = len(self._failed), len(self.alive)
         self.copy(x)
         if len(self._failed) > failed:
             self._forget(failed, visited)
 
     def _forget(self, failed: int, visited: int) -> None:
-        """Take back that something could not be copied, as it is left out.
+        """Take back a failure, because the object is left out.
 
-        What it reached is copied anew where something else refers to it: that may be without it.
+        Objects that it reached are copied anew if something else refers to them.
         """
         del self._failed[failed:]
         for each in self.alive[visited:]:
             self.memo.pop(id(each), None)
 
-    # What the ways to copy a kind of object report.
+    # Called by the functions that copy one kind of object.
 
     def check(self, check: Callable[[], bool]) -> None:
-        """Have ``is_current`` ask this, too: whether an original is as it was."""
+        """Add a check to ``is_current``: it returns whether an original is unchanged."""
         self._checks.append(check)
 
     def fail(self, why: str) -> None:
@@ -197,36 +198,36 @@ class Copier:
         """How many there were so far, in all roots."""
         return len(self._failed)
 
-    def own(self, key: Any, x: Any = None) -> None:
-        """Count something as the current root's, along with the roots that have met it before.
+    def claim(self, key: Any, x: Any = None) -> None:
+        """Count an object as the current root's, along with the roots that met it before.
 
         Args:
-            key: what is the same wherever it is met: the ``id`` of an object.
-            x: the object, which must live as long as its ``id`` is known here.
+            key: the object's ``id``, or that of the memory that it uses.
+            x: the object; it is kept alive, so that its ``id`` stays its own.
         """
         self._join(key)
         self._owner[key] = len(self._parents) - 1
         if x is not None:
             self.alive.append(x)
 
-    def own_all(self, keys: set[int], items: list[Any]) -> None:
-        """Count many objects as the current root's, by ``id``, of which none was met before."""
+    def claim_all(self, keys: set[int], items: list[Any]) -> None:
+        """Count many objects as the current root's, by ``id``. None of them was met before."""
         self._owner.update(dict.fromkeys(keys, len(self._parents) - 1))
         self.alive.append(items)
 
     def has_met_any(self, keys: set[int]) -> bool:
-        """Return whether one of the objects with these ``id`` was met before."""
+        """True if one of the objects with these ``id`` was met before."""
         return not (self.memo.keys().isdisjoint(keys) and self._owner.keys().isdisjoint(keys))
 
     def look_at_class(
         self, cls: type, made: bool = False, own: frozenset[str] = frozenset()
     ) -> None:
-        """Fail where the methods of a user's class keep something that copies would share."""
+        """Lock the root if the methods of a user's class keep state that copies would share."""
         self._state.look_at_class(cls, made, own)
         self._take_reasons()
 
     def look_at_function(self, function: types.FunctionType) -> None:
-        """Fail where a user's function keeps something that its copies would share."""
+        """Lock the root if a user's function keeps state that its copies would share."""
         self._state.look_at_function(function, copied=True)
         self._take_reasons()
 
@@ -235,7 +236,7 @@ class Copier:
         for reason in reasons:
             self.fail(reason)
         for x in touched:
-            self.own(id(x), x)
+            self.claim(id(x), x)
 
     def _find(self, root: int) -> int:
         while self._parents[root] != root:
@@ -249,13 +250,13 @@ class Copier:
 
 
 def imported_types(module: str, *names: str) -> tuple[Any, ...]:
-    """Return types of a module; none of it where it, or what they are in, is not imported yet."""
+    """Return types of a module; an empty tuple if it is not imported yet."""
     found = sys.modules.get(module)
     return tuple(getattr(found, name) for name in names if hasattr(found, name))
 
 
 def same_objects(left: Iterable[Any], right: list[Any]) -> bool:
-    """Return whether these are the same objects in the same order."""
+    """True if these are the same objects in the same order."""
     held = left if isinstance(left, list) else list(left)
     return len(held) == len(right) and all(map(is_, held, right))
 

@@ -1,6 +1,6 @@
-"""``__del__`` of copies: it would delete the file, or free the handle, that the original uses.
+"""Silences ``__del__`` of copies: it would delete the file, or free the handle, of the original.
 
-In a worker process of ``DataLoader`` it does not run either: it ends with the process.
+In a worker process of ``DataLoader`` it does not run either, as objects end with the process.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 _silent: set[int] = set()
-"""``id`` of each object that has not come to its ``__del__`` yet, and for which it does nothing."""
+"""``id`` of each living object whose ``__del__`` does nothing."""
 _guards: weakref.WeakSet[Callable[[Any], None]] = weakref.WeakSet()
 
 
@@ -23,7 +23,7 @@ def silence(copy: Any) -> None:
         if finalize is not None:
             if isinstance(finalize, types.FunctionType):
                 if finalize not in _guards:
-                    type.__setattr__(base, "__del__", _guarded(finalize))
+                    type.__setattr__(base, "__del__", _guard(finalize))
                 _silent.add(id(copy))
             return
 
@@ -33,7 +33,7 @@ def restore(copy: Any) -> None:
     _silent.discard(id(copy))
 
 
-def _guarded(finalize: types.FunctionType) -> Callable[[Any], None]:
+def _guard(finalize: types.FunctionType) -> Callable[[Any], None]:
     silent = _silent  # the module may be gone when the last objects are
 
     @functools.wraps(finalize)

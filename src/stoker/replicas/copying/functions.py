@@ -1,4 +1,4 @@
-"""Functions of the user's: copies have their own closures, defaults, and globals that they name."""
+"""Copies users' functions, with their closures, defaults, and the globals that they name."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def copy_function(copier: Copier, f: types.FunctionType) -> Any:
             mine.cell_contents = copier.copy(theirs.cell_contents)
     if users:
         copier.where.append(f.__qualname__)
-        stored = _stored_globals(f.__globals__)
+        stored = _find_stored_globals(f.__globals__)
         for name in sorted(facts_of(f.__code__).names):
             if name in f.__globals__:
                 copier.where.append(f"the global {name!r} of {f.__qualname__}")
@@ -53,20 +53,20 @@ def copy_function(copier: Copier, f: types.FunctionType) -> Any:
                     del space[name]
                 copier.where.pop()
             if name in stored:
-                copier.own((id(f.__globals__), name))
+                copier.claim((id(f.__globals__), name))
         copier.where.pop()
     return g
 
 
 def _copy_cell(copier: Copier, cell: types.CellType) -> types.CellType:
-    """Return the variable that the copies of all functions share which close over this one."""
-    copier.own(id(cell), cell)
+    """Return the copy of a closure's variable; all functions that close over it share the copy."""
+    copier.claim(id(cell), cell)
     new: types.CellType = copier.memo.setdefault(id(cell), types.CellType())
     return new
 
 
 def _copy_globals(copier: Copier, f: types.FunctionType) -> dict[str, Any]:
-    """Return the globals that the copies of a module's functions have together."""
+    """Return the copied globals, which all copies of a module's functions share."""
     known = copier.module_globals.get(id(f.__globals__))
     if known is None:
         known = copier.module_globals[id(f.__globals__)] = (dict(f.__globals__), f.__globals__)
@@ -93,7 +93,7 @@ def _watch(copier: Copier, f: types.FunctionType) -> None:
 
 
 def _needs_copy(f: types.FunctionType, visited: set[int]) -> bool:
-    """Return whether a function, or one that it names, has anything that is copied."""
+    """True if a function, or one that it names, holds anything to copy."""
     if id(f) in visited:
         return False
     visited.add(id(f))
@@ -110,7 +110,7 @@ def _needs_copy(f: types.FunctionType, visited: set[int]) -> bool:
     parts += (f.__kwdefaults__ or {}).values()
     parts += vars(f).values()
     if users:
-        stored = _stored_globals(f.__globals__)
+        stored = _find_stored_globals(f.__globals__)
         if not stored.isdisjoint(facts.names):
             return True
         parts += [f.__globals__[name] for name in facts.names if name in f.__globals__]
@@ -150,7 +150,7 @@ def copy_partial(copier: Copier, x: functools.partial[Any]) -> Any:
 
 
 def _is_importable(f: types.FunctionType) -> bool:
-    """Return whether a function is one of a package's own, and not what it made of the user's."""
+    """True if a package defines this function by name, rather than building it from a user's."""
     if is_users_module(f.__module__):
         return False
     found: Any = sys.modules.get(f.__module__)
@@ -159,19 +159,19 @@ def _is_importable(f: types.FunctionType) -> bool:
     return found is f
 
 
-def _stored_globals(space: dict[str, Any]) -> frozenset[str]:
-    """Return which globals the functions of a module set."""
+def _find_stored_globals(space: dict[str, Any]) -> frozenset[str]:
+    """Return the names of the globals that the functions of a module set."""
     return frozenset(
         name
         for value in list(space.values())
         if isinstance(value, types.FunctionType) and value.__globals__ is space
-        for name in _stored_by(value.__code__)
+        for name in _names_stored_by(value.__code__)
     )
 
 
 @functools.lru_cache(4096)
-def _stored_by(code: types.CodeType) -> frozenset[str]:
-    within = (_stored_by(each) for each in code.co_consts if isinstance(each, types.CodeType))
+def _names_stored_by(code: types.CodeType) -> frozenset[str]:
+    within = (_names_stored_by(each) for each in code.co_consts if isinstance(each, types.CodeType))
     # Every second byte is an operation: the look is made only at code that sets any global.
     own = facts_of(code).stores if _STORE_GLOBAL in code.co_code[::2] else frozenset[str]()
     return own.union(*within)

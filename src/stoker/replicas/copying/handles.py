@@ -1,4 +1,4 @@
-"""What a thread needs one of its own of: locks, places in files, weak references."""
+"""Copies locks, open files and weak references: each thread needs its own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import weakref
 from typing import Any
 
 from stoker.replicas.copying.copier import Copier, Uncopyable
-from stoker.replicas.files import reopened
+from stoker.replicas.files import reopen_file
 
 
 def new_lock(copier: Copier, x: Any) -> Any:
@@ -19,13 +19,13 @@ def new_rlock(copier: Copier, x: Any) -> Any:
     return threading.RLock()
 
 
-def reopen_file(copier: Copier, x: Any) -> Any:
+def copy_file(copier: Copier, x: Any) -> Any:
     if x.closed:
         copier.check(lambda: x.closed)
         return x
     if x.writable() and not x.readable():
         return x  # what processes write goes to one file as well
-    again = reopened(x)
+    again = reopen_file(x)
     if again is not x:
         place = x.tell()
         copier.check(lambda: not x.closed and x.tell() == place)

@@ -1,6 +1,6 @@
-"""How each kind of object is copied: the table, and what goes by more than the class itself.
+"""Finds the function that copies an object: by its class, or by more than its class.
 
-The rest is copied by what ``pickle`` asks for.
+All other objects are copied by the state that ``pickle`` asks for.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ from stoker.replicas.copying.functions import (
 )
 from stoker.replicas.copying.handles import (
     copy_bytes_file,
+    copy_file,
     copy_weakref,
     new_lock,
     new_rlock,
-    reopen_file,
     reopen_hdf5,
 )
 from stoker.replicas.copying.objects import copy_object
@@ -61,10 +61,10 @@ from stoker.replicas.thread_safety import ONE_FOR_ALL, LruCached
 
 
 def make_copy(copier: Copier, x: Any, cls: type) -> Any:
-    """Return a copy of an object of this class, or the object itself where that will do.
+    """Return a copy of an object of this class, or the object itself if threads may share it.
 
     Raises:
-        Uncopyable: it has none; and whatever the user's own methods raise.
+        Uncopyable: it cannot be copied. The user's own methods may raise anything else.
     """
     make = _KINDS.get(cls)
     if make is not None:
@@ -80,7 +80,7 @@ def make_copy(copier: Copier, x: Any, cls: type) -> Any:
     if cls is types.BuiltinFunctionType or cls is types.MethodWrapperType:
         return getattr(copier.copy(x.__self__), x.__name__)
     if isinstance(x, (*FILES, io.BufferedWriter)):
-        return reopen_file(copier, x)
+        return copy_file(copier, x)
     if isinstance(x, (io.RawIOBase, io.BufferedIOBase, threading.Thread, weakref.ProxyType)) and (
         not isinstance(x, io.BytesIO) and not is_users_class(cls)
     ):

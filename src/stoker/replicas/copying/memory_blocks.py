@@ -1,8 +1,8 @@
-"""Copies of the memory of arrays and tensors, by address: views of an array are views of its copy.
+"""Copies the memory of arrays and tensors by address: views of an array become views of its copy.
 
-Small memory is copied. Large memory is not: arrays get views of it that cannot be written to, and
-where that is not enough (what writes through a tensor or a pointer sees no flag; code wrote to such
-a view before) the kernel gives each copy pages of its own once they are written to.
+Small memory is copied. Of large memory, arrays get read-only views. A flag does not stop code that
+writes through a tensor or a pointer. For such code, and for code that tried to write to a view
+before, the kernel gives each copy pages of its own once they are written to.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from typing import Any
 import numpy as np
 
 _COPIED_BYTES = 8 << 20
-"""What is copied for each thread in all, in 1 to 2 ms; scratch buffers are seldom larger."""
+"""Copied for each thread, in all, in 1 to 2 ms. Scratch buffers are seldom larger."""
 _PRIVATE_BYTES = 1 << 30
-"""What is private once written to, in all: it is held twice. More than that is data to be read."""
+"""Private once written to, in all: its content is held twice. Larger memory is data to be read."""
 _FILE_BYTES = 256 << 20
-"""Of one file for private pages. Threads hold a descriptor of each, and thousands of tensors share
-one; what is not filled takes no memory."""
+"""Size of a file for private pages. Threads hold a descriptor of each file, so thousands of tensors
+share one; an unfilled part takes no memory."""
 
 
 class LargerBlock(Exception):
-    """A block turned out to be a part of a larger one, which must be copied first."""
+    """A block is part of a larger one, which must be copied first."""
 
 
 class Original:
-    """The memory of one or more originals, and what it held."""
+    """The memory of one or more originals, and a digest of its content."""
 
     def __init__(self, start: int, size: int) -> None:
         self.start, self.size = start, size
@@ -48,8 +48,8 @@ class Original:
     def is_current(self) -> bool:
         return self._digest() == self.digest
 
-    def kept(self) -> tuple[_PagesFile, int]:
-        """Return the file that holds the memory's content, and where."""
+    def content_pages(self) -> tuple[_PagesFile, int]:
+        """Return the file with the memory's content, and the offset."""
         global _filling
         if self._kept is None:
             file = _filling() if _filling is not None else None
@@ -61,10 +61,10 @@ class Original:
 
 
 class _PagesFile:
-    """A file in memory, whose pages are each reader's own once written to.
+    """A file in memory. Each reader that maps it gets its own copy of pages that it writes to.
 
     Attributes:
-        left: how many bytes there is room for.
+        left: the bytes that still fit.
     """
 
     def __init__(self, size: int) -> None:
@@ -74,7 +74,7 @@ class _PagesFile:
         os.truncate(self._descriptor, self._size)
 
     def add(self, content: np.ndarray[Any, Any]) -> int:
-        """Write to the file, and return where: on pages that hold nothing else."""
+        """Append content on pages of its own; return its offset."""
         start = place = self._size - self.left
         rest = content.data
         while rest:
@@ -84,7 +84,7 @@ class _PagesFile:
         return start
 
     def private(self) -> np.ndarray[Any, Any]:
-        """Return all that was and will be added; pages that are written are copied."""
+        """Map the whole file, later additions included; the kernel copies pages on a write."""
         pages = mmap.mmap(self._descriptor, self._size, flags=mmap.MAP_PRIVATE)
         return np.frombuffer(pages, np.uint8)
 
@@ -94,14 +94,14 @@ _filling: weakref.ref[_PagesFile] | None = None
 _mapped: weakref.WeakValueDictionary[tuple[int, int], Original] = weakref.WeakValueDictionary()
 
 _written: set[tuple[int, int]] = set()
-"""Start and size of memory that is written to. No harm is done where another lies there later."""
+"""Start and size of memory that is written to. An entry does no harm once the memory is reused."""
 
 
 class MemoryBlocks:
-    """The memory that one copy has in place of the originals'.
+    """The memory of one copy, in place of the originals'.
 
     Args:
-        extents: where memory begins and ends that must be copied in one piece.
+        extents: begin and end of memory that must be copied in one piece.
 
     Attributes:
         originals: the memory that was copied, or is private once written to.
@@ -117,9 +117,9 @@ class MemoryBlocks:
         self._blocks: dict[int, tuple[int, np.ndarray[Any, Any] | None]] = {}
 
     def block_for(self, start: int, size: int) -> tuple[np.ndarray[Any, Any] | None, int]:
-        """Return the bytes that stand for a block, and where in them this memory begins.
+        """Return the block that holds the copy of some memory, and the offset of that memory in it.
 
-        None for bytes means that the original's are shared.
+        The block is None if the original's memory is shared.
         """
         for begin, end in self._extents:
             if begin <= start and start + size <= end:
@@ -141,9 +141,9 @@ class MemoryBlocks:
         return block, start - start_of
 
     def make_private(self) -> bool:
-        """Have the next copies of large memory be private. False if none is shared that could be.
+        """Give later copies private pages in place of shared memory. False if none is shared.
 
-        For code that writes to what is shared, or may do so where no flag prevents it.
+        For code that writes to shared memory, or might do so where no flag prevents it.
         """
         _written.update(self._shared)
         return bool(self._shared)
@@ -165,7 +165,7 @@ class MemoryBlocks:
         _mapped[start, size] = original
         self.originals.append(original)
         self._left_private -= size
-        file, place = original.kept()
+        file, place = original.content_pages()
         pages = self._pages.get(file)
         if pages is None:
             pages = self._pages[file] = file.private()

@@ -1,4 +1,4 @@
-"""All other objects: they are made again of what ``pickle`` asks their class for."""
+"""Copies all other objects: rebuilds them from the state that ``pickle`` asks their class for."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def copy_object(copier: Copier, x: Any, cls: type) -> Any:
     is_plain = reduce is None and is_plainly_reduced(cls)
     made: Any = x.__reduce_ex__(4) if reduce is None else reduce(x)
     if isinstance(made, str):
-        return _shared_or_refused(x, cls)
+        return _share_or_refuse(x, cls)
     parts: list[Any] = list(made)
     parts += [None] * (6 - len(parts))
     make, args, state, items, pairs, set_state = parts
@@ -44,10 +44,10 @@ def copy_object(copier: Copier, x: Any, cls: type) -> Any:
     else:
         again = copier.copy(make)(*map(copier.copy, args))
     if again is x:
-        return _shared_or_refused(x, cls)
+        return _share_or_refuse(x, cls)
     copier.memo[id(x)] = again
     failures = copier.failures
-    silence(again)  # its end would delete the file, or free the handle, of the original
+    silence(again)  # its ``__del__`` would delete the file, or free the handle, of the original
     if state is not None and state is getattr(x, "__dict__", None):
         is_plain |= set_state is None and not hasattr(type(again), "__setstate__")
     copier.where.append(cls.__qualname__)
@@ -63,14 +63,14 @@ def copy_object(copier: Copier, x: Any, cls: type) -> Any:
         _set_state(copier, again, state, set_state)
     if not is_plain or args[1:] or make is not _NEWOBJ:
         known = (make, args) if is_plain else (make, args, state)
-        copier.check(lambda: _alike(_reduced(x, reduce)[: len(known)], known))
+        copier.check(lambda: _alike(_reduce(x, reduce)[: len(known)], known))
     if items is not None:
         _add_items(copier, x, again, list(items))
     if pairs is not None:
         _add_pairs(copier, x, again, dict(pairs))
     copier.where.pop()
     if not is_plain and copier.failures == failures:
-        restore(again)  # its class says what a copy is, which has a right to its end
+        restore(again)  # its class defines copies, so it expects ``__del__`` of each
     return again
 
 
@@ -88,7 +88,7 @@ def _set_state(copier: Copier, again: Any, state: Any, set_state: Any) -> None:
 
 
 def _add_items(copier: Copier, x: Any, again: Any, held: list[Any]) -> None:
-    """Fill the copy of what derives from ``list``, or says that it has elements to append."""
+    """Fill the copy of a list, or of another object that pickles elements to append."""
     copier.check(lambda: same_objects(list.__iter__(x) if isinstance(x, list) else iter(x), held))
     extend = again.extend if hasattr(again, "extend") else None
     copies = copy_several(copier, held)
@@ -100,7 +100,6 @@ def _add_items(copier: Copier, x: Any, again: Any, held: list[Any]) -> None:
 
 
 def _add_pairs(copier: Copier, x: Any, again: Any, held: dict[Any, Any]) -> None:
-    """Fill the copy of what derives from ``dict``."""
     keys, values = list(held), list(held.values())
     copier.check(
         lambda: same_objects(dict.__iter__(x), keys) and same_objects(dict.values(x), values)
@@ -109,15 +108,15 @@ def _add_pairs(copier: Copier, x: Any, again: Any, held: dict[Any, Any]) -> None
         again[copier.copy(key)] = copier.copy(value)
 
 
-def _shared_or_refused(x: Any, cls: type) -> Any:
-    """Share an object that is its own copy, unless it is the user's and has a state."""
+def _share_or_refuse(x: Any, cls: type) -> Any:
+    """Share an object that is its own copy, unless it is the user's and has attributes."""
     if is_users_class(cls) and attributes_of(x):
         raise Uncopyable("its copy would be itself")
     return x
 
 
 def _copy_attributes(copier: Copier, x: Any, again: Any) -> None:
-    """Copy all attributes; as they were when the epoch began, where one has no copy now."""
+    """Copy all attributes; one without a copy is as it was when the epoch began, if unset then."""
     held = attributes_of(x)
     names, values = list(held), list(held.values())
 
@@ -146,7 +145,7 @@ def _copy_attributes(copier: Copier, x: Any, again: Any) -> None:
 
 
 def _copy_by_deepcopy(copier: Copier, x: Any) -> Any:
-    """Copy by ``__deepcopy__``, which finds the copies of the attributes that have one."""
+    """Copy by ``__deepcopy__``, with a memo of the copies of its attributes."""
     held = attributes_of(x)
     for value in held.values():
         copier.try_to_copy(value)
@@ -171,20 +170,23 @@ def _copy_by_deepcopy(copier: Copier, x: Any) -> Any:
 
 @cached_by_class
 def _maker(cls: type) -> Callable[[type], Any]:
-    """Return what makes a bare instance; the user's ``__new__`` may enter or hand out others."""
+    """Return the ``__new__`` of the first base that no user wrote.
+
+    A user's ``__new__`` may register the instance, or return another one.
+    """
     bases: Any = cls.__mro__
     base = next(b for b in bases if "__new__" in vars(b) and not is_users_class(b))
     make: Callable[[type], Any] = base.__new__
     return make
 
 
-def _reduced(x: Any, reduce: Callable[[Any], Any] | None) -> Any:
+def _reduce(x: Any, reduce: Callable[[Any], Any] | None) -> Any:
     made = x.__reduce_ex__(4) if reduce is None else reduce(x)
     return (*made, None)[:3]
 
 
 def _alike(left: Any, right: Any, depth: int = 0) -> bool:
-    """Return whether two reduced states say the same of an object."""
+    """True if two reduced states are equal, value by value."""
     if left is right:
         return True
     if type(left) is not type(right) or depth > _DEEP:
@@ -210,4 +212,4 @@ def _alike(left: Any, right: Any, depth: int = 0) -> bool:
         return bool(sys.modules["torch"].equal(left, right))
     if isinstance(left, (types.FunctionType, types.MethodType)):
         return bool(left == right)
-    return _alike(_reduced(left, None), _reduced(right, None), depth + 1)
+    return _alike(_reduce(left, None), _reduce(right, None), depth + 1)

@@ -41,7 +41,7 @@ class HeldBlocks:
         return HeldBlocks, (self.limit_bytes,)
 
     def __contains__(self, key: Hashable) -> bool:
-        """Whether a block is held, or is being read."""
+        """True if a block is held, or is being read."""
         return key in self._held
 
     def get(self, key: Hashable, read: Callable[[], Any]) -> Any:

@@ -164,7 +164,7 @@ class Booleans(Values):
         return [_bitmap_of(chunk), _bits_from(values, chunk.offset)]
 
     def take(self, places: Places, which: NDArray[np.int64], rows: NDArray[np.int64]) -> Any:
-        values = _packed(self.numbers(places, which, rows))
+        values = _pack_bits(self.numbers(places, which, rows))
         return _array(self.kind, len(rows), _valid(places[0], which, rows), values)
 
     def numbers(
@@ -339,7 +339,7 @@ def values_of(kind: Any) -> Values | None:
 
 
 def is_number(kind: Any) -> bool:
-    """Whether a type is of numbers, booleans included."""
+    """True if a type is of numbers, booleans included."""
     import pyarrow as pa
 
     types = pa.types
@@ -347,7 +347,7 @@ def is_number(kind: Any) -> bool:
 
 
 def is_text(kind: Any) -> bool:
-    """Whether a type is of text or bytes."""
+    """True if a type is of text or bytes."""
     import pyarrow as pa
 
     types = pa.types
@@ -356,7 +356,7 @@ def is_text(kind: Any) -> bool:
 
 
 def is_list(kind: Any) -> bool:
-    """Whether a type is a list type, of any length."""
+    """True if a type is a list type, of any length."""
     import pyarrow as pa
 
     types = pa.types
@@ -369,7 +369,7 @@ def _array(
     """Return an Arrow array over NumPy's memory; of a fixed-size list, None is no buffer."""
     import pyarrow as pa
 
-    bitmap = None if valid is None else pa.py_buffer(_packed(valid))
+    bitmap = None if valid is None else pa.py_buffer(_pack_bits(valid))
     rest = [
         pa.py_buffer(each) if isinstance(each, np.ndarray) else each
         for each in buffers
@@ -413,7 +413,7 @@ def _bits(at: NDArray[np.int64]) -> Bools:
     return found.view(np.bool_)
 
 
-def _packed(bits: Bools) -> NDArray[np.uint8]:
+def _pack_bits(bits: Bools) -> NDArray[np.uint8]:
     return np.packbits(bits, bitorder="little")
 
 

@@ -28,7 +28,7 @@ def values_in(array: Any) -> list[Any]:
     types = pa.types
     if isinstance(array, pa.FixedShapeTensorArray):
         there = pa.ExtensionArray.from_storage(array.type, array.storage.drop_null())
-        return _placed(list(np.array(there.to_numpy_ndarray())), array)
+        return _with_nulls(list(np.array(there.to_numpy_ndarray())), array)
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
     kind = array.type
@@ -36,14 +36,14 @@ def values_in(array: Any) -> list[Any]:
         array = array.dictionary_decode()
         kind = array.type
     if is_number(kind):
-        return _placed(list(array.drop_null().to_numpy(zero_copy_only=False)), array)
+        return _with_nulls(list(array.drop_null().to_numpy(zero_copy_only=False)), array)
     if is_list(kind):
         return _lists(array)
     values: list[Any] = array.to_pylist()
     return values
 
 
-def _placed(values: list[Any], array: Any) -> list[Any]:
+def _with_nulls(values: list[Any], array: Any) -> list[Any]:
     """Return an array's values, with None for each null."""
     if not array.null_count:
         return values
@@ -58,18 +58,18 @@ def _lists(array: Any) -> list[Any]:
     """
     lists = array.drop_null()
     inner = lists.flatten()
-    empty = _empty(array.type)
+    empty = _empty_list(array.type)
     is_flat = is_number(inner.type) and not inner.null_count
     values: Any = np.array(inner.to_numpy(zero_copy_only=False)) if is_flat else values_in(inner)
     lengths = lists.value_lengths().to_pylist()
     ends = np.cumsum(lengths).tolist()
     parts = [values[end - length : end] for end, length in zip(ends, lengths, strict=True)]
     if empty is not None and not is_flat:
-        parts = [_joined(part, empty) for part in parts]
-    return _placed(parts, array)
+        parts = [_join_lists(part, empty) for part in parts]
+    return _with_nulls(parts, array)
 
 
-def _empty(kind: Any) -> NDArray[Any] | None:
+def _empty_list(kind: Any) -> NDArray[Any] | None:
     """Return what a list of such a type without values is; None where its leaves are no numbers."""
     shape: list[int] = []
     while is_list(kind):
@@ -78,7 +78,7 @@ def _empty(kind: Any) -> NDArray[Any] | None:
     return np.empty(shape, kind.to_pandas_dtype()) if is_number(kind) else None
 
 
-def _joined(values: list[Any], empty: NDArray[Any]) -> Any:
+def _join_lists(values: list[Any], empty: NDArray[Any]) -> Any:
     """Return the values of a list as one array, where they are of one shape."""
     if not values:
         return empty.copy()

@@ -71,11 +71,11 @@ class HuggingFaceSource(
 
     @property
     def rows(self) -> Rows | None:
-        found = self._grouped
+        found = self._grouped_rows
         return found if found is not None and found.are_stacked else None
 
     @functools.cached_property
-    def _grouped(self) -> GroupedRows | None:
+    def _grouped_rows(self) -> GroupedRows | None:
         """Its tables, and which of their rows were selected; None where files must be read."""
         data = getattr(self._dataset, "data", None)
         if data is None or not hasattr(self._dataset, "_indices"):
@@ -89,14 +89,14 @@ class HuggingFaceSource(
         return GroupedRows.of(table, None if picked is None else picked.table)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_grouped"}
+        return {name: value for name, value in vars(self).items() if name != "_grouped_rows"}
 
     def __len__(self) -> int:
         return self._length
 
     def fetch(self, indices: Indices) -> list[Any]:
-        if self._grouped is not None:
-            return self._grouped.examples(indices)
+        if self._grouped_rows is not None:
+            return self._grouped_rows.examples(indices)
         table = self._dataset[np.asarray(indices, np.int64).tolist()]
         return to_examples(_with_bytes(table.select(self._columns)))
 

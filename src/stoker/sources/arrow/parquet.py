@@ -145,7 +145,7 @@ class ParquetSource(
 
     @property
     def rows(self) -> Rows | None:
-        return self._grouped(self._read) if self._read_columns.are_stacked else None
+        return self._group_rows(self._read) if self._read_columns.are_stacked else None
 
     def fetch(self, indices: Indices) -> list[Any]:
         return self.examples_of(indices, self._read)
@@ -165,14 +165,14 @@ class ParquetSource(
 
     def examples_of(self, indices: Indices, read: Callable[[int], Any]) -> list[Any]:
         """Return rows; ``read`` returns the table of a row group that is not held."""
-        return self._grouped(read).examples(indices)
+        return self._group_rows(read).examples(indices)
 
-    def _grouped(self, read: Callable[[int], Any]) -> GroupedRows:
+    def _group_rows(self, read: Callable[[int], Any]) -> GroupedRows:
         def group(number: int) -> RowGroup:
-            found: RowGroup = self.held.get(number, lambda: decoded(number))
+            found: RowGroup = self.held.get(number, lambda: decode(number))
             return found
 
-        def decoded(number: int) -> RowGroup:
+        def decode(number: int) -> RowGroup:
             table = read(number)
             table = without_views(table) if self._has_views else table
             return RowGroup(table, self._read_columns)

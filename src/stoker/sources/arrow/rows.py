@@ -98,7 +98,7 @@ class RowGroup:
             try:
                 places += values.places(self.columns[at])
             except MisalignedError:
-                self.columns[at] = _aligned(self.columns[at])
+                self.columns[at] = _copy_aligned(self.columns[at])
                 places += values.places(self.columns[at])
         self.places = np.array(places, np.int64)
 
@@ -150,12 +150,12 @@ class GroupedRows(Rows):
         numbering = Numbering([group.num_rows for group in groups])
         made = cls(numbering, groups.__getitem__, columns, row_bytes)
         made._picked = None if picked is None else cls.of(picked)
-        made._all = groups, _stacked_places(groups)
+        made._all = groups, _stack_places(groups)
         return made
 
     @property
     def are_stacked(self) -> bool:
-        """Whether batches can be gathered from them."""
+        """True if batches can be gathered from them."""
         return self._columns.are_stacked
 
     def examples(self, indices: Indices) -> list[dict[str, Any]]:
@@ -191,7 +191,7 @@ class GroupedRows(Rows):
         for at, out in enumerate(batch.values()):
             found.numbers(at, out[start : start + len(indices)])
 
-    def gathered(self, indices: NDArray[np.int64], recycler: Allocator) -> dict[str, Any]:
+    def take(self, indices: NDArray[np.int64], recycler: Allocator) -> dict[str, Any]:
         """Return columns, for ``split``; what may differ from batch to batch as Arrow arrays."""
         found = self._found(indices)
         return {name: found.column(at, recycler) for at, name in enumerate(self._columns.names)}
@@ -216,9 +216,9 @@ class GroupedRows(Rows):
             groups, places = self._all
         else:
             which, rows = self._numbering.find_many(indices)
-            numbers, which = _told_apart(which, len(self._numbering.ends))
+            numbers, which = _find_distinct(which, len(self._numbering.ends))
             groups = [self._group(number) for number in numbers.tolist()]
-            places = _stacked_places(groups)
+            places = _stack_places(groups)
         self._used(len(indices))
         return _Found(self._columns, groups, places, which, rows, self._row_bytes)
 
@@ -258,7 +258,7 @@ class _Found:
                 return list(values.numbers(places, self._which, self._rows))
         elif isinstance(values, Sequences) and not values.is_list:
             return self._texts(at, values, places)
-        return values_in(self._taken(at, values, places))
+        return values_in(self._take_column(at, values, places))
 
     def column(self, at: int, recycler: Allocator) -> Any:
         """Return a column as an array or a list; else as an Arrow array."""
@@ -275,7 +275,7 @@ class _Found:
             if found is not None:
                 shape = values.kind.shape if isinstance(values, Extended) else found.shape[1:]
                 return found.reshape(len(found), *shape)
-        return self._taken(at, values, places)
+        return self._take_column(at, values, places)
 
     def numbers(self, at: int, out: NDArray[Any]) -> NDArray[Any]:
         """Copy numbers without nulls into ``out``, and return that."""
@@ -298,7 +298,7 @@ class _Found:
             return texts
         return values.texts(places, self._which, self._rows)
 
-    def _taken(self, at: int, values: Values | None, places: Places) -> Any:
+    def _take_column(self, at: int, values: Values | None, places: Places) -> Any:
         if values is None:
             return self._by_arrow(at)
         return values.take(places, self._which, self._rows)
@@ -339,7 +339,7 @@ def in_chunks(table: Any) -> str:
 
 
 def _is_joined(table: Any) -> bool:
-    """Whether the chunks of a table are joined, in memory of their own.
+    """True if the chunks of a table are joined, in memory of their own.
 
     Values that are large gain nothing by that.
     """
@@ -350,7 +350,7 @@ def _is_joined(table: Any) -> bool:
 
 
 def _is_stacked(kind: Any) -> bool:
-    """Whether values of a column become one of a batch without a look at each of them."""
+    """True if values of a column become one of a batch without a look at each of them."""
     import pyarrow as pa
 
     if isinstance(kind, pa.FixedShapeTensorType):
@@ -364,11 +364,11 @@ def _has_nulls(places: Places) -> bool:
     return bool(places[0].max() != NOWHERE)
 
 
-def _stacked_places(groups: Sequence[RowGroup]) -> Places:
+def _stack_places(groups: Sequence[RowGroup]) -> Places:
     return np.ascontiguousarray(np.stack([group.places for group in groups], axis=1))
 
 
-def _told_apart(
+def _find_distinct(
     numbers: NDArray[np.int64], count: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the different numbers, of ``count``, in ascending order, and which each one is."""
@@ -396,6 +396,6 @@ def _part(column: Any, span: slice) -> Any:
     return np.stack(rows)
 
 
-def _aligned(array: Any) -> Any:
+def _copy_aligned(array: Any) -> Any:
     """Return a copy, in memory of Arrow's own."""
     return array.take(np.arange(len(array)))

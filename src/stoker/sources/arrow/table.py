@@ -41,20 +41,20 @@ class TableSource(OwnSource, GathersRows[Any], ReadsColumns[Any]):
 
     @property
     def rows(self) -> Rows | None:
-        return self._grouped if self._grouped.are_stacked else None
+        return self._grouped_rows if self._grouped_rows.are_stacked else None
 
     @functools.cached_property
-    def _grouped(self) -> GroupedRows:
+    def _grouped_rows(self) -> GroupedRows:
         return GroupedRows.of(self._table)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_grouped"}
+        return {name: value for name, value in vars(self).items() if name != "_grouped_rows"}
 
     def __len__(self) -> int:
         return int(self._table.num_rows)
 
     def fetch(self, indices: Indices) -> list[Any]:
-        return self._grouped.examples(indices)
+        return self._grouped_rows.examples(indices)
 
     def column(self, field: str | int) -> NDArray[Any]:
         return numbers_in(self._table.column(field), str(field))
@@ -94,7 +94,7 @@ def numbers_in(column: Any, name: str) -> NDArray[Any]:
 
 
 def is_table(data: object) -> bool:
-    """Whether something is a table by its protocol: an Arrow table, or a DataFrame of any kind."""
+    """True if something is a table by its protocol: an Arrow table, or a DataFrame of any kind."""
     return hasattr(data, "__arrow_c_stream__") or hasattr(data, "__dataframe__")
 
 

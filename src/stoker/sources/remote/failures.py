@@ -26,7 +26,7 @@ _GONE = (404, 410)
 _PASSING = (408, 425, 429)
 # HTTP: the server will never do this.
 _NOT_IMPLEMENTED = 501
-# Whatever else goes wrong may pass: storage libraries have errors of their own in great number.
+# All other errors may pass. Storage libraries have many of their own, too many to list.
 _LASTING = (
     *(FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError),
     *(ValueError, TypeError, LookupError, AttributeError, NotImplementedError, ImportError),

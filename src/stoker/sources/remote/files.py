@@ -196,7 +196,7 @@ class FilesSource(OwnSource, Fingerprinted[Any], ReadsAhead[Any], ReadsFiles[Any
         return "files" if self._versions is not None and self._versions.all() else None
 
     def fingerprint(self, index: int) -> Fingerprint:
-        """Return a local file's current fingerprint; for others URL, size, version as listed."""
+        """Return a local file's current fingerprint; of a remote one, URL, size, listed version."""
         if self.access is None:
             path = os.path.abspath(self._files[index])
             return of_file(path, os.stat(path))
@@ -258,7 +258,7 @@ def _find_protocol(files: Sequence[str]) -> str:
 
 
 def _find_pattern(url: str) -> int | None:
-    """Return where in a URL, counted from after ``://``, a pattern begins."""
+    """Return the start of the pattern in a URL, counted from after ``://``."""
     protocol, _, rest = url.partition("://")
     web = protocol.lower() in ("http", "https")
     start = rest.find("/") + 1 if web else 0  # after the host, which may be [::1]

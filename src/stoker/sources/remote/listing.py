@@ -46,7 +46,7 @@ class Lister:
     async def list_classes(self, suffixes: Sequence[str]) -> tuple[list[str], list[Listing]]:
         """List files with these suffixes by class folder; both in a sorted local folder's order.
 
-        Raises ValueError where there are no class folders; FileNotFoundError, RemoteError.
+        Raises ValueError if there are no class folders; FileNotFoundError, RemoteError.
         """
         storage = self._storage
         top = await self._list_folder("")

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from stoker.basics.future import OneShot
 from stoker.basics.process import OwningProcess
-from stoker.basics.signals import again_soon, deferred
+from stoker.basics.signals import again_soon, defer_interrupts
 from stoker.sources.arrow.blocks import HeldBlocks
 from stoker.sources.remote.failures import retry
 from stoker.sources.remote.options import RemoteOptions
@@ -136,7 +136,7 @@ class RemoteReader:
         May be called by any thread, by finalizers, and repeatedly. Waits for reads under way, but
         never long: it waits for no server.
         """
-        with deferred(again_soon):
+        with defer_interrupts(again_soon):
             with self._lock:
                 closing = self._closing
                 first = closing is None

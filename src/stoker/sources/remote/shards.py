@@ -37,8 +37,8 @@ from stoker.sources.source import Indices, Reader
 # One request finds many headers of small files; at 100 MB/s 64 KiB take less than the request
 # itself.
 _HEADERS_BYTES = 1 << 16
-# Times as many bytes as the files of an example have: beyond that three quarters of each read are
-# dropped.
+# The most bytes of a read, as a multiple of the example's files: beyond that three quarters of each
+# read are dropped.
 _SCATTERED = 4
 # Examples in a run, on average: with fewer, blocks save less than half of the requests and cost
 # randomness.
@@ -303,7 +303,7 @@ def find_runs(shards: Sequence[ShardIndex]) -> Runs:
                 np.diff(first, append=len(starts)),
                 np.full(len(first), number),
                 np.minimum.reduceat(starts, first),
-                # Of a truncated shard what is there is read; who lies beyond fails by itself.
+                # A truncated shard is read up to its end; each example beyond it fails.
                 np.minimum(np.maximum.reduceat(stops, first), shard.version.size_bytes),
             )
         )

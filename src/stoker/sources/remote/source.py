@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 from stoker.basics.future import run_on
-from stoker.basics.signals import deferred
+from stoker.basics.signals import defer_interrupts
 from stoker.schedule.selection import Selection
 from stoker.sources.remote import storage
 from stoker.sources.remote.listing import Lister
@@ -58,7 +58,7 @@ class Root(NamedTuple):
     path: str
     """As its file system has it."""
     url: str
-    """As people have it."""
+    """As messages show it."""
 
     def locate(self, name: str, size: int) -> RemoteFile:
         """Return the address of a listed file."""
@@ -84,7 +84,7 @@ class Access:
         Raises ImportError when a package is missing, ValueError for an unknown protocol.
         """
         asyn = import_extra("fsspec.asyn", self.url)
-        with deferred():  # a loop that is made by half stays so for all
+        with defer_interrupts():  # a loop that is made by half stays so for all
             asyn.get_loop()
         protocol = self.url.partition("://")[0].lower()
         try:

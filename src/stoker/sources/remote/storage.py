@@ -14,9 +14,9 @@ from stoker.sources.files import read_file
 from stoker.sources.remote.failures import StalledError, TruncatedError, UnusableError
 
 STALL_S = 10.0
-"""For how long no byte may come. Requests of object stores take up to seconds under load, not
+"""The longest pause between two bytes. Requests of object stores take up to seconds under load, not
 ten. Chosen, not measured."""
-# Where bytes cannot be seen coming, a slower read counts as stalled: no training is fed by that.
+# If bytes cannot be seen coming, a slower read counts as stalled: it could not feed a training job.
 _SLOWEST_BYTES_PER_S = 100_000
 # Assumed of a file of unknown size, by that rule: five minutes of reading.
 _LARGE_BYTES = 30_000_000

@@ -88,7 +88,7 @@ def read_parts(
         async with slots:
             size, version = await retry(lambda: storage.look_up(path), url, retry_s)
             start, nbytes = part(url, size)
-            read = _reading(storage, path, start, nbytes, size, version)
+            read = _start_read(storage, path, start, nbytes, size, version)
             data = await retry(read, url, retry_s) if nbytes else b""
         return RemotePart(url, size, version, data)
 
@@ -109,5 +109,7 @@ def _is_list(given: Paths) -> TypeGuard[Sequence[str | os.PathLike[str]]]:
     return not isinstance(given, (str, os.PathLike))
 
 
-def _reading(storage: Storage, path: str, start: int, nbytes: int, size: int, version: int) -> Any:
+def _start_read(
+    storage: Storage, path: str, start: int, nbytes: int, size: int, version: int
+) -> Any:
     return lambda: storage.read_part(path, start, nbytes, size, version)

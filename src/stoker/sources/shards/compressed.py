@@ -24,7 +24,7 @@ _HEAD_BYTES = 8
 _DAMAGE = (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, ValueError, OSError)
 
 
-def compressed_kinds(shards: Paths) -> dict[str, str]:
+def find_compressed(shards: Paths) -> dict[str, str]:
     """Return the files that are compressed as a whole, with their kinds of compression.
 
     Raises FileNotFoundError, ValueError, TypeError as ``find_files`` does.
@@ -72,7 +72,7 @@ class _Shards:
             for number, example in enumerate(_examples(path, version, opener)):
                 self._at = (shard, number + 1)
                 if shard > first or number >= skipped:
-                    yield self._chosen(path, example)
+                    yield self._choose(path, example)
 
     def state_dict(self) -> dict[str, int]:
         return {"shard": self._at[0], "examples": self._at[1]}
@@ -80,7 +80,7 @@ class _Shards:
     def load_state_dict(self, state: dict[str, int]) -> None:
         self._begin = (state["shard"], state["examples"])
 
-    def _chosen(self, path: str, example: dict[str, Any]) -> dict[str, Any]:
+    def _choose(self, path: str, example: dict[str, Any]) -> dict[str, Any]:
         for field in self._fields or ():
             if field not in example:
                 raise missing_field(path, example[KEY], field, [f for f in example if f != KEY])

@@ -207,7 +207,7 @@ def _sweep(folder: str) -> None:
 
 
 def _is_orphan(file: str) -> bool:
-    """Whether an index's local shard is gone although the shard's folder still exists."""
+    """True if an index's local shard is gone although the shard's folder still exists."""
     with open(file, "rb") as index:
         index.seek(_DIGEST_BYTES)
         length = int.from_bytes(index.read(_LENGTH_BYTES), "little")

@@ -68,7 +68,7 @@ def tar_members(file: ShardFile) -> ArchiveMembers:
                 if any(key.startswith("GNU.sparse") for key in records):
                     raise _sparse(file.path)
                 long_name = records.get("path", long_name)
-                long_size = _told_size(records, at)
+                long_size = _extended_size(records, at)
         else:
             if kind == b"S":
                 raise _sparse(file.path)
@@ -90,7 +90,7 @@ def tar_members(file: ShardFile) -> ArchiveMembers:
 
 
 def is_header(head: bytes, nbytes: int | None = None) -> bool:
-    """Whether a block is a header, of a file of this size if given."""
+    """True if a block is a header, of a file of this size if given."""
     try:
         told, size = _number(head[148:156]), _number(head[124:136])
     except (ValueError, IndexError):
@@ -117,7 +117,7 @@ def _number(field: bytes) -> int:
     return int(digits, 8)
 
 
-def _told_size(records: dict[str, str], at: int) -> int | None:
+def _extended_size(records: dict[str, str], at: int) -> int | None:
     """Return the size in an extended header, or None."""
     text = records.get("size")
     if text is None:

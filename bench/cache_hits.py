@@ -1,0 +1,202 @@
+"""What does an item cost that is in the cache, against LMDB and against files in the page cache?
+
+Arrays of 3 KB, 110 KB and 3 MB, all in a cache in memory, drawn in random order, in batches of 64
+(of 8, of 3 MB each):
+
+- a pipeline over the cache, inline and with two threads;
+- ``stoker.cached``, one item after another, and many at once, as DataLoader asks;
+- by hand from LMDB: a transaction a batch, each value copied into its row of a new array; or one by
+  one, each value copied;
+- by hand from files: opened, and read into the row.
+
+Processor time of all threads an item, in turns within one process.
+
+Command::
+
+    python bench/cache_hits.py
+
+Targets: a pipeline inline at least 0.8 of LMDB by hand, and two threads no more than 1.1 of the
+time of inline; one by one 6 us at 3 KB.
+
+Machine: two cores of an AMD EPYC, 24 GiB; Python 3.11.7, NumPy 2.4.6. Other work ran beside it.
+
+Results::
+
+    [results/cache_hits.json]
+    items                             us an item       LMDB by hand / it
+    --------------------------------------------------------------------
+    3 KB: LMDB by hand                       1.8              1 (1 .. 1)
+    3 KB: pipeline, inline                   6.2  0.295 (0.265 .. 0.331)
+    3 KB: pipeline, two threads              8.6   0.21 (0.166 .. 0.244)
+    3 KB: files by hand                      8.7   0.208 (0.198 .. 0.22)
+    3 KB: LMDB by hand, one by one           2.3              1 (1 .. 1)
+    3 KB: cached, one by one                11.5  0.201 (0.196 .. 0.206)
+    3 KB: cached, many at once               4.3   0.435 (0.393 .. 0.44)
+    110 KB: LMDB by hand                    12.9              1 (1 .. 1)
+    110 KB: pipeline, inline                27.0  0.495 (0.399 .. 0.575)
+    110 KB: pipeline, two threads           29.7  0.399 (0.369 .. 0.583)
+    110 KB: files by hand                   39.0   0.339 (0.28 .. 0.436)
+    110 KB: LMDB by hand, one by one         9.3              1 (1 .. 1)
+    110 KB: cached, one by one              18.3    0.5 (0.463 .. 0.701)
+    110 KB: cached, many at once            13.6   0.948 (0.811 .. 1.15)
+    3 MB: LMDB by hand                     338.2              1 (1 .. 1)
+    3 MB: pipeline, inline                 431.9  0.794 (0.727 .. 0.844)
+    3 MB: pipeline, two threads            412.2  0.788 (0.749 .. 0.942)
+    3 MB: files by hand                    632.4    0.53 (0.477 .. 0.57)
+    3 MB: LMDB by hand, one by one         146.2              1 (1 .. 1)
+    3 MB: cached, one by one               174.8  0.852 (0.732 .. 0.883)
+    3 MB: cached, many at once             391.4  0.899 (0.797 .. 0.943)
+    [end]
+
+At 3 KB nearly all is Python: keys, two lookups, a record's head, each item an array of its own.
+From 64 KB on, a pipeline that stacks items, or crops them first, reads them where they lie, and
+copies them once. That Python is 5 us of the 27 at 110 KB; the rest is the copy, into memory that
+the processor's caches do not hold, as it is by hand.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lmdb
+import numpy as np
+from harness import Ratio, Report, interleaved, parser, report
+
+import stoker
+
+# Bytes of an item, how many there are, and how many make a batch.
+SIZES = {"3 KB": (3_072, 4_096, 64), "110 KB": (110_000, 1_024, 64), "3 MB": (3_000_000, 64, 8)}
+HAND, ONE_HAND = "LMDB by hand", "LMDB by hand, one by one"
+INLINE, THREADS = "pipeline, inline", "pipeline, two threads"
+ONE, MANY, FILES = "cached, one by one", "cached, many at once", "files by hand"
+
+
+class Rows:
+    """Arrays of random bytes."""
+
+    def __init__(self, count: int, size: int) -> None:
+        self._count, self._size = count, size
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        return np.random.default_rng(index).integers(0, 256, self._size, np.uint8)
+
+
+def drained(pipeline: stoker.Pipeline) -> None:
+    """Run an epoch."""
+    for _ in pipeline:
+        pass
+
+
+def cases_of(size: int, count: int, batch: int, folder: Path) -> dict[str, Callable[[], None]]:
+    """Fill everything, and return what reads all of it once."""
+    rows = Rows(count, size)
+    order = np.random.default_rng(0).permutation(count).tolist()
+    batches = [order[at : at + batch] for at in range(0, count, batch)]
+    environment: Any = lmdb.open(str(folder / "lmdb"), map_size=1 << 32)
+    with environment.begin(write=True) as filling:
+        for index in range(count):
+            filling.put(b"%d" % index, rows[index].tobytes())
+            (folder / f"{index}").write_bytes(rows[index].tobytes())
+
+    def by_hand() -> None:
+        for numbers in batches:
+            out = np.empty((len(numbers), size), np.uint8)
+            with environment.begin(buffers=True) as reading:
+                for row, index in enumerate(numbers):
+                    out[row] = np.frombuffer(reading.get(b"%d" % index), np.uint8)
+
+    def one_by_hand() -> None:
+        for index in order:
+            with environment.begin(buffers=True) as reading:
+                np.frombuffer(reading.get(b"%d" % index), np.uint8).copy()
+
+    def files() -> None:
+        for numbers in batches:
+            out = np.empty((len(numbers), size), np.uint8)
+            for row, index in enumerate(numbers):
+                descriptor = os.open(folder / f"{index}", os.O_RDONLY)
+                os.readv(descriptor, [out[row]])
+                os.close(descriptor)
+
+    limit = 3 * size * count + (64 << 20)
+    made = stoker.from_dataset(rows, seed=0).cache(limit).shuffle().batch(batch)
+    pipelines = {INLINE: made.workers(0), THREADS: made.workers(2)}
+    dataset = stoker.cached(rows, limit)
+
+    def one() -> None:
+        for index in order:
+            dataset[index]
+
+    def many() -> None:
+        for numbers in batches:
+            dataset.__getitems__(numbers)
+
+    fills: list[Callable[[], None]] = [partial(drained, each) for each in pipelines.values()]
+    for each in (*fills, one):
+        for _ in range(3):  # a queue that is full refuses items
+            each()
+            time.sleep(0.2)
+    return {
+        HAND: by_hand,
+        **{name: partial(drained, pipeline) for name, pipeline in pipelines.items()},
+        FILES: files,
+        ONE_HAND: one_by_hand,
+        ONE: one,
+        MANY: many,
+    }
+
+
+def cpu_us(case: Callable[[], None], count: int, times: int) -> float:
+    """Return microseconds of processor time an item."""
+    began = time.process_time()
+    for _ in range(times):
+        case()
+    return (time.process_time() - began) / (count * times) * 1e6
+
+
+def evaluate(found: Report) -> None:
+    """Show times, and hold ratios against the targets."""
+    lines = []
+    for size in SIZES:
+        cases = {row["case"]: row["cpu_us"] for row in found.rows if row["size"] == size}
+        for name, each in cases.items():
+            over = Ratio.of(cases[ONE_HAND if name in (ONE, ONE_HAND) else HAND], each)
+            lines.append((f"{size}: {name}", f"{np.median(each):.1f}", over))
+        if found.quick:
+            continue
+        inline = Ratio.of(cases[HAND], cases[INLINE]).median
+        found.expect(f"{size}: a pipeline inline, of LMDB by hand", inline, 0.8)
+        threads = Ratio.of(cases[THREADS], cases[INLINE]).median
+        found.expect(f"{size}: time of two threads over inline", threads, 1.1, at_least=False)
+        if size == "3 KB":
+            one = float(np.median(cases[ONE]))
+            found.expect("3 KB: one by one, microseconds", one, 6, at_least=False)
+    found.show(("items", "us an item", "LMDB by hand / it"), lines)
+
+
+def main() -> None:
+    arguments = parser(__doc__, evaluate).parse_args()
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as root, report(__file__, arguments) as found:
+        for name, (size, count, batch) in SIZES.items():
+            folder = Path(root, name.replace(" ", ""))
+            folder.mkdir()
+            few = count // 16 if arguments.quick else count
+            cases = cases_of(size, few, batch, folder)
+            timed = {case: partial(cpu_us, fn, few, 2) for case, fn in cases.items()}
+            for case, each in interleaved(
+                timed, 1 if arguments.quick else arguments.rounds
+            ).items():
+                found.add(size=name, case=case, cpu_us=each)
+
+
+if __name__ == "__main__":
+    main()

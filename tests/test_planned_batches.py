@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -165,6 +166,15 @@ def test_caches_maps_and_processes_go_before(kind: str) -> None:
 
     here, there = ([(i.tolist(), d.tolist()) for i, d in build(n)] for n in (0, 2))
     assert here == there
+
+
+def test_workers_are_sent_no_sizes() -> None:
+    lengths = np.full(100_000, 3)
+    train = stoker.from_arrays(np.arange(100_000), seed=1).batch(tokens=30, size=lengths)
+    (segment,) = train.chain.plan.segments
+    assert len(pickle.dumps(segment.batch)) < 2_000
+    assert segment.batch is not None
+    assert segment.batch.name == train.chain.stages[0].name == "batch(tokens=30, size=...)"
 
 
 def test_epochs_are_put_together_anew_and_know_their_lengths() -> None:
@@ -339,7 +349,7 @@ def test_what_cannot_be_planned_is_refused() -> None:
     large = np.where(np.arange(120) == 17, 500, size)
     with pytest.raises(ValueError, match="example 17 has size 500, and a batch holds 400"):
         iter(tokens(begun, size=large))
-    assert "about 14 examples, put together from 2,000" in str(tokens(begun))
+    assert "about 14 examples, put together from 56" in str(tokens(begun))
 
 
 def test_a_state_of_other_sizes_or_ranks_is_refused() -> None:

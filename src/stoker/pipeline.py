@@ -330,7 +330,7 @@ class Pipeline(DataLoaderApi, Generic[T]):
             key: numbers or text ``[n]``, or a field: examples of one batch have the same (a bucket
                 of shapes). With ``n`` or with ``tokens``.
             window: how many examples that follow each other batches are put together from; by
-                default 2,000, or 16 steps of all ranks.
+                default 2,000 or 16 steps of all ranks, at most a quarter of the data.
             multiple_of: each row is as long as the longest, rounded up to a multiple of this.
             max_rows: the most examples in a batch.
             padded: False: a batch holds ``tokens`` as the sum of its sizes, without padding.

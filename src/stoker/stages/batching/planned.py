@@ -26,6 +26,10 @@ from stoker.stages.stage import ChainView, EnginePlan, PoolSize, first_with
 # batch holds more padding, and more is carried on: bench/balance.py has what windows bring.
 _WINDOW_PLACES = 2_000
 _WINDOW_STEPS = 16
+# A window of the whole epoch would put the same examples together in every epoch. Chosen, not
+# measured; as is that a window of fewer steps would hold much padding.
+_FEWEST_WINDOWS = 4
+_FEWEST_STEPS = 4
 
 
 MEASURED = 1_000
@@ -66,6 +70,14 @@ class Sizing:
         return any(value is not None for value in (self.tokens, self.size, self.key)) or (
             (self.window, self.multiple_of, self.max_rows, self.padded) != (None, None, None, True)
         )
+
+    def without_arrays(self) -> Sizing:
+        """Return these for people to read."""
+        size, key = (
+            given if given is None or isinstance(given, (str, int)) else ...
+            for given in (self.size, self.key)
+        )
+        return replace(self, size=size, key=key)
 
     def check(self, n: Any, drop_last: Any) -> None:
         """Raise ValueError or TypeError for what does not go together, or is no number."""
@@ -122,7 +134,9 @@ class Sizing:
             typical = max(1, int(budget / max(mean, multiple_of)))
         if self.max_rows is not None:
             typical = min(typical, int(self.max_rows))
-        window = max(_WINDOW_PLACES, _WINDOW_STEPS * world * typical)
+        step = world * typical
+        window = max(_WINDOW_PLACES, _WINDOW_STEPS * step)
+        window = min(window, max(len(source) // _FEWEST_WINDOWS, _FEWEST_STEPS * step))
         if self.window is not None:
             window = int(self.window)
         most = None if self.max_rows is None else int(self.max_rows)
@@ -220,9 +234,10 @@ class PlannedBatch(Batch):
             )
 
     def lower(self, to: EnginePlan) -> None:
-        super().lower(to)
         assert self.rule is not None
         to.plan_batches(self.rule)
+        # Workers put batches together, wherever they are: they need no sizes.
+        to.batch(replace(self, sizing=self.sizing.without_arrays(), rule=None))
 
     def count(self, items: int) -> int:
         """Refuse: the plan of an epoch tells (``Chain.cuts``)."""

@@ -46,6 +46,9 @@ KINDS: dict[str, Callable[[int], stoker.Pipeline]] = {
     "whole": lambda n: stoker.from_dataset(range(n), seed=7).shuffle().cache("1MiB"),
     "balanced": lambda n: rows(n).shuffle(),
     "mixture": mixture,
+    "selected": lambda n: rows(2 * n).select(np.arange(2 * n) % 2 == 0).shuffle(),
+    "weighted": lambda n: rows(n).shuffle(weights=np.arange(n) % 5 + 30.0 * (np.arange(n) < 3)),
+    "own": lambda n: rows(n).order(lambda epoch, rng: rng.integers(0, n, n)),
 }
 
 

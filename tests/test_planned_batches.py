@@ -233,6 +233,45 @@ def test_mixtures_are_planned_over_all_parts() -> None:
     testing.check_resume(build, every=3)
 
 
+def test_chosen_and_weighted_examples_are_planned() -> None:
+    chosen = stoker.from_arrays(np.arange(120), seed=1).select(np.flatnonzero(LENGTHS < 40))
+    kept = (LENGTHS < 40).sum()
+    assert sum(map(len, TOKENS.batched(chosen.shuffle()))) == kept
+    weights = np.where(np.arange(120) < 10, 5, 1)
+    weighted = stoker.from_arrays(np.arange(120), seed=1).shuffle(weights=weights)
+    train = TOKENS.batched(weighted.shard(rank=0, world=2))
+    for ids in train:
+        TOKENS.check(ids.tolist())
+    testing.check_resume(lambda: TOKENS.batched(weighted.shard(rank=1, world=2)), every=2)
+
+
+def test_an_order_that_a_function_says_is_asked_for_when_an_epoch_begins() -> None:
+    asked: list[int] = []
+
+    def hardest_first(epoch: int, rng: np.random.Generator) -> np.ndarray:
+        asked.append(epoch)
+        return np.roll(np.arange(120), epoch)
+
+    def build() -> stoker.Pipeline:
+        return TOKENS.batched(stoker.from_arrays(np.arange(120), seed=1).order(hardest_first))
+
+    train = build()
+    with pytest.raises(TypeError, match="not known before"):
+        len(train)
+    assert asked == []
+    whole = [ids.tolist() for ids in train]
+    with iter(train) as batches:
+        next(batches)
+        assert len(train) == len(batches) + 1
+    assert asked == [0, 1]
+    with iter(again := build()) as batches:
+        next(batches)
+        state = again.state_dict()
+    resumed = build()
+    resumed.load_state_dict(state)
+    assert [ids.tolist() for ids in resumed] == whole[1:]
+
+
 def test_an_adaptive_echo_may_stand_behind() -> None:
     for _ in range(2):
         train = TOKENS.batched(TOKENS.begun()).echo()

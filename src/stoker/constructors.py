@@ -359,6 +359,7 @@ def from_parquet(
     paths: Paths,
     columns: Sequence[str] | None = None,
     *,
+    filters: Sequence[Any] | None = None,
     seed: int | None = None,
     on_error: OnError = "raise",
     requests: int = 32,
@@ -374,6 +375,9 @@ def from_parquet(
     Args:
         paths: files, URLs, patterns, or folders of files ``*.parquet``; URLs of one file system.
         columns: the columns to read; all by default.
+        filters: ``[("height", ">=", 256), ...]``: only rows for which all of these hold, or, of a
+            list of such lists, those of one; decided now, by the statistics of row groups and one
+            pass over the columns that are named. Then as ``.select()``.
         seed, on_error: as in ``from_dataset``.
         requests, retry_s, storage_options: for URLs, as in ``from_folder``; each row group is one
             range request.
@@ -391,7 +395,15 @@ def from_parquet(
         source: ParquetSource = RemoteParquetSource(paths, remote, columns)
     else:
         source = ParquetSource(paths, columns)
-    return _begin(source, seed, on_error)
+    train = _begin(source, seed, on_error)
+    if filters is None:
+        return train
+    from stoker.sources.arrow.row_filter import matching_rows
+
+    matches = matching_rows(source, filters)
+    if not matches.any():
+        raise ValueError(f"no row of {source.name} matches filters={filters!r}")
+    return train.select(matches)
 
 
 def from_tar(
@@ -593,6 +605,11 @@ def _part(chain: Chain, number: int, *, has_budget: bool) -> MixedPart:
                 ".random_map() and .filter(); put what concerns all of them behind mix(), such "
                 "as .echo(2), or .echo([2, 1, ...]) with a factor for each"
             )
+    if chain.selection.calls_user:
+        raise ValueError(
+            f"{what} is ordered by a function, and the epochs of a part are not those of the "
+            "mixture: give it weights that stay, .shuffle(weights=w), or .select()"
+        )
     for said, is_said in (
         ("steps", chain.steps is not None),
         ("workers", chain.workers is not None),

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Generic, TypeVar, overload
 
+import numpy as np
 from numpy.typing import NDArray
 
 from stoker.chain.chain import Chain
@@ -25,8 +26,11 @@ from stoker.stages.composite import Stage
 from stoker.stages.echo import Echo, Factor
 from stoker.stages.filter import Filter
 from stoker.stages.map import Map
+from stoker.stages.ordering.order import OwnOrder
+from stoker.stages.ordering.select import Select, parts_of
+from stoker.stages.ordering.take import SkipFirst, Take
+from stoker.stages.ordering.weighted import shuffle_of
 from stoker.stages.scan import Scan
-from stoker.stages.select import Shuffle, SkipFirst, Take
 from stoker.stages.shard import Shard
 from stoker.stages.skip import OnError
 from stoker.stages.stage import ChainStage
@@ -65,7 +69,15 @@ class Pipeline(DataLoaderApi, Generic[T]):
         """
         return Pipeline(self.chain.applying(stage, self))
 
-    def shuffle(self, buffer: Int = None, *, block: int | bool | None = None) -> Pipeline[T]:
+    def shuffle(
+        self,
+        buffer: Int = None,
+        *,
+        block: int | bool | None = None,
+        weights: Any = None,
+        num_samples: Int = None,
+        replacement: bool = False,
+    ) -> Pipeline[T]:
         """Draw a new order every epoch.
 
         A true permutation up to 2^20 examples; above, a keyed one in O(1) memory. Streams use a
@@ -75,10 +87,38 @@ class Pipeline(DataLoaderApi, Generic[T]):
             buffer: for streams only, the number of examples in the buffer; by default 1,000.
             block: shuffle by blocks of so many neighbours, or (True) the source's own blocks, 16 at
                 a time; False: as a whole. By default Parquet and remote shards use their own.
+            weights: how often examples come, ``[n]`` by number in the source, or ``fn(epoch)``:
+                each comes as often as its share of the epoch, rounded down or up, in every epoch.
+                Copied, unless it is read-only, as a memory map is.
+            num_samples: with weights, the examples of an epoch; by default all that there are.
+            replacement: with weights, draw each place by itself, as torch does.
 
-        Raises ValueError after ``echo`` or ``batch``, after another ``shuffle``, and on a loader.
+        Raises TypeError or ValueError for other weights; ValueError after ``echo`` or ``batch``,
+        after another ``shuffle`` or ``order``, with weights also after ``shard``, and on a loader.
         """
-        return self._then(Shuffle(buffer, block))
+        return self._then(shuffle_of(buffer, block, weights, num_samples, replacement))
+
+    def order(
+        self, fn: Callable[[int, np.random.Generator], Any], length: Int = None
+    ) -> Pipeline[T]:
+        """Have a function say which examples an epoch has, in which order.
+
+        Numbers are those of the source; they may repeat (oversampling) or lack (curriculum). With
+        several ranks, all must return the same: each then gets its part. A state holds a digest of
+        the order; a resume calls ``fn`` again, and raises StateError if it returns another one.
+
+        Args:
+            fn: called as ``fn(epoch, rng)`` by each ``iter()``, and once for each pass of
+                ``repeat``; ``rng`` is a ``numpy.random.Generator`` of seed and epoch. Returns
+                numbers ``[length]``, copied, 4 bytes each; or an object with ``__len__`` and
+                ``at(places)``, which maps places ``int64 [k]`` to numbers ``[k]`` and is called by
+                any thread.
+            length: how many an epoch has; by default as many as there are examples.
+
+        Raises TypeError if ``fn`` does not take two arguments; ValueError as ``select``.
+        ``iter()`` raises StageError for what ``fn`` raises, and for what are no such numbers.
+        """
+        return self._then(OwnOrder.of(fn, length))
 
     def shard(
         self,
@@ -130,6 +170,40 @@ class Pipeline(DataLoaderApi, Generic[T]):
         """
         shard = Shard.of(rank, world, uneven, near, mesh, mesh_dims, env=env)
         return self._then(shard.padded(pad, mask).balanced(balance, cost))
+
+    def select(self, which: Any) -> Pipeline[T]:
+        """Keep some examples of a source, by number; nothing is read. In the source's order.
+
+        Numbers are always those of the source, also behind another ``select``: in errors, in
+        ``pipeline.key(number)``, and here. For another order, or repeats: ``order``.
+
+        Args:
+            which: numbers ``[k]``, a mask ``bool [n]``, or ``fn(number, name)``, called once for
+                each example, now. 10^8 examples take 13 MB by mask.
+
+        Raises TypeError or ValueError for what chooses none; ValueError behind ``shuffle``,
+        ``shard`` or ``filter``, on streams and loaders, and on a mixture: select in its parts.
+        """
+        return self._then(Select(which))
+
+    def split(
+        self, *fractions: float, seed: int = 0, stratify: Any = None
+    ) -> tuple[Pipeline[T], ...]:
+        """Split the examples at random into parts: disjoint, and all of them; nothing is read.
+
+        ``train, test = p.split(0.9)``; ``p.split(0.2, 0.2, 0.2, 0.2, 0.2)`` gives five folds.
+
+        Args:
+            fractions: of each part; one alone is that of the first of two.
+            seed: with the same one, the parts are the same, whatever the pipeline's seed is.
+            stratify: labels ``[n]`` by number, or ``fn(number, name)``: each part then gets its
+                fraction of each label, rounded down or up.
+
+        Raises TypeError or ValueError for other fractions, and if a part would be empty; else as
+        ``select``.
+        """
+        stages = parts_of(self.chain, fractions, seed, stratify)
+        return tuple(self._then(stage) for stage in stages)
 
     def take(self, n: int) -> Pipeline[T]:
         """Keep the first ``n`` examples of every epoch; the others are not read.

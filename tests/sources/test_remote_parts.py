@@ -206,3 +206,16 @@ def test_servers_without_ranges_and_files_that_are_none(
             make()
     with pytest.raises(ValueError, match="local path, among URLs"):
         stoker.from_parquet([f"{site}/a.parquet", str(tmp_path / "site" / "b.parquet")])
+
+
+def test_filters_read_the_ranges_of_their_columns_alone(
+    site: str, tmp_path: Path, handler: Any
+) -> None:
+    tables(tmp_path / "site")
+    files = f"{site}/{{a,b}}.parquet"
+    before = handler.counted
+    some = stoker.from_parquet(files, ["text"], filters=[("n", ">=", 30), ("n", "<", 38)])
+    assert handler.counted - before == 2 * 2 + 2  # sizes and footers; a row group of each file
+    assert [len(row["text"]) for row in some] == [n % 9 for n in range(30, 38)]
+    train = stoker.from_parquet(files, filters=[("n", "in", [3, 33, 59])], seed=1)
+    assert sorted(int(row["n"]) for row in train.shuffle()) == [3, 33, 59]

@@ -131,7 +131,7 @@ def _steps(pipeline: Pipeline[Any]) -> list[_Step]:
     plan = pipeline.chain.plan
     indexed = plan.indexed
     assert indexed is not None
-    order = indexed.order(plan.selection, pipeline.seed, 0)
+    order = indexed.order(replace(plan.selection, drawing=None), pipeline.seed, 0)
 
     def fetch(work: Work, ordinal: int, _: Any) -> Any:
         return work.fetch(order.span(ordinal, ordinal + 1), work.segment.counters())[0]
@@ -210,7 +210,7 @@ class _Trial:
         plan = pipeline.chain.plan
         assert plan.indexed is not None
         self._indexed = plan.indexed
-        self._order = plan.indexed.order(plan.selection, pipeline.seed, 0)
+        self._order = plan.indexed.order(replace(plan.selection, drawing=None), pipeline.seed, 0)
         self._steps = steps
         self._running = running
         self._objects = [each for step in steps for each in step.segment.user_objects]

@@ -56,6 +56,32 @@ def agree(chain: Chain, place: tuple[int, ...], *, long: bool) -> Chain:
     return chain.with_seed(int(told["seed"])) if chain.is_seed_open else chain
 
 
+def agree_order(chain: Chain, digest: str) -> None:
+    """Compare, once an epoch has begun, the order that each rank's function has returned.
+
+    Raises ValueError where ranks would read parts of different orders, StokerError where a rank did
+    not come.
+    """
+    shard = chain.shard
+    among = () if shard is None or shard.among is None else shard.among
+    met = exchange_among(among) if digest and len(among) > 1 else None
+    if met is None:
+        return
+    told = met.answer({"order": digest}, _same_order, chain.source.name, patience_s(long=False))
+    if "differ" in told:
+        raise ValueError(told["differ"])
+
+
+def _same_order(claims: dict[int, dict[str, Any]]) -> dict[str, Any]:
+    digests = {rank: claim["order"] for rank, claim in claims.items()}
+    if len(set(digests.values())) == 1:
+        return {}
+    return {
+        "differ": f"ranks differ in the order of the epoch ({_named(digests)}): its function must "
+        "return the same on all ranks; gather what it depends on, such as losses, from all of them"
+    }
+
+
 def _claim(chain: Chain, shard: Shard, place: tuple[int, ...]) -> dict[str, Any]:
     """Say what has to be the same on all ranks."""
     stages = [replace(shard, rank=0) if stage is shard else stage for stage in chain.stages]

@@ -338,6 +338,11 @@ class Chain:
                 "the number of batches depends on the seed, which is rank 0's and not known before "
                 "iter(): give seed="
             )
+        if self.selection.calls_user and not self.plan.has_planned(self.seed, epoch):
+            raise TypeError(
+                "the number of batches depends on the order that a function says when an epoch "
+                "begins, and is not known before"
+            )
         return self.plan.planned(self.seed, epoch).cuts
 
     def clock(self, epoch: int, fresh: int, uses: int, outputs: int) -> Clock:

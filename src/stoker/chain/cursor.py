@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from stoker.basics.buffers import Recycler
 from stoker.basics.resources import process_group
 from stoker.basics.validate import is_whole_number
-from stoker.chain.agreement import agree
+from stoker.chain.agreement import agree, agree_order
 from stoker.chain.bookmark import Bookmark
 from stoker.chain.chain import Chain
 from stoker.chain.iterator import PipelineIterator, warn_of_second_iterator
@@ -81,7 +81,15 @@ class Cursor(Bookmark):
             live.close()
         self._heed(loop)
         self._agree((self.epoch + (not self._fresh_start), self._outputs_to(self._skip)))
-        return self._begin_data_epoch()
+        iterator = self._begin_data_epoch()
+        run = self._run
+        assert run is not None
+        try:
+            agree_order(self.chain, run.order_digest)
+        except BaseException:
+            iterator.close()
+            raise
+        return iterator
 
     def _agree(self, place: tuple[int, ...]) -> None:
         """Compare with other ranks what is iterated over, and where, if that is due.

@@ -34,6 +34,8 @@ def can_jump(chain: Chain) -> bool:
 
     Not over streams and loaders, not where examples may be left out, and not behind a pool.
     """
+    if chain.plans_batches and chain.selection.calls_user:
+        return False
     return chain.source.is_indexed and not chain.may_leave_out and not chain.echoes
 
 
@@ -134,7 +136,7 @@ def take_over(states: Sequence[Loaded], chain: Chain) -> Loaded:
     leg = _leg_behind(first.by, position)
     if not chain.rank_world[0]:
         _log.warning("%s", _describe(first, leg, chain))
-    return replace(first, position=Position(leg=leg), sizes={})
+    return replace(first, position=Position(order=position.order, leg=leg), sizes={})
 
 
 def _own_state(states: Sequence[Loaded], chain: Chain) -> Loaded:

@@ -49,6 +49,7 @@ from stoker.stats import Clock
 # Raised by each change after which older states cannot be read: they are refused by number.
 FORMAT = 3
 _UNSIGNED = ("checksum", "loader")
+_DIGEST_DIGITS = 8
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,8 @@ def saved(
         state["leg"] = position.leg.saved()
     if handed_out is not None:
         state["handed_out"] = handed_out
+    if position.order:
+        state["order"] = position.order
     if position.owners is not None:
         state["owners"] = position.owners.saved()
     signed = {**state, "checksum": _checksum(state)}
@@ -265,7 +268,7 @@ def position(
     if not yielded and not nested and not (fit.plan.carries_pool and nodes):
         if owners is None and fit.leg is None:
             return None
-        return Position(owners=owners, leg=fit.leg)
+        return Position(owners=owners, order=_order(state, fit.plan), leg=fit.leg)
     if fit.steps is not None and yielded > fit.steps:
         raise StateError(f"the state is at batch {yielded:,}, where .steps({fit.steps}) never is")
     iterated = fit.examples is None
@@ -281,6 +284,7 @@ def position(
         loaded=check_integer(state["loaded"], 0, compact_integers.LARGEST if iterated else 0),
         loader_state=state.get("loader"),
         owners=owners,
+        order=_order(state, fit.plan),
         leg=fit.leg,
     )
     epoch = check_integer(state["epoch"])
@@ -301,6 +305,16 @@ def position(
         found.parts = _parts(nodes, plan, bounds)
         bounds.check(found.uses)
     return found
+
+
+def _order(state: dict[str, Any], plan: Plan) -> str:
+    """Read the digest of an order that a user's function decided; "" where there is none."""
+    if not plan.selection.calls_user or not (state["yielded"] or "leg" in state):
+        return ""
+    digest = state["order"]
+    if type(digest) is not str or len(digest) != _DIGEST_DIGITS:
+        raise ValueError(f"{compact_integers.short_repr(digest)} is no digest of an order")
+    return digest
 
 
 def _owners(state: dict[str, Any], fit: StateSchema) -> OwnerSnapshot | None:

@@ -8,6 +8,8 @@ their work.
 from __future__ import annotations
 
 import contextlib
+import functools
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, assert_never
 
@@ -164,6 +166,11 @@ class EpochStreams:
             return np.ones(item.rows, bool)
         return self.padded.valid(item.fresh - item.rows, item.fresh)
 
+    @property
+    def order_digest(self) -> str:
+        """What tells an order that is drawn from others; "" for other orders."""
+        return "" if self._order is None else self._order.digest
+
     def part_stats(self, fresh: int) -> tuple[PartStats, ...]:
         """Return what so many fresh examples are of, where the source has parts."""
         if self._plan.indexed is None or self._order is None:
@@ -242,6 +249,9 @@ class EpochStreams:
                 epoch = self._epoch - back
                 order = plan.order(self._seed, epoch)
                 self._earlier[back] = self._work(plan.segments[0], epoch, order), order
+        orders = {back: order for back, (_, order) in self._earlier.items()}
+        for work in self._works.values():
+            work.index_before = functools.partial(_index_before, orders, self._examples)
 
     def _hire(self) -> None:
         """Make the worker pools: one for the host, one for what runs behind a device."""
@@ -370,3 +380,14 @@ class EpochStreams:
                 rest.callback(self._reader.close)  # lets go of workers that wait for it
             for pool in self._worker_pools:
                 rest.callback(pool.shut)  # this first of all
+
+
+def _index_before(orders: Mapping[int, RankOrder], examples: int, ordinal: int) -> int:
+    """Return the index of a fresh example of an earlier epoch, numbered up to this one.
+
+    Args:
+        orders: those of earlier epochs, by how many epochs ago they were.
+        examples: how many an epoch has on this rank.
+    """
+    back, there = divmod(ordinal, examples)
+    return int(orders[-back].span(there, there + 1)[0])

@@ -58,6 +58,7 @@ class Position:
         spent: how much of each skip budget is spent; ``filtered``: what filters left out.
         loaded: batches of a loader that were handed out; ``loader_state``: its own state there.
         owners: by whose parts the epoch is dealt, if it is.
+        order: the digest of the epoch's order, where a user's function decides it; else "".
         leg: what was left of the epoch when other ranks took it over, if they did: then all that
             is counted here counts from there.
     """
@@ -71,6 +72,7 @@ class Position:
     loaded: int = 0
     loader_state: Any = None
     owners: OwnerSnapshot | None = None
+    order: str = ""
     leg: Leg | None = None
 
 

@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 from stoker.schedule.dealing import Dealer, RankOrder
 from stoker.schedule.factor import UsesByPart
 from stoker.schedule.leg import Leg
+from stoker.schedule.orders.chosen import Chosen
+from stoker.schedule.orders.drawing import Drawing
 from stoker.schedule.selection import Selection
 from stoker.schedule.sizing.batch_plan import BatchRule, PlannedDeal, PlannedOrder
 from stoker.schedule.sizing.costs import Costs
@@ -331,14 +333,21 @@ class Plan:
     def order(self, seed: int, epoch: int, dealer: Dealer | None = None) -> RankOrder:
         """Return the order of an epoch of an indexed source, as this rank reads it.
 
-        Batches that are planned are planned now; the plan of the last epoch is kept.
+        Batches that are planned are planned now; the plan of the last epoch is kept, unless a
+        user's function says the order: that is called for each epoch anew.
 
         Raises ValueError where an example is larger than a planned batch may be.
         """
         assert self.indexed is not None
         if self.batches is None:
             return self.indexed.order(self.selection, seed, epoch, dealer, self.group)
+        if self.selection.calls_user:
+            self._planned.clear()
         return self.planned(seed, epoch)
+
+    def has_planned(self, seed: int, epoch: int) -> bool:
+        """Whether the plan of an epoch is kept."""
+        return (seed, epoch) in self._planned
 
     def planned(self, seed: int, epoch: int) -> PlannedOrder:
         """Return the order of an epoch whose batches are planned; raises as ``order`` does."""
@@ -424,12 +433,12 @@ class Plan:
 
         That is so for a single echo that follows the stall, right behind the first segment, if
         nothing can be left out, so that all epochs have equally many items; and if the next epoch
-        knows the order of this one, which dealing by this one's owners keeps from it; nor have
-        epochs whose batches are planned equally many.
+        knows the order of this one, which it does not where this one's owners deal it, or a user's
+        function says it; nor have epochs whose batches are planned equally many.
         """
         if self.indexed is None or self.is_decided or len(self.echoes) != 1:
             return False
-        if self.selection.is_dealt or self.batches is not None:
+        if self.selection.is_dealt or self.selection.calls_user or self.batches is not None:
             return False
         point = self.echoes[0]
         return point.echo.is_adaptive and not point.on_device and not point.leaks
@@ -492,6 +501,14 @@ class Lowering:
         Streams are shuffled through a buffer of so many examples.
         """
         self._selection, self._buffer = self._selection.shuffled(blocks), buffer
+
+    def select(self, chosen: Chosen) -> None:
+        """Only chosen examples are read; all of them are among those that are left by now."""
+        self._selection = self._selection.selected(chosen)
+
+    def draw(self, drawing: Drawing) -> None:
+        """An order is drawn every epoch, by weights or a function."""
+        self._selection = self._selection.drawn(drawing)
 
     def shard(
         self, rank: int, world: int, *, uneven: bool, dealt: bool, costs: Costs | None

@@ -96,6 +96,13 @@ class Run:
         began = time.perf_counter_ns()
         try:
             self._streams.build()
+            if position.order and position.order != self.order_digest:
+                raise StateError(
+                    f"the order of epoch {setup.epoch} is another one now than when the state was "
+                    "saved: have its function return what it returned then (load what it depends "
+                    "on, such as losses, before the pipeline begins), or begin the next epoch "
+                    "(set_epoch)"
+                )
             if position.yielded or position.parts:
                 checkpoint.resume(streams.last, position)
             if setup.carried:
@@ -105,6 +112,11 @@ class Run:
             self.close()
             raise
         self._wait_ns = time.perf_counter_ns() - began  # iter() may start processes
+
+    @property
+    def order_digest(self) -> str:
+        """What tells the epoch's order from others, where a user's function decides it; else ""."""
+        return self._streams.order_digest if self._plan.selection.calls_user else ""
 
     @property
     def leg(self) -> Leg | None:
@@ -394,6 +406,7 @@ class Run:
                 dict(self._skip_log.spent),
                 self._skip_log.filtered,
                 owners=self._setup.owners,
+                order=self.order_digest,
                 leg=self.leg,
             )
 

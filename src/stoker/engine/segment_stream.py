@@ -288,8 +288,9 @@ class SegmentStream(PulledStream):
 
     def index_before(self, ordinal: int) -> int:
         """Return the index of a fresh example of an earlier epoch, numbered up to this one."""
-        back, there = divmod(ordinal, self._examples)
-        return self.earlier[-back].indices(there, there + 1)[0]
+        find = self._runner.work.index_before
+        assert find is not None
+        return find(ordinal)
 
     def failure(self, stage: str, error: Exception, ordinal: int) -> Failure:
         """Wrap what went wrong where an output was to be used."""
@@ -303,6 +304,9 @@ class SegmentStream(PulledStream):
             raise damage_error(f"it is at {asked.next:,} of {self.total:,}")
         self._next = asked.next
         return asked.of_inputs(self._cuts)
+
+    def items_of(self, loaded: int) -> int:
+        return self._cuts.outputs(loaded)
 
     def ahead(self) -> int:
         """Return how many outputs the window holds besides the one that was asked for."""

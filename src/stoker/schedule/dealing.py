@@ -67,12 +67,13 @@ class RankOrder:
 
     Attributes:
         order, deal: as given.
+        digest: of an order that is drawn by weights or a function, which tells it from another.
         stride: the deal of its rows, if that is one; None otherwise.
         padded: the deal, where that pads; None otherwise.
     """
 
     def __init__(self, order: Order, deal: Deal, count: int, start: int = 0) -> None:
-        self.order, self.deal = order, deal
+        self.order, self.deal, self.digest = order, deal, ""
         within = deal.within if isinstance(deal, LegDeal) else deal
         self.padded = within if isinstance(within, PaddedDeal) else None
         self._count, self._start = count, start

@@ -31,7 +31,7 @@ _USE_BITS = 20
 
 # Purposes: the first word of a key. Random maps take MAP + their position among random maps, the
 # parts of a mixture SHUFFLE + their number.
-SHUFFLE, ECHO, LEGACY, MAP, BATCHES = 0, 1 << 20, 2 << 20, 3 << 20, 4 << 20
+SHUFFLE, ECHO, LEGACY, MAP, SPLIT, BATCHES = 0, 1 << 20, 2 << 20, 3 << 20, 4 << 20, 5 << 20
 
 
 def draw_seed() -> int:
@@ -119,6 +119,20 @@ def _shared() -> Rekeyed:
 def integer_at(key: NDArray[np.uint64], ordinal: int, word: int = 0) -> int:
     """Return a 63-bit integer for an address: a seed for generators that are not NumPy's."""
     return int(_shared().at(key, ordinal, word).integers(1 << 63))
+
+
+def uniforms(key: NDArray[np.uint64], places: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return an independent number in [0, 1) for each place of a key (splitmix64, 20 ns each)."""
+    x = (places + 1).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + key[0]
+    for salt in (key[1], np.uint64(0)):  # once for the key, and once more for the bits
+        x ^= x >> np.uint64(30)
+        x *= np.uint64(0xBF58476D1CE4E5B9)
+        x ^= x >> np.uint64(27)
+        x *= np.uint64(0x94D049BB133111EB)
+        x ^= x >> np.uint64(31)
+        x += salt
+    found: NDArray[np.float64] = (x >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return found
 
 
 def mixed(key: int, ordinal: int) -> int:

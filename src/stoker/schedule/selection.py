@@ -1,4 +1,7 @@
-"""Which examples an epoch has on a rank: shuffled, shared out, cut short.
+"""Which examples an epoch has on a rank: chosen, shuffled, shared out, cut short.
+
+All of it counts the chosen examples alone, from 0 on; only at last their places become numbers of
+the source. What is drawn by weights, or by a user's function, is numbers of the source at once.
 
 With ``.shuffle().shard()`` ranks take turns at the places of a permutation of all examples. With
 ``.shard().shuffle()`` a rank reads a permutation of its own, fixed part. With
@@ -20,6 +23,8 @@ from stoker.schedule import rng
 from stoker.schedule.dealing import Deal, Dealer, LegDeal, OwnerDeal, PaddedDeal, RankOrder, Stride
 from stoker.schedule.leg import Leg, LegOrder
 from stoker.schedule.orders.blocks import WINDOW, BlockOrder, cut_to
+from stoker.schedule.orders.chosen import Candidates, Chosen, ChosenOrder
+from stoker.schedule.orders.drawing import Drawing, DrawnOrder
 from stoker.schedule.orders.order import Order
 from stoker.schedule.orders.permutation import permutation
 from stoker.schedule.orders.plain import CutOrder, FixedPart, FixedParts, RepeatedEnd
@@ -104,6 +109,8 @@ class Selection:
         last: which of them behind both.
         blocks: where the order is drawn by blocks, their ends in the source.
         in_step: whether ranks must have the same part of a mixture at the same time.
+        chosen: the numbers of the source that there are, before all else; None for all.
+        drawing: draws the order of an epoch, where a permutation does not.
         leg: what is left of the epoch, where other ranks began it; None for all of it.
     """
 
@@ -114,6 +121,8 @@ class Selection:
     last: Cut = Cut()
     blocks: NDArray[np.int64] | None = field(default=None, compare=False)
     in_step: bool = False
+    chosen: Chosen | None = field(default=None, compare=False)
+    drawing: Drawing | None = field(default=None, compare=False)
     leg: Leg | None = field(default=None, compare=False)
 
     @property
@@ -124,6 +133,33 @@ class Selection:
     def shuffled(self, blocks: NDArray[np.int64] | None = None) -> Selection:
         """Return this, drawn anew every epoch; by blocks with these ends, or as a whole."""
         return replace(self, is_shuffled=True, blocks=blocks)
+
+    def selected(self, chosen: Chosen) -> Selection:
+        """Return this of chosen numbers, all of which it had: nothing is cut off any more."""
+        return replace(self, chosen=chosen, first=Cut())
+
+    def drawn(self, drawing: Drawing) -> Selection:
+        """Return this in an order that is drawn anew every epoch, by weights or a function."""
+        return replace(self, is_shuffled=True, drawing=drawing)
+
+    @property
+    def calls_user(self) -> bool:
+        """Whether a user's function decides the order of an epoch."""
+        return self.drawing is not None and self.drawing.calls_user
+
+    def candidates(self, length: int) -> Candidates:
+        """Return the numbers of a source of ``length`` that an epoch chooses from."""
+        count = self._chosen(length)
+        start = min(self.first.start, count)
+        return Candidates(self.chosen, start, start + self.first.count(count))
+
+    def _drawn_count(self, length: int) -> int:
+        """Return how many places an order has, over all ranks, before it is cut."""
+        count = self.first.count(self._chosen(length))
+        return count if self.drawing is None else self.drawing.count(count)
+
+    def _chosen(self, length: int) -> int:
+        return length if self.chosen is None else len(self.chosen)
 
     @property
     def is_dealt(self) -> bool:
@@ -188,7 +224,7 @@ class Selection:
 
     def count(self, length: int) -> int:
         """Return the examples of an epoch, or of its leg, over a source of ``length``."""
-        share, count = self.share, self.first.count(length)
+        share, count = self.share, self._drawn_count(length)
         if self.leg is not None:
             return len(self.leg.rest) if share is None else share.count(len(self.leg.rest))
         if share is not None and not share.anew:
@@ -200,7 +236,7 @@ class Selection:
 
     def places(self, length: int) -> int:
         """Return how many places an epoch over a source of ``length`` has, over all ranks."""
-        share, count = self.share, self.first.count(length)
+        share, count = self.share, self._drawn_count(length)
         if share is not None and not share.anew and share.padded is None:
             world = share.world if self.leg is None else self.leg.begun_by
             return world * self.between.count(replace(share, world=world).count(count))
@@ -221,7 +257,15 @@ class Selection:
 
         What is dealt is so by the owners of ``dealer``, ``group`` examples to a rank at a time.
         """
-        order, count = self.order(length, seed, epoch), self.count(length)
+        drawn = self._drawn(length, seed, epoch, rng.SHUFFLE)
+        order = self._order(length, seed, epoch, rng.SHUFFLE, drawn)
+        found = self._of_rank(order, length, dealer, group)
+        if drawn is not None:
+            found.digest = drawn.digest
+        return found
+
+    def _of_rank(self, order: Order, length: int, dealer: Dealer | None, group: int) -> RankOrder:
+        count = self.count(length)
         share, start, leg = self.share, self.last.start, self.leg
         if share is not None and share.padded is not None:
             order = RepeatedEnd(order)
@@ -255,7 +299,26 @@ class Selection:
 
         ``purpose`` tells the draws of the parts of a mixture apart.
         """
-        begins, length = self.first.start, self.first.count(length)
+        return self._order(length, seed, epoch, purpose, self._drawn(length, seed, epoch, purpose))
+
+    def _drawn(self, length: int, seed: int, epoch: int, purpose: int) -> DrawnOrder | None:
+        """Return the whole order of an epoch that is not a permutation."""
+        if self.drawing is None:
+            return None
+        return self.drawing.order(self.candidates(length), length, seed, epoch, purpose)
+
+    def _order(
+        self, length: int, seed: int, epoch: int, purpose: int, drawn: DrawnOrder | None
+    ) -> Order:
+        if drawn is not None:
+            before = self.between.start
+            return CutOrder(drawn, before) if before else drawn
+        order = self._order_of_places(length, seed, epoch, purpose)
+        return order if self.chosen is None else ChosenOrder(order, self.chosen)
+
+    def _order_of_places(self, length: int, seed: int, epoch: int, purpose: int) -> Order:
+        """Return the order of an epoch as places among the chosen examples."""
+        begins, length = self.first.start, len(self.candidates(length))
         share, before = self.share, self.between.start
         if share is None or share.anew or share.padded is not None:
             key = rng.key(seed, epoch, purpose) if self.is_shuffled else None
@@ -282,7 +345,8 @@ class Selection:
         No more blocks than are drawn from at a time need no order of their own.
         """
         if self.blocks is not None and key is not None:
-            ends = cut_to(self.blocks, first, length)
+            ends = self.blocks if self.chosen is None else self.chosen.count_below(self.blocks)
+            ends = cut_to(ends, first, length)
             if len(ends) > WINDOW:
                 return BlockOrder(ends, key)
         return permutation(length, key)

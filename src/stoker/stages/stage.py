@@ -16,6 +16,8 @@ from typing import Any, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.schedule.orders.chosen import Chosen
+from stoker.schedule.orders.drawing import Drawing
 from stoker.schedule.owners import OwnersKnown
 from stoker.schedule.sizing.batch_plan import BatchRule
 from stoker.schedule.sizing.costs import Costs
@@ -117,7 +119,9 @@ class EnginePlan(Protocol):
     What takes a ``stage`` takes one of the kind that it is named after.
     """
 
+    def select(self, chosen: Chosen) -> None: ...
     def shuffle(self, buffer: int, blocks: NDArray[np.int64] | None) -> None: ...
+    def draw(self, drawing: Drawing) -> None: ...
     def shard(
         self, rank: int, world: int, *, uneven: bool, dealt: bool, costs: Costs | None
     ) -> None: ...

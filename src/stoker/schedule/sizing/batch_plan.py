@@ -217,7 +217,7 @@ class PlannedOrder(RankOrder):
 
     def __init__(self, whole: RankOrder, deal: PlannedDeal) -> None:
         super().__init__(whole.order, deal, deal.cuts.examples)
-        self.cuts = deal.cuts
+        self.cuts, self.digest = deal.cuts, whole.digest
 
 
 class _Cutting:

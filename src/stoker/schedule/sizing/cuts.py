@@ -16,6 +16,10 @@ class Cuts(Protocol):
         """Return the number of its first input; behind the last output, that of all inputs."""
         ...
 
+    def outputs(self, inputs: int) -> int:
+        """Return how many outputs begin within the first so many inputs."""
+        ...
+
 
 @dataclass(frozen=True)
 class EvenCuts:
@@ -25,6 +29,9 @@ class EvenCuts:
 
     def start(self, output: int) -> int:
         return output * self.each
+
+    def outputs(self, inputs: int) -> int:
+        return -(-inputs // self.each)
 
 
 class PlannedCuts:
@@ -49,6 +56,9 @@ class PlannedCuts:
 
     def start(self, output: int) -> int:
         return int(self._starts[min(output, self.batches)])
+
+    def outputs(self, inputs: int) -> int:
+        return int(np.searchsorted(self._starts[:-1], inputs))
 
     def of_all(self, examples: int) -> int:
         """Return how many examples all ranks have read, once this one has read so many."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -166,6 +167,36 @@ class ParquetSource(
     def examples_of(self, indices: Indices, read: Callable[[int], Any]) -> list[Any]:
         """Return rows; ``read`` returns the table of a row group that is not held."""
         return self._group_rows(read).examples(indices)
+
+    @property
+    def row_groups(self) -> int:
+        """How many row groups there are, with one number for those of all files."""
+        return len(self._groups)
+
+    def of_columns(self, names: Sequence[str]) -> Self:
+        """Return this for ``tables`` of other columns. Raises ValueError where one is missing."""
+        number, _ = self._groups[0]
+        path = self._files[number].path
+        schema = self._metadata_of(path).schema.to_arrow_schema()
+        _check_schema(path, schema, names, [], None)
+        twin = copy.copy(self)
+        twin._columns = list(names)
+        return twin
+
+    def tables(self, groups: Sequence[int]) -> Iterator[Any]:
+        """Yield the tables of row groups, read anew."""
+        return map(self._read, groups)
+
+    def statistics(self, group: int) -> dict[str, Any]:
+        """Return the statistics of a row group's columns, where there are some."""
+        number, within = self._groups[group]
+        about = self._metadata_of(self._files[number].path).row_group(within)
+        columns = [about.column(at) for at in range(about.num_columns)]
+        return {c.path_in_schema: c.statistics for c in columns if c.is_stats_set}
+
+    def _metadata_of(self, path: str) -> Any:
+        found = self._footers.get(path)
+        return self._read_metadata(path) if found is None else found
 
     def _group_rows(self, read: Callable[[int], Any]) -> GroupedRows:
         def group(number: int) -> RowGroup:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Self
 
 from numpy.typing import NDArray
 
@@ -60,6 +61,23 @@ class RemoteParquetSource(ReadsRanges[Any], ParquetSource):
         """Open the file system for reading ahead."""
         ahead_bytes = int(self.held.limit_bytes * _AHEAD_SHARE)
         return BlockReader(self, self.access.reader(self), ahead_bytes)
+
+    def of_columns(self, names: Sequence[str]) -> Self:
+        twin = super().of_columns(names)
+        twin._spans = [twin._span(group) for group in range(twin.row_groups)]
+        return twin
+
+    def tables(self, groups: Sequence[int]) -> Iterator[Any]:
+        """Yield the tables of row groups; as many are read at a time as there may be requests."""
+        with contextlib.closing(self.access.reader(self)) as reader:
+            for start in range(0, len(groups), reader.requests):
+                some = groups[start : start + reader.requests]
+                reader.expect(some)
+                for group in some:
+                    yield from reader.fetch([group])
+
+    def _metadata_of(self, path: str) -> Any:
+        return self._metadata[path]
 
     def column(self, field: str | int) -> NDArray[Any]:
         """Refuse: ranges are read by row groups, with all columns."""

@@ -1,4 +1,4 @@
-"""Which examples, in which order: shuffling, taking the first, leaving out the first."""
+"""Shuffling: a permutation keyed by seed and epoch, by blocks perhaps; or a stream's buffer."""
 
 from __future__ import annotations
 
@@ -14,114 +14,6 @@ from stoker.basics.validate import is_whole_number
 from stoker.schedule.orders.blocks import WINDOW, not_too_large, runs
 from stoker.sources.origin import IndexedSource
 from stoker.stages.stage import ChainStage, ChainView, EnginePlan, PoolSize, Traits, first_with
-
-
-@dataclass(frozen=True)
-class Take(ChainStage):
-    """The stage ``.take(n)``: only numbers decide, so nothing else is read.
-
-    Attributes:
-        n: how many examples go on at most.
-    """
-
-    n: int
-    traits = Traits(selects=True, keeps_fields=True)
-
-    @staticmethod
-    def of(n: Any) -> Take:
-        """Check the argument of ``.take()``."""
-        if not is_whole_number(n):
-            raise TypeError(f".take() takes a whole number of examples, not {n!r}")
-        if n < 1:
-            raise ValueError(f".take() leaves at least one example, not {n}")
-        return Take(int(n))
-
-    @property
-    def call(self) -> str:
-        return f"take({self.n:,})"
-
-    def placed(self, before: ChainView) -> Take:
-        """Check that numbers alone say which examples are the first."""
-        if before.source.yields_batches:
-            raise ValueError(
-                f".take() counts examples, and a loader yields batches: .steps({self.n}) ends an "
-                "epoch after so many"
-            )
-        stage = first_with(
-            before.stages, lambda t: t.filters or t.skips or t.repeats or t.batches or t.joins
-        )
-        if stage is not None:
-            raise ValueError(
-                f".take() cannot follow {stage.name}: put it before (.steps(n) ends an epoch after "
-                "n batches)"
-            )
-        return self
-
-    def lower(self, to: EnginePlan) -> None:
-        to.take(self.n)
-
-    def count(self, items: int) -> int:
-        return min(self.n, items)
-
-    def signature(self) -> str:
-        return self.call
-
-
-@dataclass(frozen=True)
-class SkipFirst(ChainStage):
-    """The stage ``.skip(n)``: only numbers decide; of what has numbers, nothing else is read.
-
-    Attributes:
-        n: how many examples do not go on.
-    """
-
-    n: int
-    traits = Traits(selects=True, keeps_fields=True)
-
-    @staticmethod
-    def of(n: Any) -> SkipFirst:
-        """Check the argument of ``.skip()``."""
-        if not is_whole_number(n):
-            raise TypeError(f".skip() takes a whole number of examples, not {n!r}")
-        if n < 0:
-            raise ValueError(f".skip() leaves out examples from 0 on, not {n}")
-        return SkipFirst(int(n))
-
-    @property
-    def call(self) -> str:
-        return f"skip({self.n:,})"
-
-    def placed(self, before: ChainView) -> SkipFirst:
-        """Check that numbers alone say which examples are the first, in each epoch alike."""
-        if before.source.yields_batches:
-            raise ValueError(
-                f".skip() counts examples, and a loader yields batches: .resume_at({self.n}) "
-                f"starts the next epoch after {self.n} batches"
-            )
-        if before.source.has_own_order:
-            raise ValueError(
-                "an epoch of a mixture continues at the end of the last one: skip in its parts, "
-                f"stoker.mix({{a.skip({self.n}): 2, b: 1}})"
-            )
-        stage = first_with(
-            before.stages, lambda t: t.filters or t.skips or t.repeats or t.batches or t.joins
-        )
-        if stage is not None:
-            raise ValueError(
-                f".skip() cannot follow {stage.name}: put it before (.resume_at(n) starts the next "
-                "epoch after n batches)"
-            )
-        return self
-
-    def lower(self, to: EnginePlan) -> None:
-        to.skip(self.n)
-
-    def count(self, items: int) -> int:
-        return max(0, items - self.n)
-
-    def signature(self) -> str:
-        return self.call
-
 
 DEFAULT_BUFFER = 1_000
 """Examples in a shuffle buffer, unless the user says otherwise: bench/sources.py has WebDataset
@@ -195,7 +87,7 @@ class Shuffle(ChainStage):
         if self.ends is None:
             return ""
         blocks, batch = len(self.ends), chain.batch_size
-        each = int(self.ends[-1]) / blocks
+        each = len(chain.selection.candidates(int(self.ends[-1]))) / blocks
         drawn = WINDOW * (1 - (1 - 1 / WINDOW) ** batch) + max(0.0, batch / each - 1)
         shown = f"a batch draws from about {min(batch, blocks, round(drawn)):,} of them"
         if not chain.is_batched:

@@ -1,0 +1,270 @@
+"""Choosing examples by their numbers in the source, without reading them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.basics.signals import pass_on
+from stoker.basics.validate import is_number, is_whole_number
+from stoker.errors import StageError
+from stoker.schedule import rng
+from stoker.schedule.orders.chosen import Candidates, Chosen
+from stoker.schedule.orders.permutation import permutation
+from stoker.sources.origin import IndexedSource, Origin
+from stoker.stages.functions.operation import unfit_signature
+from stoker.stages.stage import ChainStage, ChainView, EnginePlan, Traits, first_with
+
+# Numbers that are handled at once: 8 MB. Chosen, not measured.
+_AT_ONCE = 1 << 20
+# The sum of fractions that were rounded.
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True)
+class Select(ChainStage):
+    """The stage ``.select()``, also of ``.split()``.
+
+    Attributes:
+        which: numbers, a mask, or a function of number and name; None once it is ``chosen``.
+        chosen: the numbers that it leaves of those before it; None until it is placed.
+        length: of the source then.
+        digest: the same for the same numbers.
+    """
+
+    which: Any = field(default=None, compare=False, repr=False)
+    chosen: Chosen | None = field(default=None, compare=False, repr=False)
+    length: int = 0
+    digest: str = ""
+    traits = Traits(selects=True, keeps_fields=True)
+
+    @staticmethod
+    def of_chosen(chosen: Chosen, length: int) -> Select:
+        """Return the stage that leaves a set of what comes before it."""
+        return Select(None, chosen, length, chosen.digest)
+
+    @property
+    def call(self) -> str:
+        count = "" if self.chosen is None else f"{len(self.chosen):,} of {self.length:,}"
+        return f"select({count})"
+
+    def placed(self, before: ChainView) -> Select:
+        """Choose among the numbers that are left, which must not have been ordered yet."""
+        source = check_numbers(before, "select")
+        if self.chosen is not None:
+            return self
+        length = len(source)
+        chosen = _chosen(self.which, source, before.selection.candidates(length))
+        if not len(chosen):
+            raise ValueError(f".select() leaves none of {length:,} examples")
+        return replace(self.of_chosen(chosen, length), part_of=self.part_of)
+
+    def check_length(self, was: Origin, now: Origin) -> None:
+        raise ValueError(
+            f"{was.name} had {self.length:,} examples when some of them were selected, and has "
+            f"{now.count():,} now: build the pipeline anew"
+        )
+
+    def lower(self, to: EnginePlan) -> None:
+        assert self.chosen is not None
+        to.select(self.chosen)
+
+    def count(self, items: int) -> int:
+        return items if self.chosen is None else len(self.chosen)
+
+    def signature(self) -> str:
+        return f"{self.call[:-1]}, {self.digest})"
+
+
+def check_numbers(before: ChainView, method: str) -> IndexedSource:
+    """Return the source, if its examples can be chosen by number here; else raise ValueError."""
+    source = before.source
+    if source.has_own_order:
+        raise ValueError(
+            f".{method}() chooses by a source's numbers, and a mixture has several sources: choose "
+            f"in its parts, stoker.mix({{a.{method}(...): 2, b: 1}})"
+        )
+    if not isinstance(source, IndexedSource):
+        what = "a loader yields batches" if source.yields_batches else "a stream has none"
+        raise ValueError(f".{method}() chooses examples by their numbers, and {what}")
+    stage = first_with(
+        before.stages,
+        lambda t: (
+            t.shuffles or t.shards or t.filters or t.repeats or t.batches or t.joins or t.scans
+        ),
+    )
+    if stage is not None:
+        raise ValueError(f".{method}() cannot follow {stage.name}: put it behind the source")
+    return source
+
+
+def _chosen(which: Any, source: IndexedSource, candidates: Candidates) -> Chosen:
+    """Return which candidates are meant. Raises TypeError or ValueError for what says none."""
+    length = len(source)
+    if callable(which):
+        if (unfit := unfit_signature(which, 2)) is not None:
+            raise TypeError(
+                f".select() calls fn(number, name), which {unfit} does not take: give it two "
+                "parameters"
+            )
+        return Chosen(_by_function(which, source, candidates), length)
+    given: NDArray[Any] = np.asarray(which)
+    if given.ndim != 1 or (given.dtype.kind not in "iub" and len(given)):
+        raise TypeError(
+            ".select() takes numbers of examples, a mask (a boolean for each), or "
+            f"fn(number, name), not {type(which).__name__} of shape {given.shape} and {given.dtype}"
+        )
+    if given.dtype.kind == "b":
+        if len(given) != length:
+            raise ValueError(
+                f".select(): the mask has {len(given):,} entries, and the source has {length:,} "
+                "examples: give one for each, by its number in the source"
+            )
+        return Chosen.of_mask(_within(given, candidates))
+    numbers = np.sort(given).astype(np.int64, copy=False)
+    for number in numbers[[0, -1]].tolist() if len(numbers) else []:
+        if not 0 <= number < length:
+            raise ValueError(
+                f".select(): there is no example {number}; the source has examples 0 to "
+                f"{length - 1}"
+            )
+    twice = np.flatnonzero(np.diff(numbers) == 0)
+    if len(twice):
+        raise ValueError(
+            f".select() takes each example once, and {int(numbers[twice[0]])} is given twice: "
+            ".order(fn) repeats examples"
+        )
+    return Chosen(numbers[candidates.has(numbers)], length)
+
+
+def _within(mask: NDArray[np.bool_], candidates: Candidates) -> NDArray[np.bool_]:
+    """Return a mask without what is no candidate."""
+    if len(candidates) == len(mask):
+        return mask
+    mask = mask.copy()
+    for start in range(0, len(mask), _AT_ONCE):
+        some = mask[start : start + _AT_ONCE]
+        some &= candidates.has(np.arange(start, start + len(some)))
+    return mask
+
+
+def _by_function(
+    fn: Callable[[int, str], Any], source: IndexedSource, candidates: Candidates
+) -> NDArray[np.int64]:
+    """Return the candidates for which a function of number and name is true."""
+    found: list[int] = []
+    for start in range(0, len(candidates), _AT_ONCE):
+        numbers = candidates.at(range(start, min(start + _AT_ONCE, len(candidates))))
+        for number in numbers.tolist():
+            try:
+                is_chosen = fn(number, source.name_of(number))
+            except Exception as error:
+                pass_on(error)
+                path = source.path(number)
+                raise StageError("select(fn)", error, index=number, path=path) from error
+            if is_chosen:
+                found.append(number)
+    return np.array(found, np.int64)
+
+
+def parts_of(before: ChainView, fractions: Sequence[Any], seed: Any, labels: Any) -> list[Select]:
+    """Return the stages that split what is left into parts: disjoint, and all of it.
+
+    Args:
+        before: the chain.
+        fractions: of each part; one alone is that of the first of two.
+        seed: keys which examples are in which part.
+        labels: for each example of the source its class, of which each part has its fraction; or
+            None.
+
+    Raises TypeError or ValueError for wrong arguments, and for an empty part.
+    """
+    source, shares = check_numbers(before, "split"), _fractions(fractions)
+    if not is_whole_number(seed) or seed < 0:
+        raise ValueError(f".split() takes seed= as a whole number from 0, not {seed!r}")
+    length = len(source)
+    candidates = before.selection.candidates(length)
+    count = len(candidates)
+    mixed = permutation(count, rng.key(int(seed), 0, rng.SPLIT))
+    if labels is None:
+        ends = np.rint(np.cumsum(shares) * count).astype(np.int64)
+        parts = np.repeat(np.arange(len(shares)), np.diff(ends, prepend=0))
+    else:
+        numbers = candidates.at(mixed.at(range(count)))
+        parts = _stratified(_labels(labels, source, numbers), shares)
+    part_of = np.full(length, len(shares), np.min_scalar_type(len(shares)))
+    for start in range(0, count, _AT_ONCE):
+        some = range(start, min(start + _AT_ONCE, count))
+        part_of[candidates.at(mixed.at(some))] = parts[some.start : some.stop]
+    stages = []
+    for part, share in enumerate(shares):
+        chosen = Chosen.of_mask(part_of == part)
+        if not len(chosen):
+            raise ValueError(
+                f".split(): part {part + 1} of {len(shares)}, {share:.3g} of {count:,} examples, "
+                "would be empty"
+            )
+        stages.append(Select.of_chosen(chosen, length))
+    return stages
+
+
+def _fractions(given: Sequence[Any]) -> list[float]:
+    """Return the fraction of each part. Raises TypeError or ValueError for what is none."""
+    for fraction in given:
+        if not is_number(fraction):
+            raise TypeError(f".split() takes the fraction of each part, not {fraction!r}")
+        if not 0 < fraction < (1 if len(given) == 1 else 1 + _ROUNDING):
+            raise ValueError(f".split(): a part's fraction lies between 0 and 1, not {fraction}")
+    if len(given) == 1:
+        return [float(given[0]), 1 - float(given[0])]
+    total = math.fsum(given)
+    if abs(total - 1) > _ROUNDING:
+        raise ValueError(
+            f".split(): the fractions of all parts are 1 together, not {total:.6g}; one alone is "
+            "that of the first of two parts"
+        )
+    return [float(fraction) for fraction in given]
+
+
+def _labels(labels: Any, source: IndexedSource, numbers: NDArray[np.int64]) -> NDArray[Any]:
+    """Return the label of each of these examples."""
+    length = len(source)
+    if callable(labels):
+        return np.array([labels(n, source.name_of(n)) for n in numbers.tolist()])
+    given: NDArray[Any] = np.asarray(labels)
+    if given.ndim != 1 or len(given) != length:
+        raise ValueError(
+            f".split(): stratify= has the shape {given.shape}, and the source has {length:,} "
+            "examples: give a label for each, by its number in the source, or fn(number, name)"
+        )
+    return given[numbers]
+
+
+def _stratified(labels: NDArray[Any], shares: Sequence[float]) -> NDArray[np.int64]:
+    """Return the part of each example, so that each part has its share of every label.
+
+    Of each label a part gets its share rounded down or up. What rounding takes from a part with one
+    label, it gets with the next ones.
+    """
+    _, kinds, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    owed = np.zeros(len(shares))
+    parts = []
+    for count in counts.tolist():
+        wanted = np.array(shares) * count
+        sizes = np.floor(wanted + _ROUNDING).astype(np.int64)
+        owed += wanted - sizes
+        first = np.argsort(-owed, kind="stable")[: count - int(sizes.sum())]
+        sizes[first] += 1
+        owed[first] -= 1
+        parts.append(np.repeat(np.arange(len(shares)), sizes))
+    found = np.empty(len(labels), np.int64)
+    found[np.argsort(kinds.ravel(), kind="stable")] = np.concatenate([_NONE, *parts])
+    return found
+
+
+_NONE = np.empty(0, np.int64)

@@ -1,0 +1,114 @@
+"""Shuffling by weights: how often an example comes follows its weight."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from stoker.basics.validate import is_whole_number
+from stoker.schedule.orders.weighted import WeightedDrawing, Weights, as_weights
+from stoker.sources.origin import Origin
+from stoker.stages.functions.operation import unfit_signature
+from stoker.stages.ordering.select import check_numbers
+from stoker.stages.ordering.shuffle import Shuffle
+from stoker.stages.stage import ChainStage, ChainView, EnginePlan, PoolSize, Traits
+
+
+def shuffle_of(
+    buffer: int | None, block: Any, weights: Any, num_samples: Any, replacement: Any
+) -> Shuffle | WeightedShuffle:
+    """Return the stage ``.shuffle()``. Raises ValueError where its arguments do not fit."""
+    if weights is not None:
+        if buffer is not None or block is not None:
+            raise ValueError(
+                ".shuffle(weights=) draws from all examples: leave buffer= and block= out"
+            )
+        return WeightedShuffle.of(weights, num_samples, replacement)
+    if num_samples is not None or replacement:
+        raise ValueError(
+            ".shuffle(): num_samples= and replacement= need weights=; .take(n) behind shuffle ends "
+            "an epoch earlier"
+        )
+    return Shuffle(buffer, block)
+
+
+@dataclass(frozen=True)
+class WeightedShuffle(ChainStage):
+    """The stage ``.shuffle(weights=)``.
+
+    Attributes:
+        given: the weights, or a function of the epoch that returns some.
+        num_samples: how many examples an epoch has, None for as many as there are.
+        replacement: whether each of them is drawn by itself.
+        weights: what is drawn by; a function is asked in each epoch. None until it is placed.
+        length: of the source then.
+    """
+
+    given: Any = field(compare=False, repr=False)
+    num_samples: int | None
+    replacement: bool
+    weights: Weights | Callable[[int], Any] | None = field(default=None, compare=False, repr=False)
+    length: int = 0
+    traits = Traits(selects=True, shuffles=True, keeps_fields=True)
+
+    @staticmethod
+    def of(weights: Any, num_samples: Any, replacement: Any) -> WeightedShuffle:
+        """Check the arguments of ``.shuffle(weights=)``."""
+        if num_samples is not None and not is_whole_number(num_samples):
+            raise TypeError(f".shuffle() takes num_samples= as a whole number, not {num_samples!r}")
+        if num_samples is not None and num_samples < 1:
+            raise ValueError(f".shuffle(): an epoch has at least one example, not {num_samples}")
+        if callable(weights) and (unfit := unfit_signature(weights, 1)) is not None:
+            raise TypeError(
+                f".shuffle() calls weights(epoch), which {unfit} does not take: give it one "
+                "parameter"
+            )
+        number = None if num_samples is None else int(num_samples)
+        return WeightedShuffle(weights, number, bool(replacement))
+
+    @property
+    def call(self) -> str:
+        count = "" if self.num_samples is None else f", num_samples={self.num_samples:,}"
+        return f"shuffle(weights{count}{', replacement' * self.replacement})"
+
+    def placed(self, before: ChainView) -> WeightedShuffle:
+        """Check that there are weights for the source's examples."""
+        source = check_numbers(before, "shuffle(weights=)")
+        length = len(source)
+        if callable(self.given):
+            return replace(self, weights=self.given, length=length)
+        candidates = before.selection.candidates(length)
+        try:
+            values = as_weights(self.given, length)
+            return replace(self, weights=Weights(values, candidates), length=length)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f".shuffle(): {error}") from None
+
+    def check_length(self, was: Origin, now: Origin) -> None:
+        if not callable(self.given):
+            raise ValueError(
+                f"{was.name} had {self.length:,} examples when weights were given, and has "
+                f"{now.count():,} now: give a function of the epoch, weights=fn, or build the "
+                "pipeline anew"
+            )
+
+    def lower(self, to: EnginePlan) -> None:
+        assert self.weights is not None
+        to.draw(WeightedDrawing(self.weights, self.num_samples, replacement=self.replacement))
+
+    def count(self, items: int) -> int:
+        return items if self.num_samples is None else self.num_samples
+
+    def signature(self) -> str:
+        digest = f", {self.weights.digest}" if isinstance(self.weights, Weights) else ", fn"
+        return f"{self.call[:-1]}{digest})"
+
+    def note(self, chain: ChainView, sizes: Mapping[int, PoolSize]) -> str:
+        """Say how many of a batch are repeats, if some are."""
+        if not isinstance(self.weights, Weights) or not chain.is_batched:
+            return ""
+        count = self.count(len(chain.selection.candidates(self.length)))
+        batch = min(chain.batch_size, count)
+        repeats = round(self.weights.repeats(batch, count, even=not self.replacement))
+        return f"  about {repeats:,} of {batch:,} in a batch are repeats" if repeats else ""

@@ -34,69 +34,69 @@ Results::
     [results/balance.json]
     WikiText-2: 16,560 examples, 24 a batch or 7,125 tokens, 1 rank
 
-    way           real  padded wait  packed wait  largest  steps  unequal  left out  again  us an example
-    -----------------------------------------------------------------------------------------------------
-    fixed         0.41         2.46         1.00      2.3    690        0         0      0            0.5
-    balanced      0.41         2.45         1.00      2.4    690        0         0      0            1.1
-    pooled        0.97         1.03         1.00      5.6    690        0         0      0            0.3
-    transformers  0.95         1.05         1.00      5.5    690        0         0      0            0.4
-    lhotse        0.84         1.19         1.00      1.5    342        0         0      0           21.3
-    tokens        0.95         1.05         1.00      1.0    306        0         0      0            2.3
+    way           real  padded wait  packed wait  largest  steps  unequal  left out  again  us each
+    -----------------------------------------------------------------------------------------------
+    fixed         0.41         2.46         1.00      2.3    690        0         0      0      0.5
+    balanced      0.41         2.45         1.00      2.4    690        0         0      0      1.1
+    pooled        0.97         1.03         1.00      5.6    690        0         0      0      0.3
+    transformers  0.95         1.05         1.00      5.5    690        0         0      0      0.4
+    lhotse        0.84         1.19         1.00      1.5    342        0         0      0     21.3
+    tokens        0.95         1.05         1.00      1.0    306        0         0      0      2.3
 
     WikiText-2: 16,560 examples, 24 a batch or 7,125 tokens, 8 ranks
 
-    way           real  padded wait  packed wait  largest  steps  unequal  left out  again  us an example
-    -----------------------------------------------------------------------------------------------------
-    fixed         0.41         3.41         1.18      2.4     87        0         0      0            0.1
-    balanced      0.38         3.38         1.00      2.2     87        0         0      0            0.5
-    pooled        0.98         1.05         1.03      3.5     87        0         0      0            0.1
-    transformers  0.69         1.62         1.02      4.0     87        0         0      0            0.3
-    lhotse        0.84         1.23         1.06      1.4     43        0         0      0           14.8
-    tokens        0.98         1.05         1.04      1.0     37        0         0      0            0.7
+    way           real  padded wait  packed wait  largest  steps  unequal  left out  again  us each
+    -----------------------------------------------------------------------------------------------
+    fixed         0.41         3.41         1.18      2.4     87        0         0      0      0.1
+    balanced      0.38         3.38         1.00      2.2     87        0         0      0      0.5
+    pooled        0.98         1.05         1.03      3.5     87        0         0      0      0.1
+    transformers  0.69         1.62         1.02      4.0     87        0         0      0      0.3
+    lhotse        0.84         1.23         1.06      1.4     43        0         0      0     14.8
+    tokens        0.98         1.05         1.04      1.0     37        0         0      0      0.7
 
     spoken digits: 3,000 examples, 24 a batch or 1,958 tokens, 1 rank
 
-    way           real  padded wait  packed wait  largest  steps  unequal  left out  again  us an example
-    -----------------------------------------------------------------------------------------------------
-    fixed         0.53         1.87         1.00      2.8    125        0         0      0            0.6
-    balanced      0.54         1.87         1.00      2.8    125        0         0      0            1.2
-    pooled        0.95         1.05         1.00      5.0    125        0         0      0            0.5
-    transformers  0.92         1.09         1.00      4.8    125        0         0      0            0.4
-    lhotse        0.90         1.11         1.00      1.7     80        0         0      0           12.8
-    tokens        0.94         1.06         1.00      1.0     73        0         0      0            3.7
+    way           real  padded wait  packed wait  largest  steps  unequal  left out  again  us each
+    -----------------------------------------------------------------------------------------------
+    fixed         0.53         1.87         1.00      2.8    125        0         0      0      0.6
+    balanced      0.54         1.87         1.00      2.8    125        0         0      0      1.2
+    pooled        0.95         1.05         1.00      5.0    125        0         0      0      0.5
+    transformers  0.92         1.09         1.00      4.8    125        0         0      0      0.4
+    lhotse        0.90         1.11         1.00      1.7     80        0         0      0     12.8
+    tokens        0.94         1.06         1.00      1.0     73        0         0      0      3.7
 
     spoken digits: 3,000 examples, 24 a batch or 1,958 tokens, 8 ranks
 
-    way           real  padded wait  packed wait  largest  steps  unequal  left out  again  us an example
-    -----------------------------------------------------------------------------------------------------
-    fixed         0.54         2.82         1.12      2.9     16        0         0      0            0.1
-    balanced      0.51         2.83         1.01      2.8     16        0         0      0            0.9
-    pooled        0.92         1.21         1.05      3.1     16        0         0      0            0.1
-    transformers  0.66         1.92         1.03      3.5     16        0         0      0            0.2
-    lhotse        0.91         1.18         1.11      1.1     10        0         0      0           11.6
-    tokens        0.96         1.08         1.07      1.0      9        0         0      0            1.7
+    way           real  padded wait  packed wait  largest  steps  unequal  left out  again  us each
+    -----------------------------------------------------------------------------------------------
+    fixed         0.54         2.82         1.12      2.9     16        0         0      0      0.1
+    balanced      0.51         2.83         1.01      2.8     16        0         0      0      0.9
+    pooled        0.92         1.21         1.05      3.1     16        0         0      0      0.1
+    transformers  0.66         1.92         1.03      3.5     16        0         0      0      0.2
+    lhotse        0.91         1.18         1.11      1.1     10        0         0      0     11.6
+    tokens        0.96         1.08         1.07      1.0      9        0         0      0      1.7
 
     log-normal: 60,000 examples, 24 a batch or 11,067 tokens, 1 rank
 
-    way           real  padded wait  packed wait  largest  steps  unequal  left out  again  us an example
-    -----------------------------------------------------------------------------------------------------
-    fixed         0.27         3.73         1.00      4.4  2,500        0         0      0            0.7
-    balanced      0.27         3.72         1.00      4.5  2,500        0         0      0            0.8
-    pooled        0.93         1.07         1.00     15.4  2,500        0         0      0            0.6
-    transformers  0.88         1.13         1.00     14.6  2,500        0         0      0            0.7
-    lhotse        0.82         1.22         1.00      1.8    828        0         0      0           25.9
-    tokens        0.92         1.08         1.00      1.0    750        0         0      0            1.9
+    way           real  padded wait  packed wait  largest  steps  unequal  left out  again  us each
+    -----------------------------------------------------------------------------------------------
+    fixed         0.27         3.73         1.00      4.4  2,500        0         0      0      0.7
+    balanced      0.27         3.72         1.00      4.5  2,500        0         0      0      0.8
+    pooled        0.93         1.07         1.00     15.4  2,500        0         0      0      0.6
+    transformers  0.88         1.13         1.00     14.6  2,500        0         0      0      0.7
+    lhotse        0.82         1.22         1.00      1.8    828        0         0      0     25.9
+    tokens        0.92         1.08         1.00      1.0    750        0         0      0      1.9
 
     log-normal: 60,000 examples, 24 a batch or 11,067 tokens, 8 ranks
 
-    way           real  padded wait  packed wait  largest  steps  unequal  left out  again  us an example
-    -----------------------------------------------------------------------------------------------------
-    fixed         0.27         6.66         1.29      4.4    313        0         0      0            0.3
-    balanced      0.24         6.64         1.01      4.1    313        0         0      0            0.5
-    pooled        0.93         1.17         1.05     15.4    313        0         0      0            0.3
-    transformers  0.52         2.45         1.04      8.6    313        0         0      0            0.5
-    lhotse        0.82         1.28         1.05      2.3    104        0         0      0           16.4
-    tokens        0.98         1.04         1.02      1.0     87        0         0      0            0.5
+    way           real  padded wait  packed wait  largest  steps  unequal  left out  again  us each
+    -----------------------------------------------------------------------------------------------
+    fixed         0.27         6.66         1.29      4.4    313        0         0      0      0.3
+    balanced      0.24         6.64         1.01      4.1    313        0         0      0      0.5
+    pooled        0.93         1.17         1.05     15.4    313        0         0      0      0.3
+    transformers  0.52         2.45         1.04      8.6    313        0         0      0      0.5
+    lhotse        0.82         1.28         1.05      2.3    104        0         0      0     16.4
+    tokens        0.98         1.04         1.02      1.0     87        0         0      0      0.5
 
     A plan of a million lengths, 1 rank: 0.23 us of processor time each.
 
@@ -338,7 +338,7 @@ def evaluate(found: Report) -> None:
             found.show(
                 [
                     "way", "real", "padded wait", "packed wait", "largest", "steps", "unequal",
-                    "left out", "again", "us an example",
+                    "left out", "again", "us each",
                 ],
                 [
                     [

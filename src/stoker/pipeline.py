@@ -519,6 +519,7 @@ class Pipeline(DataLoaderApi, Generic[T]):
         n: int | str,
         *,
         kind: str = "thread",
+        ahead: int | str | None = None,
         ray_options: Mapping[str, Any] | None = None,
         insecure: bool = False,
     ) -> Pipeline[T]:
@@ -535,11 +536,12 @@ class Pipeline(DataLoaderApi, Generic[T]):
             kind: ``"process"`` for Python code that holds the GIL: each has a copy of the dataset,
                 and seeds global random generators for every example. ``"ray"``: the same in actors
                 of the Ray cluster, placed by ``ray_options`` (default ``{"num_cpus": 1}``).
+            ahead: how far workers may be ahead of you, in batches, or in bytes (``"4GiB"``).
             insecure: do not encrypt the traffic to actors: only on a network that you trust.
         """
         if self.chain.source.yields_batches:
             raise ValueError("a loader has workers of its own: set them there (num_workers=)")
-        workers = Workers.of(n, kind, ray_options, insecure)
+        workers = Workers.of(n, kind, ray_options, insecure, ahead)
         return self._derive(replace(self.chain, workers=workers), f"workers({n})")
 
     def steps(self, n: int) -> Pipeline[T]:

@@ -32,6 +32,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
+from stoker.basics import pytree
 from stoker.engine.checkpoint import Asked, damage_error
 from stoker.engine.items import (
     DoneTask,
@@ -133,6 +134,7 @@ class SegmentStream(PulledStream):
         self._window: deque[Item] = deque()
         self._ended = False
         self._pulled = False
+        self._output_bytes: int | None = None  # of a finished output
         self.dropped_inputs = 0  # where only the end tells
         self.earlier: dict[int, SegmentStream] = {}  # makes what is numbered below 0 again
 
@@ -310,6 +312,20 @@ class SegmentStream(PulledStream):
 
     def ahead(self) -> int:
         """Return how many outputs the window holds besides the one that was asked for."""
+        outputs, most = self._wanted_ahead(), self._worker_pool.most_ahead
+        if most is None or not outputs:
+            return outputs
+        if most.batches is not None:
+            return min(outputs, most.batches * (1 if self._batches else self._group))
+        for item in tuple(self._window):
+            if item.task.done:
+                self._output_bytes = pytree.data_bytes(item.task.values[item.row])
+                break
+        if not self._output_bytes or most.size_bytes is None:
+            return 1  # while it is not known how large they are
+        return min(outputs, max(1, most.size_bytes // self._output_bytes))
+
+    def _wanted_ahead(self) -> int:
         pool = self._worker_pool
         if pool.inline or (self.feed is not None and self.feed.blocking):
             return 0

@@ -911,6 +911,55 @@ def test_what_is_carried_is_read_again_only_after_a_resume(point: str) -> None:
     assert 0 < again <= pipeline.stats().pools[0].size * (4 if point == "batch" else 1)
 
 
+@stoker.thread_safe
+class FailsOnCarried:
+    """Two maps: the second raises on what has not come through the first since ``begin``."""
+
+    def __init__(self) -> None:
+        self.came: set[int] | None = None
+
+    def begin(self) -> None:
+        self.came = set()
+
+    def note(self, example: Any) -> Any:
+        if self.came is not None:
+            self.came.update(np.atleast_1d(example["id"]).tolist())
+        return example
+
+    def use(self, example: Any, rng: np.random.Generator) -> Any:
+        used = np.atleast_1d(example["id"]).tolist()
+        if self.came is not None and not self.came.issuperset(used):
+            raise ValueError(f"used {used}")
+        return example
+
+
+@pytest.mark.parametrize("point", ["before", "batch"])
+def test_an_error_on_what_is_carried_names_it(point: str) -> None:
+    fails = FailsOnCarried()
+    source = stoker.from_dataset(Slow(40), seed=0).shuffle()
+    if point == "before":
+        pipeline = source.map(fails.note).echo("auto").random_map(fails.use).batch(4)
+    else:
+        pipeline = source.batch(4).map(fails.note).echo("auto").random_map(fails.use)
+
+    def train() -> None:
+        for _ in range(50):
+            fails.came = None
+            list(pipeline)
+            fails.begin()
+            list(pipeline)
+
+    with pytest.raises(stoker.StageError) as caught:
+        train()
+    error = caught.value
+    if point == "before":
+        assert str(error.__cause__) == f"used [{error.index}]"
+    else:
+        assert error.batch is not None
+        assert -10 <= error.batch < 0
+        assert "of an earlier epoch" in str(error)
+
+
 def test_what_is_left_or_gone_to_begins_with_an_empty_pool() -> None:
     def build(**echo: Any) -> stoker.Pipeline:
         return slow(40, "before", auto(**echo))

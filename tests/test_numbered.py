@@ -175,6 +175,7 @@ MADE: dict[str, Callable[[stoker.Pipeline], stoker.Pipeline]] = {
     "two echoes": lambda p: p.shuffle().echo(2, pool=24).echo(2, pool=24).random_map(noisy),
     "filter": lambda p: p.shuffle().filter(lambda x: x["id"] % 3).echo(2).random_map(noisy),
     "weights": lambda p: p.shuffle(weights=np.arange(N) % 2, num_samples=N // 2).random_map(noisy),
+    "planned": lambda p: p.shuffle().shard(rank=1, world=2).random_map(noisy),
     "selected": lambda p: p.select(np.arange(N) % 2 > 0).shuffle().random_map(noisy),
     "cache": lambda p: p.shuffle().map(doubled).cache("1MiB", version="1").random_map(noisy),
     "threads": lambda p: p.shuffle().random_map(noisy).workers(2),
@@ -186,7 +187,11 @@ MADE: dict[str, Callable[[stoker.Pipeline], stoker.Pipeline]] = {
 @few(3)
 @given(epoch=st.integers(0, 2), seed=st.integers(0, 2**32))
 def test_every_row_of_a_batch_is_made_again(made: str, epoch: int, seed: int) -> None:
-    train = MADE[made](stoker.from_dataset(Data("dict"), seed=seed).numbered()).batch(8)
+    train = MADE[made](stoker.from_dataset(Data("dict"), seed=seed).numbered())
+    if made == "planned":
+        train = train.batch(tokens=30, size=np.arange(N) % 7 + 1)
+    else:
+        train = train.batch(8)
     train.set_epoch(epoch)
     seen = 0
     for step, batch in enumerate(train):

@@ -39,7 +39,8 @@ class StageError(StokerError):
         path: the example's file, where the source knows one.
         number: how many examples of a stream came before it, where there is no index.
         batch: the ordinal of the batch in its epoch, for stages that work on batches. Of an example
-            that does not fit into its batch, ``index`` and the others tell, too.
+            that does not fit into its batch, ``index`` and the others tell, too. Below 0: a batch
+            of an earlier epoch that an echo uses again; -1 stands just before this epoch's first.
     """
 
     def __init__(
@@ -58,6 +59,8 @@ class StageError(StokerError):
         self.path = path
         self.batch = batch
         places = [f"batch {batch}"] if batch is not None else []
+        if batch is not None and batch < 0:
+            places = [f"batch {batch} (of an earlier epoch, counted back from this one's first)"]
         if index is not None:
             places.append(f"example {index}")
         elif number is not None:

@@ -129,6 +129,33 @@ def test_an_echo_that_follows_begins_with_an_empty_pool() -> None:
     assert {int(n) for batch in resumed for n in batch} == {int(n) for n in order[fresh:]}
 
 
+def test_batches_that_are_echoed_are_numbered_on_behind_a_resume() -> None:
+    """So the first use of a batch draws what it draws in a run that is not interrupted."""
+
+    def draws(numbers: Any, rng: np.random.Generator) -> tuple[Any, int]:
+        return numbers, int(rng.integers(1 << 40))
+
+    def build() -> stoker.Pipeline:
+        return of(64).batch(4).echo("auto").random_map(draws)
+
+    def first_draws(outputs: list[Any]) -> dict[tuple[int, ...], int]:
+        found: dict[tuple[int, ...], int] = {}
+        for numbers, drawn in outputs:
+            found.setdefault(tuple(numbers), drawn)
+        return found
+
+    whole = first_draws(list(build()))
+    train, seen = build(), []
+    for output in train:
+        seen.append(output)
+        if len(seen) == 6:
+            break
+    state = through_json(train.state_dict())
+    resumed = build()
+    resumed.load_state_dict(state)
+    assert first_draws(seen + list(resumed)) == whole
+
+
 @pytest.mark.parametrize(
     "made",
     [

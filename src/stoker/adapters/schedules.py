@@ -88,7 +88,8 @@ def lr_schedule(
             echoing.
         train: the pipeline that the loop iterates over.
         steps_per_epoch: how many batches an epoch would have without echoing, where the pipeline
-            cannot tell (filters, skip budgets). Under ``.steps(n)`` that is ``n``.
+            cannot tell (filters, skip budgets). Under ``.steps(n)`` that is ``n``. Behind a filter
+            with ``drop_last=True`` the schedule may be a step late between two epochs.
 
     Raises:
         TypeError: ``scheduler`` is not a scheduler, or follows a metric (``ReduceLROnPlateau``);

@@ -134,7 +134,7 @@ def read(state: Any, chain: Chain, *, elastic: bool = True) -> Loaded:
         raise StateError("the state is damaged: its checksum does not fit")
     try:
         by = _saved_by(state, chain, elastic=elastic)
-        rank = by.rank_world[0] if by.ranks_differ else None
+        rank = by.rank_world[0] if "rank" in state else None
         theirs = check_integer(state["seed"], 0, None)
         if seed is not None and seed != theirs:
             raise StateError(
@@ -195,13 +195,15 @@ def _schema(state: dict[str, Any], by: Chain) -> StateSchema:
             raise ValueError("a leg of an epoch is in it, and this pipeline's have none")
         begun_by = check_integer(state["leg"]["begun_by"], 1)
         begun = by.of_ranks(0, begun_by, by.batch_size)  # how many places it has
-        leg = Leg.read(state["leg"], indexed.places(begun.selection))
+        places, world = indexed.places(begun.selection), by.rank_world[1]
+        most = max((echo.counts.most for echo in by.echoes if echo.counts), default=1)
+        leg = Leg.read(state["leg"], world, places, most)
         by = by.on_leg(leg)
         if by.data_epoch_steps is not None and by.data_epoch_steps < 0:
             raise StateError(
                 f"the state is behind batch {leg.before.steps:,}, where .steps({by.steps}) never is"
             )
-    examples = by.examples() if by.source.is_indexed else None
+    examples = by.most_examples() if by.source.is_indexed else None
     return StateSchema(by.plan, examples, by.accounts, by.data_epoch_steps, by.leg)
 
 
@@ -265,7 +267,8 @@ def position(
     yielded, nested = check_integer(state["yielded"]), "loader" in state
     owners = _owners(state, fit)
     nodes = _list(state["parts"])
-    if not yielded and not nested and not (fit.plan.carries_pool and nodes):
+    goes_on = fit.plan.carries_pool or fit.leg is not None
+    if not yielded and not nested and not (goes_on and nodes):
         if owners is None and fit.leg is None:
             return None
         return Position(owners=owners, order=_order(state, fit.plan), leg=fit.leg)
@@ -295,8 +298,13 @@ def position(
     elif nested:
         raise StateError("a loader's state is in it, and this pipeline has no loader")
     else:
-        plan = fit.plan
-        bounds = Bounds(fit.examples, yielded, plan.group, sizes, epoch, plan.carries_pool)
+        plan, examples, group, cuts = fit.plan, fit.examples, fit.plan.group, None
+        if plan.batches is not None:
+            cuts = plan.planned(check_integer(state["seed"], 0, None), epoch).cuts
+            examples, group = cuts.examples, cuts.largest
+            if not plan.echoes:  # one state serves all ranks, whose batches have unequal sizes
+                found.uses = found.fresh = cuts.start(yielded)
+        bounds = Bounds(examples, yielded, group, sizes, epoch, plan.carries_pool, cuts)
         found.parts = _parts(nodes, plan, bounds)
         bounds.check(found.uses)
     return found

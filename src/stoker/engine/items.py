@@ -166,6 +166,10 @@ class Stream(Resumable, ABC):
         Raises WouldBlock if the planning thread must not wait.
         """
 
+    def items_of(self, loaded: int) -> int:
+        """Return how many items were made of so many that a loader, or a stream, handed out."""
+        return loaded
+
     @property
     @abstractmethod
     def is_full(self) -> bool:

@@ -137,6 +137,8 @@ class Work:
         self.misdrawn = misdrawn
         self.reader: Reader | None = None
         self.lookups: Lookups | None = None
+        # By its number: the index of a fresh example of an earlier epoch, where a pool holds such.
+        self.index_before: Callable[[int], int] | None = None
         self._source = source
         self._order = None if segment.renumbered or segment.batches_in else order
         first = address.rank + address.batches * segment.batches_in
@@ -198,7 +200,7 @@ class Work:
     def elsewhere(self) -> Work:
         """Return this for another process: without the order, which may be large, or the user's."""
         twin = copy.copy(self)
-        twin._order = None
+        twin._order = twin.index_before = None
         return twin
 
     def places(self, ordinals: range | list[int]) -> Sequence[int]:
@@ -745,9 +747,13 @@ class Work:
             )
         if self._order is None:
             return StageError(stage, error, number=place, batch=batch)
-        if place < 0:  # of an earlier epoch, whose order is not known here
+        if place >= 0:
+            index = self._number_at(place)
+        elif self.index_before is not None:
+            index = self.index_before(place // self.address.world)
+        else:
             return StageError(stage, error, batch=batch)
-        return self._error(stage, error, self._number_at(place), batch)
+        return self._error(stage, error, index, batch)
 
     def _error(
         self, stage: str, error: BaseException, index: int, batch: int | None = None

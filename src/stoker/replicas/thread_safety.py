@@ -54,8 +54,6 @@ _SHARED_CLASSES: dict[str, tuple[str, ...] | None] = {
     "multiprocessing.shared_memory": None,
     "torch": ("dtype", "device", "layout", "memory_format", "Size"),
     "datasets.table": None,
-    # A run has threads of its own. A function that reaches the training loop does not call them.
-    "stoker.engine.run": ("Run",),
     # An optimizer belongs to the training loop; a function may reach it, but does not call it.
     "torch.optim.optimizer": ("Optimizer",),
     # Clients and environments that are documented as thread-safe, and cannot be copied.

@@ -148,6 +148,10 @@ class NumberedSource(IndexedSource):
     ) -> RankOrder:
         return self.within.order(selection, seed, epoch, dealer, group)
 
+    @property
+    def parts_count(self) -> int:
+        return self.within.parts_count
+
     def places(self, selection: Selection) -> int:
         return self.within.places(selection)
 

@@ -113,8 +113,8 @@ def _place_of(chain: Chain, number: int, epoch: int) -> int:
     plan, source = chain.plan, chain.plan.indexed
     assert source is not None
     selection = plan.selection
-    if selection.is_dealt:  # by who keeps what, which changes no place
-        selection = replace(selection, share=None)
+    if selection.is_dealt or plan.batches is not None:  # whose it is changes no place
+        selection = selection.undealt()
     order = source.order(selection, chain.seed, epoch, group=plan.group)
     for start in range(0, len(order), _SEARCHED):
         stop = min(start + _SEARCHED, len(order))

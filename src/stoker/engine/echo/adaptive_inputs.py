@@ -172,10 +172,10 @@ class AdaptiveInputs(EchoInputs[AdaptivePool]):
         """Replay, or begin empty behind what a loader or a stream has handed out."""
         if node is not None:
             return super().resume(node, asked)
-        loaded = asked.loaded
+        items = self.upstream.items_of(asked.loaded)
         step = asked.next // self.point.group
-        self._empty = AdaptiveSnapshot(step, loaded, (), began=step)
-        return Asked(loaded, loaded, loaded, loaded=loaded)
+        self._empty = AdaptiveSnapshot(step, items, (), began=step)
+        return Asked(items, items, items, loaded=asked.loaded)
 
     def catch_up(self) -> None:
         if self._empty is not None:

@@ -33,7 +33,7 @@ class Fate:
         self._call = ""
         self._pipeline: weakref.ref[Any] | None = None
 
-    def derived(self, pipeline: Derived, call: str) -> Derived:
+    def note_derived(self, pipeline: Derived, call: str) -> Derived:
         """Return a pipeline that a method, ``call``, made of this one, and note that it did."""
         self._last = fate = pipeline._fate
         fate._call, fate._pipeline = call, weakref.ref(pipeline)

@@ -47,7 +47,7 @@ class PipelineIterator(Iterator[T]):
         self._listener = listener
         # Unlike __del__, it also runs as the interpreter ends, while workers can still be told to.
         self._finish: weakref.finalize[..., Any] = weakref.finalize(
-            self, _finished, run, ended, listener
+            self, _finish, run, ended, listener
         )
 
     def __iter__(self) -> PipelineIterator[T]:
@@ -116,7 +116,7 @@ class PipelineIterator(Iterator[T]):
         self.close()
 
 
-def _finished(run: Run, ended: Callable[[Run], None], listener: EpochListener | None) -> None:
+def _finish(run: Run, ended: Callable[[Run], None], listener: EpochListener | None) -> None:
     try:
         ended(run)
     finally:

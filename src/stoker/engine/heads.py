@@ -67,9 +67,9 @@ class IterableHead(HeadStream):
         self._source = source
         self._whole: Iterator[Any] | None = examples
         self._world = selection.share.world if selection.share is not None else 1
-        self._examples: Iterator[Any] | None = _read_of(examples, selection, start)
+        self._examples: Iterator[Any] | None = _read_selection(examples, selection, start)
         self._skipped = selection.first.start  # by the source, in front of what is counted
-        handed = _handed_of(selection)
+        handed = _handed_selection(selection)
         self._to_drop = self._dropped = handed.start
         if selection.share is not None and not selection.share.anew:
             self._dropped += selection.between.start
@@ -90,16 +90,16 @@ class IterableHead(HeadStream):
     def fresh(self) -> int:
         return self._handed
 
-    def _taken(self, may_block: bool) -> Item | None:
+    def _take(self, may_block: bool) -> Item | None:
         """Take the next example; what the iterable raises comes as a failure."""
         if self._left is not None:
             if self._left <= 0:
                 return None
             self._left -= 1
-        item = self._drawn()
+        item = self._draw()
         while self._to_drop and item is not None and type(item.task.values[0]) is not Failure:
             self._to_drop -= 1
-            item = self._drawn()
+            item = self._draw()
         if item is not None:
             self._handed += 1
             item.fresh = self._handed
@@ -135,7 +135,7 @@ class IterableHead(HeadStream):
         self._buffer.clear()
         self._peeked = None
 
-    def _drawn(self) -> Item | None:
+    def _draw(self) -> Item | None:
         if self._size == 1:
             item = self._next()
             if item is None:
@@ -175,7 +175,7 @@ class IterableHead(HeadStream):
         return done_item(example, self._read - 1, 0, 0, 1)
 
 
-def _read_of(examples: Iterator[Any], selection: Selection, start: int) -> Iterator[Any]:
+def _read_selection(examples: Iterator[Any], selection: Selection, start: int) -> Iterator[Any]:
     """Return what this rank reads, before any shuffling; ``start`` were read before."""
     share, first = selection.share, selection.first
     behind = first.start + start if start else 0  # where the source begins
@@ -191,7 +191,7 @@ def _read_of(examples: Iterator[Any], selection: Selection, start: int) -> Itera
     return examples
 
 
-def _handed_of(selection: Selection) -> Cut:
+def _handed_selection(selection: Selection) -> Cut:
     """Return which of the examples that are drawn this rank hands out."""
     share, window, last = selection.share, selection.between, selection.last
     if share is not None:
@@ -284,7 +284,7 @@ class LoaderHead(HeadStream):
     def fresh(self) -> int:
         return self._fresh
 
-    def _taken(self, may_block: bool) -> Item | None:
+    def _take(self, may_block: bool) -> Item | None:
         """Ask the loader; what it raises passes as it is, and it may be asked again."""
         if not may_block:
             raise WouldBlock(None)
@@ -415,7 +415,7 @@ class DeviceStream(DrivenStream):
         ready, since = self.upstream.ready_since()
         return ready + len(self._under_way), since
 
-    def _taken(self, may_block: bool) -> Item | None:
+    def _take(self, may_block: bool) -> Item | None:
         """Take the next batch on the device, and begin to move the one after it.
 
         The consumer alone asks, and may always wait.
@@ -424,7 +424,7 @@ class DeviceStream(DrivenStream):
             return None
         item, move = self._under_way.popleft()
         self._begin_early()
-        value = move if type(move) is Failure else self._tried(move, item)
+        value = move if type(move) is Failure else self._try(move, item)
         return like(item, DoneTask(value), item.use_key, item.fresh)
 
     def usable_bytes(self) -> int:
@@ -435,7 +435,7 @@ class DeviceStream(DrivenStream):
         self._worker_pool.wait(item.task)
         value = item.task.values[item.row]
         if type(value) is not Failure:
-            value = self._tried(lambda: self._mover.start(value)(), item)
+            value = self._try(lambda: self._mover.start(value)(), item)
         return like(item, DoneTask(value), item.use_key, item.fresh)
 
     def _begin_early(self) -> None:
@@ -465,18 +465,18 @@ class DeviceStream(DrivenStream):
         self._next = None
         value, item.task.values[item.row] = item.task.values[item.row], None
         if type(value) is not Failure:
-            value = self._tried(lambda: self._mover.start(self._marked(value, item)), item)
+            value = self._try(lambda: self._mover.start(self._mark(value, item)), item)
         self._under_way.append((item, value))
         return True
 
-    def _marked(self, value: Any, item: Item) -> Any:
+    def _mark(self, value: Any, item: Item) -> Any:
         return (
             value
             if self._mask is None
             else self._mask.added(value, item.ordinal, item.fresh - item.rows, item.fresh)
         )
 
-    def _tried(self, move: Callable[[], Any], item: Item) -> Any:
+    def _try(self, move: Callable[[], Any], item: Item) -> Any:
         try:
             return move()
         except StageError as error:

@@ -42,13 +42,13 @@ class PackStart(Node):
     offset: int = 0
 
     @classmethod
-    def read(cls, saved: Any, bounds: Bounds) -> PackStart:
-        """Read what ``saved`` returned."""
+    def from_json(cls, saved: Any, bounds: Bounds) -> PackStart:
+        """Read what ``to_json`` returned."""
         number, of = check_integer(saved["number"]), check_integer(saved["input"], 0, bounds.most)
         bounds.most, bounds.exact = LARGEST, None
         return cls(number, of, check_integer(saved["offset"]))
 
-    def saved(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         return {
             "kind": PackPoint.kind,
             "number": self.number,
@@ -99,7 +99,7 @@ class PackedStream(OrderedStream):
         """Refuse: chains that would need this are refused before."""
         raise AssertionError("no pool stands behind .pack()")
 
-    def needed(self, number: int) -> tuple[PackStart, int]:
+    def resume_point(self, number: int) -> tuple[PackStart, int]:
         """Return where a full sequence begins that was made, or is the next, or behind the end."""
         if number < self._made:
             start = self._starts[number - self._made]
@@ -112,7 +112,7 @@ class PackedStream(OrderedStream):
     def forget_before(self, number: int) -> int:
         while self._starts and self._starts[0].number < number:
             self._starts.popleft()
-        return self.needed(number)[1]
+        return self.resume_point(number)[1]
 
     def resume(self, node: PackStart | None, asked: Asked) -> Asked:
         start = node or PackStart()
@@ -128,7 +128,7 @@ class PackedStream(OrderedStream):
     def _make(self) -> bool:
         is_enough = self._tokens >= self._length
         if is_enough:
-            self._keep(self._joined())
+            self._keep(self._join())
         return is_enough
 
     def _end(self) -> None:
@@ -141,7 +141,7 @@ class PackedStream(OrderedStream):
         self._inputs, self._skipped = number + 1, 0
         if type(value) is not Failure:
             try:
-                tokens = _checked(value)[offset:]
+                tokens = _check_tokens(value)[offset:]
                 if offset and not len(tokens):
                     raise StateError(
                         "a sequence has become shorter since the state was saved: what stands "
@@ -164,7 +164,7 @@ class PackedStream(OrderedStream):
         self._kept.append(done_item(value, self._made, 0, self._fresh_in, 1))
         self._made += 1
 
-    def _joined(self) -> Packed:
+    def _join(self) -> Packed:
         """Take the tokens of a full sequence from the pieces."""
         length, first = self._length, self._pieces[0]
         self._starts.append(PackStart(self._made, first.input, first.offset))
@@ -187,7 +187,7 @@ class PackedStream(OrderedStream):
         return made
 
 
-def _checked(value: Any) -> NDArray[Any]:
+def _check_tokens(value: Any) -> NDArray[Any]:
     """Return a sequence of tokens as an array."""
     tokens = np.asarray(value) if isinstance(value, (np.ndarray, list)) else None
     if tokens is not None and not tokens.size and tokens.ndim == 1:

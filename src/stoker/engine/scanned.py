@@ -49,8 +49,8 @@ class ScanStart(Node):
     state: ScanState
 
     @classmethod
-    def read(cls, scan: Scan, saved: Any, bounds: Bounds) -> ScanStart:
-        """Read what ``saved`` returned; the scan says whether it can go on so."""
+    def from_json(cls, scan: Scan, saved: Any, bounds: Bounds) -> ScanStart:
+        """Read what ``to_json`` returned; the scan says whether it can go on so."""
         number = check_integer(saved["input"], 0, bounds.most)
         output = check_integer(saved["output"], 0, number)
         text = saved["json"] if "json" in saved else saved["bytes"]
@@ -61,7 +61,7 @@ class ScanStart(Node):
         bounds.exact = None
         return cls(number, output, state)
 
-    def saved(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         # As text, not as JSON in JSON: sorting the keys of the whole must not sort those in here.
         state = self.state
         dumped = {"json": state} if isinstance(state, str) else {"bytes": b64encode(state).decode()}
@@ -118,7 +118,7 @@ class ScannedStream(OrderedStream):
                 value = self.upstream.failure(self._scan.name, error, item.ordinal)
         return like(item, DoneTask(value), item.use_key, item.fresh)
 
-    def needed(self, output: int) -> tuple[ScanStart, int]:
+    def resume_point(self, output: int) -> tuple[ScanStart, int]:
         start = self._starts[self._before(output)]
         return start, start.input
 
@@ -158,7 +158,7 @@ class ScannedStream(OrderedStream):
         return bisect.bisect_right(self._starts, output, key=lambda start: start.output) - 1
 
     def _begin(self, start: ScanStart) -> None:
-        self._state = self._scan.begun(start.state)
+        self._state = self._scan.load_state(start.state)
         self._inputs, self._outputs = start.input, start.output
         self._starts = [start]
         self._dumped_at_ns = self._dump_ns = 0
@@ -180,7 +180,7 @@ class ScannedStream(OrderedStream):
             return
         began_ns = time.perf_counter_ns()
         try:
-            self._state, made = self._scan.called(self._state, value)
+            self._state, made = self._scan.step(self._state, value)
         except Exception as error:
             pass_on(error)
             self._fail(self.upstream.failure(self._scan.name, error, item.ordinal).error)
@@ -212,7 +212,7 @@ class ScannedStream(OrderedStream):
     def _dump(self, now_ns: int) -> None:
         """Note where a resume may begin: here."""
         try:
-            state = self._scan.dumped(self._state)
+            state = self._scan.dump_state(self._state)
         except TypeError as error:
             pass_on(error)
             self._fail(error)

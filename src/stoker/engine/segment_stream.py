@@ -292,7 +292,7 @@ class SegmentStream(PulledStream):
         """Wrap what went wrong where an output was to be used."""
         return self._runner.work.failure(stage, error, ordinal)
 
-    def needed(self, output: int) -> tuple[None, int]:
+    def resume_point(self, output: int) -> tuple[None, int]:
         return None, output * self.inputs_each
 
     def resume(self, node: None, asked: Asked) -> Asked:

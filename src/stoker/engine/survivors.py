@@ -164,8 +164,8 @@ class FilterRecord(Node):
     total: int | None = None
 
     @classmethod
-    def read(cls, saved: Any, bounds: Bounds) -> FilterRecord | None:
-        """Read what ``saved`` returned; None where nothing could be left out when that was."""
+    def from_json(cls, saved: Any, bounds: Bounds) -> FilterRecord | None:
+        """Read what ``to_json`` returned; None where nothing could be left out when that was."""
         bounds.exact = None
         if saved is None:
             return None
@@ -181,7 +181,7 @@ class FilterRecord(Node):
         bounds.exact = total
         return cls(number, survivors, seen, array("q", drops.tobytes()), total)
 
-    def saved(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         return {
             "kind": FilterPoint.kind,
             "number": self.number,
@@ -304,7 +304,7 @@ class FilteredStream(OrderedStream):
     def end(self) -> int | None:
         return self.record.total
 
-    def needed(self, survivor: int) -> tuple[FilterRecord, int]:
+    def resume_point(self, survivor: int) -> tuple[FilterRecord, int]:
         """Return all that is decided from a survivor on, also what was before a resume."""
         record = self.record.since(survivor)
         return record, record.number
@@ -349,7 +349,7 @@ class FilteredStream(OrderedStream):
             drop = True
             self._skip_log.filtered += 1
         else:
-            drop = self._skipped(item, value)
+            drop = self._skips(item, value)
         self._inputs = number + 1
         if not is_known:
             record.seen = number + 1
@@ -360,7 +360,7 @@ class FilteredStream(OrderedStream):
         else:
             self._kept.append(item)
 
-    def _skipped(self, item: Item, failure: Failure) -> bool:
+    def _skips(self, item: Item, failure: Failure) -> bool:
         """Return whether a failure is skipped. Raise BudgetSpent if that exceeds the budget.
 
         BudgetSpent is raised in the consumer only. A worker that plans ahead gets WouldBlock.

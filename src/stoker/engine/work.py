@@ -576,7 +576,7 @@ class Work:
             first += 1  # the cache's time is counted between
         for number, (stage, fn, key, call) in enumerate(self._operations[which], first):
             start = time.perf_counter_ns()
-            fn = stage.watched(fn, self._tell)
+            fn = stage.watch(fn, self._tell)
             others = self._others(stage, places)
             passed_by = 0
             kept = None if call is _FREELY or self._is_addressed else self._kept(values, call)
@@ -681,7 +681,7 @@ class Work:
         maps = self._batch_maps[first:] if first else self._batch_maps
         for at, (stage, fn, key, call) in enumerate(maps, self._after + first):
             start = time.perf_counter_ns()
-            fn = stage.watched(fn, self._tell)
+            fn = stage.watch(fn, self._tell)
             kept = None if call is _FREELY else self._kept([batch], call)
             is_locked = call is not _FREELY and call.is_locked
             if is_locked:

@@ -46,14 +46,14 @@ class Decisions:
         at = step - self.first
         return self.codes[at] if at < len(self.codes) else None
 
-    def spent(self, step: int) -> None:
+    def raise_ended(self, step: int) -> None:
         """Say that nothing is left, though the epoch goes on. Raises StateError."""
         raise StateError(
             f"the record of epoch {self.epoch} ends at batch {step}, where the recorded run was "
             "left: without replay= the epoch goes on from there"
         )
 
-    def cannot_be(self, step: int) -> None:
+    def raise_damaged(self, step: int) -> None:
         """Say that no run could decide so. Raises StateError."""
         raise StateError(f"the record of epoch {self.epoch} is damaged at batch {step}")
 
@@ -109,7 +109,7 @@ class RunRecord:
         found = epochs.get(epoch)
         if found is None:
             known = sorted(epochs)
-            raise StateError(f"the record has no epoch {epoch}; it has {_listed(known)}")
+            raise StateError(f"the record has no epoch {epoch}; it has {_list_epochs(known)}")
         return found
 
     def echo(self, position: int, name: str) -> EchoRecord:
@@ -120,7 +120,7 @@ class RunRecord:
             )
         return self.echoes[position]
 
-    def carried(self, position: int, epoch: int, items: int) -> AdaptiveSnapshot | None:
+    def carried_pool(self, position: int, epoch: int, items: int) -> AdaptiveSnapshot | None:
         """Return the pool that an echo began an epoch with, None if it was empty.
 
         Args:
@@ -147,7 +147,7 @@ class RunRecord:
         return echo.size
 
 
-def _listed(epochs: list[int]) -> str:
+def _list_epochs(epochs: list[int]) -> str:
     # Ten fit into a line of an error.
     return ", ".join(map(str, epochs[:10])) + (", ..." if len(epochs) > 10 else "") or "none"
 
@@ -161,7 +161,7 @@ def difference_of(theirs: list[str], ours: list[str]) -> str:
     return f"it has {len(theirs)} stages, this one {len(ours)}"
 
 
-def written(seed: int, pipeline: list[str], echoes: Mapping[int, EchoRecord]) -> dict[str, Any]:
+def encode(seed: int, pipeline: list[str], echoes: Mapping[int, EchoRecord]) -> dict[str, Any]:
     """Write a record; everything in it goes into JSON. At most 1.25 bytes a step, and a little."""
     return {
         "format": FORMAT,
@@ -187,8 +187,8 @@ def written(seed: int, pipeline: list[str], echoes: Mapping[int, EchoRecord]) ->
     }
 
 
-def read(record: Any, items: int | None) -> RunRecord:
-    """Read what ``written`` wrote.
+def decode(record: Any, items: int | None) -> RunRecord:
+    """Read what ``encode`` returned.
 
     Args:
         items: how many fresh items an epoch has at most, None if that is not known.

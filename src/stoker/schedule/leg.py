@@ -95,7 +95,7 @@ class Leg:
     before: Clock
     batches: int
 
-    def saved(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return it for JSON."""
         bounds = np.array(self.rest.ranges, np.int64).ravel()
         gaps = np.diff(bounds, prepend=0)
@@ -108,8 +108,8 @@ class Leg:
         }
 
     @classmethod
-    def read(cls, saved: Any, places: int) -> Leg:
-        """Read what ``saved`` returned, of an epoch of so many places.
+    def from_json(cls, saved: Any, places: int) -> Leg:
+        """Read what ``to_json`` returned, of an epoch of so many places.
 
         Raises KeyError, TypeError or ValueError for what cannot be.
         """

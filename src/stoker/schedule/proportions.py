@@ -76,17 +76,17 @@ class Proportions:
         rounds, rest = divmod(places, self.total)
         return [
             rounds * weight + own
-            for weight, own in zip(self.weights, self._divided(rest), strict=True)
+            for weight, own in zip(self.weights, self._divide(rest), strict=True)
         ]
 
     def counts_at(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return ``counts`` for many numbers of places, ``int64 [parts, n]``."""
         rounds, rest = np.divmod(places, self.total)
         whole: NDArray[np.int64] = np.array(self.weights)[:, None] * rounds
-        whole += np.stack(self._divided(rest))
+        whole += np.stack(self._divide(rest))
         return whole
 
-    def _divided(self, places: Any) -> list[Any]:
+    def _divide(self, places: Any) -> list[Any]:
         """Return how many of the first places of a round each part has."""
         found: list[Any] = [0] * len(self.weights)
         waiting: list[tuple[_Tree, Any]] = [(self._tree, places)]
@@ -108,7 +108,7 @@ class Proportions:
         """Return of these places the part, and the place's number in that part."""
         rounds, rest = np.divmod(places, self.total)
         if self.total > _MOST_TABLED:
-            parts, numbers_in = self._found(rest)
+            parts, numbers_in = self._find_parts(rest)
         else:
             parts, numbers_in = (column[rest] for column in self._table)
         return parts, numbers_in + rounds * np.array(self.weights)[parts]
@@ -116,9 +116,9 @@ class Proportions:
     @cached_property
     def _table(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """What ``parts`` returns of the first round."""
-        return self._found(np.arange(self.total))
+        return self._find_parts(np.arange(self.total))
 
-    def _found(self, places: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def _find_parts(self, places: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Find what ``parts_of`` returns, of places in the first round."""
         parts, numbers_in = np.empty_like(places), np.empty_like(places)
         waiting = [(self._tree, places, np.arange(len(places)))]

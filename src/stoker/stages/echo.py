@@ -174,7 +174,7 @@ class Echo(ChainStage):
     def note(self, chain: ChainView, sizes: Mapping[int, PoolSize]) -> str:
         """Say where it stands in the echoing paper's words, its pool, and who decides."""
         place, pool = self._insertion_point(chain), self._pool(chain, sizes)
-        return f"  {place}; {pool}{self._decides()}{self._apart(chain, sizes)}"
+        return f"  {place}; {pool}{self._decides()}{self._describe_distance(chain, sizes)}"
 
     def smallest_distinct(self, group: int) -> int:
         """Return the least pool, in items, that keeps the uses of a batch distinct.
@@ -259,7 +259,7 @@ class Echo(ChainStage):
             return "; follows the stall, on demand"
         return f"; planned: {ranks[1]} ranks agree every {WINDOW_STEPS} batches"
 
-    def _apart(self, chain: ChainView, sizes: Mapping[int, PoolSize]) -> str:
+    def _describe_distance(self, chain: ChainView, sizes: Mapping[int, PoolSize]) -> str:
         """Say how far apart copies are, where a rule says so."""
         if not self.is_adaptive:
             return ""

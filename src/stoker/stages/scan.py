@@ -75,10 +75,10 @@ class Scan(ChainStage):
             if each is not None and not callable(each):
                 raise TypeError(f"{name}= is a function, not {type(each).__name__}")
         scan = Scan(fn, "null", dump, load)
-        scan = replace(scan, initial=scan.dumped(state))
+        scan = replace(scan, initial=scan.dump_state(state))
         if load is not None:
             try:
-                scan.begun(scan.initial)
+                scan.load_state(scan.initial)
             except Exception as error:
                 raise TypeError(
                     f"load= of {scan.name} does not take what dump= returned: "
@@ -115,7 +115,7 @@ class Scan(ChainStage):
     def note(self, chain: ChainView, sizes: Mapping[int, PoolSize]) -> str:
         return "  one example at a time, in order; may leave some out"
 
-    def dumped(self, state: Any) -> ScanState:
+    def dump_state(self, state: Any) -> ScanState:
         """Return a state as it is saved. Raises TypeError where it would not come back the same."""
         try:
             made = state if self.dump is None else self.dump(state)
@@ -134,7 +134,7 @@ class Scan(ChainStage):
                 f"keys, lists, text, numbers, booleans and None: {error}; {hint}"
             ) from error
 
-    def begun(self, saved: ScanState) -> Any:
+    def load_state(self, saved: ScanState) -> Any:
         """Return a state of its own, made of a saved one. Raises what ``load=`` does."""
         state = saved if isinstance(saved, bytes) else json.loads(saved)
         return state if self.load is None else self.load(state)
@@ -144,14 +144,14 @@ class Scan(ChainStage):
         try:
             if isinstance(saved, bytes) and self.load is None:
                 raise TypeError("it is bytes, and there is no load=")
-            self.begun(saved)
+            self.load_state(saved)
         except Exception as error:
             raise StateError(
                 f"the state is damaged: {self.name} cannot go on with what was saved of it: "
                 f"{type(error).__name__}: {error}"
             ) from error
 
-    def called(self, state: Any, example: Any) -> tuple[Any, Any]:
+    def step(self, state: Any, example: Any) -> tuple[Any, Any]:
         """Return the next state, and an example or ``DROP``.
 
         Raises TypeError where the function returns something else, and what it raises.
@@ -159,7 +159,7 @@ class Scan(ChainStage):
         made = self.fn(state, example)
         if type(made) is not tuple or len(made) != 2:
             raise TypeError(
-                f"the function returned {_shown(made)}: return a pair, (state, example) or "
+                f"the function returned {_describe(made)}: return a pair, (state, example) or "
                 "(state, stoker.DROP)"
             )
         if made[1] is None:
@@ -168,7 +168,7 @@ class Scan(ChainStage):
                 "to leave it out"
             )
         if self.dump is None and made[1] is not DROP:
-            return made[0], _apart(made[1])
+            return made[0], _separate(made[1])
         return made
 
 
@@ -200,7 +200,7 @@ def _type_name(kind: type) -> str:
     return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
 
 
-def _apart(value: Any) -> Any:
+def _separate(value: Any) -> Any:
     """Return an example whose dicts and lists are its own, and none of them the state's.
 
     The function may write into its state at the next call, and a map into the example, while the
@@ -208,16 +208,16 @@ def _apart(value: Any) -> Any:
     """
     kind = type(value)
     if kind is dict:
-        return {key: _apart(child) for key, child in value.items()}
+        return {key: _separate(child) for key, child in value.items()}
     if kind is list:
-        return list(value) if _SCALARS.issuperset(map(type, value)) else list(map(_apart, value))
+        return list(value) if _SCALARS.issuperset(map(type, value)) else list(map(_separate, value))
     if isinstance(value, tuple):
-        parts = map(_apart, value)
+        parts = map(_separate, value)
         return kind(*parts) if hasattr(value, "_fields") else tuple(parts)
     return value
 
 
-def _shown(value: Any) -> str:
+def _describe(value: Any) -> str:
     """Show a value in an error, cut where it is long."""
     text = repr(value)
     kind = f"a {_type_name(type(value))}, " if value is not None else ""

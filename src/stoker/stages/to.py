@@ -66,10 +66,10 @@ class JaxMover:
 
     def start(self, batch: Any) -> Callable[[], Any]:
         """Begin to move a batch; call what is returned to have it. JAX waits where it is used."""
-        moved = pytree.map_leaves(self._moved, batch)
+        moved = pytree.map_leaves(self._move, batch)
         return lambda: moved
 
-    def _moved(self, leaf: Any) -> Any:
+    def _move(self, leaf: Any) -> Any:
         if pytree.is_tensor(leaf):
             leaf = leaf.detach().cpu().numpy()
         if not _is_a_jax_type(leaf):
@@ -213,7 +213,7 @@ class Mover:
             done.synchronize()  # until then its memory is still being read
         with torch.cuda.stream(self._side):
             number = iter(range(1 << 30))
-            moved = pytree.map_leaves(lambda leaf: self._staged(leaf, buffers, next(number)), batch)
+            moved = pytree.map_leaves(lambda leaf: self._stage(leaf, buffers, next(number)), batch)
             copied = torch.cuda.Event()
             copied.record(self._side)
         self._staging.append((copied, buffers))
@@ -238,7 +238,7 @@ class Mover:
         is_sparse = pytree.is_tensor(leaf) and pytree.is_sparse(leaf)
         return leaf.to(self._device) if is_sparse else leaf
 
-    def _staged(self, leaf: Any, buffers: dict[int, Any], number: int) -> Any:
+    def _stage(self, leaf: Any, buffers: dict[int, Any], number: int) -> Any:
         torch = self._torch
         if _is_numeric(leaf):
             leaf = torch.from_numpy(_writable(leaf))

@@ -38,8 +38,8 @@ class PoolStart(Node):
     items: int | None = None
 
     @classmethod
-    def read(cls, point: EchoPoint, saved: Any, bounds: Bounds) -> PoolStart:
-        """Read what ``saved`` returned."""
+    def from_json(cls, point: EchoPoint, saved: Any, bounds: Bounds) -> PoolStart:
+        """Read what ``to_json`` returned."""
         echo, most, exact = point.echo, bounds.most, bounds.exact
         if echo.record is not None:
             size = echo.record.size(echo.position, echo.name, point.group)
@@ -61,7 +61,7 @@ class PoolStart(Node):
             )
         return cls(snapshot, items)
 
-    def saved(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         snapshot = self.snapshot
         packed = (
             adaptive.pack(snapshot)
@@ -172,7 +172,7 @@ class EchoInputs(Inputs, Generic[AnyPool]):
     def _step(self) -> bool:
         """Draw once more, if the epoch has more."""
 
-    def needed(self, use: int) -> tuple[PoolStart | None, int]:
+    def resume_point(self, use: int) -> tuple[PoolStart | None, int]:
         if not self.started:
             return None, 0
         pool = self.pool
@@ -180,7 +180,7 @@ class EchoInputs(Inputs, Generic[AnyPool]):
         return PoolStart(snapshot, pool.admitted if pool.ended else None), snapshot.oldest
 
     def forget_before(self, use: int) -> int:
-        node, oldest = self.needed(use)
+        node, oldest = self.resume_point(use)
         if node is not None:
             self.pool.forget_before(node.snapshot.step)
         return oldest
@@ -300,9 +300,9 @@ class PooledInputs(EchoInputs[Pool]):
 
     def _step(self) -> bool:
         pool = self.pool
-        first, wanted, got = pool.admitted, pool.wanted(), 0
+        first, wanted, got = pool.admitted, pool.fresh_needed(), 0
         try:
-            for item in self._pulled(wanted):
+            for item in self._pull(wanted):
                 self._items[first + got] = item
                 self._fresh = item.fresh
                 got += 1
@@ -315,7 +315,7 @@ class PooledInputs(EchoInputs[Pool]):
         self._schedule(pool.draw(), 0)
         return True
 
-    def _pulled(self, count: int) -> Iterator[Item]:
+    def _pull(self, count: int) -> Iterator[Item]:
         while count and self._prefetcher:
             count -= 1
             yield self._prefetcher.popleft()
@@ -339,7 +339,7 @@ class PooledInputs(EchoInputs[Pool]):
         held: set[int] = set()
         while pool.step * pool.group < taken:
             at = pool.step
-            wanted = pool.wanted()
+            wanted = pool.fresh_needed()
             got = wanted if items is None else min(wanted, items - pool.admitted)
             pool.admit(got)
             if got < wanted or (self._unknown and pool.admitted == items):

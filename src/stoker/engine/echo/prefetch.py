@@ -98,7 +98,7 @@ class Prefetcher(PulledStream):
             with self._lock:
                 if not self._queue:
                     return
-                item = self._popped()
+                item = self._pop()
             if isinstance(item, BaseException):
                 raise item
             self._fresh = item.fresh
@@ -111,7 +111,7 @@ class Prefetcher(PulledStream):
         with self._lock:
             first = self._queue[0] if self._queue else None
             if isinstance(first, BaseException):
-                self._popped()
+                self._pop()
                 raise first
             return first
 
@@ -132,7 +132,7 @@ class Prefetcher(PulledStream):
             self._inner.interrupt()
             thread.join(_JOIN_S)
 
-    def _popped(self) -> Item | BaseException:
+    def _pop(self) -> Item | BaseException:
         self._room = max(self.size, self._room - 1)
         self._changed.notify_all()
         return self._queue.popleft()

@@ -232,7 +232,7 @@ class AgreedPolicy:
         """Tell whether ranks agree before this step."""
         return not self._began or step in _EARLY or step % WINDOW_STEPS == 0
 
-    def consumed(self, ns: int) -> None:
+    def note_consumed(self, ns: int) -> None:
         """Note how long the consumer was busy with a step."""
         self._consumed.append(ns)
 

@@ -47,7 +47,7 @@ class WorkExecutor:
         batch = work.segment.batch
         for i, value in enumerate(values):
             if isinstance(value, Failure) and not isinstance(value.error, Rejected):
-                values[i] = _plained(value)
+                values[i] = _as_plain(value)
                 if batch is not None:
                     return values[i]
         if batch is None:
@@ -134,7 +134,7 @@ def _sendable(work: Work, values: list[Any], places: Sequence[int]) -> list[Any]
         try:
             Flattener().flatten(value)
         except Exception as error:
-            value = _plained(work.send_failure(error, place))
+            value = _as_plain(work.send_failure(error, place))
         checked.append(value)
     return checked
 
@@ -149,7 +149,7 @@ def _separate(values: list[Any]) -> list[Any]:
     return separate
 
 
-def _plained(failure: Failure) -> Failure:
+def _as_plain(failure: Failure) -> Failure:
     return Failure(_plain(failure.error), failure.part, failure.account)
 
 

@@ -30,7 +30,7 @@ def part_bits(parts: int) -> int:
     return (parts - 1).bit_length()
 
 
-def mixed_places(
+def interleave_places(
     parts: NDArray[np.int64], numbers: NDArray[np.int64], count: int
 ) -> NDArray[np.int64]:
     """Return the places that stand for numbers in parts, of ``count`` parts."""
@@ -89,12 +89,12 @@ class MixedOrder:
             for part, count in enumerate(counts):
                 if count:
                     stop = start + count
-                    drawn = self._drawn(part, numbers[start:stop] + self.begun[part])
+                    drawn = self._find_draws(part, numbers[start:stop] + self.begun[part])
                     found[by_part[start:stop]] = drawn + self._firsts[part]
                     start = stop
         return found
 
-    def _drawn(self, part: int, draws: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _find_draws(self, part: int, draws: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return what the draws of a part are, counted over all its epochs."""
         size = self.sizes[part]
         first, last = int(draws.min()) // size, int(draws.max()) // size

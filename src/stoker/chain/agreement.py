@@ -1,8 +1,8 @@
 """Ranks that share an epoch compare their pipelines: at the first ``iter()``, after a load and
 after ``set_epoch``.
 
-Parts are disjoint, and steps equal, only where all ranks have one seed, one data set, one chain and
-one place in it. A seed that nobody gave is the first rank's.
+Parts are disjoint, and steps equal, only if all ranks have the same seed, data set, chain and
+position. If the user gave no seed, the first rank's is used.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _MOST_NAMED = 4
 def agree(chain: Chain, place: tuple[int, ...], *, long: bool) -> Chain:
     """Return a chain with the seed of all ranks, which call this together.
 
-    Nothing is compared where the chain is not sharded among several, or by ranks that were given.
+    Nothing is compared if the chain is not sharded, or was sharded by given ranks.
 
     Args:
-        chain: what this rank is about to iterate over.
-        place: where: the epoch, and outputs of it.
-        long: whether ranks may come late, as they do behind an epoch.
+        chain: the chain that this rank is about to iterate over.
+        place: its position: the epoch, and outputs of it.
+        long: whether ranks may come late, as they do after an epoch.
 
     Raises:
         ValueError: ranks' pipelines differ; or nobody gave a seed that ranks cannot tell each
@@ -117,7 +117,7 @@ def _decide(claims: dict[int, dict[str, Any]]) -> dict[str, Any]:
     if len(set(sizes.values())) > 1:
         found.append(f"length of the data ({_name_ranks(sizes)})")
         advice.append("give all ranks the same data")
-    # A source's line has its length, which is told of already.
+    # A source's line has its length, which an earlier message names.
     begin = 1 if len(set(sizes.values())) > 1 else 0
     other = next((r for r, c in claims.items() if c["chain"][begin:] != first["chain"][begin:]), -1)
     if other >= 0:

@@ -1,4 +1,4 @@
-"""Filters: which examples go on."""
+"""Filters: stages that keep the examples that a function accepts."""
 
 from __future__ import annotations
 

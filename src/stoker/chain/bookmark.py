@@ -64,6 +64,11 @@ class Bookmark:
         """The chain as the next epoch finds it; while one is run, as that found it."""
         return self.chain if self._live_run() is not None else self.chain.with_current_length()
 
+    def count(self) -> int:
+        """Return the outputs of the epoch at hand, or else of the next; raises as a chain does."""
+        is_next = self._live_run() is None and not self._fresh_start
+        return self.coming.count(self.epoch + is_next)
+
     @property
     def is_loaded(self) -> bool:
         """Whether the next ``iter()`` goes on in the middle of an epoch."""
@@ -129,8 +134,7 @@ class Bookmark:
 
     def _clock(self, at: Run | Position) -> Clock:
         """Return what all ranks have handed out of its epoch, as far as this rank tells."""
-        world = self.chain.rank_world[1]
-        own = Clock(world * at.fresh, world * at.uses, at.yielded)
+        own = self.chain.clock(self.epoch, at.fresh, at.uses, at.yielded)
         return own if at.leg is None else at.leg.before + own
 
     def _loaded_batches(self) -> int:
@@ -271,8 +275,9 @@ class Bookmark:
             return 1.0
         try:
             fresh = self._loaded_batches() if chain.source.yields_batches else done.fresh_examples
-            examples = chain.examples_in_batches() * chain.rank_world[1]
-            share = max(share or 0.0, fresh / max(1, examples))
+            examples = chain.examples_in_batches(self.epoch)
+            of_all = chain.clock(self.epoch, examples, 0, 0).fresh_examples
+            share = max(share or 0.0, fresh / max(1, of_all))
         except TypeError:
             if share is None:
                 raise TypeError(

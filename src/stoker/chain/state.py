@@ -134,7 +134,7 @@ def read(state: Any, chain: Chain, *, elastic: bool = True) -> Loaded:
         raise StateError("the state is damaged: its checksum does not fit")
     try:
         by = _saved_by(state, chain, elastic=elastic)
-        rank = by.rank_world[0] if by.ranks_differ else None
+        rank = by.rank_world[0] if "rank" in state else None
         theirs = check_integer(state["seed"], 0, None)
         if seed is not None and seed != theirs:
             raise StateError(
@@ -203,7 +203,7 @@ def _schema(state: dict[str, Any], by: Chain) -> StateSchema:
             raise StateError(
                 f"the state is behind batch {leg.before.steps:,}, where .steps({by.steps}) never is"
             )
-    examples = by.examples() if by.source.is_indexed else None
+    examples = by.most_examples() if by.source.is_indexed else None
     return StateSchema(by.plan, examples, by.accounts, by.data_epoch_steps, by.leg)
 
 
@@ -298,8 +298,13 @@ def position(
     elif nested:
         raise StateError("a loader's state is in it, and this pipeline has no loader")
     else:
-        plan = fit.plan
-        bounds = Bounds(fit.examples, yielded, plan.group, sizes, epoch, plan.carries_pool)
+        plan, examples, group, cuts = fit.plan, fit.examples, fit.plan.group, None
+        if plan.batches is not None:
+            cuts = plan.planned(check_integer(state["seed"], 0, None), epoch).cuts
+            examples, group = cuts.examples, cuts.largest
+            if not plan.echoes:  # one state serves all ranks, whose batches have unequal sizes
+                found.uses = found.fresh = cuts.start(yielded)
+        bounds = Bounds(examples, yielded, group, sizes, epoch, plan.carries_pool, cuts)
         found.parts = _parts(nodes, plan, bounds)
         bounds.check(found.uses)
     return found

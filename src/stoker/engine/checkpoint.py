@@ -29,6 +29,7 @@ from stoker.basics.compact_integers import check_integer
 from stoker.errors import StateError
 from stoker.schedule.leg import Leg
 from stoker.schedule.owners import OwnerSnapshot
+from stoker.schedule.sizing.cuts import Cuts, EvenCuts, PlannedCuts
 from stoker.stages.batching.batch import Batch
 from stoker.stages.stage import PoolSize
 
@@ -89,6 +90,7 @@ class Bounds:
         group: the examples in a batch.
         sizes: those of pools, by the position of their echo.
         epoch: its number; ``carries_pool``: whether a pool goes on from the epoch before.
+        cuts: its batches, where these were planned.
     """
 
     most: int
@@ -97,6 +99,7 @@ class Bounds:
     sizes: Mapping[int, PoolSize]
     epoch: int
     carries_pool: bool
+    cuts: PlannedCuts | None = None
 
     def __post_init__(self) -> None:
         self.exact: int | None = self.most
@@ -104,6 +107,10 @@ class Bounds:
 
     def pass_batch(self, batch: Batch) -> None:
         """Go on behind a stage that makes batches."""
+        if self.cuts is not None:
+            self.least_uses = self.most_uses = self.cuts.start(self.yielded)
+            self.most = self.exact = self.cuts.batches
+            return
         known = self.most if self.exact is None else self.exact
         self.most_uses = min(self.yielded * batch.n, known)
         self.least_uses = self.most_uses
@@ -143,15 +150,16 @@ class Asked:
     again: frozenset[int] = frozenset()
     loaded: int = 0
 
-    def times(self, each: int) -> Asked:
-        """Return what is asked of the inputs, where each output takes ``each`` of them."""
-        if each == 1:
+    def of_inputs(self, cuts: Cuts) -> Asked:
+        """Return what is asked of the inputs, where outputs are cut out of these."""
+        if cuts == EvenCuts(1):
             return self
+        start = cuts.start
         return Asked(
-            self.next * each,
-            max(0, self.least * each - each + 1),
-            self.oldest * each,
-            frozenset(n * each + i for n in self.again for i in range(each)),
+            start(self.next),
+            start(self.least - 1) + 1 if self.least else 0,
+            start(self.oldest),
+            frozenset(i for n in self.again for i in range(start(n), start(n + 1))),
             self.loaded,
         )
 

@@ -428,7 +428,7 @@ class Run:
         return {} if feed is None else feed.handed_on(self._segments[0].total or 0)
 
     def _carrying(self) -> AdaptiveInputs | None:
-        if not self._plan.carries_pool or self._setup.ranks is not None:
+        if not self._plan.carries_pool or self._setup.ranks is not None or self.leg is not None:
             return None
         (feed,) = self._pools.following
         return feed if feed.started and feed.pool.held else None

@@ -18,7 +18,7 @@ from stoker.chain.fate import Fate
 from stoker.chain.iterator import PipelineIterator, T
 from stoker.chain.step_epochs import StepEpochs
 from stoker.engine.workers.make import Workers
-from stoker.schedule.echo_record import read as read_record
+from stoker.schedule.echo_record import decode as read_record
 from stoker.stages.batching.pack import Pack, Packed
 from stoker.stages.batching.planned import MEASURED, PlannedBatch, Sizing, measured
 from stoker.stages.cache import CacheStage
@@ -60,7 +60,7 @@ class Pipeline(DataLoaderApi, Generic[T]):
         return self._derive(self.chain.then(stage), stage.name)
 
     def _derive(self, chain: Chain, call: str) -> Pipeline[Any]:
-        return self._fate.derived(Pipeline[Any](chain), call)
+        return self._fate.note_derived(Pipeline[Any](chain), call)
 
     def apply(self, stage: Stage) -> Pipeline[Any]:
         """Add a stage of your own: a ``stoker.Stage``, which is made of the methods below.

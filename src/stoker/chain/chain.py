@@ -307,10 +307,13 @@ class Chain:
 
     @property
     def ranks_differ(self) -> bool:
-        """Whether several ranks have states of their own, for their parts may be unequal."""
+        """Whether several ranks have states of their own, for they may read unequally far."""
         share = self.selection.share
+        if share is None or share.world == 1:
+            return False
         unequal = self.may_leave_out or (self.plans_batches and bool(self.echoes))
-        return share is not None and share.world > 1 and (share.uneven or unequal)
+        follows_alone = self.follows_clock and process_group() is None
+        return share.uneven or unequal or follows_alone
 
     @property
     def has_workers(self) -> bool:

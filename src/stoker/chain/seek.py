@@ -138,7 +138,7 @@ def take_over(states: Sequence[Loaded], chain: Chain) -> Loaded:
         return replace(first, position=None, sizes={})
     try:
         _check_leg(by)
-        if by.ranks_differ and ranks is None:
+        if first.rank is not None and ranks is None:
             raise StateError(
                 "what ranks have read differs here, so the states of all are needed, in a list: "
                 "load_state_dict([state of rank 0, ...])"
@@ -215,8 +215,6 @@ def _check_leg(by: Chain) -> None:
             f"what is left out in front of the pool of .{point.echo.name}, or behind it, is the "
             "rank's own"
         )
-    if point.echo.is_adaptive:
-        raise StateError(f"the pool of .{point.echo.name} is the rank's own")
 
 
 class _Left(NamedTuple):
@@ -240,7 +238,7 @@ def _begin_leg(ranks: Sequence[Loaded], chain: Chain) -> tuple[Position, dict[in
     at, by = first.position, first.by
     assert at is not None
     was, positions = at.leg, [each.position or Position() for each in ranks]
-    are_alike = not by.ranks_differ
+    are_alike = first.rank is None
     each = _left_by_alike(first) if are_alike else [_left_by(loaded) for loaded in ranks]
     rest = _whole(by) if was is None else was.rest
     ranges, places = _unread(ranks, each, rest)
@@ -317,7 +315,8 @@ def _left_by(loaded: Loaded) -> _Left:
     node = position.parts[0] if position.parts else None
     if isinstance(node, FilterRecord):
         return _Left(node.number, none, none, none)
-    if not isinstance(node, PoolStart):
+    if not isinstance(node, PoolStart) or not by.has_fixed_echo:
+        # (What enters a pool that follows the stall is used at once; the rest of it are copies.)
         return _Left(position.fresh, none, none, none)
     (point,) = by.plan.echoes
     echo, taken = point.echo, position.yielded * by.batch_size

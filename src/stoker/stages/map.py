@@ -13,8 +13,8 @@ from stoker.basics.pytree import Field
 from stoker.images.advising import hint
 from stoker.images.normalizing import fused
 from stoker.schedule import rng
-from stoker.stages.functions.operation import Operation, checked_budget
-from stoker.stages.functions.transforms import called_alone, called_with_rng
+from stoker.stages.functions.operation import Operation, check_budget
+from stoker.stages.functions.transforms import call_with_rng, call_without_rng
 from stoker.stages.skip import OnError
 from stoker.stages.stage import (
     ChainView,
@@ -58,7 +58,7 @@ class Map(Operation):
         method = "random_map" if is_random else "map"
         if not isinstance(clock, bool):
             raise TypeError(f".{method}() takes clock=True or False, not {clock!r}")
-        budget = checked_budget(method, fn, on, on_error, is_random=is_random, clock=clock)
+        budget = check_budget(method, fn, on, on_error, is_random=is_random, clock=clock)
         only = bool(repeats_only)
         return Map(fn, on, budget, is_random=is_random, repeats_only=only, clock=clock)
 
@@ -78,7 +78,7 @@ class Map(Operation):
 
     def placed(self, before: ChainView) -> Map:
         """Check its field, and that it skips examples only; number it among random maps."""
-        placed = self.placed_on(before)
+        placed = self.place_on(before)
         if self.budget is not None and before.is_batched:
             raise ValueError(
                 "on_error= works for examples only: a stage after .batch() always raises"
@@ -128,7 +128,7 @@ class Map(Operation):
     def compile(self, rejected: object) -> Callable[..., Any]:
         fn = self.fn
         if not self.clock:
-            fn = called_with_rng(fn) if self.is_random else called_alone(fn)
+            fn = call_with_rng(fn) if self.is_random else call_without_rng(fn)
         return fn if self.on is None else _OnField(fn, Field(self.on))
 
     def note(self, chain: ChainView, sizes: Mapping[int, PoolSize]) -> str:
@@ -142,14 +142,14 @@ class Map(Operation):
     def key(self, seed: int, epoch: int) -> NDArray[np.uint64] | None:
         return rng.key(seed, epoch, rng.MAP + self.position) if self.is_random else None
 
-    def watched(
+    def watch(
         self, fn: Callable[..., Any], tell: Callable[[int | Operation, str], None]
     ) -> Callable[..., Any]:
         if not self.is_random:
-            return super().watched(fn, tell)
+            return super().watch(fn, tell)
         if not self.draws.looks:
             return fn
-        return self.draws.watched(fn, lambda names: tell(self.position, names))
+        return self.draws.watch(fn, lambda names: tell(self.position, names))
 
     def says_of(self, names: str) -> str:
         if not self.is_random:

@@ -96,7 +96,7 @@ class Operation(ChainStage):
         """Whether it may leave out examples on which it fails, by a budget of its own."""
         return self.budget is not None and self.budget != RAISE
 
-    def placed_on(self: AnyOperation, before: ChainView) -> AnyOperation:
+    def place_on(self: AnyOperation, before: ChainView) -> AnyOperation:
         """Return it behind ``before``, after a check of its field."""
         if all(stage.traits.keeps_fields for stage in before.stages):
             check_fields(before.source, self.on)
@@ -132,7 +132,7 @@ class Operation(ChainStage):
         """Return what keys its generator in an epoch, None if it draws nothing."""
         return None
 
-    def watched(
+    def watch(
         self, fn: Callable[..., Any], tell: Callable[[int | Operation, str], None]
     ) -> Callable[..., Any]:
         """Return what ``compile`` returned, looked at in its first calls for global generators.
@@ -142,7 +142,7 @@ class Operation(ChainStage):
         """
         if not self.draws.looks:
             return fn
-        return self.draws.watched_alone(fn, lambda names: tell(self, names))
+        return self.draws.watch_without_rng(fn, lambda names: tell(self, names))
 
     def says_of(self, names: str) -> str:
         """Return what to tell the user who drew from these generators."""
@@ -152,7 +152,7 @@ class Operation(ChainStage):
         )
 
 
-def checked_budget(
+def check_budget(
     method: str,
     fn: Any,
     on: Any,

@@ -44,7 +44,7 @@ class GlobalDraws:
         self._left.clear()
         return first
 
-    def watched(self, fn: Callable[..., Any], tell: Callable[[str], None]) -> Callable[..., Any]:
+    def watch(self, fn: Callable[..., Any], tell: Callable[[str], None]) -> Callable[..., Any]:
         """Return ``fn``, looked at; ``tell`` is called with the names of the generators, once."""
 
         def call(value: Any, rng: Any, *time: Any) -> Any:
@@ -56,7 +56,7 @@ class GlobalDraws:
 
         return call
 
-    def watched_alone(
+    def watch_without_rng(
         self, fn: Callable[..., Any], tell: Callable[[str], None]
     ) -> Callable[..., Any]:
         """Return a function that is given no ``rng``, looked at where no worker is there."""

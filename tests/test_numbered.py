@@ -115,6 +115,24 @@ def test_parts_of_a_mixture_and_mixtures_are_numbered() -> None:
     assert len(list(other)) > 0
 
 
+def test_whatever_a_source_may_answer_is_passed_on() -> None:
+    """A new method of sources has a default, which would be wrong here."""
+    from stoker.sources.numbered import NumberedSource
+    from stoker.sources.origin import IndexedSource, Origin
+
+    # What is the same for any indexed source, or changes with the numbers in it.
+    same = {"lower", "local_path", "set_epoch", "lag_outputs", "state_between", "takes_state",
+            "warn_unsharded", "yields_batches", "is_indexed", "is_counted"}  # fmt: skip
+    names = {
+        name
+        for kind in (IndexedSource, Origin)
+        for name in vars(kind)
+        if not name.startswith("_") and name not in same
+    }
+    own = {*vars(NumberedSource), *vars(stoker.from_arrays(np.arange(1)).numbered().chain.source)}
+    assert names - own == set()
+
+
 def test_names_are_the_same_on_every_host(tmp_path: Path) -> None:
     (tmp_path / "cat").mkdir()
     (tmp_path / "cat" / "01.txt").write_text("x")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, Generic, Literal, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -255,7 +255,12 @@ class Pipeline(DataLoaderApi, Generic[T]):
 
     @overload
     def map(
-        self, fn: Callable[[T], U], *, on: None = None, on_error: Err = None
+        self,
+        fn: Callable[[T], U],
+        *,
+        on: None = None,
+        on_error: Err = None,
+        clock: Literal[False] = False,
     ) -> Pipeline[U]: ...
 
     @overload
@@ -263,8 +268,18 @@ class Pipeline(DataLoaderApi, Generic[T]):
         self, fn: Callable[[Any], Any], *, on: str | int, on_error: Err = None
     ) -> Pipeline[Any]: ...
 
+    @overload
     def map(
-        self, fn: Callable[[Any], Any], *, on: On = None, on_error: Err = None
+        self, fn: Draws, *, on: On = None, on_error: Err = None, clock: bool
+    ) -> Pipeline[Any]: ...
+
+    def map(
+        self,
+        fn: Callable[..., Any],
+        *,
+        on: On = None,
+        on_error: Err = None,
+        clock: bool = False,
     ) -> Pipeline[Any]:
         """Apply a deterministic function to every example, or to every batch after ``batch``.
 
@@ -273,10 +288,14 @@ class Pipeline(DataLoaderApi, Generic[T]):
                 runs in worker threads, each with its own copy.
             on: the field it works on, by name, key or position; by default the whole example.
             on_error: its own skip budget (see ``from_dataset``); by default the pipeline's.
+            clock: call ``fn(x, clock)`` with a ``stoker.EpochTime``: the epoch of the data, and how
+                much of it comes before the example's own place, from 0 to 1. For what changes while
+                training goes on; alike on all ranks, in all workers, for each use, after a resume.
 
-        Raises TypeError if ``fn`` does not take one argument, LookupError for a missing field.
+        Raises TypeError if ``fn`` does not take one argument (two, with ``clock``), LookupError for
+        a missing field, ValueError for ``clock`` over streams and behind ``batch``.
         """
-        return self._then(Map.of(fn, on, on_error, is_random=False))
+        return self._then(Map.of(fn, on, on_error, is_random=False, clock=clock))
 
     @overload
     def random_map(
@@ -293,8 +312,25 @@ class Pipeline(DataLoaderApi, Generic[T]):
         self, fn: Draws, *, on_error: Err = None, repeats_only: bool
     ) -> Pipeline[Any]: ...
 
+    @overload
     def random_map(
-        self, fn: Draws, *, on: On = None, on_error: Err = None, repeats_only: bool = False
+        self,
+        fn: Callable[[Any, Any, Any], Any],
+        *,
+        on: On = None,
+        on_error: Err = None,
+        repeats_only: bool = False,
+        clock: Literal[True],
+    ) -> Pipeline[Any]: ...
+
+    def random_map(
+        self,
+        fn: Callable[..., Any],
+        *,
+        on: On = None,
+        on_error: Err = None,
+        repeats_only: bool = False,
+        clock: bool = False,
     ) -> Pipeline[Any]:
         """Apply a function that draws random numbers: after an echo, again for every use.
 
@@ -305,10 +341,12 @@ class Pipeline(DataLoaderApi, Generic[T]):
                 must not be None.
             on, on_error: as in ``map``.
             repeats_only: leave first uses unchanged; after an echo, before ``batch``.
+            clock: call ``fn(x, rng, clock)``, as in ``map``.
 
         Raises TypeError if ``fn`` takes no ``rng``, LookupError for a missing field.
         """
-        return self._then(Map.of(fn, on, on_error, is_random=True, repeats_only=repeats_only))
+        made = Map.of(fn, on, on_error, is_random=True, repeats_only=repeats_only, clock=clock)
+        return self._then(made)
 
     def scan(
         self,

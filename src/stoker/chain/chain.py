@@ -127,8 +127,8 @@ class Chain:
             raise ValueError(f".measure() measures examples by their numbers: {what}")
         stage = first_with(
             self.stages,
-            lambda t: t.filters or t.skips or t.is_random or t.repeats or t.joins or t.scans
-            or t.batches,
+            lambda t: t.filters or t.skips or t.is_random or t.changes or t.repeats or t.joins
+            or t.scans or t.batches,
         )  # fmt: skip
         if stage is not None:
             raise ValueError(f".measure() cannot follow {stage.name}: call it before")

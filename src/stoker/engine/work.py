@@ -45,6 +45,7 @@ from stoker.sources.origin import IndexedSource
 from stoker.sources.source import Reader
 from stoker.stages.batching.batch import Collate, RowError, UnlikeError
 from stoker.stages.cache import CacheStage, LeftOutBefore, Miss
+from stoker.stages.functions.epoch_time import EpochTime, time_at
 from stoker.stages.functions.operation import Operation
 from stoker.stages.map import Map, returned_nothing
 
@@ -583,7 +584,7 @@ class Work:
                 None if call is _FREELY or self._is_addressed else self._keep_inputs(values, call)
             )
             can_redo = bool(call.copies) and (self._is_addressed or kept is not None)
-            is_choosy = others is not None or stage.repeats_only
+            is_choosy, is_timed = others is not None or stage.repeats_only, stage.clock
             is_locked = call is not _FREELY and call.is_locked
             if is_locked:
                 USER_LOCK.acquire()  # by a worker, which no Ctrl-C interrupts: ``with`` costs more
@@ -602,7 +603,12 @@ class Work:
                     failure = spent
                     if failure is None:
                         try:
-                            if key is None:
+                            if is_timed:
+                                more: list[Any] = [self._time_at(places[i])]
+                                if key is not None:
+                                    more.insert(0, draw_at(key, places[i], use_key))
+                                made = fn(value, *more)
+                            elif key is None:
                                 made = fn(value)
                             else:
                                 drawn = on_device and on_device(key, places[i], use_key, value)
@@ -654,6 +660,9 @@ class Work:
             return one[0]
 
         return self._by_original(failure, call, do)
+
+    def _time_at(self, place: int) -> EpochTime:
+        return time_at(self.address.epoch, place, self.address.places)
 
     @property
     def _is_addressed(self) -> bool:

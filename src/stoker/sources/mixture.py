@@ -213,6 +213,9 @@ class MixtureSource(IndexedSource):
             for part, weight, count, begun, drawn, each in told
         )
 
+    def places_by_part(self, selection: Selection) -> tuple[int, ...]:
+        return tuple(self.proportions.counts(self.places(selection)))
+
     @property
     def parts_count(self) -> int:
         return len(self.parts)

@@ -155,6 +155,9 @@ class NumberedSource(IndexedSource):
     def places(self, selection: Selection) -> int:
         return self.within.places(selection)
 
+    def places_by_part(self, selection: Selection) -> tuple[int, ...]:
+        return self.within.places_by_part(selection)
+
     def part_stats(self, order: RankOrder, examples: int) -> tuple[PartStats, ...]:
         return self.within.part_stats(order, examples)
 

@@ -51,6 +51,7 @@ class Operation(ChainStage):
         makes_values: whether what the function returns takes the place of what it was given, so
             that None is a mistake.
         repeats_only: whether first uses pass it untouched.
+        clock: whether its function is told where in training an example stands.
     """
 
     fn: Callable[..., Any]
@@ -62,6 +63,7 @@ class Operation(ChainStage):
 
     makes_values = True
     repeats_only = False
+    clock = False
     draws_instead = "Use .random_map(fn), and draw from the rng that fn(x, rng) is given"
 
     @property
@@ -151,7 +153,13 @@ class Operation(ChainStage):
 
 
 def check_budget(
-    method: str, fn: Any, on: Any, on_error: OnError | None, *, is_random: bool = False
+    method: str,
+    fn: Any,
+    on: Any,
+    on_error: OnError | None,
+    *,
+    is_random: bool = False,
+    clock: bool = False,
 ) -> Budget | None:
     """Check the arguments of an operation; return its own budget, None for the pipeline's.
 
@@ -160,17 +168,20 @@ def check_budget(
     """
     if not callable(fn):
         raise TypeError(f".{method}() needs a function, not {type(fn).__name__}")
-    if method == "filter" or not takes_seed(fn):
-        _check_signature(method, fn, is_random)
+    if clock or method == "filter" or not takes_seed(fn):
+        _check_signature(method, fn, is_random, clock)
     if on is not None and (isinstance(on, bool) or not isinstance(on, (str, int))):
         raise TypeError(f"on= takes a field's name, key or position, not {on!r}")
     return None if on_error is None else budget_of(on_error)
 
 
-def _check_signature(method: str, fn: Callable[..., Any], is_random: bool) -> None:
-    unfit = unfit_signature(fn, 2 if is_random else 1)
+def _check_signature(method: str, fn: Callable[..., Any], is_random: bool, clock: bool) -> None:
+    unfit = unfit_signature(fn, 1 + is_random + clock)
     if unfit is None:
         return
+    if clock:
+        takes = "x, rng, clock" if is_random else "x, clock"
+        raise TypeError(f".{method}(clock=True) calls fn({takes}), which {unfit} does not take")
     if is_random:
         raise TypeError(
             f".random_map() calls fn(x, rng), which {unfit} does not take: give it a second "

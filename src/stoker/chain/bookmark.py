@@ -23,7 +23,7 @@ from stoker.engine.items import Item
 from stoker.engine.run import FORGOTTEN, Run
 from stoker.errors import StateError
 from stoker.frameworks.queries import calling_loop
-from stoker.schedule.echo_record import EchoRecord, written
+from stoker.schedule.echo_record import EchoRecord, encode
 from stoker.stages.stage import PoolSize
 from stoker.stats import Clock, PoolStats, Stats, Totals, Uses
 
@@ -265,7 +265,7 @@ class Bookmark:
         run = self._live_run()
         if run is not None:
             self._note(run)
-        return written(self.chain.seed, self.chain.signature(), self._records)
+        return encode(self.chain.seed, self.chain.signature(), self._records)
 
     def progress(self) -> float:
         """Return how much of the epoch's fresh examples, or steps, was handed out, from 0 to 1."""

@@ -235,7 +235,7 @@ class Cursor(Bookmark):
         if not plan.carries_pool or (record := plan.echoes[0].echo.record) is None:
             return None
         items = plan.items_of_first(self.chain.examples(epoch))
-        moment = record.carried(0, epoch, items)
+        moment = record.carried_pool(0, epoch, items)
         return Position(parts=[PoolStart(moment)]) if moment is not None else Position()
 
     def _look_at_schedulers(self) -> None:

@@ -95,7 +95,7 @@ def saved(
         "yielded": position.yielded,
         "uses": position.uses,
         "pool_sizes": {str(at): r.size for at, r in sizes.items()},
-        "parts": [node.saved() for node in position.parts if node is not None],
+        "parts": [node.to_json() for node in position.parts if node is not None],
         "spent": {str(account): n for account, n in position.spent.items()},
         "filtered": position.filtered,
         "fresh": position.fresh,
@@ -105,13 +105,13 @@ def saved(
     if chain.ranks_differ:
         state["rank"] = chain.rank_world[0]
     if position.leg is not None:
-        state["leg"] = position.leg.saved()
+        state["leg"] = position.leg.to_json()
     if handed_out is not None:
         state["handed_out"] = handed_out
     if position.order:
         state["order"] = position.order
     if position.owners is not None:
-        state["owners"] = position.owners.saved()
+        state["owners"] = position.owners.to_json()
     signed = {**state, "checksum": _checksum(state)}
     if position.loader_state is not None:  # the loader's own, perhaps not for JSON
         signed["loader"] = position.loader_state
@@ -198,7 +198,7 @@ def _schema(state: dict[str, Any], by: Chain) -> StateSchema:
         places, world = indexed.places(begun.selection), by.rank_world[1]
         most = max((echo.counts.most for echo in by.echoes if echo.counts), default=1)
         end = indexed.places_end(begun.selection)
-        leg = Leg.read(state["leg"], world, places, end, most)
+        leg = Leg.from_json(state["leg"], world, places, end, most)
         by = by.on_leg(leg)
         if by.data_epoch_steps is not None and by.data_epoch_steps < 0:
             raise StateError(
@@ -329,7 +329,7 @@ def _owners(state: dict[str, Any], fit: StateSchema) -> OwnerSnapshot | None:
         return None
     if "owners" not in state and state["yielded"]:
         raise StateError("it does not say how examples were dealt")
-    return OwnerSnapshot.read(state["owners"], share.world) if "owners" in state else None
+    return OwnerSnapshot.from_json(state["owners"], share.world) if "owners" in state else None
 
 
 def _list(value: Any) -> list[Any]:
@@ -360,13 +360,13 @@ def _parts(saved: list[Any], plan: Plan, bounds: Bounds) -> list[Node | None]:
                 if part.batch is not None:
                     bounds.pass_batch(part.batch)
             case FilterPoint():
-                found.append(FilterRecord.read(next(nodes), bounds))
+                found.append(FilterRecord.from_json(next(nodes), bounds))
             case PackPoint():
-                found.append(PackStart.read(next(nodes), bounds))
+                found.append(PackStart.from_json(next(nodes), bounds))
             case ScanPoint():
-                found.append(ScanStart.read(part.scan, next(nodes), bounds))
+                found.append(ScanStart.from_json(part.scan, next(nodes), bounds))
             case EchoPoint():
-                found.append(PoolStart.read(part, next(nodes), bounds))
+                found.append(PoolStart.from_json(part, next(nodes), bounds))
             case DevicePoint():  # nothing changes on the way
                 pass
             case _:

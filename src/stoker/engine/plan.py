@@ -53,6 +53,8 @@ class WorkAddress(NamedTuple):
         seed, epoch: what its random draws are keyed by.
         rank, world: this process among those that share an epoch.
         batches: how many batches all ranks had of the epoch before its leg.
+        places: how many places the epoch has, over all ranks, by part of a mixture; empty where no
+            map asks for the time.
     """
 
     at: int
@@ -61,6 +63,7 @@ class WorkAddress(NamedTuple):
     rank: int = 0
     world: int = 1
     batches: int = 0
+    places: tuple[int, ...] = ()
 
 
 @dataclass
@@ -361,6 +364,7 @@ class Plan:
         rank, world = (0, 1) if share is None else (share.rank, share.world)
         deal = PlannedDeal(whole, self.batches, seed, epoch, rank, world, self.indexed.parts_count)
         order = PlannedOrder(whole, deal)
+        order.digest = whole.digest
         self._planned.clear()
         self._planned[seed, epoch] = order
         return order
@@ -369,7 +373,11 @@ class Plan:
         """Return the address of the segment at a place among the parts, in an epoch."""
         share, leg = self.selection.share, self.selection.leg
         rank, world = (0, 1) if share is None else (share.rank, share.world)
-        return WorkAddress(at, seed, epoch, rank, world, 0 if leg is None else leg.batches)
+        places: tuple[int, ...] = ()
+        if self.indexed is not None and any(stage.clock for stage in self.maps):
+            places = self.indexed.places_by_part(self.selection)
+        batches = 0 if leg is None else leg.batches
+        return WorkAddress(at, seed, epoch, rank, world, batches, places)
 
     @cached_property
     def segments(self) -> tuple[Segment, ...]:

@@ -363,15 +363,15 @@ class SegmentRunner:
             elif isinstance(answer, Misfits):
                 self._put(task, start, task.builder.put, pytree.deep_copy(answer), ns)
             elif type(answer) is Failure and is_batched:
-                self._fail(task, start, self.work.located(answer))
+                self._fail(task, start, self.work.add_number(answer))
             elif type(answer) is Failure:
-                task.values[start:stop] = [self.work.located(answer)] * (stop - start)
+                task.values[start:stop] = [self.work.add_number(answer)] * (stop - start)
             elif is_batched:  # a whole batch, its maps done
                 self._keep_batch(task, answer)
                 ns[self.work.batched_at] += stop - start
             else:
                 task.values[start:stop] = [
-                    failed.get(i) or self.work.located(value)
+                    failed.get(i) or self.work.add_number(value)
                     if type(value) is Failure
                     else self._kept(value, place)
                     for i, (value, place) in enumerate(zip(answer, places, strict=True))

@@ -298,7 +298,7 @@ class SegmentStream(PulledStream):
         """Wrap what went wrong where an output was to be used."""
         return self._runner.work.failure(stage, error, ordinal)
 
-    def needed(self, output: int) -> tuple[None, int]:
+    def resume_point(self, output: int) -> tuple[None, int]:
         return None, self._cuts.start(output)
 
     def resume(self, node: None, asked: Asked) -> Asked:

@@ -106,7 +106,7 @@ class Held:
         mine = slice(rank, None, self.world)
         return Held(1, self.places[mine], self.remaining[mine], self.spent[mine])
 
-    def saved(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return it for JSON."""
         gaps = np.diff(self.places, prepend=0)
         begins = np.flatnonzero(np.diff(self.remaining, prepend=-1))
@@ -119,8 +119,8 @@ class Held:
         }
 
     @classmethod
-    def read(cls, saved: Any, world: int, places: int, end: int, most: int) -> Held:
-        """Read what ``saved`` returned, of an epoch of so many places.
+    def from_json(cls, saved: Any, world: int, places: int, end: int, most: int) -> Held:
+        """Read the result of ``to_json``, of an epoch of so many places.
 
         Args:
             saved: what it was.
@@ -217,11 +217,11 @@ class Leg:
             return returned
         return np.concatenate([self.held.of_rank(rank).places, returned])
 
-    def saved(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return it for JSON."""
         bounds = np.array(self.rest.ranges, np.int64).ravel()
         gaps = np.diff(bounds, prepend=0)
-        more: dict[str, Any] = {} if self.held is None else {"held": self.held.saved()}
+        more: dict[str, Any] = {} if self.held is None else {"held": self.held.to_json()}
         if len(self.returned):
             more["returned"] = compact_integers.encode_ascending(self.returned, 0)
         return {
@@ -234,8 +234,8 @@ class Leg:
         }
 
     @classmethod
-    def read(cls, saved: Any, world: int, places: int, end: int, most: int) -> Leg:
-        """Read what ``saved`` returned, of an epoch of so many places.
+    def from_json(cls, saved: Any, world: int, places: int, end: int, most: int) -> Leg:
+        """Read the result of ``to_json``, of an epoch of so many places.
 
         Args:
             saved: what it was.
@@ -262,7 +262,7 @@ class Leg:
             Remainder(zip(bounds[::2].tolist(), bounds[1::2].tolist(), strict=True)),
             Clock(fresh, uses, steps),
             check_integer(saved["batches"]),
-            Held.read(saved["held"], world, places, end, most) if "held" in saved else None,
+            Held.from_json(saved["held"], world, places, end, most) if "held" in saved else None,
             returned,
             world,
         )

@@ -30,7 +30,7 @@ from stoker.schedule.dealing import (
     RankOrder,
 )
 from stoker.schedule.numbering import Numbering
-from stoker.schedule.orders.mixed import MixedOrder, mixed_places, part_bits, parts_and_numbers
+from stoker.schedule.orders.mixed import MixedOrder, interleave_places, part_bits, parts_and_numbers
 from stoker.schedule.orders.order import Order
 from stoker.schedule.proportions import Proportions
 from stoker.schedule.selection import Selection
@@ -197,7 +197,7 @@ class MixtureSource(IndexedSource):
 
     def places_of(self, numbers: range) -> NDArray[np.int64]:
         parts = self.proportions.parts(numbers.start, numbers.stop)
-        return mixed_places(*parts, len(self.parts))
+        return interleave_places(*parts, len(self.parts))
 
     def places_end(self, selection: Selection) -> int:
         return self.places(selection) << part_bits(len(self.parts))
@@ -234,6 +234,9 @@ class MixtureSource(IndexedSource):
             PartStats(part.source.name, weight / total, count, (begun + drawn) / each)
             for part, weight, count, begun, drawn, each in told
         )
+
+    def places_by_part(self, selection: Selection) -> tuple[int, ...]:
+        return tuple(self.proportions.counts(self.places(selection)))
 
     @property
     def parts_count(self) -> int:

@@ -265,6 +265,10 @@ class IndexedSource(Origin):
         """Return the order of an epoch's examples on this rank."""
         return selection.rank_order(len(self), seed, epoch, dealer, group)
 
+    def places_by_part(self, selection: Selection) -> tuple[int, ...]:
+        """Return how many places an epoch has, over all ranks, by part of a mixture."""
+        return (self.places(selection),)
+
     @property
     def parts_count(self) -> int:
         """How many parts it is mixed of, 1 if it is no mixture."""

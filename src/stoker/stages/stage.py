@@ -37,6 +37,7 @@ class Traits:
         filters: it leaves out examples for which a function says so.
         skips: it may leave out examples on which it fails.
         is_random: it draws random numbers.
+        changes: what it makes of an example changes in the course of training.
         repeats: it hands out each item several times.
         batches: its outputs are batches.
         moves: its outputs are on a device.
@@ -53,6 +54,7 @@ class Traits:
     filters: bool = False
     skips: bool = False
     is_random: bool = False
+    changes: bool = False
     repeats: bool = False
     batches: bool = False
     moves: bool = False

@@ -152,7 +152,7 @@ def _made_pool(
     if workers.kind == "process":
         from stoker.engine.workers import processes  # multiprocessing takes its time to import
 
-        remotes = processes.start(workers.count, [work.elsewhere() for work in host])
+        remotes = processes.start(workers.count, [work.for_another_process() for work in host])
         each = len(remotes) // workers.count
         return WorkerPool(len(remotes), depths, autotuner, remotes, threads_each=each)
     return WorkerPool(workers.count, depths, autotuner, grows=workers.grows)

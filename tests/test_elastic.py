@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import itertools
 import logging
-from collections.abc import Callable, Sequence
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import stoker
-from strategies import few, through_json
+from strategies import few, small_pools_allowed, through_json
 from test_crafted_states import signed
 
 Leg = tuple[int, int, int]
@@ -113,7 +116,7 @@ def of_kind(kind: str, length: int) -> Callable[[int, int, int], stoker.Pipeline
     def build(rank: int, world: int, each: int) -> stoker.Pipeline:
         sizes = np.arange(length) % 7 + 1 if kind == "balanced" else None
         train = KINDS[kind](length).shard(rank=rank, world=world, balance=sizes)
-        return train.random_map(drawing).batch(each)
+        return train.random_map(drawing).batch(each).workers(0)
 
     return build
 
@@ -131,7 +134,7 @@ def plans(draw: Any, length: int, most: int = 4) -> list[Leg]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@few(12)
+@few(8)
 @given(data=st.data(), length=st.integers(60, 200), epoch=st.integers(0, 2))
 def test_what_was_not_handed_out_comes_once_with_its_own_draws(
     kind: str, data: st.DataObject, length: int, epoch: int
@@ -154,7 +157,7 @@ def test_what_was_not_handed_out_comes_once_with_its_own_draws(
     assert [x.tolist() for x, _ in last] == [x.tolist() for x, _ in following]
 
 
-@few(12)
+@few(8)
 @given(data=st.data(), length=st.integers(60, 200), epoch=st.integers(0, 3))
 def test_parts_as_they_lie_go_on_where_those_left_them_that_began(
     data: st.DataObject, length: int, epoch: int
@@ -199,33 +202,178 @@ def test_global_batches_stay_the_same_where_their_size_does(
 @few(4)
 @given(data=st.data())
 def test_a_leg_is_resumed_bit_for_bit(kind: str, workers: int, data: st.DataObject) -> None:
-    length, plan = 150, data.draw(plans(100, most=3), label="plan")
-    build = of_kind(kind, length)
-    states = run(build, plan[:-1])[-1]
-    world, each, _ = plan[-1]
-    saved = through_json(states.ranks[0].state_dict())
+    plan = data.draw(plans(100, most=3), label="plan")
+    build, (world, each, _) = of_kind(kind, 150), plan[-1]
+    saved = through_json(run(build, plan[:-1])[-1].ranks[0].state_dict())
     rank = data.draw(st.integers(0, world - 1), label="rank")
+    tails_are_equal(lambda: build(rank, world, each).workers(workers), saved)
 
-    def begun(state: Any) -> stoker.Pipeline:
-        train = build(rank, world, each).workers(workers)
-        train.load_state_dict(state)
-        return train
 
-    train, tails = begun(saved), []
+def lost_of(records: Sequence[logging.LogRecord]) -> int:
+    """Return how many copies the log says are lost."""
+    found = [re.search(r"; ([0-9,]+) copies lost", record.message) for record in records]
+    return sum(int(told[1].replace(",", "")) for told in found if told)
+
+
+@pytest.mark.parametrize("kind", ["shuffled", "blocks", "balanced"])
+@few(8)
+@given(
+    data=st.data(),
+    length=st.integers(60, 220),
+    epoch=st.integers(0, 2),
+    factor=st.sampled_from([2, 3, 1.5, 2.5]),
+    pool=st.integers(12, 80),
+)
+def test_pools_are_dealt_anew(
+    kind: str, data: st.DataObject, length: int, epoch: int, factor: float, pool: int
+) -> None:
+    def build(rank: int, world: int, each: int) -> stoker.Pipeline:
+        train = KINDS[kind](length)
+        sizes = np.arange(length) % 7 + 1 if kind == "balanced" else None
+        train = train.shard(rank=rank, world=world, balance=sizes).echo(factor, pool=pool)
+        return train.random_map(drawing).batch(each).workers(0)
+
+    plan = data.draw(plans(int(length * factor)), label="plan")
+    with small_pools_allowed(), logged() as records:
+        (whole,) = run(build, [(1, 7, -1)], epoch)
+        legs = run(build, plan, epoch)
+    expected = {(x, use): drawn for step in whole.drawn for x, use, drawn in step}
+    found = [one for leg in legs for step in leg.drawn for one in step]
+    assert len({(x, use) for x, use, _ in found}) == len(found), "no use comes twice"
+    assert all(expected.get((x, use), drawn) == drawn for x, use, drawn in found)
+    uses = collections.Counter(x for x, _, _ in found)
+    most = math.ceil(factor)
+    assert max(uses.values()) <= most
+    assert 0 <= length - len(uses) < plan[-1][0]
+    lost = lost_of(records)
+    assert lost <= sum((world - 1) * (most - 1) for world, _, _ in plan[1:])
+    if isinstance(factor, int):
+        assert len(found) == factor * len(uses) - lost
+    clock = legs[-1].ranks[0].clock
+    assert clock.fresh_examples == len(uses)
+    assert clock.uses == len(found)
+
+
+@contextlib.contextmanager
+def logged() -> Iterator[list[logging.LogRecord]]:
+    """Collect what is logged; a fixture is the same for all cases of a property."""
+    records = list[logging.LogRecord]()
+
+    class Collecting(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            record.message = record.getMessage()
+            records.append(record)
+
+    log, handler = logging.getLogger("stoker"), Collecting()
+    log.addHandler(handler)
+    try:
+        yield records
+    finally:
+        log.removeHandler(handler)
+
+
+@few(6)
+@given(data=st.data(), factor=st.sampled_from([2, 1.5]), workers=st.sampled_from([0, 2]))
+def test_an_echo_s_leg_is_resumed_bit_for_bit(
+    data: st.DataObject, factor: float, workers: int
+) -> None:
+    def build(rank: int, world: int, each: int) -> stoker.Pipeline:
+        train = rows(160).shuffle().shard(rank=rank, world=world).echo(factor, pool=40)
+        return train.random_map(drawing).batch(each).workers(0)
+
+    plan = data.draw(plans(int(120 * factor), most=3), label="plan")
+    with small_pools_allowed():
+        legs = run(build, plan[:-1])
+        saved = through_json(legs[-1].ranks[0].state_dict())
+        world, each, _ = plan[-1]
+        rank = data.draw(st.integers(0, world - 1), label="rank")
+        tails_are_equal(lambda: build(rank, world, each).workers(workers), saved)
+
+
+def tails_are_equal(build: Callable[[], stoker.Pipeline], saved: Any) -> None:
+    """Save a leg before each batch; each state goes on with the same tail."""
+    train, states, drawn = build(), [], []
+    train.load_state_dict(saved)
+    before = train.clock.steps
     with iter(train) as batches:
         left = len(batches)
-        tails.append((through_json(train.state_dict()), left))
-        drawn = []
+        states.append(through_json(train.state_dict()))
         for ids, draws in batches:
             drawn.append((ids.tolist(), draws.tolist()))
-            tails.append((through_json(train.state_dict()), left - len(drawn)))
+            states.append(through_json(train.state_dict()))
     assert len(drawn) == left
-    for at, (state, count) in enumerate(tails[:-1]):
-        again = begun(state)
-        assert again.clock.steps == states.ranks[0].clock.steps + at
-        tail = [(ids.tolist(), draws.tolist()) for ids, draws in again]
-        assert tail == drawn[at:]
-        assert len(tail) == count
+    for at, state in enumerate(states[:-1]):
+        again = build()
+        again.load_state_dict(state)
+        assert again.clock.steps == before + at
+        assert [(ids.tolist(), draws.tolist()) for ids, draws in again] == drawn[at:]
+
+
+class Faulty:
+    """Numbers, of which some cannot be read."""
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> int:
+        if index % 11 == 3:
+            raise OSError("it cannot be read")
+        return index
+
+
+def is_wanted(x: Any) -> bool:
+    return bool(x % 3)
+
+
+@pytest.mark.parametrize("block", [None, 4])
+@pytest.mark.parametrize("budget", ["raise", 1.0])
+@few(8)
+@given(data=st.data(), length=st.integers(80, 200), epoch=st.integers(0, 1))
+def test_what_filters_and_budgets_let_through_comes_once(
+    block: Any, budget: Any, data: st.DataObject, length: int, epoch: int
+) -> None:
+    def build(rank: int, world: int, each: int) -> stoker.Pipeline:
+        source: Any = Faulty(length) if budget == 1.0 else range(length)
+        train = stoker.from_dataset(source, seed=7, on_error=budget)
+        train = train.shuffle(block=block).shard(rank=rank, world=world).filter(is_wanted)
+        train = train.random_map(drawing).batch(each)
+        return train.steps(1_000).workers(0) if world > 1 else train.workers(0)
+
+    left = {x for x in range(length) if is_wanted(x) and not (budget == 1.0 and x % 11 == 3)}
+    plan = data.draw(plans(length // 3), label="plan")
+    plan[-1] = 1, plan[-1][1], -1  # alone it sees to the end
+    (whole,) = run(build, [(1, 9, -1)], epoch)
+    expected = {one for step in whole.drawn for one in step}
+    legs = run(build, plan, epoch, listed=True)
+    found = [one for leg in legs for step in leg.drawn for one in step]
+    assert len(set(found)) == len(found)
+    assert {x for x, _, _ in found} == left
+    assert set(found) == expected
+
+
+def test_states_of_filters_are_each_rank_s_own() -> None:
+    def build(rank: int, world: int, each: int) -> stoker.Pipeline:
+        train = rows(300).shuffle().shard(rank=rank, world=world).filter(is_wanted)
+        return train.random_map(drawing).batch(each).steps(12)
+
+    (first,) = run(build, [(4, 4, 3)], listed=True)
+    states = [rank.state_dict() for rank in first.ranks]
+    assert [state["rank"] for state in states] == [0, 1, 2, 3]
+    with pytest.raises(stoker.StateError, match=r"load_state_dict\(\[state of rank 0"):
+        build(0, 3, 4).load_state_dict(states[0])
+    with pytest.raises(stoker.StateError, match="the state is rank 1's, and this is rank 2"):
+        build(2, 4, 4).load_state_dict(states[1])
+    with pytest.raises(stoker.StateError, match="states of ranks 0, 1, 2, 2, and 4 saved them"):
+        build(0, 3, 4).load_state_dict([*states[:3], states[2]])
+    for rank in range(4):  # the same ranks find their own
+        mine, of_list = build(rank, 4, 4), build(rank, 4, 4)
+        mine.load_state_dict(states[rank])
+        of_list.load_state_dict(states[::-1])
+        for (ids, _), (others, _) in zip(mine, of_list, strict=True):
+            assert ids.tolist() == others.tolist()
 
 
 def shifted(batch: Any, rng: np.random.Generator) -> Any:

@@ -465,7 +465,10 @@ class Pipeline(DataLoaderApi, Generic[T]):
         ray_options: Mapping[str, Any] | None = None,
         insecure: bool = False,
     ) -> Pipeline[T]:
-        """Set the number of workers; by default as many threads as there are usable cores.
+        """Set the number of workers.
+
+        The default is as many threads as there are usable cores, and up to 64 while they mostly
+        wait.
 
         Each thread calls its own copies of the dataset and the functions. If an object cannot be
         copied, one thread at a time calls it, with a warning; ``stoker.thread_safe`` shares it.

@@ -12,6 +12,7 @@ from stoker.engine.workers.tuning import (
     IMAGE_ROW_NS,
     INLINE_BATCH_NS,
     Autotuner,
+    CostEstimate,
     Tuning,
     choose_threads,
 )
@@ -293,3 +294,73 @@ def test_trials_go_on_in_the_next_epoch() -> None:
     assert Tuning(4, work.autotuner).active == 1
     work.until_judged(ALIKE, FREE)
     assert Tuning(4, work.autotuner).active == 4
+
+
+class Sleepers:
+    """Threads that wait for something else, and a consumer that waits for them; time is counted.
+
+    Args:
+        at_once: how many rows the storage serves at the same time.
+        most: how many threads there may be; None: the user named a number.
+        waited: the fraction of the time for which the consumer waits.
+    """
+
+    WAIT_NS = 4_000_000
+
+    def __init__(self, at_once: int, most: int | None, *, waited: float = 1.0) -> None:
+        self.autotuner, self.at_once, self.waited = Autotuner(), at_once, waited
+        self.most, self.now_ns = most, 0
+        self.asked: list[int] = []
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin an epoch."""
+        may_grow = None if self.most is None else self.may_grow
+        self.tuning = Tuning(2, self.autotuner, lambda: self.now_ns, may_grow)
+
+    def may_grow(self, threads: int, cost: CostEstimate) -> bool:
+        self.asked.append(threads)
+        assert self.most is not None
+        return threads <= self.most
+
+    def run(self, rows: int) -> None:
+        cost = self.autotuner.cost(0, 32)
+        for _ in range(rows):
+            threads = max(1, self.tuning.active)
+            trial = self.tuning.trial
+            self.now_ns += self.WAIT_NS // min(threads, self.at_once)
+            wall = self.WAIT_NS * max(1, threads // self.at_once)
+            cost.note(1, wall)
+            waited = int(self.waited * self.now_ns)
+            self.tuning.note(cost, 1, wall, wall // 50, trial, wall // 50, waited)
+
+
+@pytest.mark.parametrize(
+    ("at_once", "most", "waited", "threads"),
+    [
+        (1000, 64, 1.0, 64),  # as many as may be
+        (1000, 20, 1.0, 16),
+        (10, 64, 1.0, 16),  # more than 10 do not help, 16 help more than 8
+        (8, 64, 1.0, 8),
+        (2, 64, 1.0, 2),  # a disk that is as fast as it gets
+        (1000, None, 1.0, 2),  # the user named a number
+        (1000, 64, 0.05, 2),  # nobody waits for them
+    ],
+)
+def test_threads_that_sleep_become_more_while_that_helps(
+    at_once: int, most: int | None, waited: float, threads: int
+) -> None:
+    sleepers = Sleepers(at_once, most, waited=waited)
+    sleepers.run(3_000)
+    assert sleepers.autotuner.active == threads
+    sleepers.begin()
+    assert sleepers.tuning.active in (threads, 2 * threads)  # or a trial goes on
+
+
+def test_more_threads_are_tried_again_later() -> None:
+    sleepers = Sleepers(2, 64)
+    sleepers.run(1_000)
+    assert sleepers.autotuner.active == 2
+    sleepers.at_once = 1000  # the storage was busy with something else
+    sleepers.run(20_000)
+    assert sleepers.autotuner.active == 64

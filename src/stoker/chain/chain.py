@@ -15,6 +15,7 @@ from stoker.basics.warn import warn
 from stoker.engine.plan import Plan, lower
 from stoker.engine.workers.make import Workers
 from stoker.schedule import rng
+from stoker.schedule.factor import UsesOfLeg
 from stoker.schedule.leg import Leg
 from stoker.schedule.owners import OwnersKnown
 from stoker.schedule.selection import Selection
@@ -154,7 +155,16 @@ class Chain:
 
     def on_leg(self, leg: Leg | None) -> Chain:
         """Return this for what is left of an epoch that other ranks began; itself for a whole."""
-        return self if leg is None else replace(self, leg=leg)
+        if leg is None or leg.held is None:
+            return self if leg is None else replace(self, leg=leg)
+        held = leg.held.of_rank(self.rank_world[0])
+        stages = [
+            replace(stage, counts=UsesOfLeg(held.remaining, held.spent, stage.counts))
+            if isinstance(stage, Echo) and stage.counts is not None
+            else stage
+            for stage in self.stages
+        ]
+        return replace(self, stages=tuple(stages), leg=leg)
 
     def of_ranks(self, rank: int, world: int, batch: int) -> Chain:
         """Return this for a rank among other ones, which has batches of another size.
@@ -432,4 +442,4 @@ class Chain:
 
     def workers_here(self) -> Workers:
         """Return who works: what was said, or as many threads as there are usable cores."""
-        return self.workers or Workers(resources.usable_cores(), "thread")
+        return self.workers or Workers(resources.usable_cores(), "thread", grows=True)

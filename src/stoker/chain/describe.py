@@ -30,7 +30,7 @@ def describe(chain: Chain, sizes: Mapping[int, PoolSize]) -> str:
         if not stage.traits.inside  # the source tells of them
     ]
     if not source.yields_batches:
-        how = "as many threads as there are usable cores"
+        how = "as many threads as there are usable cores, more while they mostly wait"
         if chain.workers is not None:
             how = str(chain.workers)
         lines.append(f"  {how}")

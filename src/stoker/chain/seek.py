@@ -9,20 +9,25 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stoker.chain.chain import Chain
 from stoker.chain.state import Loaded
 from stoker.engine.checkpoint import Position
 from stoker.engine.echo.pool_inputs import PoolStart
+from stoker.engine.echo.pools import pool_key
+from stoker.engine.survivors import FilterRecord
 from stoker.errors import StateError
 from stoker.schedule import rng
-from stoker.schedule.fixed import Pool
-from stoker.schedule.leg import Leg, Remainder
+from stoker.schedule.fixed import Pool, Snapshot
+from stoker.schedule.leg import Leg, Remainder, deal_held
+from stoker.schedule.orders.order import as_array
 from stoker.schedule.selection import Cut
-from stoker.stages.skip import RAISE
-from stoker.stages.stage import PoolSize, Traits
+from stoker.stages.echo import DEFAULT_POOL_BATCHES, Echo
+from stoker.stages.stage import PoolSize
 from stoker.stats import Clock
 
 _log = logging.getLogger("stoker")
@@ -94,29 +99,40 @@ def take_over(states: Sequence[Loaded], chain: Chain) -> Loaded:
 
     Raises StateError where that one does not tell enough, or other ranks cannot go on.
     """
-    first, mine = states[0], (chain.rank_world[1], chain.batch_size)
-    is_anew = (first.by.rank_world[1], first.by.batch_size) != mine
-    if len(states) > 1:
-        first = _own_state(states, chain)
-    position = first.position
-    if not is_anew:
-        if position is not None and first.rank not in (None, chain.rank_world[0]):
+    ranks = _by_rank(states) if len(states) > 1 else None
+    first, (rank, world) = states[0], chain.rank_world
+    by = first.by
+    if (by.rank_world[1], by.batch_size) == (world, chain.batch_size):
+        own = first if ranks is None else ranks[rank]
+        if own.position is not None and own.rank not in (None, rank):
             raise StateError(
-                f"the state is rank {first.rank}'s, and this is rank {chain.rank_world[0]}: ranks' "
-                "states differ here, so load the rank's own, or the list of all"
+                f"the state is rank {own.rank}'s, and this is rank {rank}: ranks' states differ "
+                "here, so load the rank's own, or the list of all"
             )
-        return first
-    if position is None or (not position.yielded and position.leg is None):
+        return own
+    if first.position is None or not (first.position.yielded or first.position.leg):
         return replace(first, position=None, sizes={})
-    _check_leg(first.by, chain)
-    leg = _leg_behind(first.by, position)
-    if not chain.rank_world[0]:
-        _log.warning("%s", _describe(first, leg, chain))
-    return replace(first, position=Position(order=position.order, leg=leg), sizes={})
+    try:
+        _check_leg(by)
+        if by.ranks_differ and ranks is None:
+            raise StateError(
+                "what ranks have read differs here, so the states of all are needed, in a list: "
+                "load_state_dict([state of rank 0, ...])"
+            )
+        position, sizes, lost = _begin_leg(ranks or [first] * by.rank_world[1], chain)
+    except StateError as why:
+        raise StateError(
+            "the state is in the middle of an epoch, which cannot go on with "
+            f"{_describe_change(by, chain)}: {why}. Load it with what it was saved with, or change "
+            "that between epochs"
+        ) from None
+    if not rank:
+        _log.warning("%s", _describe(first, position, chain, lost))
+    return replace(first, position=position, sizes=sizes)
 
 
-def _own_state(states: Sequence[Loaded], chain: Chain) -> Loaded:
-    """Return of the states of all ranks that of this rank, or any if that is none of them."""
+def _by_rank(states: Sequence[Loaded]) -> list[Loaded]:
+    """Return the states of all ranks in the order of these; raises StateError for others."""
     first = states[0]
     world = first.by.rank_world[1]
     ranks = [at if each.rank is None else each.rank for at, each in enumerate(states)]
@@ -131,79 +147,214 @@ def _own_state(states: Sequence[Loaded], chain: Chain) -> Loaded:
                 f"the states in the list are of different places: {_place_of(first)} and "
                 f"{_place_of(each)} (seed, epoch, batches): give those that ranks saved together"
             )
-    rank = chain.rank_world[0]
-    return states[ranks.index(rank)] if rank < world else first
+    return [states[ranks.index(rank)] for rank in range(world)]
 
 
 def _place_of(loaded: Loaded) -> tuple[int, int, int]:
     return loaded.seed, loaded.epoch, 0 if loaded.position is None else loaded.position.yielded
 
 
-def _check_leg(by: Chain, chain: Chain) -> None:
-    """Refuse what other ranks, or other batches, cannot go on with in the middle of an epoch."""
+def _check_leg(by: Chain) -> None:
+    """Raise StateError for what other ranks, or other batches, cannot go on with in mid-epoch."""
     share, selection = by.selection.share, by.selection
-    try:
-        by.source.check_leg(selection)
-        if share is not None:
-            is_cut = selection.last != Cut() or (not share.anew and selection.between != Cut())
-            if is_cut:
-                raise StateError(
-                    ".take() and .skip() behind .shard() count each rank's examples: put them "
-                    "before it"
-                )
-            if share.uneven:
-                raise StateError("uneven=True gives ranks parts that do not end together")
-            if selection.is_shuffled and not share.anew:
-                raise StateError(
-                    "each rank shuffles a fixed part of its own: put .shuffle() before .shard()"
-                )
-        stage = next((s for s in by.stages if _keeps(s.traits)), None)
-        if stage is not None or by.budget != RAISE:
-            name = "a skip budget" if stage is None else f".{stage.name}"
-            raise StateError(f"what {name} has left out, or holds, is the rank's own")
-    except StateError as why:
+    by.source.check_leg(selection)
+    if share is not None:
+        if selection.last != Cut() or (not share.anew and selection.between != Cut()):
+            raise StateError(
+                ".take() and .skip() behind .shard() count each rank's examples: put them before it"
+            )
+        if share.uneven:
+            raise StateError("uneven=True gives ranks parts that do not end together")
+        if selection.is_shuffled and not share.anew:
+            raise StateError(
+                "each rank shuffles a fixed part of its own: put .shuffle() before .shard()"
+            )
+    stage = next((s for s in by.stages if s.traits.joins or s.traits.scans), None)
+    if stage is not None:
+        raise StateError(f"what .{stage.name} is at the middle of is the rank's own")
+    leaves_out = by.may_leave_out
+    if (leaves_out or by.echoes) and by.source.has_own_order:
+        raise StateError("what ranks have had of a mixture is known for whole batches alone")
+    if not by.echoes:
+        return
+    (point, *others) = by.plan.echoes
+    if others or point.holds_batches:
         raise StateError(
-            "the state is in the middle of an epoch, which cannot go on with "
-            f"{_describe_change(by, chain)}: {why}. Load it with what it was saved with, or change "
-            "that between epochs"
-        ) from None
+            f"the batches in the pool of .{point.echo.name} are the rank's own"
+            if point.holds_batches
+            else "the pools of two echoes are the rank's own"
+        )
+    if leaves_out:
+        raise StateError(
+            f"what is left out in front of the pool of .{point.echo.name}, or behind it, is the "
+            "rank's own"
+        )
+    if point.echo.is_adaptive:
+        raise StateError(f"the pool of .{point.echo.name} is the rank's own")
 
 
-def _keeps(traits: Traits) -> bool:
-    return traits.filters or traits.skips or traits.joins or traits.scans or traits.repeats
+class _Left(NamedTuple):
+    """What a rank had read of its rows: up to ``rows``; of these a pool holds some."""
+
+    rows: int
+    ordinals: NDArray[np.int64]
+    remaining: NDArray[np.int64]
+    spent: NDArray[np.int64]
 
 
-def _leg_behind(by: Chain, position: Position) -> Leg:
-    """Return what is left of an epoch, of which each rank has had equally many rows."""
-    indexed, selection, (_, world) = by.plan.indexed, by.selection, by.rank_world
+def _begin_leg(ranks: Sequence[Loaded], chain: Chain) -> tuple[Position, dict[int, PoolSize], int]:
+    """Return where other ranks begin their leg, the sizes of their pools, and how many uses of
+    items of the pools are lost.
+
+    Args:
+        ranks: the states of all ranks that leave the epoch; for each the same, if they are alike.
+        chain: of a rank that goes on with it.
+    """
+    first, world = ranks[0], len(ranks)
+    at, by = first.position, first.by
+    assert at is not None
+    was, positions = at.leg, [each.position or Position() for each in ranks]
+    are_alike = not by.ranks_differ
+    each = _left_by_alike(first) if are_alike else [_left_by(loaded) for loaded in ranks]
+    rest = _whole(by) if was is None else was.rest
+    ranges, places = _unread(ranks, each, rest)
+    remaining = np.concatenate([left.remaining for left in each])
+    spent = np.concatenate([left.spent for left in each])
+    is_used = spent > 0  # other items come as what was not read does
+    ranges += [(place, place + 1) for place in places[~is_used].tolist()]
+    new_world = chain.rank_world[1]
+    held, lost = deal_held(places[is_used], remaining[is_used], spent[is_used], new_world)
+    before = Clock(
+        sum(position.fresh for position in positions) - new_world * held.each,
+        sum(position.uses for position in positions),
+        at.yielded,
+    )
+    leg = Leg(
+        world if was is None else was.begun_by,
+        Remainder(sorted(ranges)),
+        before if was is None else was.before + before,
+        world * at.yielded + (0 if was is None else was.batches),
+        held if by.has_fixed_echo else None,
+    )
+    if not by.has_fixed_echo:
+        return Position(order=at.order, leg=leg), {}, lost
+    begins = Snapshot(
+        0,
+        held.each,
+        np.arange(held.each),
+        held.of_rank(0).remaining,
+        np.zeros(held.each, bool),
+    )
+    sizes = {echo.position: _pool_size(echo, first, chain.batch_size) for echo in by.echoes}
+    begun = Position(fresh=held.each, parts=[PoolStart(begins)], order=at.order, leg=leg)
+    return begun, sizes, lost
+
+
+def _whole(by: Chain) -> Remainder:
+    indexed = by.plan.indexed
     assert indexed is not None
-    was, rows = position.leg, position.fresh
-    rest = Remainder([(0, indexed.places(selection))]) if was is None else was.rest
-    size = len(rest)
+    return Remainder([(0, indexed.places(by.selection))])
+
+
+def _pool_size(echo: Echo, loaded: Loaded, group: int) -> PoolSize:
+    """Return the size of a pool, which the run that left the epoch chose, as far as it fits."""
+    if echo.pool is not None:
+        return PoolSize(echo.pool)
+    size = max(group, loaded.sizes[echo.position].size)
+    most = max(DEFAULT_POOL_BATCHES * group, echo.pool_bytes or 0)
+    return PoolSize(min(size, most))
+
+
+def _left_by_alike(loaded: Loaded) -> list[_Left]:
+    """Return what each of several ranks had read, whose states are the same.
+
+    What pools held when their own leg began had other uses before, on each rank its own.
+    """
+    left, leg = _left_by(loaded), loaded.position and loaded.position.leg
+    rank, world = loaded.by.rank_world
+    if not leg or leg.held is None:
+        return [left] * world
+    is_held = left.ordinals < leg.held_each
+    at = left.ordinals[is_held]
+    of_rank, found = leg.held.of_rank(rank).spent[at], list[_Left]()
+    for each in range(world):
+        spent = left.spent.copy()
+        spent[is_held] += leg.held.of_rank(each).spent[at] - of_rank
+        found.append(left._replace(spent=spent))
+    return found
+
+
+def _left_by(loaded: Loaded) -> _Left:
+    """Return what a rank had read when it left the epoch."""
+    position, none = loaded.position or Position(), np.empty(0, np.int64)
+    by = loaded.by.on_leg(position.leg)
+    node = position.parts[0] if position.parts else None
+    if isinstance(node, FilterRecord):
+        return _Left(node.number, none, none, none)
+    if not isinstance(node, PoolStart):
+        return _Left(position.fresh, none, none, none)
+    (point,) = by.plan.echoes
+    echo, taken = point.echo, position.yielded * by.batch_size
+    assert echo.counts is not None
+    key = pool_key(loaded.seed, loaded.epoch, echo, position.leg)
+    size = loaded.sizes[echo.position].size
+    pool = Pool(echo.counts, size, point.group, key, by.examples())
+    pool.restore(node.snapshot)
+    while pool.step * point.group < taken and not pool.exhausted:
+        pool.advance()
+    return _Left(pool.admitted, *pool.left())
+
+
+def _unread(
+    ranks: Sequence[Loaded], each: Sequence[_Left], rest: Remainder
+) -> tuple[list[tuple[int, int]], NDArray[np.int64]]:
+    """Return what no rank had read of a row, and the places of what their pools hold."""
+    first, size, world = ranks[0], len(rest), len(ranks)
+    by, selection = first.by, first.by.selection
+    position = first.position or Position()
+    rows, group = [left.rows for left in each], by.batch_size
+    held_each = 0 if position.leg is None else position.leg.held_each
+    ahead = max(rows) - held_each  # up to here some rank had read of the row
+    share = selection.share
+    deals_by_example = share is not None and (share.is_dealt or share.costs is not None)
+    if deals_by_example:
+        ahead = min(-(-ahead // group) * group, size // world)  # whole global batches
+    places, ranges = [], list[tuple[int, int]]()
+    indexed = by.plan.indexed
+    assert indexed is not None
+    for rank, left in enumerate(each):
+        of_rank = by.of_ranks(rank, world, group).on_leg(position.leg)
+        if not len(left.ordinals) and left.rows == held_each + ahead:
+            continue
+        of_rank_selection = of_rank.selection
+        if not deals_by_example:  # it need not be drawn to know the places
+            of_rank_selection = replace(of_rank_selection, drawing=None)
+        order = indexed.order(of_rank_selection, first.seed, first.epoch, position.owners, group)
+        places.append(as_array(order.places(left.ordinals)))
+        if not selection.has_runs:
+            behind = range(left.rows, held_each + ahead)
+            ranges += [(n, n + 1) for n in as_array(order.places(behind)).tolist()]
     if selection.has_runs:
         assert selection.share is not None
-        bounds = [replace(selection.share, rank=r).run(size, whole=False) for r in range(world)]
-        left = [rest.cut(a + rows, b) for a, b in zip(bounds, [*bounds[1:], size], strict=True)]
-        ranges = [each for cut in left for each in cut]
+        runs = [replace(selection.share, rank=r).run(size, whole=False) for r in range(world)]
+        for run, end, own in zip(runs, [*runs[1:], size], rows, strict=True):
+            ranges += rest.cut(run + own - held_each, end)
     else:
-        ranges = rest.cut(world * rows, size)
-    before = Clock(world * position.fresh, world * position.uses, position.yielded)
-    return Leg(
-        world if was is None else was.begun_by,
-        Remainder(ranges),
-        before if was is None else was.before + before,
-        world * position.yielded + (0 if was is None else was.batches),
-    )
+        ranges += rest.cut(world * ahead, size)
+    return ranges, np.concatenate([np.empty(0, np.int64), *places])
 
 
-def _describe(loaded: Loaded, leg: Leg, chain: Chain) -> str:
+def _describe(loaded: Loaded, position: Position, chain: Chain, lost: int) -> str:
     """Say where other ranks go on."""
-    indexed, by = loaded.by.plan.indexed, loaded.by
+    by, leg = loaded.by, position.leg
+    indexed = by.plan.indexed
     assert indexed is not None
+    assert leg is not None
     places = indexed.places(by.on_leg(leg).selection)
+    echoed = f"; {lost:,} copies lost" if by.has_fixed_echo else ""
     return (
         f"goes on in epoch {loaded.epoch} at example {places - len(leg.rest):,} of {places:,} with "
-        f"{_describe_change(by, chain)}"
+        f"{_describe_change(by, chain)}{echoed}"
     )
 
 

@@ -195,7 +195,9 @@ def _schema(state: dict[str, Any], by: Chain) -> StateSchema:
             raise ValueError("a leg of an epoch is in it, and this pipeline's have none")
         begun_by = check_integer(state["leg"]["begun_by"], 1)
         begun = by.of_ranks(0, begun_by, by.batch_size)  # how many places it has
-        leg = Leg.read(state["leg"], indexed.places(begun.selection))
+        places, world = indexed.places(begun.selection), by.rank_world[1]
+        most = max((echo.counts.most for echo in by.echoes if echo.counts), default=1)
+        leg = Leg.read(state["leg"], world, places, most)
         by = by.on_leg(leg)
         if by.data_epoch_steps is not None and by.data_epoch_steps < 0:
             raise StateError(
@@ -265,7 +267,8 @@ def position(
     yielded, nested = check_integer(state["yielded"]), "loader" in state
     owners = _owners(state, fit)
     nodes = _list(state["parts"])
-    if not yielded and not nested and not (fit.plan.carries_pool and nodes):
+    goes_on = fit.plan.carries_pool or fit.leg is not None
+    if not yielded and not nested and not (goes_on and nodes):
         if owners is None and fit.leg is None:
             return None
         return Position(owners=owners, order=_order(state, fit.plan), leg=fit.leg)

@@ -187,6 +187,31 @@ class LegDeal:
         return self._rest.at(self.within.places(rows))
 
 
+class HeldDeal:
+    """A deal whose first rows are in a pool when a leg of an epoch begins.
+
+    Args:
+        held: their places.
+        within: the rows behind them.
+    """
+
+    together = 0
+
+    def __init__(self, held: NDArray[np.int64], within: RankOrder) -> None:
+        self._held, self._within = held, within
+
+    def places(self, rows: Places) -> Places:
+        count = len(self._held)
+        if isinstance(rows, range) and rows.start >= count:
+            return self._within.places(range(rows.start - count, rows.stop - count))
+        rows = as_array(rows)
+        found = np.empty(len(rows), np.int64)
+        is_held = rows < count
+        found[is_held] = self._held[rows[is_held]]
+        found[~is_held] = as_array(self._within.places(rows[~is_held] - count))
+        return found
+
+
 @dataclass(frozen=True)
 class PaddedDeal:
     """Neighbours, padded at the end.

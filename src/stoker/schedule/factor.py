@@ -6,7 +6,7 @@ import math
 import numbers
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +41,10 @@ class UseCounts(Protocol):
     def most(self) -> int:
         """The most uses of an item."""
 
+    @property
+    def held(self) -> int:
+        """How many items, the first ones, a pool holds when it begins."""
+
     def of_first(self, items: int) -> int:
         """Return how many uses the first ``items`` fresh items have together."""
 
@@ -57,6 +61,7 @@ class EvenUses:
     """
 
     factor: Fraction
+    held: ClassVar[int] = 0
 
     @property
     def most(self) -> int:
@@ -84,6 +89,7 @@ class UsesByPart:
 
     parts: tuple[EvenUses, ...]
     proportions: Proportions
+    held: ClassVar[int] = 0
 
     @property
     def most(self) -> int:
@@ -99,4 +105,38 @@ class UsesByPart:
         for number, part in enumerate(self.parts):
             mine = numbers == number
             found[mine] = part.of(in_part[mine])
+        return found
+
+
+class UsesOfLeg:
+    """Uses in a leg of an epoch: the first items are in the pool already, and were used before.
+
+    Args:
+        remaining: the uses that those have left; ``spent``: those that they had.
+        fresh: of the items behind them, which are numbered from 0 on there.
+
+    Attributes:
+        most, held: as ``UseCounts`` has them.
+    """
+
+    def __init__(
+        self, remaining: NDArray[np.int64], spent: NDArray[np.int64], fresh: UseCounts
+    ) -> None:
+        self._remaining, self._spent, self._fresh = remaining, spent, fresh
+        self.most, self.held = fresh.most, len(remaining)
+        self._left = int(remaining.sum())
+
+    def of_first(self, items: int) -> int:
+        """Return the uses of the first ``items`` in this leg."""
+        if items < self.held:
+            return int(self._remaining[:items].sum())
+        return self._left + self._fresh.of_first(items - self.held)
+
+    def of(self, ordinals: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the uses of items in all, also those before this leg."""
+        is_held = ordinals < self.held
+        found = np.empty(len(ordinals), np.int64)
+        held = ordinals[is_held]
+        found[is_held] = self._remaining[held] + self._spent[held]
+        found[~is_held] = self._fresh.of(ordinals[~is_held] - self.held)
         return found

@@ -170,6 +170,12 @@ class Pool:
         """Whether the epoch has no further draw."""
         return self.ended and self.uses_left == 0
 
+    def left(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Return the items that have uses left, how many, and how many they had."""
+        slots = self._slots_held()
+        remaining = self._remaining[slots]
+        return self._ordinal[slots], remaining, self._uses[slots] - remaining
+
     def held_ordinals(self) -> NDArray[np.int64]:
         """Return the items that have uses left."""
         return self._ordinal[self._slots_held()]
@@ -184,7 +190,8 @@ class Pool:
         if self.items is not None and self.group < self.items < 2 * self.group <= self.size:
             # Admitted in two steps, so short an epoch could not always be drained distinctly.
             return self.items - self.admitted
-        wanted = max(0, min(self.size, self.group * (self.step + 1)) - self._held)
+        ramp = self.counts.held + self.group * (self.step + 1)
+        wanted = max(0, min(self.size, ramp) - self._held)
         return wanted if self.items is None else min(wanted, self.items - self.admitted)
 
     def admit(self, count: int) -> None:
@@ -237,6 +244,8 @@ class Pool:
 
     def draw(self) -> Draw:
         """Choose the next group of uses. What is wanted must have been admitted, or ended."""
+        if len(self._holes) and not self.ended:  # it held more than its size: nothing was admitted
+            self._close_holes(self._slots_held())
         if self.group == 1 and not self.ended:
             return self._draw_one()
         slots = self._drained() if self.ended else self._uniform()
@@ -309,7 +318,8 @@ class Pool:
     @property
     def replayed_steps(self) -> int:
         """How many steps are replayed at most behind a snapshot: until the next one, or a drain."""
-        return self._snapshot_steps + -(-self.size * self.counts.most // self.group) + 1
+        most = max(self.size, self.counts.held) * self.counts.most
+        return self._snapshot_steps + -(-most // self.group) + 1
 
     def advance(self) -> Draw:
         """Admit what is wanted and draw; for pools that know their number of items."""
@@ -339,6 +349,7 @@ class Pool:
         self.uses = self.counts.of_first(self.admitted) - int(snapshot.remaining.sum())
         unseen = np.count_nonzero(self._uses[:held] == snapshot.remaining)
         self.seen = self.admitted - int(unseen)
+        self.ended = self.ended or self.admitted == self.items
         self._snapshots.clear()
         self._snapshots.append(snapshot)
 
@@ -411,7 +422,10 @@ class Pool:
     def _canonicalise(self) -> None:
         """Sort by ordinal, so that the order of slots needs no room in a state."""
         slots = self._slots_held()
-        slots = slots[np.argsort(self._ordinal[slots])]
+        self._close_holes(slots[np.argsort(self._ordinal[slots])])
+
+    def _close_holes(self, slots: NDArray[np.int64]) -> None:
+        """Move the items in these slots, all that there are, to the first slots."""
         for column in (self._ordinal, self._uses, self._remaining, self._after):
             column[: len(slots)] = column[slots]
         self._extent = self._held
@@ -468,7 +482,7 @@ def unpack(state: Any, *, counts: UseCounts, size: int, group: int, items: int) 
     Raises ValueError, TypeError or KeyError when it is damaged, or no such pool can be like that.
     """
     admitted = check_integer(state["admitted"], 0, items)
-    held = check_integer(state["held"], 0, min(size, admitted))
+    held = check_integer(state["held"], 0, min(max(size, counts.held), admitted))
     assigned = counts.of_first(admitted)
     step = check_integer(state["step"], 0, assigned // group)
     ordinals_text, remaining_text, recent = str(state["packed"]).split(" ")

@@ -80,13 +80,112 @@ class Remainder:
 
 
 @dataclass(frozen=True, eq=False)
+class Held:
+    """What pools held, and other ranks are dealt: items that were used, and have uses left.
+
+    All ranks have equally many, with equally many uses left, so that their schedules stay alike.
+
+    Attributes:
+        world: those ranks, which take turns.
+        places: of the items, ``int64 [n]``; ascending among those with equally many uses left.
+        remaining: the uses that are left of each, descending; ``spent``: those that it had.
+    """
+
+    world: int
+    places: NDArray[np.int64]
+    remaining: NDArray[np.int64]
+    spent: NDArray[np.int64]
+
+    @property
+    def each(self) -> int:
+        """How many items a rank has."""
+        return len(self.places) // self.world
+
+    def of_rank(self, rank: int) -> Held:
+        """Return a rank's own."""
+        mine = slice(rank, None, self.world)
+        return Held(1, self.places[mine], self.remaining[mine], self.spent[mine])
+
+    def saved(self) -> dict[str, Any]:
+        """Return it for JSON."""
+        gaps = np.diff(self.places, prepend=0)
+        begins = np.flatnonzero(np.diff(self.remaining, prepend=-1))
+        gaps[begins] = self.places[begins]
+        return {
+            "world": self.world,
+            "kinds": [[int(self.remaining[at]), int(at)] for at in begins],
+            "places": compact_integers.encode_small(gaps),
+            "spent": compact_integers.encode_small(self.spent),
+        }
+
+    @classmethod
+    def read(cls, saved: Any, world: int, places: int, most: int) -> Held:
+        """Read what ``saved`` returned, of an epoch of so many places.
+
+        Args:
+            saved: what it was.
+            world: the ranks of the state.
+            places: how many the epoch has.
+            most: how often an item is used at most.
+        """
+        gaps = compact_integers.decode_small(saved["places"], places, places)
+        spent = compact_integers.decode_small(saved["spent"], places, most)
+        kinds = [(check_integer(r, 1, most), check_integer(at)) for r, at in saved["kinds"]]
+        left = [r for r, _ in kinds]
+        begins = [at for _, at in kinds]
+        ends = [*begins[1:], len(gaps)]
+        sound = check_integer(saved["world"], 1) == world and len(gaps) % world == 0
+        sound &= begins[:1] == [0][: len(gaps)] and left == sorted({*left}, reverse=True)
+        sound &= all(a < b and (b - a) % world == 0 for a, b in zip(begins, ends, strict=True))
+        if not sound or len(spent) != len(gaps):
+            raise ValueError("what pools held is damaged")
+        remaining = np.repeat(np.array(left, np.int64), np.diff([*begins, len(gaps)]))
+        found = [np.cumsum(gaps[a:b]) for a, b in zip(begins, ends, strict=True)]
+        held = np.concatenate([np.empty(0, np.int64), *found])
+        if len(held) and (
+            held.max() >= places
+            or len(np.unique(held)) < len(held)
+            or spent.min() < 1
+            or (spent + remaining).max() > most
+        ):
+            raise ValueError("what pools held is damaged")
+        return cls(world, held, remaining, spent)
+
+
+def deal_held(
+    places: NDArray[np.int64], remaining: NDArray[np.int64], spent: NDArray[np.int64], world: int
+) -> tuple[Held, int]:
+    """Deal items to ranks anew, so that all have equally many with equally many uses left.
+
+    What cannot be divided loses a use, and is dealt with those that have one less. Returns what is
+    dealt, and how many uses are lost: of items with each number of uses left, fewer than ranks.
+    """
+    dealt: list[tuple[NDArray[np.int64], ...]] = []
+    left, lost = np.empty((2, 0), np.int64), 0
+    for count in range(int(remaining.max(initial=0)), 0, -1):
+        own = remaining == count
+        kind = np.concatenate([left, np.stack([places[own], spent[own]])], axis=1)
+        kind = kind[:, np.argsort(kind[0])]
+        even = kind.shape[1] - kind.shape[1] % world
+        dealt.append((kind[0, :even], np.full(even, count, np.int64), kind[1, :even]))
+        left = kind[:, even:]
+        lost += left.shape[1]
+    none = np.empty((3, 0), np.int64)
+    each = [np.concatenate(parts) for parts in zip(none, *dealt, strict=True)]
+    return Held(world, *each), lost
+
+
+@dataclass(frozen=True, eq=False)
 class Leg:
     """What is left of an epoch when other ranks take it over, or the batch size changes.
 
     Attributes:
         begun_by: how many ranks began the epoch.
         rest: the numbers that are left.
-        before: what all ranks had handed out of the epoch by then.
+        before: what all ranks had handed out of the epoch by then; without the examples that count
+            again, because pools hold them.
+        held: what the pools of a fixed factor hold at its beginning, on all ranks; None where there
+            are none.
         batches: their batches, which count on for the draws of maps behind ``.batch``.
     """
 
@@ -94,22 +193,36 @@ class Leg:
     rest: Remainder
     before: Clock
     batches: int
+    held: Held | None = None
+
+    @property
+    def held_each(self) -> int:
+        """How many rows of a rank are in its pool at the beginning; they come first."""
+        return 0 if self.held is None else self.held.each
 
     def saved(self) -> dict[str, Any]:
         """Return it for JSON."""
         bounds = np.array(self.rest.ranges, np.int64).ravel()
         gaps = np.diff(bounds, prepend=0)
+        held = {} if self.held is None else {"held": self.held.saved()}
         return {
             "begun_by": self.begun_by,
             "ranges": len(self.rest.ranges),
             "rest": compact_integers.encode_small(gaps),
             "before": [self.before.fresh_examples, self.before.uses, self.before.steps],
             "batches": self.batches,
+            **held,
         }
 
     @classmethod
-    def read(cls, saved: Any, places: int) -> Leg:
+    def read(cls, saved: Any, world: int, places: int, most: int) -> Leg:
         """Read what ``saved`` returned, of an epoch of so many places.
+
+        Args:
+            saved: what it was.
+            world: the ranks of the state.
+            places: how many the epoch has.
+            most: how often a fixed factor uses an item at most; 1 where there is none.
 
         Raises KeyError, TypeError or ValueError for what cannot be.
         """
@@ -124,6 +237,7 @@ class Leg:
             Remainder(zip(bounds[::2].tolist(), bounds[1::2].tolist(), strict=True)),
             Clock(fresh, uses, steps),
             check_integer(saved["batches"]),
+            Held.read(saved["held"], world, places, most) if "held" in saved else None,
         )
 
 

@@ -39,9 +39,12 @@ def draw_seed() -> int:
     return int.from_bytes(os.urandom(4), "big")
 
 
-def key(seed: int, epoch: int, purpose: int, rank: int = 0) -> NDArray[np.uint64]:
-    """Return the Philox key of one purpose in one epoch, on one rank, ``uint64 [2]``."""
-    entropy = [seed, epoch, purpose, rank] if rank else [seed, epoch, purpose]
+def key(seed: int, epoch: int, purpose: int, part: int = 0) -> NDArray[np.uint64]:
+    """Return the Philox key of one purpose in one epoch, ``uint64 [2]``.
+
+    ``part``: of one rank, by its number; of one leg, by the steps before it.
+    """
+    entropy = [seed, epoch, purpose, part] if part else [seed, epoch, purpose]
     words = np.random.SeedSequence(entropy).generate_state(2, np.uint64)
     return words.astype(np.uint64, copy=False)
 

@@ -20,7 +20,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.schedule import rng
-from stoker.schedule.dealing import Deal, Dealer, LegDeal, OwnerDeal, PaddedDeal, RankOrder, Stride
+from stoker.schedule.dealing import (
+    Deal,
+    Dealer,
+    HeldDeal,
+    LegDeal,
+    OwnerDeal,
+    PaddedDeal,
+    RankOrder,
+    Stride,
+)
 from stoker.schedule.leg import Leg, LegOrder
 from stoker.schedule.orders.blocks import WINDOW, BlockOrder, cut_to
 from stoker.schedule.orders.chosen import Candidates, Chosen, ChosenOrder
@@ -222,7 +231,8 @@ class Selection:
         """Return the examples of an epoch, or of its leg, over a source of ``length``."""
         share, count = self.share, self._drawn_count(length)
         if self.leg is not None:
-            return len(self.leg.rest) if share is None else share.count(len(self.leg.rest))
+            rest = len(self.leg.rest)
+            return self.leg.held_each + (rest if share is None else share.count(rest))
         if share is not None and not share.anew:
             count = share.count(count)
         count = self.between.count(count)
@@ -268,9 +278,13 @@ class Selection:
         if leg is None:
             deal = self._deal(order, self.places(length), dealer, group, start + count)
             return RankOrder(order, deal, count, start)
-        left = LegOrder(order, leg.rest)
+        left, count = LegOrder(order, leg.rest), count - leg.held_each
         deal = self._deal(left, len(left), dealer, group, count)
-        return RankOrder(order, LegDeal.of(deal, leg.rest), count)
+        rows = RankOrder(order, LegDeal.of(deal, leg.rest), count)
+        if leg.held is None:
+            return rows
+        own = leg.held.of_rank(0 if share is None else share.rank)
+        return RankOrder(order, HeldDeal(own.places, rows), leg.held_each + count)
 
     def _deal(
         self, order: Order, length: int, dealer: Dealer | None, group: int, count: int

@@ -7,6 +7,9 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from stoker.basics import pytree, resources
 from stoker.basics.warn import warn
 from stoker.engine.echo.adaptive_inputs import AdaptiveInputs, OnDemandPolicy, Policy, Replay
@@ -21,6 +24,7 @@ from stoker.engine.workers.tuning import Autotuner
 from stoker.schedule import rng
 from stoker.schedule.adaptive import AdaptivePool
 from stoker.schedule.fixed import Pool
+from stoker.schedule.leg import Leg
 from stoker.stages.echo import DEFAULT_POOL_BATCHES, DEFAULT_POOL_MEMORY_FRACTION, Echo
 from stoker.stages.stage import PoolSize
 from stoker.stages.to import usable_bytes
@@ -155,7 +159,7 @@ class Pools:
         if counts is None:
             return AdaptivePool(echo.max_factor, echo.min_distance, known.size, group)
         assert isinstance(feed, PooledInputs)
-        key = rng.key(self._seed, self._epoch, rng.ECHO + echo.position)
+        key = pool_key(self._seed, self._epoch, echo, self._plan.selection.leg)
         # The pool admits an epoch of less than two groups whole.
         return Pool(counts, known.size, group, key, feed.count(2 * group if group > 1 else 0))
 
@@ -183,6 +187,12 @@ class Pools:
                 echo.name, known.size, resources.format_bytes(known.size * each), device,
             )  # fmt: skip
         return known
+
+
+def pool_key(seed: int, epoch: int, echo: Echo, leg: Leg | None) -> NDArray[np.uint64]:
+    """Return what keys the draws of a pool: in a leg of an epoch others than at its beginning."""
+    steps = 0 if leg is None else leg.before.steps
+    return rng.key(seed, epoch, rng.ECHO + echo.position, steps)
 
 
 def _size(echo: Echo, each: int, group: int, usable: Callable[[], int]) -> int:

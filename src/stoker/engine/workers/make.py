@@ -58,12 +58,14 @@ class Workers:
         kind: "thread", "process", or one that is registered, "ray" among them.
         ray_options: what Ray is told of each actor.
         insecure: whether what crosses the network to actors is left as it is.
+        grows: whether more threads may take part while they sleep: nobody named a number.
     """
 
     count: int | Literal["auto"]
     kind: str
     ray_options: Mapping[str, Any] = field(default_factory=dict)
     insecure: bool = False
+    grows: bool = False
 
     @classmethod
     def of(cls, n: Any, kind: Any, ray_options: Any, insecure: Any) -> Workers:
@@ -142,7 +144,7 @@ def make_pool(
         remotes = processes.start(workers.count, [work.elsewhere() for work in host])
         each = len(remotes) // workers.count
         return WorkerPool(len(remotes), depths, autotuner, remotes, threads_each=each)
-    return WorkerPool(workers.count, depths, autotuner)
+    return WorkerPool(workers.count, depths, autotuner, grows=workers.grows)
 
 
 def _registered(kind: str) -> WorkerKind:

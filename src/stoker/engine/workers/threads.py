@@ -30,7 +30,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.basics.resources import ThreadTimer, usable_cores
+from stoker.basics.resources import ThreadTimer, usable_cores, usable_memory_bytes
 from stoker.engine.workers.tuning import Autotuner, CostEstimate, Tuning
 from stoker.replicas.replica import USER_LOCK
 from stoker.stages.functions.stray_draws import WORKER_NAME
@@ -45,6 +45,15 @@ TIMED = slice(-5, -1)
 SAMPLED_NS = 16_000_000
 # Larger than CHUNK_NS: each chunk of a process costs two wake-ups and a copy.
 PROCESS_CHUNK_NS = 20_000_000
+# Threads of one run that sleep: each has copies of the user's objects. 64 wait for 1,000 reads of
+# 60 ms in a second. Chosen, not measured.
+_MOST_SLEEPING = 64
+# Examples that are under way for each thread (``SegmentStream.ahead``).
+_AHEAD_EACH = 8
+# Of usable memory, what the bytes read of those may take; decoded images are some ten times larger.
+_AHEAD_FRACTION = 1 / 64
+# Of the processor, what copies of the user's objects for more threads may take.
+_COPYING_NS = 500_000_000
 # As long as a user waits without a word for examples that are under way when a run is closed.
 _JOIN_S = 5.0
 
@@ -61,7 +70,13 @@ def holds_user_lock() -> bool:
 
 
 class OwnCopies(Protocol):
-    """The copies of the user's objects that threads call, each its own (``thread_copies``)."""
+    """The copies of the user's objects that threads call, each its own (``thread_copies``).
+
+    Attributes:
+        copying_ns: how long it took to make those of one thread.
+    """
+
+    copying_ns: int
 
     def begin(self) -> None:
         """Take note that threads are about to begin."""
@@ -166,6 +181,7 @@ class WorkerPool:
         autotuner: the pipeline's memory of its speed.
         remotes: worker processes, as each thread uses one, or one for all; None for threads.
         threads_each: how many threads use a worker.
+        grows: whether there may be more threads than that, while they sleep.
 
     Attributes:
         copies: what the threads call in place of the user's own objects, if there are any.
@@ -179,6 +195,7 @@ class WorkerPool:
         remotes: list[Any] | None = None,
         *,
         threads_each: int = 1,
+        grows: bool = False,
     ) -> None:
         self.copies: OwnCopies | None = None
         self.lock = threading.RLock()
@@ -197,7 +214,8 @@ class WorkerPool:
         self._chore_waits = False
         self._works_first = False
         is_tuned = threads and remotes is None and not autotuner.is_settled
-        self._tuning = Tuning(threads, autotuner) if is_tuned else None
+        may_grow = self._may_grow if grows else None
+        self._tuning = Tuning(threads, autotuner, may_grow=may_grow) if is_tuned else None
         if self._tuning is not None:
             self.active = self._tuning.active
         else:
@@ -368,6 +386,14 @@ class WorkerPool:
         self._chore = None
         self._broken = None  # its traceback holds all that ran
 
+    def _may_grow(self, threads: int, cost: CostEstimate) -> bool:
+        """Whether memory and time allow so many threads."""
+        copying_ns = 0 if self.copies is None else self.copies.copying_ns * threads // 2
+        if threads > _MOST_SLEEPING or copying_ns > _COPYING_NS:
+            return False
+        ahead_bytes = threads * _AHEAD_EACH * cost.row_bytes()
+        return ahead_bytes <= _AHEAD_FRACTION * usable_memory_bytes()
+
     def made_here(self, wall: int) -> None:
         """Take in that the consumer made outputs without a task; with the lock held."""
         if self._tuning is not None:
@@ -466,7 +492,7 @@ class WorkerPool:
         _, busy, cpu = timed or (0, 0, 0)
         wall = time.perf_counter_ns() - began  # who asks lets others have the GIL, and waits here
         with self.lock:
-            runner.cost.note(rows, wall)
+            runner.cost.note(rows, wall, spent[-1])
             self._untimed_ns = 0 if is_sampled else self._untimed_ns + wall
             if is_sampled and timed is not None:
                 spent[TIMED] = rows, *timed

@@ -1,12 +1,12 @@
-"""How many threads of a run take part: none, one or all, decided by timed trials and the measured
-cost of work.
+"""How many threads of a run take part: none, one, all or more than asked for, decided by timed
+trials and the measured cost of work.
 
 Examples differ, and other programs run. So two trials are not compared by how long their rows took,
 but by how much longer than their threads had, or wanted, a processor: that is how long they waited
 for each other. Threads that take the GIL from one another all the time need far more of the
 processor for the same, beyond what examples differ: that counts, too.
 
-Never a number between. The stream does not depend on it. The decision:
+Never a number between one and all. The stream does not depend on it. The decision:
 
 1. The consumer works inline until a row takes more than 1 ms, or 5 ms were worked in all. If a
    batch then costs more than 1 ms over all segments, all threads start. So they do where it costs
@@ -22,7 +22,11 @@ Never a number between. The stream does not depend on it. The decision:
    one. If a batch had cost less than 1 ms inline, or costs one thread less, and the better of the
    two is not clearly faster than that, the work goes back to the consumer; but not where batches
    came faster, during the trial, than the consumer would get to them.
-4. A trial may mislead: another program wanted the processor, a pool was still being filled. So
+4. Threads that sleep cost no core. Where all take part, sleep half of their time or more, and the
+   consumer waits for them, twice as many are tried, and stay if batches then come a tenth faster;
+   and so on, within what memory and copies of the user's objects allow (``WorkerPool``). Later
+   trials try it again. Not where the user named a number.
+5. A trial may mislead: another program wanted the processor, a pool was still being filled. So
    it is repeated, longer and ever more rarely, and what most of the last three say counts.
 
 ``Autotuner`` keeps the decision, and the cost of each segment, from epoch to epoch; but not from
@@ -61,6 +65,7 @@ class CostEstimate:
         self.inline_ns = INLINE_BATCH_NS  # a batch that costs less is made inline
         self.work_ns = 0
         self.rows = 0
+        self.read_bytes = 0
 
     def chunk(self, target_ns: int) -> int:
         """Return how many rows make a chunk."""
@@ -79,8 +84,13 @@ class CostEstimate:
         """Return what a batch costs, 0 while that is not known."""
         return (self.row_ns or 0.0) * self.rows_per_batch
 
-    def note(self, rows: int, work_ns: int) -> None:
+    def row_bytes(self) -> float:
+        """Return the bytes that were read for a row."""
+        return self.read_bytes / max(1, self.rows)
+
+    def note(self, rows: int, work_ns: int, read_bytes: int = 0) -> None:
         """Take a measurement in."""
+        self.read_bytes += read_bytes
         each = work_ns / rows
         if self.row_ns is None or self.rows < 8:  # the first are slow: imports, caches
             self.row_ns = each if self.row_ns is None else min(self.row_ns, each)
@@ -105,6 +115,16 @@ _THEIRS = 2.5
 _BURNS = 1.4
 # Of its time, a thread alone; if it computes less, several threads may well wait for storage.
 _COMPUTES = 0.5
+# Of their time, in which threads compute or wait for a processor: if less, more of them may help.
+_SLEEPS = 0.5
+# Of the time between two batches: a consumer that waits less has nothing to gain from more threads.
+_WAITS = 0.1
+# So many times as fast batches must come with twice the threads. Trials differ by less
+# (bench/step.py, ranges).
+_FASTER = 1.1
+# Pieces of each thread: the first of all threads may end together, in no time. Chosen, not
+# measured.
+_ROUNDS = 3
 # Of the time that one thread would take at best: then one thread is not tried. Well under _CLEARLY,
 # as one trial may mislead.
 _CERTAINLY = 0.6
@@ -168,14 +188,22 @@ class Trial:
         threads: how many.
         least_ns: of work of each of them.
         before: the trial with all of them, if this is the one with a single thread.
+        fewer: the trial with half as many, which slept, if more are tried than there were.
 
     Attributes:
         speedup: once there is a verdict, how many times as fast all of them were as the single one;
             None where only one number was tried, or where even that one did not compute mostly.
     """
 
-    def __init__(self, threads: int, least_ns: int, before: Trial | None = None) -> None:
+    def __init__(
+        self,
+        threads: int,
+        least_ns: int,
+        before: Trial | None = None,
+        fewer: Trial | None = None,
+    ) -> None:
         self.threads = threads
+        self.fewer = fewer
         self._least_ns = threads * least_ns
         self._before = before
         self.speedup: float | None = None
@@ -214,7 +242,24 @@ class Trial:
     @property
     def over(self) -> bool:
         """Whether it was long enough."""
-        return self._pieces >= _TRIAL_TASKS and self._all.wall >= self._least_ns
+        least = _TRIAL_TASKS if self.fewer is None else max(_TRIAL_TASKS, _ROUNDS * self.threads)
+        return self._pieces >= least and self._all.wall >= self._least_ns
+
+    @property
+    def with_all(self) -> Trial:
+        """The trial with all threads, of a pair of them."""
+        return self._before or self
+
+    @property
+    def sleeps(self) -> bool:
+        """Whether the threads mostly slept, and the consumer waited for them all the same."""
+        is_waited_for = self._waited_ns > _WAITS * self._period_ns
+        return is_waited_for and self._all.busy < _SLEEPS * self._all.wall
+
+    @property
+    def rows_per_ns(self) -> float:
+        """How many rows came, of the time from the first piece to the last."""
+        return self._all.rows / max(1, self._period_ns)
 
     @property
     def is_clear(self) -> bool:
@@ -299,6 +344,7 @@ class Autotuner:
         trial_ns: how long that takes, of each thread.
         own_ns: what the consumer did between two batches, besides making them, while it was inline.
         factor: the echoing factor that ranks agreed on last (see ``rank_sync``), or None.
+        grown: how many threads there are since those that were asked for slept; 0: no more.
     """
 
     def __init__(self) -> None:
@@ -309,6 +355,7 @@ class Autotuner:
 
     def _forget(self) -> None:
         self.active: int | None = None
+        self.grown = 0
         self.is_settled = False
         self.trial: Trial | None = None
         self.rest_ns = 0
@@ -362,6 +409,12 @@ class Autotuner:
             self.active, self.rest_ns, self.trial_ns = None, self._rest_ns, _TRIAL_NS
         self._rest_ns = min(2 * self._rest_ns, _LONGEST_REST_NS)
 
+    def grow(self, threads: int) -> None:
+        """Have so many threads from now on, more than were asked for; forget earlier verdicts."""
+        self.grown = threads
+        self._verdicts.clear()
+        self._speedups.clear()
+
     def settle(self, threads: int) -> None:
         """Have so many threads take part from now on."""
         self.active, self.is_settled = threads, True
@@ -374,6 +427,7 @@ class Tuning:
         limit: how many there are.
         autotuner: what is known of the run's segments, and is told the decision.
         clock_ns: tells the time.
+        may_grow: whether there may be so many threads for work of this cost; None: only ``limit``.
 
     Attributes:
         active: how many take part now.
@@ -385,8 +439,10 @@ class Tuning:
         limit: int,
         autotuner: Autotuner,
         clock_ns: Callable[[], int] = time.perf_counter_ns,
+        may_grow: Callable[[int, CostEstimate], bool] | None = None,
     ) -> None:
-        self._limit = limit
+        self._limit = limit = max(limit, autotuner.grown if may_grow is not None else 0)
+        self._may_grow = may_grow
         self._autotuner = autotuner
         self._clock_ns = clock_ns
         self._unlooked_ns = _LOOK_NS
@@ -438,10 +494,17 @@ class Tuning:
         now.note(cost, rows, wall, busy, cpu, self._clock_ns(), waited)
         if not now.over:
             return False
-        if not now.is_clear:
+        if now.fewer is not None:
+            is_faster = now.rows_per_ns > _FASTER * now.fewer.rows_per_ns
+            threads = self._limit = now.threads if is_faster else now.fewer.threads
+            self._autotuner.grow(threads)
+        elif not now.is_clear:
             return self._try(1, before=now)
+        else:
+            threads = now.verdict(self._limit, self._autotuner.own_ns)
+        if threads == self._limit and self._grows(now.with_all, cost):
+            return True
         self._autotuner.trial = None
-        threads = now.verdict(self._limit, self._autotuner.own_ns)
         self._autotuner.judge(threads, now.speedup)
         self.active = self._autotuner.active or 0
         if not threads:  # until a batch turns out to be costly after all
@@ -452,6 +515,17 @@ class Tuning:
     def made_here(self, wall: int) -> None:
         """Take in that the consumer made batches that are not noted."""
         self._made_ns += wall
+
+    def _grows(self, trial: Trial, cost: CostEstimate) -> bool:
+        """Begin to try twice as many threads, if these sleep and there may be more."""
+        more = 2 * trial.threads
+        if self._may_grow is None or trial.threads != self._limit or not trial.sleeps:
+            return False
+        if not self._may_grow(more, cost):
+            return False
+        self._limit = self.active = more
+        self._autotuner.trial = Trial(more, self._autotuner.trial_ns, fewer=trial)
+        return True
 
     def _try(self, threads: int, before: Trial | None = None) -> bool:
         self._autotuner.trial = Trial(threads, self._autotuner.trial_ns, before)

@@ -29,9 +29,9 @@ Results (five rounds)::
     [end]
 
 The machine was busy with other work (a load of 13 on two cores), so rates, and what a connection
-takes, say little; processor time says more. In runs before it was 1.71 and 2.09 s a GB for encrypted
-bodies of 110 KB, at other loads. Alone, a connection is made in some 6 ms, instead of 2; the
-certificate takes a process 20 ms, once for each token.
+takes, say little; processor time says more. In runs before it was 1.71 and 2.09 s a GB for
+encrypted bodies of 110 KB, at other loads. Alone, a connection is made in some 6 ms, instead of 2;
+the certificate takes a process 20 ms, once for each token.
 """
 
 from __future__ import annotations

@@ -46,8 +46,8 @@ rows of their own (15 rounds, a load of 15): dicts and images without echoes 1.0
 each rank now has an equal share of each source of a global batch. Memory of photographs: 1.1 is
 what is free between two epochs; their peaks are level. Every process has 5 MB more, for modules.
 On shared cores the clock says little, and processor time of single rows still moves by a few
-hundredths from run to run. Both versions use the same stoker-native, that of the environment. Both rows of a round run
-within seconds of each other; pages and frequencies are as they come.
+hundredths from run to run. Both versions use the same stoker-native, that of the environment. Both
+rows of a round run within seconds of each other; pages and frequencies are as they come.
 """
 
 from __future__ import annotations

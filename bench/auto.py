@@ -88,7 +88,7 @@ from numpy.typing import NDArray
 import stoker
 from stoker.schedule import rng
 from stoker.schedule.adaptive import RAMP_STEPS
-from stoker.schedule.echo_record import read
+from stoker.schedule.echo_record import decode
 from stoker.schedule.factor import EvenUses, exact_factor
 from stoker.schedule.fixed import Pool
 
@@ -153,7 +153,7 @@ class Speed:
 def fresh_of_steps(pipeline: Any, factor: int | str, batches: int) -> NDArray[np.int64]:
     """Return how many fresh examples each batch of the epoch brought."""
     if factor == "auto":
-        decisions = read(pipeline.record(), batches * BATCH).of(0, 0)
+        decisions = decode(pipeline.record(), batches * BATCH).of(0, 0)
         grain = -(-BATCH // 255)
         codes = np.frombuffer(decisions.codes, np.uint8).astype(np.int64)
         return np.minimum(codes * grain, BATCH)  # 255 stands for a whole step

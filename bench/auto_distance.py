@@ -159,7 +159,7 @@ import numpy as np
 from harness import Report, parser, report
 
 from stoker.engine.echo.adaptive_inputs import OnDemandPolicy
-from stoker.schedule.adaptive import RAMP_STEPS, AdaptivePool, carried
+from stoker.schedule.adaptive import RAMP_STEPS, AdaptivePool, carry_over
 
 MAX_FACTOR = 4
 POOL_BATCHES = 16
@@ -349,7 +349,7 @@ def short_epochs(unit: str, ratio: float, case: str, batches: int, epochs: int) 
         now = supply.now
         over, pool = pool, new_pool(unit, min_distance)
         if carries:
-            pool.restore(carried(over, over.admitted))
+            pool.restore(carry_over(over, over.admitted))
     columns = {key: [asdict(ran)[key] for ran in all_of_them] for key in asdict(all_of_them[0])}
     mean = {key: statistics.fmean(values) for key, values in columns.items()}
     return Ran(**mean | {"steps": round(mean["steps"]), "closest": min(columns["closest"])})

@@ -25,7 +25,7 @@ import stoker
 from scripts import children
 from stoker import testing
 from stoker.engine.echo import prefetch
-from stoker.schedule.echo_record import read
+from stoker.schedule.echo_record import decode
 from strategies import (
     POINTS,
     Examples,
@@ -258,7 +258,7 @@ def assert_apart(
 
 def fresh_counts(pipeline: stoker.Pipeline, epoch: int) -> list[int]:
     """Return how many fresh items each step of an epoch took, as far as is decided."""
-    echo = read(pipeline.record(), None).echoes[0]
+    echo = decode(pipeline.record(), None).echoes[0]
     return [min(code, echo.group) for code in echo.epochs[epoch].codes]
 
 
@@ -1184,7 +1184,7 @@ def test_a_record_of_an_epoch_that_was_left_ends_with_an_error_that_says_so(poin
         during = through_json(pipeline.record())
     after = through_json(pipeline.record())
     for record in (during, after):
-        decided = len(read(record, None).echoes[0].epochs[0].codes)
+        decided = len(decode(record, None).echoes[0].epochs[0].codes)
         assert decided >= 5
         rest: list[list[int]] = []
         with leaving_nothing():

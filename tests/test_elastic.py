@@ -309,6 +309,28 @@ def tails_are_equal(build: Callable[[], stoker.Pipeline], saved: Any) -> None:
         assert [(ids.tolist(), draws.tolist()) for ids, draws in again] == drawn[at:]
 
 
+@few(4)
+@given(length=st.integers(120, 200), cuts=st.tuples(*[st.integers(1, 4)] * 3))
+def test_a_pool_that_follows_the_stall_begins_empty(length: int, cuts: tuple[int, ...]) -> None:
+    def build(rank: int, world: int, each: int) -> stoker.Pipeline:
+        train = stoker.from_dataset(range(length), seed=7).shuffle()
+        train = train.shard(rank=rank, world=world).echo(max_factor=4, pool=48)
+        train = train.random_map(drawing).batch(each).workers(1)
+        return train.steps(1_000) if world > 1 else train
+
+    plan = [(1, 8, cuts[0]), (1, 5, cuts[1]), (3, 6, cuts[2]), (2, 4, 1), (1, 9, -1)]
+    legs = run(build, plan, listed=True)
+    found = [one for leg in legs for step in leg.drawn for one in step]
+    assert len({(x, use) for x, use, _ in found}) == len(found)
+    assert {x for x, use, _ in found if use == 1} == {x for x, _, _ in found} == set(range(length))
+    (whole,) = run(of_kind("whole", length), [(1, 8, -1)])
+    first = {x: drawn for step in whole.drawn for x, _, drawn in step}
+    assert all(first[x] == drawn for x, use, drawn in found if use == 1)
+    train = legs[-1].ranks[0]
+    assert train.clock.fresh_examples == length
+    assert sum(len(ids) for ids, _ in train) >= length, "the next epoch is a whole one"
+
+
 class Faulty:
     """Numbers, of which some cannot be read."""
 

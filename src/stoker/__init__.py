@@ -48,6 +48,7 @@ from stoker.pipeline import Pipeline
 from stoker.replicas.thread_safety import thread_safe
 from stoker.sources.source import Source
 from stoker.stages.composite import Stage
+from stoker.stages.functions.epoch_time import EpochTime
 from stoker.stages.scan import DROP
 from stoker.stats import (
     CacheStats,
@@ -82,6 +83,7 @@ __all__ = [
     "CopyValue",
     "DROP",
     "echo",
+    "EpochTime",
     "EpochWait",
     "FeedError",
     "from_arrays",

@@ -10,6 +10,7 @@ import numpy as np
 
 from stoker.basics import pytree
 from stoker.basics.buffers import Recycler
+from stoker.basics.validate import is_whole_number
 from stoker.stages.batching.batch import Builder
 
 
@@ -23,7 +24,12 @@ class Padded(NamedTuple):
     values are tensors."""
 
 
-def pad(value: Any = 0, *, on: str | int | Sequence[str | int] | None = None) -> Pad:
+def pad(
+    value: Any = 0,
+    *,
+    on: str | int | Sequence[str | int] | None = None,
+    multiple_of: int = 1,
+) -> Pad:
     """Batch arrays that differ in their first dimension: ``.batch(32, collate=pad(0))``.
 
     Every array of at least one dimension becomes ``Padded(values, lengths)``, of the same dtype;
@@ -34,20 +40,24 @@ def pad(value: Any = 0, *, on: str | int | Sequence[str | int] | None = None) ->
             numbers: ``pad({"tokens": 0, "labels": -100})``.
         on: the field that is padded, or several, by name, key or position; the others are stacked
             as usual.
+        multiple_of: arrays are filled up to a multiple of so many, as ``.batch(multiple_of=)``
+            expects.
 
     Raises TypeError or ValueError for wrong arguments. The batch raises ValueError where arrays
     differ in dtype or in another dimension, TypeError where the field is not an array.
     """
+    if not is_whole_number(multiple_of) or multiple_of < 1:
+        raise ValueError(f"pad(multiple_of=) takes a whole number from 1, not {multiple_of!r}")
     if isinstance(value, Mapping):
         if on is not None:
             raise ValueError("pad() takes the fields in a mapping, or on=, not both")
-        return Pad(0, _check_fields(list(value.items())))
+        return Pad(0, _check_fields(list(value.items())), int(multiple_of))
     if on is None:
-        return Pad(_number(value), None)
+        return Pad(_number(value), None, int(multiple_of))
     fields = [on] if isinstance(on, (str, int)) else on
     if not isinstance(fields, Sequence):
         raise TypeError(f"pad(on=) takes a field or several, by name, key or position, not {on!r}")
-    return Pad(0, _check_fields([(field, value) for field in fields]))
+    return Pad(0, _check_fields([(field, value) for field in fields]), int(multiple_of))
 
 
 def _check_fields(pairs: list[tuple[Any, Any]]) -> dict[str | int, Any]:
@@ -78,10 +88,12 @@ class Pad:
     Attributes:
         value: the number that fills arrays of fields not in ``fields``.
         fields: the padded fields and their numbers; None for all arrays.
+        multiple_of: arrays are filled up to a multiple of it.
     """
 
     value: Any
     fields: Mapping[str | int, Any] | None
+    multiple_of: int = 1
 
     def __call__(self, examples: list[Any]) -> Any:
         if self.fields is not None:
@@ -90,7 +102,7 @@ class Pad:
         rows = [pytree.leaves_like(template, example) for example in examples]
         made = iter(
             [
-                _pad_column(column, self.value)
+                _pad_column(column, self.value, self.multiple_of)
                 if all(map(_is_ragged, column))
                 else _stack(list(column))
                 for column in zip(*rows, strict=True)
@@ -109,7 +121,7 @@ class Pad:
                     f"pad(on={on!r}) takes arrays of at least one dimension, not {kinds}: "
                     "make them arrays in a map"
                 )
-            padded[field] = _pad_column(column, value)
+            padded[field] = _pad_column(column, value, self.multiple_of)
             examples = [field.replace(example, None) for example in examples]
         batch = _stack(examples)
         for field, made in padded.items():
@@ -117,11 +129,11 @@ class Pad:
         return batch
 
 
-def _pad_column(column: Sequence[Any], value: Any) -> Padded:
+def _pad_column(column: Sequence[Any], value: Any, multiple_of: int) -> Padded:
     if any(map(pytree.is_tensor, column)):
         import torch
 
-        padded = _pad_column([np.asarray(each) for each in column], value)
+        padded = _pad_column([np.asarray(each) for each in column], value, multiple_of)
         return Padded(
             torch.from_numpy(pytree.native(padded.values)), torch.from_numpy(padded.lengths)
         )
@@ -132,7 +144,8 @@ def _pad_column(column: Sequence[Any], value: Any) -> Padded:
             f"pad fills up the first dimension alone, and these arrays differ in more: {seen}"
         )
     lengths = np.array([len(array) for array in column], np.int64)
-    shape = (len(column), lengths.max(), *column[0].shape[1:])
+    longest = -(-int(lengths.max()) // multiple_of) * multiple_of
+    shape = (len(column), longest, *column[0].shape[1:])
     values = np.full(shape, value, column[0].dtype)
     for row, array in zip(values, column, strict=True):
         row[: len(array)] = array

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, Generic, Literal, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,9 +18,9 @@ from stoker.chain.fate import Fate
 from stoker.chain.iterator import PipelineIterator, T
 from stoker.chain.step_epochs import StepEpochs
 from stoker.engine.workers.make import Workers
-from stoker.schedule.echo_record import read as read_record
-from stoker.stages.batching.batch import Batch
+from stoker.schedule.echo_record import decode as read_record
 from stoker.stages.batching.pack import Pack, Packed
+from stoker.stages.batching.planned import MEASURED, PlannedBatch, Sizing, measured
 from stoker.stages.cache import CacheStage
 from stoker.stages.composite import Stage
 from stoker.stages.echo import Echo, Factor
@@ -60,7 +60,7 @@ class Pipeline(DataLoaderApi, Generic[T]):
         return self._derive(self.chain.then(stage), stage.name)
 
     def _derive(self, chain: Chain, call: str) -> Pipeline[Any]:
-        return self._fate.derived(Pipeline[Any](chain), call)
+        return self._fate.note_derived(Pipeline[Any](chain), call)
 
     def apply(self, stage: Stage) -> Pipeline[Any]:
         """Add a stage of your own: a ``stoker.Stage``, which is made of the methods below.
@@ -243,7 +243,12 @@ class Pipeline(DataLoaderApi, Generic[T]):
 
     @overload
     def map(
-        self, fn: Callable[[T], U], *, on: None = None, on_error: Err = None
+        self,
+        fn: Callable[[T], U],
+        *,
+        on: None = None,
+        on_error: Err = None,
+        clock: Literal[False] = False,
     ) -> Pipeline[U]: ...
 
     @overload
@@ -251,8 +256,18 @@ class Pipeline(DataLoaderApi, Generic[T]):
         self, fn: Callable[[Any], Any], *, on: str | int, on_error: Err = None
     ) -> Pipeline[Any]: ...
 
+    @overload
     def map(
-        self, fn: Callable[[Any], Any], *, on: On = None, on_error: Err = None
+        self, fn: Draws, *, on: On = None, on_error: Err = None, clock: bool
+    ) -> Pipeline[Any]: ...
+
+    def map(
+        self,
+        fn: Callable[..., Any],
+        *,
+        on: On = None,
+        on_error: Err = None,
+        clock: bool = False,
     ) -> Pipeline[Any]:
         """Apply a deterministic function to every example, or to every batch after ``batch``.
 
@@ -261,10 +276,14 @@ class Pipeline(DataLoaderApi, Generic[T]):
                 runs in worker threads, each with its own copy.
             on: the field it works on, by name, key or position; by default the whole example.
             on_error: its own skip budget (see ``from_dataset``); by default the pipeline's.
+            clock: call ``fn(x, clock)`` with a ``stoker.EpochTime``: the epoch of the data, and how
+                much of it comes before the example's own place, from 0 to 1. For what changes while
+                training goes on; alike on all ranks, in all workers, for each use, after a resume.
 
-        Raises TypeError if ``fn`` does not take one argument, LookupError for a missing field.
+        Raises TypeError if ``fn`` does not take one argument (two, with ``clock``), LookupError for
+        a missing field, ValueError for ``clock`` over streams and behind ``batch``.
         """
-        return self._then(Map.of(fn, on, on_error, is_random=False))
+        return self._then(Map.of(fn, on, on_error, is_random=False, clock=clock))
 
     @overload
     def random_map(
@@ -281,8 +300,25 @@ class Pipeline(DataLoaderApi, Generic[T]):
         self, fn: Draws, *, on_error: Err = None, repeats_only: bool
     ) -> Pipeline[Any]: ...
 
+    @overload
     def random_map(
-        self, fn: Draws, *, on: On = None, on_error: Err = None, repeats_only: bool = False
+        self,
+        fn: Callable[[Any, Any, Any], Any],
+        *,
+        on: On = None,
+        on_error: Err = None,
+        repeats_only: bool = False,
+        clock: Literal[True],
+    ) -> Pipeline[Any]: ...
+
+    def random_map(
+        self,
+        fn: Callable[..., Any],
+        *,
+        on: On = None,
+        on_error: Err = None,
+        repeats_only: bool = False,
+        clock: bool = False,
     ) -> Pipeline[Any]:
         """Apply a function that draws random numbers: after an echo, again for every use.
 
@@ -293,10 +329,12 @@ class Pipeline(DataLoaderApi, Generic[T]):
                 must not be None.
             on, on_error: as in ``map``.
             repeats_only: leave first uses unchanged; after an echo, before ``batch``.
+            clock: call ``fn(x, rng, clock)``, as in ``map``.
 
         Raises TypeError if ``fn`` takes no ``rng``, LookupError for a missing field.
         """
-        return self._then(Map.of(fn, on, on_error, is_random=True, repeats_only=repeats_only))
+        made = Map.of(fn, on, on_error, is_random=True, repeats_only=repeats_only, clock=clock)
+        return self._then(made)
 
     def scan(
         self,
@@ -355,10 +393,36 @@ class Pipeline(DataLoaderApi, Generic[T]):
     @overload
     def batch(self, n: int, *, drop_last: bool = False, collate: None = None) -> Pipeline[Any]: ...
 
+    @overload
     def batch(
-        self, n: int, *, drop_last: bool = False, collate: Callable[[list[Any]], Any] | None = None
+        self,
+        n: Int = None,
+        *,
+        collate: Callable[[list[Any]], Any] | None = None,
+        tokens: Int = None,
+        size: Any = None,
+        key: Any = None,
+        window: Int = None,
+        multiple_of: Int = None,
+        max_rows: Int = None,
+        padded: bool = True,
+    ) -> Pipeline[Any]: ...
+
+    def batch(
+        self,
+        n: Int = None,
+        *,
+        drop_last: bool = False,
+        collate: Callable[[list[Any]], Any] | None = None,
+        tokens: Int = None,
+        size: Any = None,
+        key: Any = None,
+        window: Int = None,
+        multiple_of: Int = None,
+        max_rows: Int = None,
+        padded: bool = True,
     ) -> Pipeline[Any]:
-        """Stack examples into batches of ``n``.
+        """Stack examples into batches of ``n``, or of so many ``tokens``.
 
         Tuples, dicts, dataclasses and named tuples keep their form. Their arrays and numbers become
         arrays ``[n, ...]`` of the same dtype (all tensors, if one is a torch tensor); strings and
@@ -370,8 +434,39 @@ class Pipeline(DataLoaderApi, Generic[T]):
             n: examples in a batch; the last one of an epoch may have fewer.
             drop_last: leave out a last batch with fewer.
             collate: called with the list of examples instead; its result is the batch.
+            tokens: in place of ``n``, how much a batch holds at most. Batches are planned ahead of
+                each epoch: examples of about equal size go together, others in each epoch; all
+                ranks have equally many steps. ``len()`` is that of the epoch at hand.
+            size: the sizes of examples: whole numbers ``[n]`` in the order of the source, or the
+                field that has them.
+            key: numbers or text ``[n]``, or a field: examples of one batch have the same (a bucket
+                of shapes). With ``n`` or with ``tokens``.
+            window: how many examples that follow each other batches are put together from; by
+                default 2,000 or 16 steps of all ranks, at most a quarter of the data.
+            multiple_of: each row is as long as the longest, rounded up to a multiple of this.
+            max_rows: the most examples in a batch.
+            padded: False: a batch holds ``tokens`` as the sum of its sizes, without padding.
+
+        Raises ValueError for planned batches behind ``filter``, ``echo``, ``scan`` or ``pack`` and
+        over streams, and when iterated for an example larger than a batch.
         """
-        return self._then(Batch.of(n, drop_last, collate))
+        sizing = Sizing(tokens, size, key, window, multiple_of, max_rows, padded)
+        return self._then(PlannedBatch.sized(n, drop_last, collate, sizing))
+
+    def measure(self, fn: Callable[[Any], Any] = len) -> NDArray[Any]:
+        """Return a number for each example of the source, in its order: one pass by all workers.
+
+        For ``size=``, ``key=`` and ``balance=``; save it. Maps and caches of this pipeline come
+        first; its order, parts and batches do not count.
+
+        Args:
+            fn: called as ``fn(x)`` with each example; returns a number.
+
+        Returns ``int32 [n]``, ``int64`` for larger numbers, or ``fn``'s own dtype if not whole.
+        Raises ValueError behind ``filter``, ``echo`` or ``random_map``, and over a stream.
+        """
+        batches: Any = Pipeline[Any](self.chain.measuring()).map(fn).batch(MEASURED)
+        return measured(list(batches))
 
     def echo(
         self,
@@ -462,6 +557,7 @@ class Pipeline(DataLoaderApi, Generic[T]):
         n: int | str,
         *,
         kind: str = "thread",
+        ahead: int | str | None = None,
         ray_options: Mapping[str, Any] | None = None,
         insecure: bool = False,
     ) -> Pipeline[T]:
@@ -478,11 +574,12 @@ class Pipeline(DataLoaderApi, Generic[T]):
             kind: ``"process"`` for Python code that holds the GIL: each has a copy of the dataset,
                 and seeds global random generators for every example. ``"ray"``: the same in actors
                 of the Ray cluster, placed by ``ray_options`` (default ``{"num_cpus": 1}``).
+            ahead: how far workers may be ahead of you, in batches, or in bytes (``"4GiB"``).
             insecure: do not encrypt the traffic to actors: only on a network that you trust.
         """
         if self.chain.source.yields_batches:
             raise ValueError("a loader has workers of its own: set them there (num_workers=)")
-        workers = Workers.of(n, kind, ray_options, insecure)
+        workers = Workers.of(n, kind, ray_options, insecure, ahead)
         return self._derive(replace(self.chain, workers=workers), f"workers({n})")
 
     def steps(self, n: int) -> Pipeline[T]:
@@ -524,7 +621,7 @@ class Pipeline(DataLoaderApi, Generic[T]):
         Raises TypeError if the number is not known in advance: for streams, loaders without a
         length, filters, skip budgets and ``.echo("auto")``; unless ``.steps(n)`` is set.
         """
-        return self._cursor.coming.count()
+        return self._cursor.count()
 
     def record(self) -> dict[str, Any]:
         """Return the decisions of ``.echo("auto")`` in every epoch so far, ready for JSON.

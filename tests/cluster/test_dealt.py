@@ -62,7 +62,7 @@ def test_reads_are_those_that_the_model_predicts(
         assert told[0]["owners"] is None
         return
     (owners,) = {json.dumps(rank["owners"]) for rank in told}
-    pinned = OwnerSnapshot.read(json.loads(owners), world)
+    pinned = OwnerSnapshot.from_json(json.loads(owners), world)
     assert sorted(pinned.ranks) == list(range(world))
     predicted = predicted_reads(pinned, EXAMPLES, seed=3, epoch=2, batch=BATCH, dealt=True)
     assert sum(rank["misses"][2] for rank in told) == 0

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from stoker.engine.build import EpochSetup, EpochStreams
-from stoker.engine.checkpoint import Position, needed, row
+from stoker.engine.checkpoint import Position, resume_points, row
 from stoker.engine.items import PulledStream
 from stoker.engine.survivors import FilteredStream
 from stoker.engine.work import Failure
@@ -71,7 +71,7 @@ class Epoch:
     def position(self) -> Position:
         """Where it is, as a run saves it."""
         with self.planning.lock:
-            parts = needed(self.last, self.yielded, self.planning)
+            parts = resume_points(self.last, self.yielded, self.planning)
         log = self.skip_log
         return Position(self.yielded, parts=parts, spent=dict(log.spent), filtered=log.filtered)
 

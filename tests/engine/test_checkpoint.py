@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import stoker
-from stoker.engine.checkpoint import Position, forget, needed, resume
+from stoker.engine.checkpoint import Position, forget, resume, resume_points
 from stoker.engine.survivors import FilteredStream, FilterRecord
 from stoker.errors import StateError
 from strategies import Spec, built, few, frozen, small_pools_allowed, specs
@@ -72,8 +72,8 @@ def test_what_is_needed_moves_on_only(spec: Spec, stops: list[int]) -> None:
         for stop in stops:
             list(islice(taken, stop))
             with taken.planning.lock:
-                asked = needed(taken.last, taken.yielded, taken.planning)
-                again = needed(taken.last, taken.yielded, taken.planning)
+                asked = resume_points(taken.last, taken.yielded, taken.planning)
+                again = resume_points(taken.last, taken.yielded, taken.planning)
             assert plain(again) == plain(asked)  # to ask changes nothing
             records = [node for node in asked if isinstance(node, FilterRecord)]
             for older, record in zip(before, records, strict=False):
@@ -111,7 +111,7 @@ def test_long_epochs_forget_snapshots_and_records() -> None:
 def test_a_pool_that_was_not_begun_needs_nothing() -> None:
     chain = stoker.from_dataset(list(range(20)), seed=0).filter(bool).echo(2).batch(2)
     with small_pools_allowed(), epoch(chain) as taken, taken.planning.lock:
-        assert needed(taken.last, 0, taken.planning) == []
+        assert resume_points(taken.last, 0, taken.planning) == []
 
 
 def test_without_pools_and_filters_the_number_says_it_all() -> None:

@@ -132,7 +132,9 @@ def simulated(
             waits.append(rank.upstream.waited_ns)
         elapsed = STEP_NS + max(waits) + 100 * STEP_NS * (step in pauses)
         for rank, waited in zip(ranks, waits, strict=True):
-            rank.planned.consumed(elapsed - waited)  # who has data waits for the others in its step
+            rank.planned.note_consumed(
+                elapsed - waited
+            )  # who has data waits for the others in its step
             rank.upstream.pass_time(elapsed - waited)
         now[0] += elapsed
     return ranks

@@ -57,6 +57,63 @@ def test_threads_run_ahead_within_the_window(workers: int) -> None:
     assert data.most <= BATCH * max(2, 8 * workers) + BATCH
 
 
+class Counted(Prefetcher):
+    """Each example has 1 MiB."""
+
+    def __getitem__(self, index: int) -> Any:
+        super().__getitem__(index)
+        return np.full(1 << 18, index, np.int32)
+
+
+@pytest.mark.parametrize("kind", ["thread", "process"])
+@pytest.mark.parametrize(
+    ("batch", "ahead", "most"),
+    [
+        (1, 1, 1),
+        (1, 5, 5),
+        (4, 1, 4),
+        (4, 3, 12),
+        (None, 7, 7),
+        (1, "5MiB", 5),
+        (4, "9MiB", 8),
+        (4, "1KiB", 4),  # one batch at least
+    ],
+)
+def test_workers_are_no_further_ahead_than_was_said(
+    kind: str, batch: int | None, ahead: int | str, most: int
+) -> None:
+    data = Counted(enough=1_000, length=60)
+    pipeline = stoker.from_dataset(data, seed=0).shuffle()
+    if batch is not None:
+        pipeline = pipeline.batch(batch)
+    pipeline = pipeline.workers(8, kind=kind, ahead=ahead)
+    seen: list[int] = []
+    with iter(pipeline) as iterator:
+        for each in iterator:
+            seen += np.atleast_2d(each)[:, 0].tolist()
+            with data.lock:  # other processes count for themselves
+                data.used += batch or 1
+                assert data.fetched - data.used <= most
+            window = pipeline.stats().window_size
+            assert window * (batch or 1) <= most
+    assert sorted(seen) == list(range(60))
+    assert "ahead at most" in str(pipeline)
+
+
+@pytest.mark.parametrize(
+    ("ahead", "error", "says"),
+    [
+        (0, ValueError, "at least one batch ahead, not 0"),
+        (1.5, TypeError, "a number of batches, or a size"),
+        (True, TypeError, "a number of batches, or a size"),
+        ("much", ValueError, "'much' is not a size"),
+    ],
+)
+def test_how_far_ahead_is_checked(ahead: Any, error: type[Exception], says: str) -> None:
+    with pytest.raises(error, match=says):
+        stoker.from_dataset(range(8)).workers(2, ahead=ahead)
+
+
 def test_without_workers_nothing_runs_ahead() -> None:
     data = Prefetcher(enough=1)
     with iter(stoker.from_dataset(data).batch(BATCH).workers(0)) as iterator:

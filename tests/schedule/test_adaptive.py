@@ -427,7 +427,7 @@ def test_carried_into_the_next_epoch_a_pool_draws_as_if_that_went_on(
     whole = list(steps(case, pool))
     list(steps(one, first))
     items, last = first.admitted, len(one.eagerness)
-    moment = adaptive.carried(first, items)
+    moment = adaptive.carry_over(first, items)
     twin = unpack(
         json.loads(json.dumps(pack(moment))),
         max_factor=one.max_factor,

@@ -99,7 +99,7 @@ def steps(case: Case, *, known: bool = True) -> Iterator[Step]:
     admitted = 0
     while True:
         before = pool.held
-        wanted = pool.wanted()
+        wanted = pool.fresh_needed()
         arriving = min(wanted, case.items - admitted)
         for n in range(admitted, admitted + arriving):
             remaining[n] = int(case.counts.of(np.array([n]))[0])
@@ -258,7 +258,7 @@ def test_a_pool_restored_from_a_packed_snapshot_draws_the_same(
 ) -> None:
     pool = case.pool()
     whole = []
-    while pool.wanted() or not pool.exhausted:
+    while pool.fresh_needed() or not pool.exhausted:
         whole.append(plain(pool.advance()))
     at = data.draw(st.integers(0, len(whole)), label="step")
     snapshot = pool.snapshot(at)
@@ -269,7 +269,7 @@ def test_a_pool_restored_from_a_packed_snapshot_draws_the_same(
     restored.restore(unpack(packed, **case.fits()))
     assert restored.step == snapshot.step
     tail = []
-    while restored.wanted() or not restored.exhausted:
+    while restored.fresh_needed() or not restored.exhausted:
         tail.append(plain(restored.advance()))
     assert tail == whole[snapshot.step :]
 
@@ -277,7 +277,7 @@ def test_a_pool_restored_from_a_packed_snapshot_draws_the_same(
     again = case.pool()
     again.restore(unpack(pack(restored.snapshot(at)), **case.fits()))
     tail = []
-    while again.wanted() or not again.exhausted:
+    while again.fresh_needed() or not again.exhausted:
         tail.append(plain(again.advance()))
     assert tail == whole[len(whole) - len(tail) :]
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import stoker
-from stoker.schedule.echo_record import Decisions, EchoRecord, read, written
+from stoker.schedule.echo_record import Decisions, EchoRecord, decode, encode
 from strategies import FULL
 
 decisions = st.builds(Decisions, st.just(0), st.integers(0, 10**6), st.binary(max_size=300))
@@ -43,17 +43,17 @@ SIGNATURE = ["DatasetSource of 40", "echo(auto, max_factor=4)", "batch(8, drop_l
 def test_what_is_written_is_read_again(
     seed: int, signature: list[str], made: dict[int, EchoRecord]
 ) -> None:
-    record = written(seed, signature, made)
+    record = encode(seed, signature, made)
     text = json.dumps(record)
     for given_ in (record, json.loads(text), text):
-        found = read(given_, None)
+        found = decode(given_, None)
         assert (found.seed, found.pipeline, found.echoes) == (seed, signature, made)
 
 
 def test_it_takes_at_most_two_bytes_a_step() -> None:
     codes = np.random.default_rng(0).integers(0, 256, 5_000, np.uint8).tobytes()
     made = {0: EchoRecord(4, 8, 4096, 256, {0: Decisions(0, 0, codes)})}
-    assert len(json.dumps(written(2**63, SIGNATURE, made))) <= 1.25 * len(codes) + 300
+    assert len(json.dumps(encode(2**63, SIGNATURE, made))) <= 1.25 * len(codes) + 300
 
 
 # -- what stands in it
@@ -67,7 +67,7 @@ def test_decisions_know_where_they_begin_and_end() -> None:
             made.code(step)
         assert "\n" not in str(caught.value)
     with pytest.raises(stoker.StateError, match=r"epoch 3 ends at batch 13.*without replay="):
-        made.spent(13)
+        made.raise_ended(13)
 
 
 @given(st.binary(max_size=20), st.integers(0, 30), st.binary(max_size=20), st.integers(0, 30))
@@ -90,15 +90,15 @@ def test_decisions_after_a_resume_join_those_before_it(
 
 def test_an_epoch_or_an_echo_that_is_not_on_record_is_told_with_what_is() -> None:
     epochs = {epoch: Decisions(epoch, 0, b"a") for epoch in (1, 4)}
-    record = read(written(0, SIGNATURE, {1: EchoRecord(4, 8, 40, 10, epochs)}), None)
+    record = decode(encode(0, SIGNATURE, {1: EchoRecord(4, 8, 40, 10, epochs)}), None)
     assert record.of(1, 4) == epochs[4]
     with pytest.raises(stoker.StateError, match=r"no epoch 0; it has 1, 4$"):
         record.of(1, 0)
     many = {epoch: Decisions(epoch, 0, b"a") for epoch in range(40)}
     with pytest.raises(stoker.StateError, match=r"no epoch 99; it has 0, 1, .*9, \.\.\.$"):
-        read(written(0, SIGNATURE, {0: EchoRecord(4, 8, 40, 10, many)}), None).of(0, 99)
+        decode(encode(0, SIGNATURE, {0: EchoRecord(4, 8, 40, 10, many)}), None).of(0, 99)
     with pytest.raises(stoker.StateError, match="no epoch 0; it has none"):
-        read(written(0, SIGNATURE, {0: EchoRecord(4, 8, 40, 10, {})}), None).of(0, 0)
+        decode(encode(0, SIGNATURE, {0: EchoRecord(4, 8, 40, 10, {})}), None).of(0, 0)
     with pytest.raises(stoker.StateError, match=r"no decisions of echo\(auto\)"):
         record.echo(0, "echo(auto)")
     assert record.size(1, "echo(auto)", 10) == 40
@@ -111,12 +111,12 @@ def test_an_epoch_or_an_echo_that_is_not_on_record_is_told_with_what_is() -> Non
 
 def sound() -> dict[str, Any]:
     epochs = {e: Decisions(e, 0, bytes(range(40))) for e in (0, 1)}
-    return written(7, SIGNATURE, {0: EchoRecord(4, 8, 64, 8, epochs)})
+    return encode(7, SIGNATURE, {0: EchoRecord(4, 8, 64, 8, epochs)})
 
 
 def refused(record: Any) -> str:
     with pytest.raises(stoker.StateError) as caught:
-        read(record, None)
+        decode(record, None)
     message = str(caught.value)
     assert "\n" not in message
     assert len(message) < 300
@@ -185,6 +185,6 @@ def test_a_damaged_letter_in_what_was_decided_is_noticed(at: int, letter: str) -
     at %= len(codes)
     epoch["codes"] = codes[:at] + letter + codes[at + 1 :]
     try:
-        assert read(damaged, None) == read(sound(), None)  # some bits stand for nothing
+        assert decode(damaged, None) == decode(sound(), None)  # some bits stand for nothing
     except stoker.StateError:
         assert "damaged" in refused(damaged)

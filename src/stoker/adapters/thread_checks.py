@@ -288,7 +288,7 @@ class _Trial:
             segment = step.segment.with_user_objects([value for value, _ in own])
             call = Call(any(why is not None for _, why in own))
             source = segment.source or self._indexed
-            works.append(work.calling(segment, source, [call] * len(segment.callers)))
+            works.append(work.with_calls(segment, source, [call] * len(segment.callers)))
         return works
 
     def replica(self) -> Replica:

@@ -1,8 +1,8 @@
 """Ranks that share an epoch compare their pipelines: at the first ``iter()``, after a load and
 after ``set_epoch``.
 
-Parts are disjoint, and steps equal, only where all ranks have one seed, one data set, one chain and
-one place in it. A seed that nobody gave is the first rank's.
+Parts are disjoint, and steps equal, only if all ranks have the same seed, data set, chain and
+position. If the user gave no seed, the first rank's is used.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _MOST_NAMED = 4
 def agree(chain: Chain, place: tuple[int, ...], *, long: bool) -> Chain:
     """Return a chain with the seed of all ranks, which call this together.
 
-    Nothing is compared where the chain is not sharded among several, or by ranks that were given.
+    Nothing is compared if the chain is not sharded, or was sharded by given ranks.
 
     Args:
-        chain: what this rank is about to iterate over.
-        place: where: the epoch, and outputs of it.
-        long: whether ranks may come late, as they do behind an epoch.
+        chain: the chain that this rank is about to iterate over.
+        place: its position: the epoch, and outputs of it.
+        long: whether ranks may come late, as they do after an epoch.
 
     Raises:
         ValueError: ranks' pipelines differ; or nobody gave a seed that ranks cannot tell each
@@ -50,7 +50,7 @@ def agree(chain: Chain, place: tuple[int, ...], *, long: bool) -> Chain:
             )
         return chain
     claim = _claim(chain, shard, place)
-    told = met.answer(claim, _decided, chain.source.name, patience_s(long=long))
+    told = met.answer(claim, _decide, chain.source.name, patience_s(long=long))
     if "differ" in told:
         raise (StateError if told["placed"] else ValueError)(told["differ"])
     return chain.with_seed(int(told["seed"])) if chain.is_seed_open else chain
@@ -77,8 +77,9 @@ def _same_order(claims: dict[int, dict[str, Any]]) -> dict[str, Any]:
     if len(set(digests.values())) == 1:
         return {}
     return {
-        "differ": f"ranks differ in the order of the epoch ({_named(digests)}): its function must "
-        "return the same on all ranks; gather what it depends on, such as losses, from all of them"
+        "differ": f"ranks differ in the order of the epoch ({_name_ranks(digests)}): its function "
+        "must return the same on all ranks; gather what it depends on, such as losses, from all of "
+        "them"
     }
 
 
@@ -104,19 +105,19 @@ def _claim(chain: Chain, shard: Shard, place: tuple[int, ...]) -> dict[str, Any]
     }
 
 
-def _decided(claims: dict[int, dict[str, Any]]) -> dict[str, Any]:
+def _decide(claims: dict[int, dict[str, Any]]) -> dict[str, Any]:
     """Compare the claims of all ranks; return the seed, or what differs."""
     first = next(iter(claims.values()))
     found, advice = [], []
     if any(claim["seed"] != first["seed"] for claim in claims.values()):
         told = {r: c["seed"] or "none given" for r, c in claims.items()}
-        found.append(f"seed ({_named(told)})")
+        found.append(f"seed ({_name_ranks(told)})")
         advice.append("give all ranks the same seed=")
     sizes = {rank: claim["examples"] for rank, claim in claims.items()}
     if len(set(sizes.values())) > 1:
-        found.append(f"length of the data ({_named(sizes)})")
+        found.append(f"length of the data ({_name_ranks(sizes)})")
         advice.append("give all ranks the same data")
-    # A source's line has its length, which is told of already.
+    # A source's line has its length, which an earlier message names.
     begin = 1 if len(set(sizes.values())) > 1 else 0
     other = next((r for r, c in claims.items() if c["chain"][begin:] != first["chain"][begin:]), -1)
     if other >= 0:
@@ -127,7 +128,7 @@ def _decided(claims: dict[int, dict[str, Any]]) -> dict[str, Any]:
     for at, name in enumerate(("epoch", "position")):
         places = {r: c["place"] and c["place"][at] for r, c in claims.items()}
         if len(set(places.values())) > 1:
-            found.append(f"{name} ({_named(places)})")
+            found.append(f"{name} ({_name_ranks(places)})")
     if any(c["place"] != first["place"] for c in claims.values()):
         advice.append("load the same state, and call set_epoch alike, on all ranks")
     if found:
@@ -136,7 +137,7 @@ def _decided(claims: dict[int, dict[str, Any]]) -> dict[str, Any]:
     return {"seed": first["drawn"]}
 
 
-def _named(values: dict[int, Any]) -> str:
+def _name_ranks(values: dict[int, Any]) -> str:
     """Name a rank for each value: ``40 on rank 0, 44 on rank 1``."""
     ranks: dict[Any, list[int]] = {}
     for rank, value in values.items():

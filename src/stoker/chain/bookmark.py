@@ -23,7 +23,7 @@ from stoker.engine.items import Item
 from stoker.engine.run import FORGOTTEN, Run
 from stoker.errors import StateError
 from stoker.frameworks.queries import calling_loop
-from stoker.schedule.echo_record import EchoRecord, written
+from stoker.schedule.echo_record import EchoRecord, encode
 from stoker.stages.stage import PoolSize
 from stoker.stats import Clock, PoolStats, Stats, Totals, Uses
 
@@ -63,6 +63,11 @@ class Bookmark:
     def coming(self) -> Chain:
         """The chain as the next epoch finds it; while one is run, as that found it."""
         return self.chain if self._live_run() is not None else self.chain.with_current_length()
+
+    def count(self) -> int:
+        """Return the outputs of the epoch at hand, or else of the next; raises as a chain does."""
+        is_next = self._live_run() is None and not self._fresh_start
+        return self.coming.count(self.epoch + is_next)
 
     @property
     def is_loaded(self) -> bool:
@@ -129,8 +134,7 @@ class Bookmark:
 
     def _clock(self, at: Run | Position) -> Clock:
         """Return what all ranks have handed out of its epoch, as far as this rank tells."""
-        world = self.chain.rank_world[1]
-        own = Clock(world * at.fresh, world * at.uses, at.yielded)
+        own = self.chain.clock(self.epoch, at.fresh, at.uses, at.yielded)
         return own if at.leg is None else at.leg.before + own
 
     def _loaded_batches(self) -> int:
@@ -261,7 +265,7 @@ class Bookmark:
         run = self._live_run()
         if run is not None:
             self._note(run)
-        return written(self.chain.seed, self.chain.signature(), self._records)
+        return encode(self.chain.seed, self.chain.signature(), self._records)
 
     def progress(self) -> float:
         """Return how much of the epoch's fresh examples, or steps, was handed out, from 0 to 1."""
@@ -271,8 +275,9 @@ class Bookmark:
             return 1.0
         try:
             fresh = self._loaded_batches() if chain.source.yields_batches else done.fresh_examples
-            examples = chain.examples_in_batches() * chain.rank_world[1]
-            share = max(share or 0.0, fresh / max(1, examples))
+            examples = chain.examples_in_batches(self.epoch)
+            of_all = chain.clock(self.epoch, examples, 0, 0).fresh_examples
+            share = max(share or 0.0, fresh / max(1, of_all))
         except TypeError:
             if share is None:
                 raise TypeError(

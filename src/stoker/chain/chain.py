@@ -19,6 +19,7 @@ from stoker.schedule.factor import UsesOfLeg
 from stoker.schedule.leg import Leg
 from stoker.schedule.owners import OwnersKnown
 from stoker.schedule.selection import Selection
+from stoker.schedule.sizing.cuts import PlannedCuts
 from stoker.sources.origin import Origin
 from stoker.stages.batching.batch import Batch
 from stoker.stages.composite import Stage
@@ -27,7 +28,8 @@ from stoker.stages.functions.operation import Operation
 from stoker.stages.map import Map
 from stoker.stages.shard import Shard
 from stoker.stages.skip import RAISE, Budget, OnError, budget_of
-from stoker.stages.stage import ChainStage, not_known
+from stoker.stages.stage import ChainStage, first_with, not_known
+from stoker.stats import Clock
 
 
 class Applied(NamedTuple):
@@ -113,6 +115,24 @@ class Chain:
         ]
         own = Applied(stage, range(before, before + len(parts)))
         return replace(self, stages=(*self.stages, *parts), applied=(*chain.applied, own))
+
+    def measuring(self) -> Chain:
+        """Return this over all examples of the source, one by one, in its order.
+
+        Raises ValueError where they do not all come by, as they are in every epoch.
+        """
+        if not self.source.is_indexed or self.source.has_own_order:
+            what = "a stream has no numbers" if not self.source.is_indexed else "measure its parts"
+            raise ValueError(f".measure() measures examples by their numbers: {what}")
+        stage = first_with(
+            self.stages,
+            lambda t: t.filters or t.skips or t.is_random or t.changes or t.repeats or t.joins
+            or t.scans or t.batches,
+        )  # fmt: skip
+        if stage is not None:
+            raise ValueError(f".measure() cannot follow {stage.name}: call it before")
+        stages = tuple(stage for stage in self.stages if not stage.traits.selects)
+        return replace(self, stages=stages, budget=RAISE, steps=None, flows=False)
 
     def with_seed(self, seed: int) -> Chain:
         """Return this with another seed, for good."""
@@ -287,9 +307,13 @@ class Chain:
 
     @property
     def ranks_differ(self) -> bool:
-        """Whether several ranks have states of their own, for their parts may be unequal."""
+        """Whether several ranks have states of their own, for they may read unequally far."""
         share = self.selection.share
-        return share is not None and share.world > 1 and (share.uneven or self.may_leave_out)
+        if share is None or share.world == 1:
+            return False
+        unequal = self.may_leave_out or (self.plans_batches and bool(self.echoes))
+        follows_alone = self.follows_clock and process_group() is None
+        return share.uneven or unequal or follows_alone
 
     @property
     def has_workers(self) -> bool:
@@ -310,50 +334,90 @@ class Chain:
         lines = [stage.signature() for stage in self.stages]
         return [self.source.signature(), *(line for line in lines if line is not None)]
 
-    def examples(self) -> int:
-        """Return this rank's fresh examples (of a loader, batches); TypeError if not known."""
-        return self.source.examples(self.selection)
+    @property
+    def plans_batches(self) -> bool:
+        """Whether batches are planned, so that epochs may differ in their number."""
+        return self.plan.batches is not None
 
-    def examples_in_batches(self) -> int:
+    def cuts(self, epoch: int) -> PlannedCuts | None:
+        """Return the batches of this rank in an epoch, where they are planned.
+
+        Raises TypeError before the seed is known, ValueError for an example larger than a batch.
+        """
+        if not self.plans_batches:
+            return None
+        if self.awaits_seed:
+            raise TypeError(
+                "the number of batches depends on the seed, which is rank 0's and not known before "
+                "iter(): give seed="
+            )
+        if self.selection.calls_user and not self.plan.has_planned(self.seed, epoch):
+            raise TypeError(
+                "the number of batches depends on the order that a function says when an epoch "
+                "begins, and is not known before"
+            )
+        return self.plan.planned(self.seed, epoch).cuts
+
+    def clock(self, epoch: int, fresh: int, uses: int, outputs: int) -> Clock:
+        """Return what all ranks have handed out of an epoch when this rank has so much."""
+        world = self.rank_world[1]
+        cuts = self.cuts(epoch) if fresh and world > 1 else None
+        if cuts is None:
+            return Clock(world * fresh, world * uses, outputs)
+        of_all = cuts.of_all(fresh)
+        return Clock(of_all, world * uses if self.echoes else of_all, outputs)
+
+    def examples(self, epoch: int = 0) -> int:
+        """Return this rank's fresh examples (of a loader, batches); TypeError if not known."""
+        cuts = self.cuts(epoch)
+        return self.source.examples(self.selection) if cuts is None else cuts.examples
+
+    def most_examples(self) -> int:
+        """Return how many fresh examples this rank has in an epoch at most."""
+        if not self.plans_batches:
+            return self.examples()
+        return self.source.examples(self.selection.undealt())  # all ranks together have no more
+
+    def examples_in_batches(self, epoch: int) -> int:
         """Return ``examples()`` without those that a last batch would leave out without echoing."""
-        examples, drops = self.examples(), self.drops_last and not self.may_leave_out
+        examples, drops = self.examples(epoch), self.drops_last and not self.may_leave_out
         return examples - (examples % self.batch_size if drops else 0)
 
-    def count(self) -> int:
-        """Return the outputs of an epoch.
+    def count(self, epoch: int) -> int:
+        """Return the outputs of an epoch: of all equally many, unless batches are planned.
 
         Raises TypeError where only the end tells; what a foreign loader raises in ``len()``.
         """
         if not self.flows:
-            return self.count_of_data_epoch()
+            return self.count_of_data_epoch(epoch)
         if self.steps is None:
             raise TypeError(".repeat() has no end; .steps(n) ends an epoch after n batches")
         return self.steps
 
-    def count_of_data_epoch(self) -> int:
+    def count_of_data_epoch(self, epoch: int) -> int:
         """Return the outputs of a pass over the data; raises as ``count`` does."""
-        return self._count_of_data_epoch(promised=True)
+        return self._count_of_data_epoch(epoch, promised=True)
 
-    def _count_of_data_epoch(self, *, promised: bool) -> int:
+    def _count_of_data_epoch(self, epoch: int, *, promised: bool) -> int:
         limit = self.data_epoch_steps
         try:
-            count = self._all_steps(promised=promised)
+            count = self._all_steps(epoch, promised=promised)
         except TypeError:
             if limit is None:
                 raise
             return limit
         return count if limit is None else min(count, limit)
 
-    def count_unechoed(self) -> int:
+    def count_unechoed(self, epoch: int = 0) -> int:
         """Return the outputs that a pass over the data would have without echoing.
 
         ``.steps(n)`` without ``.repeat()``: ``n``. Raises TypeError where only the end tells.
         """
         limit = self.data_epoch_steps
-        return self._all_steps(echoed=False) if limit is None else limit
+        return self._all_steps(epoch, echoed=False) if limit is None else limit
 
-    def _all_steps(self, *, echoed: bool = True, promised: bool = True) -> int:
-        count, at = self.examples(), 0
+    def _all_steps(self, epoch: int, *, echoed: bool = True, promised: bool = True) -> int:
+        count, at, cuts = self.examples(epoch), 0, self.cuts(epoch)
         if self.budget != RAISE:
             raise not_known()
         counts: dict[int, int] = {}  # what goes into each stage
@@ -361,7 +425,9 @@ class Chain:
             counts[at] = count
             traits = self.stages[at].traits
             try:
-                if not traits.selects and (echoed or not traits.repeats):
+                if cuts is not None and traits.batches:
+                    count = cuts.batches
+                elif not traits.selects and (echoed or not traits.repeats):
                     count = self.stages[at].count(count)
             except TypeError:
                 own = self._promised(at, counts) if promised else None
@@ -380,12 +446,12 @@ class Chain:
                 return int(count), parts.stop
         return None
 
-    def sure_count(self) -> int | None:
-        """Return ``count_of_data_epoch()``; None if it is unknown or may turn out different."""
+    def sure_count(self, epoch: int) -> int | None:
+        """Return ``count_of_data_epoch(epoch)``; None if it is unknown or may differ."""
         if not self.source.is_counted:
             return self.data_epoch_steps
         try:
-            return self._count_of_data_epoch(promised=False)
+            return self._count_of_data_epoch(epoch, promised=False)
         except Exception:  # a foreign loader's may raise anything
             return None
 
@@ -393,7 +459,7 @@ class Chain:
         """Return how many items come out in an epoch at most, None if that is not known."""
         if not self.source.is_indexed:
             return None
-        return self.examples() * math.prod(echo.max_factor for echo in self.echoes)
+        return self.most_examples() * math.prod(echo.max_factor for echo in self.echoes)
 
     def check_start(self) -> None:
         """Get ready for an epoch.

@@ -152,7 +152,7 @@ class Cursor(Bookmark):
             here.data_epoch_steps,
             ranks() if together else None,
             self._recycler,
-            here.sure_count(),
+            here.sure_count(epoch),
             self._carried,
             self._kept_workers,
             owners,
@@ -215,7 +215,7 @@ class Cursor(Bookmark):
             )
         if done:
             return position, skip - done
-        found, missed = nearest(self.chain, skip)
+        found, missed = nearest(self.chain, epoch, skip)
         if missed:
             found = behind_pool(self.chain, epoch, skip, self.sizes)
         return (position, missed) if found is None else (found, 0)
@@ -234,8 +234,8 @@ class Cursor(Bookmark):
         plan = self.chain.plan
         if not plan.carries_pool or (record := plan.echoes[0].echo.record) is None:
             return None
-        items = plan.items_of_first(self.chain.examples())
-        moment = record.carried(0, epoch, items)
+        items = plan.items_of_first(self.chain.examples(epoch))
+        moment = record.carried_pool(0, epoch, items)
         return Position(parts=[PoolStart(moment)]) if moment is not None else Position()
 
     def _look_at_schedulers(self) -> None:

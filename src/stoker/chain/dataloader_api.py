@@ -45,7 +45,7 @@ class DataLoaderApi:
         return self._cursor.begin()
 
     def __len__(self) -> int:
-        return self._cursor.coming.count()
+        return self._cursor.count()
 
     def __bool__(self) -> bool:
         return True  # else it would ask for the length, which may not be known
@@ -69,10 +69,12 @@ class DataLoaderApi:
 
     @property
     def batch_size(self) -> Any:
-        """The examples in a batch: the loader's, or that of ``.batch(n)``; None without batches."""
+        """The examples in a batch: the loader's, or that of ``.batch(n)``; None where there are no
+        batches, or planned ones, which differ."""
         if self._is_over_loader:
             return self.chain.source.attribute("batch_size")
-        return self.chain.batch_size if self.chain.is_batched else None
+        is_known = self.chain.is_batched and not self.chain.plans_batches
+        return self.chain.batch_size if is_known else None
 
     @property
     def drop_last(self) -> Any:

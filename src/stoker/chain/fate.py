@@ -1,4 +1,4 @@
-"""What became of a pipeline that a method made of another one: a warning where it was dropped.
+"""Warns if a pipeline that a method returned was dropped unused.
 
 Pipelines are immutable, so ``train.shuffle()`` without an assignment does nothing.
 """
@@ -12,7 +12,7 @@ from stoker.basics.warn import warn
 
 
 class HasFate(Protocol):
-    """A pipeline, as far as it is looked at here."""
+    """A pipeline, as this module sees it."""
 
     _fate: Fate
 
@@ -21,10 +21,10 @@ Derived = TypeVar("Derived", bound=HasFate)
 
 
 class Fate:
-    """What became of a pipeline, and of the last one that was made of it.
+    """The use of a pipeline, and of the last one that was made of it.
 
     Attributes:
-        is_used: whether anybody has asked the pipeline for anything.
+        is_used: whether the pipeline was asked for anything.
     """
 
     def __init__(self) -> None:
@@ -33,14 +33,14 @@ class Fate:
         self._call = ""
         self._pipeline: weakref.ref[Any] | None = None
 
-    def derived(self, pipeline: Derived, call: str) -> Derived:
-        """Return a pipeline that a method, ``call``, made of this one, and note that it did."""
+    def note_derived(self, pipeline: Derived, call: str) -> Derived:
+        """Note the pipeline that a method, ``call``, made of this one; return it."""
         self._last = fate = pipeline._fate
         fate._call, fate._pipeline = call, weakref.ref(pipeline)
         return pipeline
 
     def warn_of_dropped(self) -> None:
-        """Warn, once, if the last pipeline made of this one is gone and nobody has used it."""
+        """Warn, once, if the last pipeline made of this one is gone and was never used."""
         last, self._last = self._last, None
         if last is None or last._pipeline is None or last._pipeline() is not None or last.is_used:
             return

@@ -30,11 +30,11 @@ def warn_of_second_iterator() -> None:
 class PipelineIterator(Iterator[T]):
     """One epoch's batches. ``close()`` ends it early; it also works in ``with``.
 
-    Dropping the last reference closes it too. An error or Ctrl-C within ``next()`` closes it;
-    only what a foreign loader raises leaves it as it is, for the loader may go on.
+    Dropping the last reference closes it too. An error or Ctrl-C within ``next()`` closes it. Only
+    an error of a foreign loader leaves it open, as the loader may go on.
 
-    It belongs to the process that made it: a forked child that asks it for a batch gets a
-    RuntimeError, and ends nothing of its parent's by closing it.
+    It belongs to the process that made it. In a forked child, ``next()`` raises RuntimeError, and
+    closing it ends nothing of the parent's.
     """
 
     is_superseded = False
@@ -47,7 +47,7 @@ class PipelineIterator(Iterator[T]):
         self._listener = listener
         # Unlike __del__, it also runs as the interpreter ends, while workers can still be told to.
         self._finish: weakref.finalize[..., Any] = weakref.finalize(
-            self, _finished, run, ended, listener
+            self, _finish, run, ended, listener
         )
 
     def __iter__(self) -> PipelineIterator[T]:
@@ -93,7 +93,7 @@ class PipelineIterator(Iterator[T]):
             raise
 
     def __len__(self) -> int:
-        """Return the number of outputs that are left; TypeError where it is not known."""
+        """Return the number of outputs that are left. Raises TypeError if it is unknown."""
         run = self._run
         total = run.length if run.total is None else run.total  # a loader's length, if it is sure
         if total is None:
@@ -116,7 +116,7 @@ class PipelineIterator(Iterator[T]):
         self.close()
 
 
-def _finished(run: Run, ended: Callable[[Run], None], listener: EpochListener | None) -> None:
+def _finish(run: Run, ended: Callable[[Run], None], listener: EpochListener | None) -> None:
     try:
         ended(run)
     finally:

@@ -40,7 +40,7 @@ def warn_of_overshooting(chain: Chain, steps: int, epoch_steps: int) -> None:
         return
     if epoch_steps <= unechoed + 1:  # one that is stepped for fresh batches has taken as many
         return
-    planned = chain.sure_count()  # of a fixed factor: a schedule may well count these
+    planned = chain.sure_count(0)  # of a fixed factor: a schedule may well count these
     # Torch keeps no list of schedulers, so the collector's is gone through, once.
     for found in gc.get_objects():
         if not issubclass(type(found), module.LRScheduler):

@@ -26,6 +26,7 @@ from stoker.schedule.fixed import Pool, Snapshot
 from stoker.schedule.leg import Leg, Remainder, deal_held
 from stoker.schedule.orders.order import as_array
 from stoker.schedule.selection import Cut
+from stoker.schedule.sizing.cuts import EvenCuts
 from stoker.stages.echo import DEFAULT_POOL_BATCHES, Echo
 from stoker.stages.stage import PoolSize
 from stoker.stats import Clock
@@ -38,19 +39,40 @@ def can_jump(chain: Chain) -> bool:
 
     Not over streams and loaders, not where examples may be left out, and not behind a pool.
     """
+    if chain.plans_batches and chain.selection.calls_user:
+        return False
     return chain.source.is_indexed and not chain.may_leave_out and not chain.echoes
 
 
-def nearest(chain: Chain, number: int) -> tuple[Position | None, int]:
+def nearest(chain: Chain, epoch: int, number: int) -> tuple[Position | None, int]:
     """Return a position in an epoch at an output, or as near before it as it can be told.
 
     Also how many outputs come before it from there: those of which only what came before can tell.
     """
     if not number or not can_jump(chain):
         return None, number
-    number = min(number, chain.count_of_data_epoch())
-    examples = min(number * chain.batch_size, chain.examples())
+    number = min(number, chain.count_of_data_epoch(epoch))
+    cuts = chain.cuts(epoch) or EvenCuts(chain.batch_size)
+    examples = min(cuts.start(number), chain.examples(epoch))
     return Position(number, examples, examples), 0
+
+
+def passed(chain: Chain, epoch: int, outputs: int) -> tuple[int, int, Clock]:
+    """Return how many whole epochs so many outputs are, and how many are left behind these.
+
+    From the beginning of an epoch on, where outputs can be jumped over. Also what all ranks have
+    handed out in those epochs.
+    """
+    epochs, before = 0, Clock()
+    while outputs >= (count := chain.count_of_data_epoch(epoch + epochs)):
+        whole, _ = nearest(chain, epoch + epochs, count)
+        assert whole is not None
+        # Epochs whose batches are not planned are all alike.
+        alike = 1 if chain.plans_batches else outputs // count
+        one = chain.clock(epoch + epochs, whole.fresh, whole.uses, whole.yielded)
+        before += Clock(alike * one.fresh_examples, alike * one.uses, alike * one.steps)
+        epochs, outputs = epochs + alike, outputs - alike * count
+    return epochs, outputs, before
 
 
 def behind_pool(
@@ -62,6 +84,8 @@ def behind_pool(
     size is not known yet.
     """
     if not chain.source.is_indexed or chain.may_leave_out or len(chain.echoes) != 1:
+        return None
+    if chain.plans_batches:
         return None
     (point,) = chain.plan.echoes
     echo = point.echo
@@ -77,7 +101,7 @@ def behind_pool(
     lacking = max(0, items * each - chain.examples())  # in the last item
     key = rng.key(chain.seed, epoch, rng.ECHO + echo.position)
     pool = Pool(echo.counts, known.size, point.group, key, items)
-    number, uses = min(number, chain.count_of_data_epoch()), 0
+    number, uses = min(number, chain.count_of_data_epoch(epoch)), 0
     for _ in range(number):
         ordinals = pool.advance().ordinals
         uses += each * len(ordinals) - lacking * int(np.count_nonzero(ordinals == items - 1))
@@ -114,7 +138,7 @@ def take_over(states: Sequence[Loaded], chain: Chain) -> Loaded:
         return replace(first, position=None, sizes={})
     try:
         _check_leg(by)
-        if by.ranks_differ and ranks is None:
+        if first.rank is not None and ranks is None:
             raise StateError(
                 "what ranks have read differs here, so the states of all are needed, in a list: "
                 "load_state_dict([state of rank 0, ...])"
@@ -158,6 +182,8 @@ def _check_leg(by: Chain) -> None:
     """Raise StateError for what other ranks, or other batches, cannot go on with in mid-epoch."""
     share, selection = by.selection.share, by.selection
     by.source.check_leg(selection)
+    if by.plans_batches:
+        raise StateError("its batches were planned for so many ranks")
     if share is not None:
         if selection.last != Cut() or (not share.anew and selection.between != Cut()):
             raise StateError(
@@ -189,8 +215,6 @@ def _check_leg(by: Chain) -> None:
             f"what is left out in front of the pool of .{point.echo.name}, or behind it, is the "
             "rank's own"
         )
-    if point.echo.is_adaptive:
-        raise StateError(f"the pool of .{point.echo.name} is the rank's own")
 
 
 class _Left(NamedTuple):
@@ -214,7 +238,7 @@ def _begin_leg(ranks: Sequence[Loaded], chain: Chain) -> tuple[Position, dict[in
     at, by = first.position, first.by
     assert at is not None
     was, positions = at.leg, [each.position or Position() for each in ranks]
-    are_alike = not by.ranks_differ
+    are_alike = first.rank is None
     each = _left_by_alike(first) if are_alike else [_left_by(loaded) for loaded in ranks]
     rest = _whole(by) if was is None else was.rest
     ranges, places = _unread(ranks, each, rest)
@@ -291,7 +315,8 @@ def _left_by(loaded: Loaded) -> _Left:
     node = position.parts[0] if position.parts else None
     if isinstance(node, FilterRecord):
         return _Left(node.number, none, none, none)
-    if not isinstance(node, PoolStart):
+    if not isinstance(node, PoolStart) or not by.has_fixed_echo:
+        # (What enters a pool that follows the stall is used at once; the rest of it are copies.)
         return _Left(position.fresh, none, none, none)
     (point,) = by.plan.echoes
     echo, taken = point.echo, position.yielded * by.batch_size

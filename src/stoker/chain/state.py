@@ -95,7 +95,7 @@ def saved(
         "yielded": position.yielded,
         "uses": position.uses,
         "pool_sizes": {str(at): r.size for at, r in sizes.items()},
-        "parts": [node.saved() for node in position.parts if node is not None],
+        "parts": [node.to_json() for node in position.parts if node is not None],
         "spent": {str(account): n for account, n in position.spent.items()},
         "filtered": position.filtered,
         "fresh": position.fresh,
@@ -105,13 +105,13 @@ def saved(
     if chain.ranks_differ:
         state["rank"] = chain.rank_world[0]
     if position.leg is not None:
-        state["leg"] = position.leg.saved()
+        state["leg"] = position.leg.to_json()
     if handed_out is not None:
         state["handed_out"] = handed_out
     if position.order:
         state["order"] = position.order
     if position.owners is not None:
-        state["owners"] = position.owners.saved()
+        state["owners"] = position.owners.to_json()
     signed = {**state, "checksum": _checksum(state)}
     if position.loader_state is not None:  # the loader's own, perhaps not for JSON
         signed["loader"] = position.loader_state
@@ -134,7 +134,7 @@ def read(state: Any, chain: Chain, *, elastic: bool = True) -> Loaded:
         raise StateError("the state is damaged: its checksum does not fit")
     try:
         by = _saved_by(state, chain, elastic=elastic)
-        rank = by.rank_world[0] if by.ranks_differ else None
+        rank = by.rank_world[0] if "rank" in state else None
         theirs = check_integer(state["seed"], 0, None)
         if seed is not None and seed != theirs:
             raise StateError(
@@ -197,13 +197,13 @@ def _schema(state: dict[str, Any], by: Chain) -> StateSchema:
         begun = by.of_ranks(0, begun_by, by.batch_size)  # how many places it has
         places, world = indexed.places(begun.selection), by.rank_world[1]
         most = max((echo.counts.most for echo in by.echoes if echo.counts), default=1)
-        leg = Leg.read(state["leg"], world, places, most)
+        leg = Leg.from_json(state["leg"], world, places, most)
         by = by.on_leg(leg)
         if by.data_epoch_steps is not None and by.data_epoch_steps < 0:
             raise StateError(
                 f"the state is behind batch {leg.before.steps:,}, where .steps({by.steps}) never is"
             )
-    examples = by.examples() if by.source.is_indexed else None
+    examples = by.most_examples() if by.source.is_indexed else None
     return StateSchema(by.plan, examples, by.accounts, by.data_epoch_steps, by.leg)
 
 
@@ -298,8 +298,13 @@ def position(
     elif nested:
         raise StateError("a loader's state is in it, and this pipeline has no loader")
     else:
-        plan = fit.plan
-        bounds = Bounds(fit.examples, yielded, plan.group, sizes, epoch, plan.carries_pool)
+        plan, examples, group, cuts = fit.plan, fit.examples, fit.plan.group, None
+        if plan.batches is not None:
+            cuts = plan.planned(check_integer(state["seed"], 0, None), epoch).cuts
+            examples, group = cuts.examples, cuts.largest
+            if not plan.echoes:  # one state serves all ranks, whose batches have unequal sizes
+                found.uses = found.fresh = cuts.start(yielded)
+        bounds = Bounds(examples, yielded, group, sizes, epoch, plan.carries_pool, cuts)
         found.parts = _parts(nodes, plan, bounds)
         bounds.check(found.uses)
     return found
@@ -323,7 +328,7 @@ def _owners(state: dict[str, Any], fit: StateSchema) -> OwnerSnapshot | None:
         return None
     if "owners" not in state and state["yielded"]:
         raise StateError("it does not say how examples were dealt")
-    return OwnerSnapshot.read(state["owners"], share.world) if "owners" in state else None
+    return OwnerSnapshot.from_json(state["owners"], share.world) if "owners" in state else None
 
 
 def _list(value: Any) -> list[Any]:
@@ -354,13 +359,13 @@ def _parts(saved: list[Any], plan: Plan, bounds: Bounds) -> list[Node | None]:
                 if part.batch is not None:
                     bounds.pass_batch(part.batch)
             case FilterPoint():
-                found.append(FilterRecord.read(next(nodes), bounds))
+                found.append(FilterRecord.from_json(next(nodes), bounds))
             case PackPoint():
-                found.append(PackStart.read(next(nodes), bounds))
+                found.append(PackStart.from_json(next(nodes), bounds))
             case ScanPoint():
-                found.append(ScanStart.read(part.scan, next(nodes), bounds))
+                found.append(ScanStart.from_json(part.scan, next(nodes), bounds))
             case EchoPoint():
-                found.append(PoolStart.read(part, next(nodes), bounds))
+                found.append(PoolStart.from_json(part, next(nodes), bounds))
             case DevicePoint():  # nothing changes on the way
                 pass
             case _:

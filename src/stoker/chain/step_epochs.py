@@ -19,7 +19,7 @@ from stoker.chain import state
 from stoker.chain.chain import Chain
 from stoker.chain.cursor import Cursor
 from stoker.chain.iterator import PipelineIterator, T, warn_of_second_iterator
-from stoker.chain.seek import can_jump, nearest
+from stoker.chain.seek import can_jump, nearest, passed
 from stoker.engine.checkpoint import Position
 from stoker.engine.run import Run
 from stoker.errors import StateError, StokerError
@@ -240,21 +240,14 @@ class StepEpochs(Cursor):
                 '.echo("auto") cannot skip batches, because its remaining items depend on timing: '
                 "load the state that state_dict() returned after them"
             )
-        if not ahead or not can_jump(chain) or not chain.count_of_data_epoch():
+        if not ahead or not can_jump(chain) or not chain.count_of_data_epoch(self.epoch):
             return ahead
         epoch, position, before = self.where()
         if position.leg is not None:
             return ahead
-        whole_epochs, rest = divmod(position.yielded + ahead, chain.count_of_data_epoch())
-        whole, _ = nearest(chain, chain.count_of_data_epoch())
-        assert whole is not None
-        self.go_to(epoch + whole_epochs, nearest(chain, rest)[0])
-        passed = self._clock(whole)
-        self.before = before + Clock(
-            whole_epochs * passed.fresh_examples,
-            whole_epochs * passed.uses,
-            whole_epochs * passed.steps,
-        )
+        whole_epochs, rest, passed_by = passed(chain, epoch, position.yielded + ahead)
+        self.go_to(epoch + whole_epochs, nearest(chain, epoch + whole_epochs, rest)[0])
+        self.before = before + passed_by
         self.handed_out += ahead
         self._goes_on = True
         return 0

@@ -53,6 +53,8 @@ from stoker.engine.workers.tuning import Autotuner
 from stoker.schedule import rng
 from stoker.schedule.dealing import PaddedDeal, RankOrder
 from stoker.schedule.owners import OwnerSnapshot
+from stoker.schedule.sizing.batch_plan import PlannedOrder
+from stoker.schedule.sizing.cuts import Cuts, EvenCuts
 from stoker.sources.source import Reader
 from stoker.stages.padding_mask import PaddingMask
 from stoker.stages.stage import PoolSize
@@ -181,14 +183,14 @@ class EpochStreams:
         share = plan.selection.share
         rank = share.rank if share else 0
         if plan.indexed is not None:
-            self._order = plan.indexed.order(
-                plan.selection, self._seed, self._epoch, self._setup.owners, plan.group
-            )
+            self._order = plan.order(self._seed, self._epoch, self._setup.owners)
             self._examples = self.skip_log.examples = len(self._order)
             self.padded = self._order.padded
             if self.padded is not None and plan.mask is not None:
                 self.mask = PaddingMask(plan.mask, self.padded)
-            self._reader = plan.indexed.reader(plan.selection)
+            # Each rank's batches are planned from examples of all: not by runs of its own.
+            is_all = plan.batches is not None and share is not None and share.world > 1
+            self._reader = plan.indexed.reader(None if is_all else plan.selection)
             if plan.cache is not None and self._setup.workers.kind == "thread":
                 self._lookups = plan.cache.cache.batch_lookups()
         self._works = {
@@ -245,7 +247,7 @@ class EpochStreams:
                 continue
             for back in node.epochs_back(plan.items_of_first(self._examples)):
                 epoch = self._epoch - back
-                order = plan.indexed.order(plan.selection, self._seed, epoch, group=plan.group)
+                order = plan.order(self._seed, epoch)
                 self._earlier[back] = self._work(plan.segments[0], epoch, order), order
         orders = {back: order for back, (_, order) in self._earlier.items()}
         for work in self._works.values():
@@ -320,6 +322,10 @@ class EpochStreams:
         )
 
         def stream_of(work: Work, depth: int, order: RankOrder | None) -> SegmentStream:
+            batch = part.batch
+            cuts: Cuts = EvenCuts(batch.n if batch is not None else 1)
+            if batch is not None and isinstance(order, PlannedOrder):
+                cuts = order.cuts
             return SegmentStream(
                 SegmentRunner(
                     work,
@@ -327,6 +333,7 @@ class EpochStreams:
                     depth,
                     cost,
                     plan.group,
+                    cuts,
                     self.recycler,
                     self.tally,
                     None if part.on_device else self._copies,

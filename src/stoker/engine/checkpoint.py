@@ -3,9 +3,9 @@
 The streams of an epoch, and the inputs between them, form a row: each knows what it takes its items
 from (``upstream``). All that concerns states goes along this row, from the consumer to the source:
 
-- ``needed``: each is asked for its node, which says how to come to an output again, and for the
-  oldest input that this takes. So a pool's snapshot reaches back to the oldest item that the pool
-  behind it still holds, because that item will be made again.
+- ``resume_point``: each returns its node, which says how to make an output again, and the number of
+  the oldest input that this takes. So a pool's snapshot reaches back to the oldest item that the
+  pool behind it still holds, because that item will be made again.
 - ``forget``: each drops what only a resume at earlier outputs would need.
 - ``resume``: each goes to an output by its node, and says what it asks of the one before it. Some
   then make again what is asked for once more; the source's side comes first.
@@ -29,6 +29,7 @@ from stoker.basics.compact_integers import check_integer
 from stoker.errors import StateError
 from stoker.schedule.leg import Leg
 from stoker.schedule.owners import OwnerSnapshot
+from stoker.schedule.sizing.cuts import Cuts, EvenCuts, PlannedCuts
 from stoker.stages.batching.batch import Batch
 from stoker.stages.stage import PoolSize
 
@@ -37,7 +38,7 @@ class Node(ABC):
     """What one stream keeps in a state: complete in itself."""
 
     @abstractmethod
-    def saved(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return it for JSON, with its kind: that of its part in the plan."""
 
     def epochs_back(self, items: int) -> list[int]:
@@ -89,6 +90,7 @@ class Bounds:
         group: the examples in a batch.
         sizes: those of pools, by the position of their echo.
         epoch: its number; ``carries_pool``: whether a pool goes on from the epoch before.
+        cuts: its batches, where these were planned.
     """
 
     most: int
@@ -97,6 +99,7 @@ class Bounds:
     sizes: Mapping[int, PoolSize]
     epoch: int
     carries_pool: bool
+    cuts: PlannedCuts | None = None
 
     def __post_init__(self) -> None:
         self.exact: int | None = self.most
@@ -104,6 +107,10 @@ class Bounds:
 
     def pass_batch(self, batch: Batch) -> None:
         """Go on behind a stage that makes batches."""
+        if self.cuts is not None:
+            self.least_uses = self.most_uses = self.cuts.start(self.yielded)
+            self.most = self.exact = self.cuts.batches
+            return
         known = self.most if self.exact is None else self.exact
         self.most_uses = min(self.yielded * batch.n, known)
         self.least_uses = self.most_uses
@@ -143,15 +150,16 @@ class Asked:
     again: frozenset[int] = frozenset()
     loaded: int = 0
 
-    def times(self, each: int) -> Asked:
-        """Return what is asked of the inputs, where each output takes ``each`` of them."""
-        if each == 1:
+    def of_inputs(self, cuts: Cuts) -> Asked:
+        """Return what is asked of the inputs, where outputs are cut out of these."""
+        if cuts == EvenCuts(1):
             return self
+        start = cuts.start
         return Asked(
-            self.next * each,
-            max(0, self.least * each - each + 1),
-            self.oldest * each,
-            frozenset(n * each + i for n in self.again for i in range(each)),
+            start(self.next),
+            start(self.least - 1) + 1 if self.least else 0,
+            start(self.oldest),
+            frozenset(i for n in self.again for i in range(start(n), start(n + 1))),
             self.loaded,
         )
 
@@ -176,7 +184,7 @@ class Resumable:
     keeps: ClassVar[bool] = False
     upstream: Resumable | None = None
 
-    def needed(self, output: int) -> tuple[Node | None, int]:
+    def resume_point(self, output: int) -> tuple[Node | None, int]:
         """Return its node for a resume that asks for this output and later ones, and the oldest
         input that this takes. No node where it has not begun."""
         return None, output
@@ -186,7 +194,7 @@ class Resumable:
 
         Return the oldest input that this output takes.
         """
-        return self.needed(output)[1]
+        return self.resume_point(output)[1]
 
     def resume(self, node: Any, asked: Asked) -> Asked:
         """Go on where the run was, by its node; return what this asks of its upstream.
@@ -211,13 +219,13 @@ def row(last: Resumable | None) -> list[Resumable]:
     return found
 
 
-def needed(last: Resumable, yielded: int, planning: PlanningLock) -> list[Node | None]:
+def resume_points(last: Resumable, yielded: int, planning: PlanningLock) -> list[Node | None]:
     """Return the nodes for a resume at ``yielded``: none if a pool has not begun yet."""
     assert planning.is_held()
     nodes: list[Node | None] = []
     oldest = yielded
     for each in row(last):
-        node, oldest = each.needed(oldest)
+        node, oldest = each.resume_point(oldest)
         if each.keeps:
             if node is None:
                 return []

@@ -45,11 +45,11 @@ class IterableHead(HeadStream):
 
     Args:
         source: the iterable; ``examples``: the pass over it.
-        selection: which examples are this rank's. Even parts are handed out a round at a time, an
-            example for every rank, so that all ranks get equally many.
+        selection: this rank's examples. Even parts are handed out a round at a time, an example for
+            every rank, so that all ranks get equally many.
         buffer: how many examples are shuffled among each other; 1 keeps the order.
         key: keys the shuffling.
-        start: how many examples of the pass come before what the source begins with.
+        start: how many examples of the pass come before the source's first one.
     """
 
     def __init__(
@@ -67,9 +67,9 @@ class IterableHead(HeadStream):
         self._source = source
         self._whole: Iterator[Any] | None = examples
         self._world = selection.share.world if selection.share is not None else 1
-        self._examples: Iterator[Any] | None = _read_of(examples, selection, start)
+        self._examples: Iterator[Any] | None = _read_selection(examples, selection, start)
         self._skipped = selection.first.start  # by the source, in front of what is counted
-        handed = _handed_of(selection)
+        handed = _handed_selection(selection)
         self._to_drop = self._dropped = handed.start
         if selection.share is not None and not selection.share.anew:
             self._dropped += selection.between.start
@@ -90,27 +90,27 @@ class IterableHead(HeadStream):
     def fresh(self) -> int:
         return self._handed
 
-    def _taken(self, may_block: bool) -> Item | None:
-        """Take the next example; what the iterable raises comes as a failure."""
+    def _take(self, may_block: bool) -> Item | None:
+        """Take the next example; an error of the iterable comes as a failure."""
         if self._left is not None:
             if self._left <= 0:
                 return None
             self._left -= 1
-        item = self._drawn()
+        item = self._draw()
         while self._to_drop and item is not None and type(item.task.values[0]) is not Failure:
             self._to_drop -= 1
-            item = self._drawn()
+            item = self._draw()
         if item is not None:
             self._handed += 1
             item.fresh = self._handed
         return item
 
     def has_ended(self) -> bool:
-        """Return True: where it is asked, its length was told beforehand."""
+        """Return True: this is asked only if the length is known beforehand."""
         return True
 
     def state_at(self, fresh: int, loaded: int) -> tuple[Any, int]:
-        """Return the source's own state behind so many examples, None if it has none."""
+        """Return the source's own state after so many examples; None if it has none."""
         if not self._source.takes_state:
             return None, loaded
         return self._source.state(fresh and fresh + self._skipped), fresh
@@ -119,9 +119,9 @@ class IterableHead(HeadStream):
         self._source.forget_before(fresh and fresh + self._skipped)
 
     def leave(self, fresh: int, loaded: int, *, ended: bool) -> None:
-        """Tell how much was read when the last example that was taken had been drawn.
+        """Tell the source how much was read when the last taken example was drawn.
 
-        What a shuffle buffer held then is left out.
+        Examples that a shuffle buffer held then are left out.
         """
         drawn = self._dropped + fresh + self._size - 1
         read = self._skipped + drawn * self._world if fresh else 0
@@ -135,7 +135,7 @@ class IterableHead(HeadStream):
         self._buffer.clear()
         self._peeked = None
 
-    def _drawn(self) -> Item | None:
+    def _draw(self) -> Item | None:
         if self._size == 1:
             item = self._next()
             if item is None:
@@ -146,7 +146,7 @@ class IterableHead(HeadStream):
             item = self._next()
             if item is not None:
                 buffer.append(item)
-        if not buffer:  # what the iterable raised comes behind all that it gave
+        if not buffer:  # the iterable's error comes after all examples before it
             item, self._failure = self._failure, None
             return item
         at = int(self._fractions.at(self._drawn_count) * len(buffer))
@@ -175,8 +175,8 @@ class IterableHead(HeadStream):
         return done_item(example, self._read - 1, 0, 0, 1)
 
 
-def _read_of(examples: Iterator[Any], selection: Selection, start: int) -> Iterator[Any]:
-    """Return what this rank reads, before any shuffling; ``start`` were read before."""
+def _read_selection(examples: Iterator[Any], selection: Selection, start: int) -> Iterator[Any]:
+    """Return the cut that this rank reads, before any shuffling; ``start`` were read before."""
     share, first = selection.share, selection.first
     behind = first.start + start if start else 0  # where the source begins
     stop = None if first.stop is None else max(0, first.stop - behind)
@@ -191,8 +191,8 @@ def _read_of(examples: Iterator[Any], selection: Selection, start: int) -> Itera
     return examples
 
 
-def _handed_of(selection: Selection) -> Cut:
-    """Return which of the examples that are drawn this rank hands out."""
+def _handed_selection(selection: Selection) -> Cut:
+    """Return the cut of the drawn examples that this rank hands out."""
     share, window, last = selection.share, selection.between, selection.last
     if share is not None:
         if not share.anew:
@@ -245,13 +245,13 @@ def _only_use(item: Item) -> Use:
 class LoaderHead(HeadStream):
     """The batches of a foreign loader, in its own order, pulled in the consumer's thread.
 
-    Where a pool keeps them they are copied out first: the loader may refill its arrays, keep them
-    for itself, or have them in memory that it shares with its workers.
+    If a pool keeps them they are copied first: the loader may refill its arrays, keep them, or
+    share their memory with its workers.
 
     Args:
         source: the loader.
-        keep: makes the copies, or None where none are needed.
-        loaded, fresh: batches and rows before a resume: the loader begins behind them.
+        keep: makes the copies; None if none are needed.
+        loaded, fresh: batches and rows before a resume: the loader begins after them.
     """
 
     blocking = True
@@ -284,8 +284,8 @@ class LoaderHead(HeadStream):
     def fresh(self) -> int:
         return self._fresh
 
-    def _taken(self, may_block: bool) -> Item | None:
-        """Ask the loader; what it raises passes as it is, and it may be asked again."""
+    def _take(self, may_block: bool) -> Item | None:
+        """Ask the loader. Its errors pass unchanged, and it may be asked again."""
         if not may_block:
             raise WouldBlock(None)
         if self._failed is not None:
@@ -314,14 +314,14 @@ class LoaderHead(HeadStream):
         return done_item(batch, self._pulled - 1, 0, self._fresh, rows)
 
     def poll(self, count: int) -> tuple[int, bool]:
-        """Return whether a batch was looked at already: the loader is not asked."""
+        """Return whether a batch was peeked at already. The loader is not asked."""
         return super().poll(count)[0], self._iterator is None
 
     def loaded_with(self, item: Item, loaded: int) -> int:
         return max(loaded, item.ordinal + 1)
 
     def has_ended(self) -> bool:
-        """Return whether the loader is exhausted. A batch or error that this reads comes next."""
+        """True if the loader is exhausted. A batch or error that this reads comes next."""
         if self._failed is not None:
             return False
         try:
@@ -362,12 +362,12 @@ class LoaderHead(HeadStream):
         interrupt(self._iterator)
 
     def clear(self) -> None:
-        """Let go of the loader's iterator, which ends its workers."""
+        """Drop the loader's iterator, which ends its workers."""
         self._iterator = self._peeked = None
 
 
 class DeviceStream(DrivenStream):
-    """Batches on a device, one of them under way while another is used."""
+    """Batches on a device. The next one is copied while one is used."""
 
     blocking = True
 
@@ -394,28 +394,28 @@ class DeviceStream(DrivenStream):
         return self.upstream.fresh
 
     def poll(self, count: int) -> tuple[int, bool]:
-        """Return whether a batch is on its way to the device (0 or 1), and whether none is left."""
+        """Return the batches on their way to the device (0 or 1), and whether none is left."""
         if self._peeked is None and not self._under_way:
             self._begin_early()
         ready = self._peeked is not None or bool(self._under_way) or self._raised is not None
         return int(ready), self._over and not ready
 
     def wait_for(self, count: int) -> None:
-        """Return when a batch is on its way to the device, or none is left."""
+        """Wait until a batch is on its way to the device, or none is left."""
         if self._peeked is None and not self._under_way and self._raised is None:
             self._begin(wait=True)
 
     @property
     def is_full(self) -> bool:
-        """Whether there is no room for more on the host."""
+        """True if there is no room for more on the host."""
         return self.upstream.is_full
 
     def ready_since(self) -> tuple[int, int | None]:
-        """Return how many batches wait, on the host too, and since when there is no room there."""
+        """Return the number of waiting batches, on the host too, and since when it is full."""
         ready, since = self.upstream.ready_since()
         return ready + len(self._under_way), since
 
-    def _taken(self, may_block: bool) -> Item | None:
+    def _take(self, may_block: bool) -> Item | None:
         """Take the next batch on the device, and begin to move the one after it.
 
         The consumer alone asks, and may always wait.
@@ -424,7 +424,7 @@ class DeviceStream(DrivenStream):
             return None
         item, move = self._under_way.popleft()
         self._begin_early()
-        value = move if type(move) is Failure else self._tried(move, item)
+        value = move if type(move) is Failure else self._try(move, item)
         return like(item, DoneTask(value), item.use_key, item.fresh)
 
     def usable_bytes(self) -> int:
@@ -435,11 +435,11 @@ class DeviceStream(DrivenStream):
         self._worker_pool.wait(item.task)
         value = item.task.values[item.row]
         if type(value) is not Failure:
-            value = self._tried(lambda: self._mover.start(value)(), item)
+            value = self._try(lambda: self._mover.start(value)(), item)
         return like(item, DoneTask(value), item.use_key, item.fresh)
 
     def _begin_early(self) -> None:
-        """Start to move the next batch if the host has it; what that raises is raised in turn."""
+        """Start to move the next batch if the host has it. Its error is raised at its turn."""
         if self._raised is None:
             try:
                 self._begin(wait=False)
@@ -465,18 +465,18 @@ class DeviceStream(DrivenStream):
         self._next = None
         value, item.task.values[item.row] = item.task.values[item.row], None
         if type(value) is not Failure:
-            value = self._tried(lambda: self._mover.start(self._marked(value, item)), item)
+            value = self._try(lambda: self._mover.start(self._mark(value, item)), item)
         self._under_way.append((item, value))
         return True
 
-    def _marked(self, value: Any, item: Item) -> Any:
+    def _mark(self, value: Any, item: Item) -> Any:
         return (
             value
             if self._mask is None
             else self._mask.added(value, item.ordinal, item.fresh - item.rows, item.fresh)
         )
 
-    def _tried(self, move: Callable[[], Any], item: Item) -> Any:
+    def _try(self, move: Callable[[], Any], item: Item) -> Any:
         try:
             return move()
         except StageError as error:
@@ -491,14 +491,14 @@ class DeviceStream(DrivenStream):
 
 
 def interrupt(iterator: Iterator[Any] | None) -> None:
-    """Interrupt another thread that waits in ``next()`` of an iterator, if that can be done."""
+    """Interrupt another thread that waits in ``next()`` of an iterator, if possible."""
     tell = getattr(iterator, "interrupt", None)
     if tell is not None:
         tell()
 
 
 def batch_rows(batch: Any) -> int:
-    """Return how many examples a batch holds: the length of its first array, or else list."""
+    """Return the number of examples in a batch: the length of its first array, or else list."""
     for leaf in pytree.leaves(batch):
         is_array = isinstance(leaf, np.ndarray) or pytree.is_tensor(leaf)
         if is_array or pytree.is_jax_array(leaf):

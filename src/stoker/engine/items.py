@@ -221,14 +221,14 @@ class DrivenStream(PulledStream):
         self._peeked: Item | None = None
 
     @abstractmethod
-    def _taken(self, may_block: bool) -> Item | None:
+    def _take(self, may_block: bool) -> Item | None:
         """Take the next item from where it comes, None at the end; raises as ``pull`` does."""
 
     def pull(self, *, may_block: bool = True) -> Item | None:
         if self._peeked is not None:
             item, self._peeked = self._peeked, None
             return item
-        return self._taken(may_block)
+        return self._take(may_block)
 
     def pull_many(self, count: int) -> Iterator[Item]:
         for _ in range(count):

@@ -1,9 +1,9 @@
-"""Sequences of a stream joined into full ones.
+"""Joins the sequences of a stream into full ones.
 
-What a full sequence is made of is known only once the values are there (``survivors``).
+The parts of a full sequence are known only once the values are there (``survivors``).
 
-A resume needs to know where one full sequence begins: in which input, and how far in it. What comes
-behind follows. As no pool may stand behind, no full sequence is ever made again from its number.
+A resume needs the start of one full sequence: its input, and the offset in it. All later ones
+follow. No pool may stand after ``.pack()``, so no full sequence is ever made again from its number.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from stoker.stages.batching.pack import Packed
 
 @dataclass
 class PackStart(Node):
-    """Where a full sequence begins.
+    """The start of a full sequence.
 
     Attributes:
-        number: its own, from 0.
-        input: the number of the input that its first token is of.
-        offset: how many tokens of that input are before it.
+        number: its number, from 0.
+        input: the number of the input with its first token.
+        offset: how many tokens of that input come before it.
     """
 
     number: int = 0
@@ -42,13 +42,13 @@ class PackStart(Node):
     offset: int = 0
 
     @classmethod
-    def read(cls, saved: Any, bounds: Bounds) -> PackStart:
-        """Read what ``saved`` returned."""
+    def from_json(cls, saved: Any, bounds: Bounds) -> PackStart:
+        """Read the result of ``to_json``."""
         number, of = check_integer(saved["number"]), check_integer(saved["input"], 0, bounds.most)
         bounds.most, bounds.exact = LARGEST, None
         return cls(number, of, check_integer(saved["offset"]))
 
-    def saved(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         return {
             "kind": PackPoint.kind,
             "number": self.number,
@@ -61,16 +61,16 @@ class _Piece(NamedTuple):
     input: int
     offset: int
     tokens: NDArray[Any]
-    """What is left of the input from ``offset`` on."""
+    """The rest of the input, from ``offset`` on."""
 
 
 class PackedStream(OrderedStream):
-    """A stream of full sequences; what is left at the end, fewer tokens than one takes, is not.
+    """A stream of full sequences. Tokens that do not fill the last one are dropped.
 
     Args:
-        point: how long they are.
-        upstream: where sequences come from.
-        worker_pool: who computes them.
+        point: the length of full sequences.
+        upstream: the stream of sequences.
+        worker_pool: computes them.
         planning: tells whether the planner may block.
     """
 
@@ -99,8 +99,8 @@ class PackedStream(OrderedStream):
         """Refuse: chains that would need this are refused before."""
         raise AssertionError("no pool stands behind .pack()")
 
-    def needed(self, number: int) -> tuple[PackStart, int]:
-        """Return where a full sequence begins that was made, or is the next, or behind the end."""
+    def resume_point(self, number: int) -> tuple[PackStart, int]:
+        """Return the start of a full sequence that was made, is next, or is after the end."""
         if number < self._made:
             start = self._starts[number - self._made]
         elif self._pieces and not self._ended:
@@ -112,7 +112,7 @@ class PackedStream(OrderedStream):
     def forget_before(self, number: int) -> int:
         while self._starts and self._starts[0].number < number:
             self._starts.popleft()
-        return self.needed(number)[1]
+        return self.resume_point(number)[1]
 
     def resume(self, node: PackStart | None, asked: Asked) -> Asked:
         start = node or PackStart()
@@ -128,7 +128,7 @@ class PackedStream(OrderedStream):
     def _make(self) -> bool:
         is_enough = self._tokens >= self._length
         if is_enough:
-            self._keep(self._joined())
+            self._keep(self._join())
         return is_enough
 
     def _end(self) -> None:
@@ -141,7 +141,7 @@ class PackedStream(OrderedStream):
         self._inputs, self._skipped = number + 1, 0
         if type(value) is not Failure:
             try:
-                tokens = _checked(value)[offset:]
+                tokens = _check_tokens(value)[offset:]
                 if offset and not len(tokens):
                     raise StateError(
                         "a sequence has become shorter since the state was saved: what stands "
@@ -158,13 +158,13 @@ class PackedStream(OrderedStream):
             self._tokens += len(tokens)
 
     def _keep(self, value: Any) -> None:
-        """Add a full sequence, or what went wrong in place of one."""
+        """Add a full sequence, or a failure in its place."""
         if type(value) is Failure:
             self._starts.append(PackStart(self._made, self._inputs))
         self._kept.append(done_item(value, self._made, 0, self._fresh_in, 1))
         self._made += 1
 
-    def _joined(self) -> Packed:
+    def _join(self) -> Packed:
         """Take the tokens of a full sequence from the pieces."""
         length, first = self._length, self._pieces[0]
         self._starts.append(PackStart(self._made, first.input, first.offset))
@@ -187,7 +187,7 @@ class PackedStream(OrderedStream):
         return made
 
 
-def _checked(value: Any) -> NDArray[Any]:
+def _check_tokens(value: Any) -> NDArray[Any]:
     """Return a sequence of tokens as an array."""
     tokens = np.asarray(value) if isinstance(value, (np.ndarray, list)) else None
     if tokens is not None and not tokens.size and tokens.ndim == 1:

@@ -17,11 +17,13 @@ from typing import Any, NamedTuple, TypeVar, assert_never
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.schedule.dealing import Dealer, RankOrder
 from stoker.schedule.factor import UsesByPart
 from stoker.schedule.leg import Leg
 from stoker.schedule.orders.chosen import Chosen
 from stoker.schedule.orders.drawing import Drawing
 from stoker.schedule.selection import Selection
+from stoker.schedule.sizing.batch_plan import BatchRule, PlannedDeal, PlannedOrder
 from stoker.schedule.sizing.costs import Costs
 from stoker.sources.iterable import IterableSource
 from stoker.sources.loader import LoaderSource
@@ -29,6 +31,7 @@ from stoker.sources.origin import IndexedSource, Origin, UserObject
 from stoker.sources.source import Rows
 from stoker.stages.batching.batch import Batch
 from stoker.stages.batching.pack import Pack
+from stoker.stages.batching.planned import PlannedBatch
 from stoker.stages.cache import CacheStage
 from stoker.stages.echo import Echo
 from stoker.stages.filter import Filter
@@ -50,6 +53,8 @@ class WorkAddress(NamedTuple):
         seed, epoch: what its random draws are keyed by.
         rank, world: this process among those that share an epoch.
         batches: how many batches all ranks had of the epoch before its leg.
+        places: how many places the epoch has, over all ranks, by part of a mixture; empty where no
+            map asks for the time.
     """
 
     at: int
@@ -58,6 +63,7 @@ class WorkAddress(NamedTuple):
     rank: int = 0
     world: int = 1
     batches: int = 0
+    places: tuple[int, ...] = ()
 
 
 @dataclass
@@ -107,7 +113,7 @@ class Segment:
     @property
     def rows(self) -> Rows | None:
         """What gathers batches from arrays, where nothing is done to single examples."""
-        if self.source is None or not self.only_stacks:
+        if self.source is None or not self.only_stacks or isinstance(self.batch, PlannedBatch):
             return None
         return self.source.rows
 
@@ -303,6 +309,7 @@ class Plan:
             a filter point or the way to a device.
         group: the number of examples in a batch, 1 where examples are never batched.
         mask: the field of batches that tells what of them is padding, if they have one.
+        batches: how batches are planned from sizes, where they are.
     """
 
     indexed: IndexedSource | None
@@ -313,6 +320,8 @@ class Plan:
     parts: tuple[Part, ...]
     group: int
     mask: str | None = None
+    batches: BatchRule | None = None
+    _planned: dict[tuple[int, int], PlannedOrder] = field(default_factory=dict, compare=False)
 
     def on_leg(self, leg: Leg) -> Plan:
         """Return this for what is left of an epoch."""
@@ -324,11 +333,50 @@ class Plan:
         assert source is not None
         return source
 
+    def order(self, seed: int, epoch: int, dealer: Dealer | None = None) -> RankOrder:
+        """Return the order of an epoch of an indexed source, as this rank reads it.
+
+        Batches that are planned are planned now; the plan of the last epoch is kept, unless a
+        user's function says the order: that is called for each epoch anew.
+
+        Raises ValueError where an example is larger than a planned batch may be.
+        """
+        assert self.indexed is not None
+        if self.batches is None:
+            return self.indexed.order(self.selection, seed, epoch, dealer, self.group)
+        if self.selection.calls_user:
+            self._planned.clear()
+        return self.planned(seed, epoch)
+
+    def has_planned(self, seed: int, epoch: int) -> bool:
+        """Whether the plan of an epoch is kept."""
+        return (seed, epoch) in self._planned
+
+    def planned(self, seed: int, epoch: int) -> PlannedOrder:
+        """Return the order of an epoch whose batches are planned; raises as ``order`` does."""
+        assert self.indexed is not None
+        assert self.batches is not None
+        known = self._planned.get((seed, epoch))
+        if known is not None:
+            return known
+        whole = self.indexed.order(self.selection.undealt(), seed, epoch)
+        share = self.selection.share
+        rank, world = (0, 1) if share is None else (share.rank, share.world)
+        deal = PlannedDeal(whole, self.batches, seed, epoch, rank, world, self.indexed.parts_count)
+        order = PlannedOrder(whole, deal)
+        self._planned.clear()
+        self._planned[seed, epoch] = order
+        return order
+
     def address(self, at: int, seed: int, epoch: int) -> WorkAddress:
         """Return the address of the segment at a place among the parts, in an epoch."""
         share, leg = self.selection.share, self.selection.leg
         rank, world = (0, 1) if share is None else (share.rank, share.world)
-        return WorkAddress(at, seed, epoch, rank, world, 0 if leg is None else leg.batches)
+        places: tuple[int, ...] = ()
+        if self.indexed is not None and any(stage.clock for stage in self.maps):
+            places = self.indexed.places_by_part(self.selection)
+        batches = 0 if leg is None else leg.batches
+        return WorkAddress(at, seed, epoch, rank, world, batches, places)
 
     @cached_property
     def segments(self) -> tuple[Segment, ...]:
@@ -393,11 +441,11 @@ class Plan:
         That is so for a single echo that follows the stall, right behind the first segment, if
         nothing can be left out, so that all epochs have equally many items; and if the next epoch
         knows the order of this one, which it does not where this one's owners deal it, or a user's
-        function says it.
+        function says it; nor have epochs whose batches are planned equally many.
         """
         if self.indexed is None or self.is_decided or len(self.echoes) != 1:
             return False
-        if self.selection.is_dealt or self.selection.calls_user:
+        if self.selection.is_dealt or self.selection.calls_user or self.batches is not None:
             return False
         point = self.echoes[0]
         return point.echo.is_adaptive and not point.on_device and not point.leaks
@@ -436,6 +484,7 @@ class Lowering:
         self._renumbered = False
         self._group = 1
         self._mask: str | None = None
+        self._rule: BatchRule | None = None
         self._batches = False  # whether what comes by are batches
 
     def read(self, source: IndexedSource) -> None:
@@ -512,6 +561,10 @@ class Lowering:
         self._at_hand().batch = stage
         self._group, self._batches = stage.n, True
 
+    def plan_batches(self, rule: BatchRule) -> None:
+        """These batches are planned."""
+        self._rule = rule
+
     def pack(self, stage: Pack) -> None:
         """Sequences are joined; a segment of work comes right before."""
         self._close()
@@ -571,6 +624,7 @@ class Lowering:
             tuple(self._parts),
             self._group,
             self._mask,
+            self._rule,
         )
 
     def _at_hand(self) -> Segment:

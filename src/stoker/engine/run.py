@@ -342,7 +342,7 @@ class Run:
     def _confer(self, planned: AgreedPolicy, now: int) -> None:
         """Agree with other ranks where that is due."""
         if self._left_ns:
-            planned.consumed(now - self._left_ns)
+            planned.note_consumed(now - self._left_ns)
         if planned.due(self.yielded):
             planned.agree(self.yielded, self._pools.following[0].taken_of_source)
             self._setup.autotuner.factor = planned.factor
@@ -402,7 +402,7 @@ class Run:
                 at.yielded,
                 at.uses,
                 at.fresh,
-                checkpoint.needed(self._streams.last, at.yielded, self._planning),
+                checkpoint.resume_points(self._streams.last, at.yielded, self._planning),
                 dict(self._skip_log.spent),
                 self._skip_log.filtered,
                 owners=self._setup.owners,
@@ -419,7 +419,7 @@ class Run:
         if feed is None:
             return None
         with self._planning.lock:
-            moment = adaptive.carried(feed.pool, self._segments[0].total or 0)
+            moment = adaptive.carry_over(feed.pool, self._segments[0].total or 0)
         return Position(parts=[PoolStart(moment)])
 
     def carried(self) -> dict[int, Item]:
@@ -428,7 +428,7 @@ class Run:
         return {} if feed is None else feed.handed_on(self._segments[0].total or 0)
 
     def _carrying(self) -> AdaptiveInputs | None:
-        if not self._plan.carries_pool or self._setup.ranks is not None:
+        if not self._plan.carries_pool or self._setup.ranks is not None or self.leg is not None:
             return None
         (feed,) = self._pools.following
         return feed if feed.started and feed.pool.held else None

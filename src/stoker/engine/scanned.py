@@ -1,10 +1,10 @@
-"""Items that a function with a state lets through, or makes, one after another.
+"""The stream of a scan: a function with a state passes or makes items, one after another.
 
 A scan is called with inputs in order, by the thread that plans, with the planning lock held. So it
-runs ahead of the consumer, and a position needs a state of earlier. States are therefore dumped now
-and then. A resume begins with the newest dump in front of all that it asks for. It calls the scan
-once more with the inputs from there, keeps those outputs that a pool behind asks for again, and
-drops the others that were handed out before.
+runs ahead of the consumer, and a position needs an earlier state. States are therefore dumped now
+and then. A resume begins with the newest dump before all items that it needs. It calls the scan
+again with the inputs from there. It keeps the outputs that a pool after it needs, and drops the
+others that were handed out before.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from stoker.errors import StateError
 from stoker.stages.scan import DROP, Scan, ScanState
 
 _DUMP_EACH = 30
-"""Times as long as a dump took pass before the next one: they cost at most 3 % of planning."""
+"""The time between two dumps, as a multiple of a dump's own: dumps cost at most 3 % of planning."""
 _KEPT_DUMPS = 16
-"""Dumps that are kept at most: their memory stays bounded, and of what lies between a position and
-the oldest item that is still asked for, about an eighth is scanned for nothing by a resume."""
+"""The most dumps that are kept. Their memory is bounded, and of the inputs between the oldest
+needed item and a position, a resume scans about an eighth in vain."""
 
 
 @dataclass
 class ScanStart(Node):
-    """Where a scan may go on.
+    """A point from which a scan may go on.
 
     Attributes:
         input, output: the numbers of the next input and of the next output, from 0.
@@ -49,8 +49,8 @@ class ScanStart(Node):
     state: ScanState
 
     @classmethod
-    def read(cls, scan: Scan, saved: Any, bounds: Bounds) -> ScanStart:
-        """Read what ``saved`` returned; the scan says whether it can go on so."""
+    def from_json(cls, scan: Scan, saved: Any, bounds: Bounds) -> ScanStart:
+        """Read the result of ``to_json``; the scan checks the state."""
         number = check_integer(saved["input"], 0, bounds.most)
         output = check_integer(saved["output"], 0, number)
         text = saved["json"] if "json" in saved else saved["bytes"]
@@ -61,7 +61,7 @@ class ScanStart(Node):
         bounds.exact = None
         return cls(number, output, state)
 
-    def saved(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         # As text, not as JSON in JSON: sorting the keys of the whole must not sort those in here.
         state = self.state
         dumped = {"json": state} if isinstance(state, str) else {"bytes": b64encode(state).decode()}
@@ -69,13 +69,13 @@ class ScanStart(Node):
 
 
 class ScannedStream(OrderedStream):
-    """A stream of what a scan makes of items.
+    """The stream of a scan's outputs.
 
     Args:
-        point: which scan.
-        upstream: where the items come from.
-        worker_pool: who computes them.
-        tally: where the time in the scan is counted.
+        point: the scan.
+        upstream: the stream of its inputs.
+        worker_pool: computes them.
+        tally: counts the time in the scan.
         planning: tells whether the planner may block.
     """
 
@@ -99,7 +99,7 @@ class ScannedStream(OrderedStream):
 
     @property
     def dropped(self) -> int:
-        """How many inputs the scan has left out."""
+        """The number of inputs that the scan has dropped."""
         return self._inputs - self._outputs
 
     @property
@@ -118,7 +118,7 @@ class ScannedStream(OrderedStream):
                 value = self.upstream.failure(self._scan.name, error, item.ordinal)
         return like(item, DoneTask(value), item.use_key, item.fresh)
 
-    def needed(self, output: int) -> tuple[ScanStart, int]:
+    def resume_point(self, output: int) -> tuple[ScanStart, int]:
         start = self._starts[self._before(output)]
         return start, start.input
 
@@ -137,9 +137,9 @@ class ScannedStream(OrderedStream):
         return Asked(start.input, start.input, start.input)
 
     def catch_up(self) -> None:
-        """Scan up to where the run was, if what comes before is asked for again; waits for it.
+        """Scan up to the run's position, if earlier outputs are needed again; waits for them.
 
-        Raises what goes wrong on the way.
+        Raises errors on the way.
         """
         if not self._wanted:
             return
@@ -158,7 +158,7 @@ class ScannedStream(OrderedStream):
         return bisect.bisect_right(self._starts, output, key=lambda start: start.output) - 1
 
     def _begin(self, start: ScanStart) -> None:
-        self._state = self._scan.begun(start.state)
+        self._state = self._scan.load_state(start.state)
         self._inputs, self._outputs = start.input, start.output
         self._starts = [start]
         self._dumped_at_ns = self._dump_ns = 0
@@ -180,7 +180,7 @@ class ScannedStream(OrderedStream):
             return
         began_ns = time.perf_counter_ns()
         try:
-            self._state, made = self._scan.called(self._state, value)
+            self._state, made = self._scan.step(self._state, value)
         except Exception as error:
             pass_on(error)
             self._fail(self.upstream.failure(self._scan.name, error, item.ordinal).error)
@@ -194,7 +194,7 @@ class ScannedStream(OrderedStream):
             self._dump(now_ns)
 
     def _keep(self, item: Item, value: object) -> None:
-        """Add an output; of those before a resume only what is asked for again."""
+        """Add an output; of outputs before a resume, only those that are needed again."""
         number = self._outputs
         self._outputs += 1
         made = like(item, DoneTask(value), item.use_key, item.fresh)
@@ -204,15 +204,15 @@ class ScannedStream(OrderedStream):
             self._again[number] = made
 
     def _fail(self, error: BaseException) -> None:
-        """End the epoch with an error: what state would come next is not known."""
+        """End the epoch with an error, as the next state is unknown."""
         failure = Failure(error, ENDED)
         self._kept.append(done_item(failure, self._outputs, 0, self.upstream.fresh, 1))
         self._ended = True
 
     def _dump(self, now_ns: int) -> None:
-        """Note where a resume may begin: here."""
+        """Dump the state, so that a resume may begin here."""
         try:
-            state = self._scan.dumped(self._state)
+            state = self._scan.dump_state(self._state)
         except TypeError as error:
             pass_on(error)
             self._fail(error)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from stoker.basics import pytree
@@ -22,6 +22,7 @@ from stoker.engine.workers.thread_copies import CALLING, ThreadCopies
 from stoker.engine.workers.threads import Request, Task, WorkerPool
 from stoker.engine.workers.tuning import CostEstimate
 from stoker.replicas.replica import USER_LOCK
+from stoker.schedule.sizing.cuts import Cuts
 from stoker.stages.batching.batch import Builder, Columns, Misfits, batch_of, collate_examples
 
 
@@ -35,8 +36,10 @@ class SegmentRunner:
         depth: the segment's number among those of its worker pool.
         cost: what that costs.
         group: the number of examples in a batch.
+        cuts: which of its inputs make up an output.
 
     Attributes:
+        cuts: as given.
         rows: what gathers batches from arrays, where they are not made of single examples. Where
             that holds the GIL, a task is gathered as a whole: threads would only wait for one
             another.
@@ -49,6 +52,7 @@ class SegmentRunner:
         depth: int,
         cost: CostEstimate,
         group: int,
+        cuts: Cuts,
         recycler: Recycler,
         tally: EpochCounters,
         copies: ThreadCopies | None,
@@ -60,6 +64,7 @@ class SegmentRunner:
         self.depth = depth
         self.cost = cost
         self._group = group
+        self.cuts = cuts
         self._recycler = recycler
         self._tally = tally
         self._counters = len(self.segment.counters())
@@ -112,10 +117,9 @@ class SegmentRunner:
             places = work.places(range(start, start + len(indices)))
             work.apply(values, places, None, ns)
             if self.segment.batch is not None:
-                starts = range(0, len(values), self._group)
                 values = [
-                    self._batch(values[at : at + self._group], number + i, places, at, ns)
-                    for i, at in enumerate(starts)
+                    self._batch(values[at:end], number + i, places, at, ns)
+                    for i, (at, end) in enumerate(self._spans(number, len(values)))
                 ]
         self._finish(work, values, number, ns, len(indices))
         return values
@@ -163,13 +167,21 @@ class SegmentRunner:
     def _finish(self, work: Work, values: list[Any], number: int, ns: list[int], rows: int) -> None:
         """Run the maps behind the batching stage over batches from ``number`` on, in place.
 
-        They are of ``rows`` examples together; only the last may have fewer than the others.
+        They are of ``rows`` examples together.
         """
         if self.segment.batch_maps:
-            for i, value in enumerate(values):
-                if type(value) is not Failure:
-                    size = min(self._group, rows - i * self._group)
-                    values[i] = work.finish(value, number + i, 0, ns, size)
+            for i, (at, end) in enumerate(self._spans(number, rows)):
+                if type(values[i]) is not Failure:
+                    values[i] = work.finish(values[i], number + i, 0, ns, end - at)
+
+    def _spans(self, number: int, rows: int) -> Iterator[tuple[int, int]]:
+        """Yield where batches from ``number`` on begin and end, in so many examples of theirs."""
+        first, at = self.cuts.start(number), 0
+        while at < rows:
+            number += 1
+            end = min(self.cuts.start(number) - first, rows)
+            yield at, end
+            at = end
 
     def run(self, task: Task, start: int, stop: int, remote: Any) -> list[int]:
         ns = [0] * self._counters
@@ -184,7 +196,7 @@ class SegmentRunner:
             work = self._own_work() if calls else self.work
             held = CALLING and calls and work is self.work
             with USER_LOCK if held else contextlib.nullcontext():
-                first = task.number * self._group
+                first = self.cuts.start(task.number)
                 task.values = self._outputs(work, task.number, task.indices, first, ns)
         elif remote is not None and self.work.worth_sending:
             self._run_remotely(task, start, stop, remote, ns)
@@ -351,15 +363,15 @@ class SegmentRunner:
             elif isinstance(answer, Misfits):
                 self._put(task, start, task.builder.put, pytree.deep_copy(answer), ns)
             elif type(answer) is Failure and is_batched:
-                self._fail(task, start, self.work.located(answer))
+                self._fail(task, start, self.work.add_number(answer))
             elif type(answer) is Failure:
-                task.values[start:stop] = [self.work.located(answer)] * (stop - start)
+                task.values[start:stop] = [self.work.add_number(answer)] * (stop - start)
             elif is_batched:  # a whole batch, its maps done
                 self._keep_batch(task, answer)
                 ns[self.work.batched_at] += stop - start
             else:
                 task.values[start:stop] = [
-                    failed.get(i) or self.work.located(value)
+                    failed.get(i) or self.work.add_number(value)
                     if type(value) is Failure
                     else self._kept(value, place)
                     for i, (value, place) in enumerate(zip(answer, places, strict=True))

@@ -32,6 +32,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
+from stoker.basics import pytree
 from stoker.engine.checkpoint import Asked, damage_error
 from stoker.engine.items import (
     DoneTask,
@@ -49,6 +50,7 @@ from stoker.engine.work import ENDED, Failure
 from stoker.engine.workers.threads import Task
 from stoker.engine.workers.tuning import GATHER_INLINE_BATCH_NS, IMAGE_ROW_NS, INLINE_BATCH_NS
 from stoker.schedule.dealing import RankOrder
+from stoker.schedule.sizing.cuts import PlannedCuts
 
 FOLLOWED_BATCHES = 8
 """Batches in front of a pool whose factor follows the stall. Simulated (R = 0.95, lognormal
@@ -100,10 +102,13 @@ class SegmentStream(PulledStream):
         self.segment = segment = runner.segment
         self._cost = cost = runner.cost
         batch = segment.batch
-        self.inputs_each = batch.n if batch else 1
+        self._cuts = runner.cuts
         self._batches = batch is not None or segment.batches_in
         self.inputs = inputs = examples if feed is None else feed.total
-        self.total = inputs if batch is None or inputs is None else batch.count(inputs)
+        if isinstance(self._cuts, PlannedCuts):
+            self.total: int | None = self._cuts.batches
+        else:
+            self.total = inputs if batch is None or inputs is None else batch.count(inputs)
         rows = runner.rows
         self._gathers_alone = rows is not None and not segment.batch_maps
         self._gathers = self._gathers_alone and not segment.into_pool
@@ -129,6 +134,7 @@ class SegmentStream(PulledStream):
         self._window: deque[Item] = deque()
         self._ended = False
         self._pulled = False
+        self._output_bytes: int | None = None  # of a finished output
         self.dropped_inputs = 0  # where only the end tells
         self.earlier: dict[int, SegmentStream] = {}  # makes what is numbered below 0 again
 
@@ -137,7 +143,7 @@ class SegmentStream(PulledStream):
         """Fresh examples behind the outputs that were submitted."""
         if self.feed is not None:
             return self.feed.fresh
-        return min(self._examples, self._next * self.inputs_each)
+        return min(self._examples, self._cuts.start(self._next))
 
     @property
     def _passes_here(self) -> bool:
@@ -272,8 +278,8 @@ class SegmentStream(PulledStream):
             item = self.earlier[-back].recompute(there)
             item.ordinal = number
             return item
-        start = number * self.inputs_each
-        uses = None if self.feed is None else self.feed.recompute_uses(start, self.inputs_each)
+        start, stop = self._cuts.start(number), self._cuts.start(number + 1)
+        uses = None if self.feed is None else self.feed.recompute_uses(start, stop - start)
         return self._submit(number, 1, uses)[0]
 
     def indices(self, start: int, stop: int) -> list[int]:
@@ -292,20 +298,34 @@ class SegmentStream(PulledStream):
         """Wrap what went wrong where an output was to be used."""
         return self._runner.work.failure(stage, error, ordinal)
 
-    def needed(self, output: int) -> tuple[None, int]:
-        return None, output * self.inputs_each
+    def resume_point(self, output: int) -> tuple[None, int]:
+        return None, self._cuts.start(output)
 
     def resume(self, node: None, asked: Asked) -> Asked:
         if self.total is not None and asked.next > self.total:
             raise damage_error(f"it is at {asked.next:,} of {self.total:,}")
         self._next = asked.next
-        return asked.times(self.inputs_each)
+        return asked.of_inputs(self._cuts)
 
     def items_of(self, loaded: int) -> int:
-        return -(-loaded // self.inputs_each)
+        return self._cuts.outputs(loaded)
 
     def ahead(self) -> int:
         """Return how many outputs the window holds besides the one that was asked for."""
+        outputs, most = self._wanted_ahead(), self._worker_pool.most_ahead
+        if most is None or not outputs:
+            return outputs
+        if most.batches is not None:
+            return min(outputs, most.batches * (1 if self._batches else self._group))
+        for item in tuple(self._window):
+            if item.task.done:
+                self._output_bytes = pytree.data_bytes(item.task.values[item.row])
+                break
+        if not self._output_bytes or most.size_bytes is None:
+            return 1  # while it is not known how large they are
+        return min(outputs, max(1, most.size_bytes // self._output_bytes))
+
+    def _wanted_ahead(self) -> int:
         pool = self._worker_pool
         if pool.inline or (self.feed is not None and self.feed.blocking):
             return 0
@@ -365,7 +385,7 @@ class SegmentStream(PulledStream):
         if self.feed is not None:
             if not self._batches:
                 count = self.feed.together(count)
-            uses = self.feed.take(count * self.inputs_each)
+            uses = self.feed.take(self._cuts.start(number + count) - self._cuts.start(number))
             batch = self.segment.batch
             if not uses or (batch and batch.drop_last and len(uses) < batch.n):
                 self._ended = True
@@ -403,11 +423,13 @@ class SegmentStream(PulledStream):
 
     def _make(self, number: int, count: int) -> None:
         assert self._order is not None
-        began, each = time.perf_counter_ns(), self.inputs_each
-        start = number * each
-        stop = min(start + count * each, self._examples)
-        for value in self._runner.made(number, self._order.span(start, stop), start):
-            end = min(start + each, stop)
+        began, start = time.perf_counter_ns(), self._cuts.start(number)
+        ends = [
+            min(self._cuts.start(output), self._examples)
+            for output in range(number + 1, number + count + 1)
+        ]
+        indices = self._order.span(start, ends[-1])
+        for value, end in zip(self._runner.made(number, indices, start), ends, strict=True):
             self._window.append(done_item(value, self._next, 0, end, end - start))
             self._next += 1
             start = end
@@ -430,8 +452,8 @@ class SegmentStream(PulledStream):
         """Submit ``count`` outputs from ``number`` on; several batches only if gathered."""
         needs: set[Task] = set()
         if uses is None:
-            start = number * self.inputs_each
-            stop = min(start + count * self.inputs_each, self._examples)
+            start = self._cuts.start(number)
+            stop = min(self._cuts.start(number + count), self._examples)
             task = Task(self._runner, number, stop - start)
             assert self._order is not None
             task.indices = self._order.span(start, stop)
@@ -450,7 +472,7 @@ class SegmentStream(PulledStream):
         return self._outputs(task, number, uses)
 
     def _outputs(self, task: Task, number: int, uses: list[Use] | None) -> list[Item]:
-        rows, first = task.rows, number * self.inputs_each
+        rows, first = task.rows, self._cuts.start(number)
         if self._gathers:
             starts = range(0, rows, self._group)
             stops = [min(start + self._group, rows) for start in starts]

@@ -43,11 +43,11 @@ from stoker.stages.skip import RAISE, Budget
 
 
 class OrderedStream(Stream):
-    """A stream of items that are decided upon in order, once what they are made of is there.
+    """A stream that decides upon its inputs in order, once their values are there.
 
     Args:
-        upstream: where that comes from.
-        worker_pool: who computes it.
+        upstream: the stream of inputs.
+        worker_pool: computes them.
         planning: tells whether the planner may block.
     """
 
@@ -111,14 +111,14 @@ class OrderedStream(Stream):
 
     @abstractmethod
     def _decide(self, item: Item) -> None:
-        """Take the next input, which is done, into account. What raises leaves it to come again."""
+        """Decide upon the next input, which is done. After an error the same input comes again."""
 
     @abstractmethod
     def _end(self) -> None:
-        """Take into account that no more inputs come."""
+        """Note the end of the inputs."""
 
     def _make(self) -> bool:
-        """Make an item of inputs that were taken already; return whether there was one."""
+        """Make an item from inputs that were taken already; return whether there was one."""
         return False
 
     def _have(self, count: int) -> None:
@@ -148,13 +148,13 @@ _LISTED = 1_000  # skips that are kept with their details
 
 @dataclass
 class FilterRecord(Node):
-    """Which numbers were left out, from some number on: enough to number both ways.
+    """The dropped numbers from some number on, by which numbers upstream and downstream follow.
 
     Attributes:
-        number, survivors: where the record begins: a number upstream, and one downstream.
-        seen: the number upstream up to which all is decided.
-        drops: those left out, ascending.
-        total: how many survive in the epoch, once that is known.
+        number, survivors: the start of the record, as a number upstream and one downstream.
+        seen: the number upstream up to which all inputs are decided.
+        drops: the dropped numbers, ascending.
+        total: the number of survivors in the epoch, once it is known.
     """
 
     number: int = 0
@@ -164,8 +164,8 @@ class FilterRecord(Node):
     total: int | None = None
 
     @classmethod
-    def read(cls, saved: Any, bounds: Bounds) -> FilterRecord | None:
-        """Read what ``saved`` returned; None where nothing could be left out when that was."""
+    def from_json(cls, saved: Any, bounds: Bounds) -> FilterRecord | None:
+        """Read the result of ``to_json``; None if nothing could be dropped at that time."""
         bounds.exact = None
         if saved is None:
             return None
@@ -181,7 +181,7 @@ class FilterRecord(Node):
         bounds.exact = total
         return cls(number, survivors, seen, array("q", drops.tobytes()), total)
 
-    def saved(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         return {
             "kind": FilterPoint.kind,
             "number": self.number,
@@ -192,7 +192,7 @@ class FilterRecord(Node):
         }
 
     def number_of(self, survivor: int) -> int:
-        """Return the number upstream of a survivor that is decided, or of the next one."""
+        """Return the upstream number of a decided survivor, or of the next one."""
         if self.total is not None and survivor >= self.total:
             return self.seen
         away = survivor - self.survivors
@@ -201,7 +201,7 @@ class FilterRecord(Node):
         return base + away + dropped
 
     def covers(self, survivors: Iterable[int]) -> bool:
-        """Tell whether survivors are known to it, or the next one, or the end."""
+        """True if this record knows so many survivors, or that they are the next or the last."""
         decided = self.survivors + self.seen - self.number - len(self.drops)
         return all(n == self.total or self.survivors <= n <= decided for n in survivors)
 
@@ -213,14 +213,14 @@ class FilterRecord(Node):
 
 
 class SkipLog:
-    """What was skipped in an epoch, against the budgets.
+    """The skipped examples of an epoch, counted against the budgets.
 
     Attributes:
-        examples: the number of examples in the epoch, None if that is not known.
+        examples: the number of examples in the epoch; None if it is unknown.
 
     Args:
-        spent: what was skipped before a resume, by account.
-        filtered: what filters had left out by then.
+        spent: the skips before a resume, by account.
+        filtered: the examples that filters had dropped by then.
     """
 
     def __init__(self, spent: dict[int, int], filtered: int) -> None:
@@ -253,9 +253,9 @@ class FilteredStream(OrderedStream):
     """A stream of the items that survive, in order.
 
     Args:
-        point: which budgets apply.
-        upstream: where the items come from.
-        skip_log: where skips are entered.
+        point: the filter point, with its budgets.
+        upstream: the stream of items.
+        skip_log: records skips.
         planning: tells whether the planner may block.
     """
 
@@ -297,15 +297,15 @@ class FilteredStream(OrderedStream):
         return sum(item.fresh <= number for item in self._kept)
 
     def recompute(self, number: int) -> Item:
-        """Make a survivor once more. That it survives was decided: now it may only fail."""
+        """Make a survivor once more. It was decided to survive; it may fail, but not be dropped."""
         return self.upstream.recompute(self.record.number_of(number))
 
     @property
     def end(self) -> int | None:
         return self.record.total
 
-    def needed(self, survivor: int) -> tuple[FilterRecord, int]:
-        """Return all that is decided from a survivor on, also what was before a resume."""
+    def resume_point(self, survivor: int) -> tuple[FilterRecord, int]:
+        """Return all decisions from a survivor on, including those before a resume."""
         record = self.record.since(survivor)
         return record, record.number
 
@@ -314,7 +314,7 @@ class FilteredStream(OrderedStream):
         return self.record.number
 
     def resume(self, node: FilterRecord | None, asked: Asked) -> Asked:
-        """Go on by what was decided before; all survived where nothing could be left out."""
+        """Go on by earlier decisions. If nothing could be dropped then, all survived."""
         record, following, again = node or FilterRecord(), asked.next, asked.again
         if record.total is not None:
             if asked.least > record.total:
@@ -323,7 +323,7 @@ class FilteredStream(OrderedStream):
             again = frozenset(n for n in again if n < record.total)
         if node is not None and not record.covers({*again, following}):
             raise damage_error("what was left out does not fit the rest")
-        # Numbers below stay known, too: items in a pool are made again by them.
+        # Lower numbers stay known, too, because items in a pool are made again by them.
         self.record = replace(record, seen=max(record.seen, following), drops=record.drops[:])
         self._inputs = number = self.record.number_of(following)
         oldest = asked.oldest if node is None else record.number
@@ -349,7 +349,7 @@ class FilteredStream(OrderedStream):
             drop = True
             self._skip_log.filtered += 1
         else:
-            drop = self._skipped(item, value)
+            drop = self._skips(item, value)
         self._inputs = number + 1
         if not is_known:
             record.seen = number + 1
@@ -360,8 +360,8 @@ class FilteredStream(OrderedStream):
         else:
             self._kept.append(item)
 
-    def _skipped(self, item: Item, failure: Failure) -> bool:
-        """Return whether a failure is skipped. Raise BudgetSpent if that exceeds the budget.
+    def _skips(self, item: Item, failure: Failure) -> bool:
+        """True if a failure is skipped. Raises BudgetSpent if that exceeds the budget.
 
         BudgetSpent is raised in the consumer only. A worker that plans ahead gets WouldBlock.
         """

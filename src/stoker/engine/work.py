@@ -1,20 +1,21 @@
-"""What a segment does to its inputs; runs in any thread or process.
+"""Executes a segment's operations on its inputs, in any thread or process.
 
 An exception becomes a ``Failure`` in place of the value, and is raised when an output that needs it
-is handed out. The first calls of a random map are looked at for draws from global generators,
-wherever they run; what they tell goes into the tally, and the consumer warns.
+is handed out. The first calls of a random map are watched for draws from global generators. The
+result goes into the tally, and the consumer warns.
 
-A cache is one of the operations of the first segment. ``fetch`` looks examples up and returns what
-was found or, read from the source, a ``Miss``. ``apply`` takes misses through the operations before
-the cache one by one, which times them, offers them to the cache, and goes on with all. What a
-filter left out is stored as such. A source that reads ahead is told only of what the cache does not
-hold; what it was told of is taken from it, even if the cache has it by then.
+A cache is one of the operations of the first segment. ``fetch`` looks examples up and returns the
+found values; examples that it reads from the source come as a ``Miss``. ``apply`` takes misses
+through the operations before the cache one by one, which times them, offers them to the cache, and
+goes on with all. The cache also stores that a filter dropped an example. A source that reads ahead
+is told only of examples that the cache does not hold, and these are then taken from it, even if the
+cache has them by then.
 
-What was spent is added to ``ns``, which is a segment's ``counters()``.
+The time spent is added to ``ns``, which is a segment's ``counters()``.
 
 Each worker thread has a work of its own, made from the consumer's, which calls copies of the user's
-objects (``thread_copies``). What a copy fails on is given to the original, alone under
-``USER_LOCK``; what cannot be copied is called under that lock from the beginning.
+objects (``thread_copies``). If a copy fails on an input, the original is tried, under
+``USER_LOCK``. Objects that cannot be copied are called under that lock from the beginning.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ from stoker.sources.origin import IndexedSource
 from stoker.sources.source import Reader
 from stoker.stages.batching.batch import Collate, RowError, UnlikeError
 from stoker.stages.cache import CacheStage, LeftOutBefore, Miss
+from stoker.stages.functions.epoch_time import EpochTime, time_at
 from stoker.stages.functions.operation import Operation
 from stoker.stages.map import Map, returned_nothing
 
@@ -51,16 +53,16 @@ if TYPE_CHECKING:
     from stoker.stages.cache import Lookups
 
 UndeclaredRng = tuple[int | Operation, str]
-"""What draws from global generators, a random map by its position; and their names."""
+"""The positions of random maps that draw from global generators, and the generators' names."""
 
 
 class Failure:
     """Stands in place of an example that a stage failed on, until a batch needs it.
 
     Attributes:
-        error: what is raised then.
-        part: the segment that failed, by its place among the parts: the filter after it may skip
-            the example, later ones not. None where nothing may.
+        error: the error to raise then.
+        part: the number of the failed segment among the parts: only the filter after it may skip
+            the example. None if it must not be skipped.
         account: the skip budget that it counts against (see ``FilterPoint``).
     """
 
@@ -71,20 +73,20 @@ class Failure:
 
 
 class Rejected(Exception):
-    """Stands in place of an error: a filter left the example out."""
+    """Stands in place of an error: a filter dropped the example."""
 
 
 REJECTED = Failure(Rejected())
 ENDED = -1
-"""The part of a failure that ended a stream: nothing may skip it, nor leave it out of a batch."""
+"""The part of a failure that ended a stream: it is never skipped, nor left out of a batch."""
 
 
 class Call(NamedTuple):
-    """How a work calls the user's objects that a stage, or the source, has.
+    """The way in which a work calls the user's objects of a stage, or of the source.
 
     Attributes:
-        is_locked: whether one such call at a time may go on in the process.
-        copies: the numbers of those that are copies, among all of the pipeline.
+        is_locked: whether only one such call at a time may run in the process.
+        copies: the numbers of the copied objects, among all of the pipeline.
     """
 
     is_locked: bool = False
@@ -92,14 +94,14 @@ class Call(NamedTuple):
 
 
 class Copies(Protocol):
-    """The copies that a thread calls."""
+    """A thread's copies of the user's objects."""
 
     def fresh(self, failed: Work, original: Work) -> Work | None:
-        """Return a work with newer copies, if those that failed are of an earlier epoch, or old."""
+        """Return a work with new copies, if the failed ones are of an earlier epoch, or old."""
         ...
 
     def distrust(self, copies: tuple[int, ...], error: BaseException) -> None:
-        """Take note of copies that have raised what their originals do not."""
+        """Take note of copies that raised an error which their originals do not raise."""
         ...
 
 
@@ -107,19 +109,19 @@ _FREELY = Call()
 
 
 class Work:
-    """What a segment does to its inputs, in one epoch; runs in any thread or process.
+    """Executes a segment's operations in one epoch, in any thread or process.
 
-    Inputs are told apart by their places (``schedule.orders.order``), of which ranks have different
-    ones. Where there is no order, of streams and batches, ranks take turns at them.
+    Inputs are identified by their places (``schedule.orders.order``), of which each rank has
+    others. Without an order (streams and batches), ranks take turns.
 
     Args:
         segment: the segment.
-        address: seed and epoch key its draws, rank and world say whose places are whose.
+        address: seed and epoch key its draws; rank and world assign places.
         source: the pipeline's source, if it is indexed: with ``order`` it names an example that
             failed.
-        order: the epoch's order; None where there is no such source, and in another process or
-            host, which does not need it (``elsewhere``).
-        misdrawn: where it is entered that a random map draws from global generators.
+        order: the epoch's order; None without an indexed source, and in another process or host,
+            which does not need it (``for_another_process``).
+        misdrawn: collects random maps that draw from global generators.
     """
 
     def __init__(
@@ -137,7 +139,7 @@ class Work:
         self.misdrawn = misdrawn
         self.reader: Reader | None = None
         self.lookups: Lookups | None = None
-        # By its number: the index of a fresh example of an earlier epoch, where a pool holds such.
+        # Indices of fresh examples of earlier epochs that a pool holds, by number.
         self.index_before: Callable[[int], int] | None = None
         self._source = source
         self._order = None if segment.renumbered or segment.batches_in else order
@@ -149,8 +151,8 @@ class Work:
         self._random = Rekeyed()
         self._original: Work | None = None  # in a work that calls copies
         self._copies: Copies | None = None
-        # Why its copies are not called any more: one failed, and may be half changed, and others
-        # have taken their place.
+        # The reason why its copies are no longer called: one failed and may be half changed, and
+        # new copies have replaced them.
         self._spent: Failure | None = None
         self._call(segment, [_FREELY] * len(segment.callers))
         self._first = 1 if segment.source is not None else 0
@@ -163,30 +165,30 @@ class Work:
         self.batched_at = self.stages + self.batch_at
 
     def _call(self, segment: Segment, calls: Sequence[Call]) -> None:
-        """Call the user's objects of a segment, those of each caller in it in its way."""
+        """Set up the calls of the user's objects of a segment, by the way of each caller."""
         seed, epoch = self.address.seed, self.address.epoch
         rest = iter(calls)
         self._reading = _FREELY if segment.source is None else next(rest)
-        self._operations = [_ready(each, seed, epoch, next(rest)) for each in segment.operations]
+        self._operations = [_prepare(each, seed, epoch, next(rest)) for each in segment.operations]
         self._collating = _FREELY if segment.batch is None else next(rest)
         self._collate = None if segment.batch is None else segment.batch.collate
-        self._batch_maps = [_ready(each, seed, epoch, next(rest)) for each in segment.batch_maps]
+        self._batch_maps = [_prepare(each, seed, epoch, next(rest)) for each in segment.batch_maps]
         self._proven: set[Call] = set()
 
-    def calling(
+    def with_calls(
         self,
         segment: Segment,
         source: IndexedSource | None,
         calls: Sequence[Call] | None = None,
         copies: Copies | None = None,
     ) -> Work:
-        """Return a work that does the same with other objects of the user's.
+        """Return the same work with other user objects.
 
         Args:
             segment: the segment with them.
             source: the pipeline's source with them.
-            calls: how those of each caller in the segment are called; None: freely.
-            copies: what knows these copies, where a failure of one is tried again.
+            calls: the way of calling each caller's objects; None: without a lock.
+            copies: the copies' owner, which a failed call asks for newer ones.
         """
         own = copy.copy(self)
         own._original, own._copies = self, copies
@@ -197,16 +199,16 @@ class Work:
             own.reader = source.with_own(own.reader)
         return own
 
-    def elsewhere(self) -> Work:
-        """Return this for another process: without the order, which may be large, or the user's."""
+    def for_another_process(self) -> Work:
+        """Return this without the order, which may be large, or be the user's."""
         twin = copy.copy(self)
         twin._order = twin.index_before = None
         return twin
 
     def places(self, ordinals: range | list[int]) -> Sequence[int]:
-        """Return the places of inputs by what this process numbers them by.
+        """Return the places of inputs by their ordinals in this process.
 
-        Those of an earlier epoch have numbers, and places, below 0.
+        Inputs of an earlier epoch have ordinals, and places, below 0.
         """
         stride = self._stride
         if stride is not None:
@@ -228,7 +230,7 @@ class Work:
         return places
 
     def batch_place(self, number: Any) -> Any:
-        """Return the place of a batch, or of several, by the number on this rank."""
+        """Return the place of a batch, or of several, by its number on this rank."""
         return self.address.batches + number * self.address.world + self.address.rank
 
     @property
@@ -238,38 +240,37 @@ class Work:
 
     @property
     def worth_sending(self) -> bool:
-        """Whether another process could do any of this."""
+        """True if another process could do any of this."""
         reads = self.segment.source is not None and self.reader is None
         return reads or not self.segment.is_plain or bool(self._batch_maps)
 
     def copy_failure(self, error: Exception, place: int) -> Failure:
-        """Wrap what went wrong while a stored item was copied for one of its uses."""
-        return Failure(self._located("echo (copying an item)", error, place), self._part)
+        """Wrap an error in copying a stored item for one of its uses."""
+        return Failure(self._locate("echo (copying an item)", error, place), self._part)
 
     def failure(self, stage: str, error: Exception, ordinal: int) -> Failure:
-        """Wrap what went wrong where a value was to be used behind this segment."""
+        """Wrap an error in using a value after this segment."""
         (place,) = self.places([ordinal])
-        return Failure(self._located(stage, error, place), self._part)
+        return Failure(self._locate(stage, error, place), self._part)
 
-    def located(self, failure: Failure) -> Failure:
-        """Return a failure from elsewhere, where an example's place is known, with its number."""
+    def add_number(self, failure: Failure) -> Failure:
+        """Add the example's number to a failure from another process, which knew only its place."""
         error = failure.error
         if not isinstance(error, StageError) or error.number is None or self._order is None:
             return failure
         cause = error.__cause__
         assert cause is not None
-        found = self._located(error.stage, cause, error.number, error.batch)
+        found = self._locate(error.stage, cause, error.number, error.batch)
         return Failure(found, failure.part, failure.account)
 
     def send_failure(self, error: Exception, place: int) -> Failure:
-        """Wrap why what a worker process made of an example cannot be sent back."""
-        return Failure(self._located("worker process", error, place), self._part)
+        """Wrap the error in sending back a worker process's result for an example."""
+        return Failure(self._locate("worker process", error, place), self._part)
 
     def batch_failure(self, error: Exception, number: int, places: Sequence[int] = ()) -> Failure:
-        """Wrap what went wrong while batch ``number`` was put together.
+        """Wrap an error in putting batch ``number`` together.
 
-        ``places`` are those of the rows that were put: one that is alone is to blame, else the
-        error may tell which.
+        ``places`` are those of its rows: a single one is to blame, else the error may name one.
         """
         assert self.segment.batch is not None
         stage, row = self.segment.batch.name, 0 if len(places) == 1 else None
@@ -278,11 +279,11 @@ class Work:
         if isinstance(error, RowError):
             error = error.error
         if row is not None and row < len(places):
-            return Failure(self._located(stage, error, places[row], batch=number))
+            return Failure(self._locate(stage, error, places[row], batch=number))
         return Failure(StageError(stage, error, batch=number))
 
     def expect(self, indices: NDArray[np.int64]) -> None:
-        """Have what will be fetched read ahead, where that is possible."""
+        """Have examples read ahead that will be fetched, if that is possible."""
         if self.reader is None and self.lookups is None:
             return
         if self._cache is not None:
@@ -300,7 +301,7 @@ class Work:
         self.reader.expect(indices)
 
     def _ask_others(self, cache: CacheStage, lookups: Lookups, indices: NDArray[np.int64]) -> None:
-        """Ask other nodes for what the cache lacks here; what they lack is read ahead."""
+        """Ask other nodes for examples that this host's cache lacks; read ahead what they lack."""
         keys = cache.keys(self._indexed, indices.tolist())
         places = {key: index for key, index in zip(keys, indices.tolist(), strict=True) if key}
 
@@ -310,13 +311,13 @@ class Work:
         lookups.expect(list(places), read_ahead if self.reader is not None else None)
 
     def fetch(self, indices: NDArray[np.int64], ns: list[int]) -> list[Any]:
-        """Return examples by index; those that fail as ``Failure``.
+        """Return examples by index; failed ones as ``Failure``.
 
-        Behind a cache, as what ``apply`` takes for them: as they were found, or a ``Miss``.
+        With a cache, they come as ``apply`` needs them: as they were found, or as a ``Miss``.
         """
         if self._cache is None:
             return self._read(indices, ns)
-        found = self._found(indices, ns)
+        found = self._look_up(indices, ns)
         missing = [at for at, miss in enumerate(found) if type(miss) is Miss]
         step = 1 if self._cache.weighs else max(1, len(missing))  # then each one's cost is asked
         for start in range(0, len(missing), step):
@@ -331,12 +332,12 @@ class Work:
                     found[at] = value
         return found
 
-    def _found(self, indices: NDArray[np.int64], ns: list[int]) -> list[Any]:
+    def _look_up(self, indices: NDArray[np.int64], ns: list[int]) -> list[Any]:
         """Look examples up in the cache."""
         cache = self._cache
         assert cache is not None
 
-        # What others were asked for is taken from there; only they say what is read ahead.
+        # Examples that other nodes were asked for come from there; only nodes start reading ahead.
         expected: set[int] = self._expected if self.lookups is None else set()
 
         def find(some: NDArray[np.int64]) -> list[Any]:
@@ -354,16 +355,16 @@ class Work:
 
     def _read(self, indices: NDArray[np.int64], ns: list[int]) -> list[Any]:
         start = time.perf_counter_ns()
-        values = self._fetched(indices, self.reader or self._indexed)
+        values = self._fetch_source(indices, self.reader or self._indexed)
         ns[0] += time.perf_counter_ns() - start
         ns[self.stages] += len(indices)
         ns[-1] += self._weight(values)
         return values
 
-    def _fetched(self, indices: NDArray[np.int64], reads: Reader | IndexedSource) -> list[Any]:
-        """Return examples; what a copy fails on is read by the original."""
+    def _fetch_source(self, indices: NDArray[np.int64], reads: Reader | IndexedSource) -> list[Any]:
+        """Read examples. If a copy fails on one, the original reads it."""
         if reads is self._indexed and not self._indexed.takes_many:
-            return self._asked(indices, self._indexed)
+            return self._ask(indices, self._indexed)
         call = self._reading
         with _turn(call):
             values = self._each(reads.fetch, self._indexed, indices)
@@ -373,11 +374,11 @@ class Work:
                     values[at] = self._read_by_original(value, int(indices[at]))
         return values
 
-    def _asked(self, indices: NDArray[np.int64], source: IndexedSource) -> list[Any]:
+    def _ask(self, indices: NDArray[np.int64], source: IndexedSource) -> list[Any]:
         """Return examples of a user's object, which is asked for each once, whatever it raises.
 
-        After an error it may be half changed: asked again, it could give what is wrong, and say
-        nothing. So a copy that failed where its original does not is not asked for the rest either.
+        After an error it may be half changed, and asked again it could silently give wrong values.
+        So a copy that failed where its original does not is not asked for the rest either.
         """
         values: list[Any] = []
         while len(values) < len(indices):
@@ -404,18 +405,18 @@ class Work:
         return self._by_original(failure, self._reading, again)
 
     def _read_anew(self, index: int) -> Any:
-        return self._fetched(np.array([index], np.int64), self._indexed)[0]
+        return self._fetch_source(np.array([index], np.int64), self._indexed)[0]
 
     def _by_original(self, failure: Failure, call: Call, do: Callable[[Work], Any]) -> Any:
-        """Return what the original, called alone, makes of what a copy failed on.
+        """Return the original's result, called alone, for an input that a copy failed on.
 
-        Copies of an earlier epoch, which may hold what belongs to the thread of then, are made anew
-        first. Where the original fails as well, that is the failure.
+        Copies of an earlier epoch, which may hold objects of that epoch's thread, are made anew
+        first. If the original fails as well, its failure is returned.
 
         Args:
-            failure: that of the copy.
-            call: how the copy was called.
-            do: has it done by another work.
+            failure: the copy's failure.
+            call: the way in which the copy was called.
+            do: makes the result with another work.
         """
         original, copies = self._original, self._copies
         assert original is not None
@@ -431,8 +432,8 @@ class Work:
             copies.distrust(call.copies, failure.error)
         return made
 
-    def _kept(self, values: list[Any], call: Call) -> list[Any] | None:
-        """Return copies of what a new copy of a function is given first; None of later inputs.
+    def _keep_inputs(self, values: list[Any], call: Call) -> list[Any] | None:
+        """Return copies of the first inputs of a new copy of a function; None for later inputs.
 
         A function may change its input before it fails.
         """
@@ -447,9 +448,9 @@ class Work:
             return None
 
     def _weight(self, values: list[Any]) -> int:
-        """Return the bytes of what was read; a dataset's own examples count as large as the first.
+        """Return the bytes of read examples; all of a dataset's own count as large as the first.
 
-        They may be of many small parts, which take longer to weigh than to read.
+        An example may have many small parts, and take longer to weigh than to read.
         """
         if self._indexed.runs_user_code:
             return pytree.data_bytes(values[0]) * len(values) if values else 0
@@ -461,7 +462,7 @@ class Work:
         who: IndexedSource | CacheStage,
         indices: NDArray[np.int64],
     ) -> list[Any]:
-        """Return what ``get`` does; where it fails, one by one, to know which."""
+        """Return the results of ``get``; if it fails, get them one by one, to know which fails."""
         try:
             found = get(indices)
             if len(found) != len(indices):
@@ -483,7 +484,7 @@ class Work:
     ) -> None:
         """Run the maps over ``values``, in place, stage by stage.
 
-        With ``copied`` the values are lent by a pool; it copies what of them would be written to.
+        With ``copied`` the values are lent by a pool; it copies those that would be written to.
         """
         if copied is not None:
             return self._apply_to_lent(values, places, use_keys, ns, copied)
@@ -493,7 +494,7 @@ class Work:
             for i, value in enumerate(values):
                 kind = type(value)
                 if kind is Miss:
-                    values[i] = self._admitted(value, places[i], ns)
+                    values[i] = self._admit(value, places[i], ns)
                 elif kind is LeftOutBefore:
                     values[i] = REJECTED
         self._apply(slice(behind, None), values, places, use_keys, ns)
@@ -506,9 +507,9 @@ class Work:
         ns: list[int],
         copied: Callable[[Any], Any],
     ) -> None:
-        """Run the maps over values that a pool keeps; none of them comes out where it may be kept.
+        """Run the maps over values that a pool keeps; none of these values may come out.
 
-        A last use gets no more than the others: while it writes, another one may still be reading.
+        A last use gets a copy like the others: while it writes, another one may still be reading.
         """
         lent, reading = list(values), self.segment.reading
         self._apply(slice(0, reading), values, places, use_keys, ns)
@@ -523,8 +524,8 @@ class Work:
                     values[i] = self.copy_failure(error, places[i])
         self._apply(slice(reading, None), values, places, use_keys, ns)
 
-    def _admitted(self, miss: Miss, place: int, ns: list[int]) -> Any:
-        """Do to an example what comes before the cache, and offer the cache what comes out."""
+    def _admit(self, miss: Miss, place: int, ns: list[int]) -> Any:
+        """Run the operations before the cache on an example, and offer the result to the cache."""
         assert self._cache is not None
         one = [miss.value]
         start = time.perf_counter_ns()
@@ -544,12 +545,12 @@ class Work:
             except Exception as error:
                 pass_on(error)
                 # Nothing may skip it: once the cache is full, it would not even be noticed.
-                value = Failure(self._located(self._cache.name, error, place))
+                value = Failure(self._locate(self._cache.name, error, place))
         ns[self._first + self._cache_at] += time.perf_counter_ns() - began
         return value
 
     def _again(self, miss: Miss, place: int) -> tuple[Any, bool]:
-        """Make an example again, up to the cache; return it, and whether it was left out."""
+        """Make an example again, up to the cache; return it, and whether a filter dropped it."""
         if self._indexed.path(miss.index) is not None and pytree.is_frozen(miss.value):
             one = [miss.value]  # of a file, and maps cannot have changed it
         else:
@@ -576,12 +577,14 @@ class Work:
             first += 1  # the cache's time is counted between
         for number, (stage, fn, key, call) in enumerate(self._operations[which], first):
             start = time.perf_counter_ns()
-            fn = stage.watched(fn, self._tell)
+            fn = stage.watch(fn, self._tell)
             others = self._others(stage, places)
             passed_by = 0
-            kept = None if call is _FREELY or self._is_addressed else self._kept(values, call)
+            kept = (
+                None if call is _FREELY or self._is_addressed else self._keep_inputs(values, call)
+            )
             can_redo = bool(call.copies) and (self._is_addressed or kept is not None)
-            is_choosy = others is not None or stage.repeats_only
+            is_choosy, is_timed = others is not None or stage.repeats_only, stage.clock
             is_locked = call is not _FREELY and call.is_locked
             if is_locked:
                 USER_LOCK.acquire()  # by a worker, which no Ctrl-C interrupts: ``with`` costs more
@@ -600,7 +603,12 @@ class Work:
                     failure = spent
                     if failure is None:
                         try:
-                            if key is None:
+                            if is_timed:
+                                more: list[Any] = [self._time_at(places[i])]
+                                if key is not None:
+                                    more.insert(0, draw_at(key, places[i], use_key))
+                                made = fn(value, *more)
+                            elif key is None:
                                 made = fn(value)
                             else:
                                 drawn = on_device and on_device(key, places[i], use_key, value)
@@ -613,13 +621,13 @@ class Work:
                             continue
                         except Exception as error:
                             pass_on(error)
-                            failed = self._located(stage.name, error, places[i])
+                            failed = self._locate(stage.name, error, places[i])
                             failure = Failure(failed, self._part, stage.account)
                     values[i] = failure
                     if call.copies:
                         at = number - first + (which.start or 0)
                         given = None if kept is None else kept[i : i + 1]
-                        values[i] = self._remade(failure, call, at, places[i], use_key, given)
+                        values[i] = self._remake(failure, call, at, places[i], use_key, given)
                         spent = self._spent if can_redo else None
             finally:
                 if is_locked:
@@ -627,7 +635,7 @@ class Work:
             ns[number] += time.perf_counter_ns() - start
             ns[self.stages + number] += len(values) - passed_by
 
-    def _remade(
+    def _remake(
         self,
         failure: Failure,
         call: Call,
@@ -636,9 +644,9 @@ class Work:
         use_key: int,
         kept: list[Any] | None,
     ) -> Any:
-        """Return what an original makes of an input of operation ``at``, on which a copy failed.
+        """Return an original's result for an input of operation ``at``, on which a copy failed.
 
-        The copy may have changed it, so it is made again, or the one that was kept is taken.
+        The copy may have changed the input, so it is made again, or a kept copy of it is used.
         """
         if not self._is_addressed and kept is None:
             return failure
@@ -653,13 +661,16 @@ class Work:
 
         return self._by_original(failure, call, do)
 
+    def _time_at(self, place: int) -> EpochTime:
+        return time_at(self.address.epoch, place, self.address.places)
+
     @property
     def _is_addressed(self) -> bool:
-        """Whether inputs can be read again, by their places."""
+        """True if inputs can be read again, by their places."""
         return self.segment.source is not None and self._order is not None
 
     def _others(self, stage: Operation, places: Sequence[int]) -> list[bool] | None:
-        """Tell which examples are of other parts of a mixture; None where all are the stage's."""
+        """Mark the examples of other parts of a mixture; None if all are the stage's."""
         if stage.part is None:
             return None
         return [not is_own for is_own in stage.part.has(places)]
@@ -671,18 +682,18 @@ class Work:
     def finish(
         self, batch: Any, number: int, use_key: int, ns: list[int], rows: int, first: int = 0
     ) -> Any:
-        """Run the maps behind the batching stage over a batch; may return a ``Failure``.
+        """Run the maps after the batching stage over a batch; may return a ``Failure``.
 
         Args:
-            batch: the batch; ``number``: its own on this rank.
+            batch: the batch; ``number``: its number on this rank.
             rows: how many examples the batch has.
-            first: the number among the maps of the one to begin with.
+            first: the number of the first map to run.
         """
         maps = self._batch_maps[first:] if first else self._batch_maps
         for at, (stage, fn, key, call) in enumerate(maps, self._after + first):
             start = time.perf_counter_ns()
-            fn = stage.watched(fn, self._tell)
-            kept = None if call is _FREELY else self._kept([batch], call)
+            fn = stage.watch(fn, self._tell)
+            kept = None if call is _FREELY else self._keep_inputs([batch], call)
             is_locked = call is not _FREELY and call.is_locked
             if is_locked:
                 USER_LOCK.acquire()  # by a worker, as in ``_apply``
@@ -718,14 +729,14 @@ class Work:
 
     @property
     def collate(self) -> Collate | None:
-        """The user's ``collate``, called in its way; None where there is none."""
+        """The user's ``collate``, with the lock if it needs one; None if there is none."""
         is_free = self._collating is _FREELY
-        return self._collate if self._collate is None or is_free else self._collated
+        return self._collate if self._collate is None or is_free else self._call_collate
 
-    def _collated(self, examples: list[Any]) -> Any:
+    def _call_collate(self, examples: list[Any]) -> Any:
         call, collate = self._collating, self._collate
         assert collate is not None
-        kept = self._kept(examples, call)
+        kept = self._keep_inputs(examples, call)
         try:
             with _turn(call):
                 return collate(examples)
@@ -733,12 +744,12 @@ class Work:
             pass_on(error)
             if kept is None:
                 raise
-            return self._by_original(Failure(error), call, lambda work: work._collated(kept))
+            return self._by_original(Failure(error), call, lambda work: work._call_collate(kept))
 
     def _tell(self, found: int | Operation, names: str) -> None:
         self.misdrawn.append((found, names))
 
-    def _located(
+    def _locate(
         self, stage: str, error: BaseException, place: int, batch: int | None = None
     ) -> StageError:
         if self.segment.batches_in:
@@ -762,7 +773,7 @@ class Work:
         return StageError(stage, error, index=index, path=path, batch=batch)
 
 
-def _ready(
+def _prepare(
     stage: Operation, seed: int, epoch: int, call: Call
 ) -> tuple[Operation, Callable[..., Any], NDArray[np.uint64] | None, Call]:
     return stage, stage.compile(REJECTED), stage.key(seed, epoch), call
@@ -776,7 +787,7 @@ def _turn(call: Call) -> contextlib.AbstractContextManager[Any]:
 
 
 def warn_of_misdrawn(maps: Sequence[Map], misdrawn: list[UndeclaredRng]) -> None:
-    """Warn of maps and filters that draw from global generators, once of each."""
+    """Warn once of each map and filter that draws from global generators."""
     while misdrawn:
         found, names = misdrawn.pop()
         stage = maps[found] if isinstance(found, int) else found
@@ -785,7 +796,7 @@ def warn_of_misdrawn(maps: Sequence[Map], misdrawn: list[UndeclaredRng]) -> None
 
 
 def device_generator(key: NDArray[np.uint64], place: int, use_key: int, batch: Any) -> Any:
-    """Return a ``torch.Generator`` on a batch's device, or a key of JAX, as its arrays are."""
+    """Return a ``torch.Generator`` on a batch's device; for arrays of JAX, a key of JAX."""
     for leaf in pytree.leaves(batch):
         if pytree.is_tensor(leaf):
             import torch

@@ -25,6 +25,8 @@ class EpochChain(Protocol):
     @property
     def batch_size(self) -> int: ...
     @property
+    def plans_batches(self) -> bool: ...
+    @property
     def drops_last(self) -> bool: ...
 
 
@@ -172,9 +174,11 @@ class PipelineLoader(_data.DataLoader):  # type: ignore[misc]
 
     def __init__(self, pipeline: Epochs, **_given: Any) -> None:
         """What frameworks give when they make it anew (a sampler, above all) is not needed."""
-        size, drop_last = pipeline.chain.batch_size, pipeline.chain.drops_last
+        # Of planned batches there is no one size, as with any batch sampler.
+        size = None if pipeline.chain.plans_batches else pipeline.chain.batch_size
+        drop_last = pipeline.chain.drops_last
         sampler = EpochSampler(EpochDataset(pipeline))
-        batches = EpochBatchSampler(sampler, size, drop_last)
+        batches = EpochBatchSampler(sampler, size or 1, drop_last)
         super().__init__(sampler.data_source, batch_sampler=batches, collate_fn=only_batch)
         # Behind DataLoader's guard: with a batch sampler it says None, False and another sampler.
         self.__dict__.update(

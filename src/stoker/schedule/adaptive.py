@@ -25,8 +25,8 @@ in the same step go to the one with fewest uses.
 Items stand in queues, one for each number of uses. In each queue the order of entering is the order
 of last uses, and a full pool drops from the front of the queue with the most uses. The last batch
 of an epoch is filled up with uses from the pool. The epoch ends after its last fresh item, without
-a drain. A pool may go on in the next epoch (``carried``). What it holds by then is numbered by how
-far before that epoch it entered, so below 0; and so are the steps of its last uses.
+a drain. A pool may go on in the next epoch (``carry_over``). Its items are then numbered below 0,
+by how far before that epoch they entered; so are the steps of their last uses.
 
 Not safe for threads: the engine calls this with the planning lock held.
 """
@@ -113,7 +113,7 @@ def longest_distance(min_distance: int, size: int, group: int) -> int:
     return max(_LEAST_DISTANCE, min(min_distance, size // group))
 
 
-def carried(pool: AdaptivePool, items: int) -> AdaptiveSnapshot:
+def carry_over(pool: AdaptivePool, items: int) -> AdaptiveSnapshot:
     """Return how a pool begins the next epoch, at the end of one that had so many items."""
     levels = tuple(
         tuple(RunLength(s.ordinals - items, s.after - pool.step) for s in level)
@@ -233,7 +233,7 @@ class AdaptivePool:
             firsts = np.zeros(fresh, np.int64)
             draw = Draw(entering, firsts, np.ones(fresh, bool), firsts, 0, 0, 0)
         else:
-            draw = self._mixed(now, entering, min(self.group - fresh, again))
+            draw = self._mix_draw(now, entering, min(self.group - fresh, again))
         self.step = now
         self._rest()
         self.uses += len(draw.ordinals)
@@ -242,7 +242,7 @@ class AdaptivePool:
             self._take_moment()
         return draw
 
-    def _mixed(self, now: int, entering: NDArray[np.int64], need: int) -> Draw:
+    def _mix_draw(self, now: int, entering: NDArray[np.int64], need: int) -> Draw:
         levels = self._levels
         parts, numbers, ages, distance_sum, repeats = [entering], [0], [0], 0, 0
         arrivals: list[list[NDArray[np.int64]]] = [[] for _ in range(len(levels) + 1)]
@@ -271,7 +271,7 @@ class AdaptivePool:
         self.held += arrived
         self.copies_left += len(entering) * len(levels) - repeats
         self._resting[now] = arrived
-        dropped = self._dropped() if self.held > self.size else _NONE
+        dropped = self._drop_surplus() if self.held > self.size else _NONE
         if self.group == 1:  # one part is empty, or there is none: scalars cost less
             which = 0 if len(entering) else -1
             ordinals, count = parts[which], len(parts[which])
@@ -282,7 +282,7 @@ class AdaptivePool:
         last = uses == len(levels)
         return Draw(ordinals, uses, last, since, distance_sum, repeats, 0, dropped)
 
-    def _dropped(self) -> NDArray[np.int64]:
+    def _drop_surplus(self) -> NDArray[np.int64]:
         """Drop what is too much: the most used first, of these the oldest."""
         excess = self.held - self.size
         dropped: list[NDArray[np.int64]] = []

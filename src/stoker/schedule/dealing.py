@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.schedule.leg import Remainder
-from stoker.schedule.orders.mixed import mixed_places, parts_and_numbers
+from stoker.schedule.orders.mixed import interleave_places, parts_and_numbers
 from stoker.schedule.orders.order import Order, Places, as_array, offset_places
 from stoker.schedule.proportions import Proportions
 
@@ -394,7 +394,7 @@ class PartDeal:
         parts, world = self._parts, self._world
         if world == 1:
             first = self.first
-            return mixed_places(
+            return interleave_places(
                 *self._proportions.parts(first + rows.start, first + rows.stop), parts
             )
         group = self._group
@@ -410,7 +410,7 @@ class PartDeal:
         kind = np.min_scalar_type(len(own) * group)
         turn = np.argsort(where.astype(kind), kind="stable")  # in linear time, if 16 bits do
         part = np.tile(np.arange(parts), len(own))
-        return mixed_places(part[of], (begins.ravel() + nth)[of] + turns, parts)[turn]
+        return interleave_places(part[of], (begins.ravel() + nth)[of] + turns, parts)[turn]
 
     def counts(self, rows: int) -> list[int]:
         if self._world == 1:
@@ -466,7 +466,7 @@ class InStepDeal:
     def places(self, rows: Places) -> NDArray[np.int64]:
         assert isinstance(rows, range)
         parts, numbers = self._proportions.parts(rows.start, rows.stop)
-        return mixed_places(parts, numbers + self._begins[parts], len(self._begins))
+        return interleave_places(parts, numbers + self._begins[parts], len(self._begins))
 
     def counts(self, rows: int) -> list[int]:
         return self._proportions.counts(rows)

@@ -1,4 +1,4 @@
-"""What echoes that follow the stall decided: on record, so that a run can be repeated exactly."""
+"""Records of the decisions of adaptive echoes, so that a run can be repeated exactly."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MOST_STEPS = 1 << 24
 
 @dataclass(frozen=True)
 class Decisions:
-    """What one echo decided in one epoch.
+    """The decisions of one echo in one epoch.
 
     Attributes:
         epoch: the epoch.
@@ -37,7 +37,7 @@ class Decisions:
     carried: Mapping[str, Any] | None = None
 
     def code(self, step: int) -> int | None:
-        """Return the code of a step, None behind the last. Raises StateError before the first."""
+        """Return the code of a step; None after the last. Raises StateError before the first."""
         if step < self.first:
             raise StateError(
                 f"the record of epoch {self.epoch} begins at batch {self.first}: load the state "
@@ -46,19 +46,19 @@ class Decisions:
         at = step - self.first
         return self.codes[at] if at < len(self.codes) else None
 
-    def spent(self, step: int) -> None:
-        """Say that nothing is left, though the epoch goes on. Raises StateError."""
+    def raise_ended(self, step: int) -> None:
+        """Raise StateError: the record has ended, though the epoch goes on."""
         raise StateError(
             f"the record of epoch {self.epoch} ends at batch {step}, where the recorded run was "
             "left: without replay= the epoch goes on from there"
         )
 
-    def cannot_be(self, step: int) -> None:
-        """Say that no run could decide so. Raises StateError."""
+    def raise_damaged(self, step: int) -> None:
+        """Raise StateError: no run could decide so."""
         raise StateError(f"the record of epoch {self.epoch} is damaged at batch {step}")
 
     def after(self, earlier: Decisions | None) -> Decisions:
-        """Return these with what is on record from before them."""
+        """Return these decisions, with earlier ones before them."""
         if earlier is None or earlier.first > self.first:
             return self
         kept = earlier.codes[: self.first - earlier.first]
@@ -70,7 +70,7 @@ class Decisions:
 
 @dataclass(frozen=True)
 class EchoRecord:
-    """What one echo decided in a run, and what its decisions rest on.
+    """The decisions of one echo in a run, and the settings that they depend on.
 
     Attributes:
         max_factor: how often an item is used at most.
@@ -88,12 +88,12 @@ class EchoRecord:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What ``pipeline.record()`` returned, read.
+    """A decoded result of ``pipeline.record()``.
 
     Attributes:
         seed: the run's.
-        pipeline: what must be alike for the record to fit, as in states.
-        echoes: what each echo decided, by its position.
+        pipeline: the signature that a pipeline must have for the record to fit, as in states.
+        echoes: the decisions of each echo, by its position.
     """
 
     seed: int
@@ -109,19 +109,19 @@ class RunRecord:
         found = epochs.get(epoch)
         if found is None:
             known = sorted(epochs)
-            raise StateError(f"the record has no epoch {epoch}; it has {_listed(known)}")
+            raise StateError(f"the record has no epoch {epoch}; it has {_list_epochs(known)}")
         return found
 
     def echo(self, position: int, name: str) -> EchoRecord:
-        """Return what is on record of an echo. Raises StateError when nothing is."""
+        """Return the record of an echo. Raises StateError if there is none."""
         if position not in self.echoes:
             raise StateError(
                 f"the record has no decisions of {name}, number {position} that echoes"
             )
         return self.echoes[position]
 
-    def carried(self, position: int, epoch: int, items: int) -> AdaptiveSnapshot | None:
-        """Return the pool that an echo began an epoch with, None if it was empty.
+    def carried_pool(self, position: int, epoch: int, items: int) -> AdaptiveSnapshot | None:
+        """Return an echo's pool at the beginning of an epoch; None if it was empty.
 
         Args:
             items: how many fresh items every epoch has.
@@ -147,8 +147,8 @@ class RunRecord:
         return echo.size
 
 
-def _listed(epochs: list[int]) -> str:
-    # Ten fit into a line of an error.
+def _list_epochs(epochs: list[int]) -> str:
+    # Ten numbers fit into a line of an error.
     return ", ".join(map(str, epochs[:10])) + (", ..." if len(epochs) > 10 else "") or "none"
 
 
@@ -161,8 +161,8 @@ def difference_of(theirs: list[str], ours: list[str]) -> str:
     return f"it has {len(theirs)} stages, this one {len(ours)}"
 
 
-def written(seed: int, pipeline: list[str], echoes: Mapping[int, EchoRecord]) -> dict[str, Any]:
-    """Write a record; everything in it goes into JSON. At most 1.25 bytes a step, and a little."""
+def encode(seed: int, pipeline: list[str], echoes: Mapping[int, EchoRecord]) -> dict[str, Any]:
+    """Return a record, ready for JSON. It takes little more than 1.25 bytes a step, at most."""
     return {
         "format": FORMAT,
         "seed": seed,
@@ -187,13 +187,13 @@ def written(seed: int, pipeline: list[str], echoes: Mapping[int, EchoRecord]) ->
     }
 
 
-def read(record: Any, items: int | None) -> RunRecord:
-    """Read what ``written`` wrote.
+def decode(record: Any, items: int | None) -> RunRecord:
+    """Read the result of ``encode``.
 
     Args:
-        items: how many fresh items an epoch has at most, None if that is not known.
+        items: how many fresh items an epoch has at most; None if it is unknown.
 
-    Raises StateError when it is something else, or damaged.
+    Raises StateError if it is something else, or damaged.
     """
     if isinstance(record, str):
         try:

@@ -183,7 +183,7 @@ class Pool:
     def _slots_held(self) -> NDArray[np.int64]:
         return np.flatnonzero(self._remaining[: self._extent])
 
-    def wanted(self) -> int:
+    def fresh_needed(self) -> int:
         """Return how many fresh items the next draw is to be preceded by."""
         if self.ended:
             return 0
@@ -248,7 +248,7 @@ class Pool:
             self._close_holes(self._slots_held())
         if self.group == 1 and not self.ended:
             return self._draw_one()
-        slots = self._drained() if self.ended else self._uniform()
+        slots = self._drain() if self.ended else self._uniform()
         ordinals, remaining, after = (
             self._ordinal[slots],
             self._remaining[slots],
@@ -323,7 +323,7 @@ class Pool:
 
     def advance(self) -> Draw:
         """Admit what is wanted and draw; for pools that know their number of items."""
-        self.admit(self.wanted())
+        self.admit(self.fresh_needed())
         return self.draw()
 
     def snapshot(self, step: int) -> Snapshot:
@@ -375,7 +375,7 @@ class Pool:
             kept = drawn[self._mark[drawn] == places]
         return kept[:count]
 
-    def _drained(self) -> NDArray[np.int64]:
+    def _drain(self) -> NDArray[np.int64]:
         if self._levels is None:
             self._levels = self._begin_drain()
         levels = self._levels

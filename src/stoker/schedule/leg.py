@@ -106,7 +106,7 @@ class Held:
         mine = slice(rank, None, self.world)
         return Held(1, self.places[mine], self.remaining[mine], self.spent[mine])
 
-    def saved(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return it for JSON."""
         gaps = np.diff(self.places, prepend=0)
         begins = np.flatnonzero(np.diff(self.remaining, prepend=-1))
@@ -119,8 +119,8 @@ class Held:
         }
 
     @classmethod
-    def read(cls, saved: Any, world: int, places: int, most: int) -> Held:
-        """Read what ``saved`` returned, of an epoch of so many places.
+    def from_json(cls, saved: Any, world: int, places: int, most: int) -> Held:
+        """Read the result of ``to_json``, of an epoch of so many places.
 
         Args:
             saved: what it was.
@@ -200,11 +200,11 @@ class Leg:
         """How many rows of a rank are in its pool at the beginning; they come first."""
         return 0 if self.held is None else self.held.each
 
-    def saved(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return it for JSON."""
         bounds = np.array(self.rest.ranges, np.int64).ravel()
         gaps = np.diff(bounds, prepend=0)
-        held = {} if self.held is None else {"held": self.held.saved()}
+        held = {} if self.held is None else {"held": self.held.to_json()}
         return {
             "begun_by": self.begun_by,
             "ranges": len(self.rest.ranges),
@@ -215,8 +215,8 @@ class Leg:
         }
 
     @classmethod
-    def read(cls, saved: Any, world: int, places: int, most: int) -> Leg:
-        """Read what ``saved`` returned, of an epoch of so many places.
+    def from_json(cls, saved: Any, world: int, places: int, most: int) -> Leg:
+        """Read the result of ``to_json``, of an epoch of so many places.
 
         Args:
             saved: what it was.
@@ -237,7 +237,7 @@ class Leg:
             Remainder(zip(bounds[::2].tolist(), bounds[1::2].tolist(), strict=True)),
             Clock(fresh, uses, steps),
             check_integer(saved["batches"]),
-            Held.read(saved["held"], world, places, most) if "held" in saved else None,
+            Held.from_json(saved["held"], world, places, most) if "held" in saved else None,
         )
 
 

@@ -83,7 +83,7 @@ class OwnerMap:
         self._divisors: _Words = np.array(
             [min((most << 16) // member.weight_bytes, (1 << 31)) for member in members], np.uint64
         )
-        self._owners = self._bounded()
+        self._owners = self._bound_loads()
 
     @staticmethod
     def of(members: Iterable[Member], version: int) -> OwnerMap:
@@ -122,7 +122,7 @@ class OwnerMap:
 
     def _draw(self, slots: _Words, member: int) -> _Words:
         """What a member draws in slots: the smallest of all wins; 0 is drawn by nobody."""
-        words = _mixed(slots * _SPREAD ^ self._seeds[member])
+        words = _mix_bits(slots * _SPREAD ^ self._seeds[member])
         draws: _Words = _minus_log2(words) * self._divisors[member]
         return draws
 
@@ -130,7 +130,7 @@ class OwnerMap:
         """What all members draw in slots, of shape [slots, members]."""
         return np.stack([self._draw(slots, m) for m in range(len(self))], axis=1)
 
-    def _bounded(self) -> npt.NDArray[np.int32]:
+    def _bound_loads(self) -> npt.NDArray[np.int32]:
         owners = np.zeros(SLOTS, np.int32)
         if len(self) < 2:
             return owners
@@ -166,7 +166,7 @@ def _slot(index: int) -> int:
     return (index * int(_SPREAD) & 0xFFFFFFFFFFFFFFFF) >> (64 - _SLOT_BITS)
 
 
-def _mixed(words: _Words) -> _Words:
+def _mix_bits(words: _Words) -> _Words:
     """Words in which every bit depends on every bit of those given (SplitMix64)."""
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -245,8 +245,8 @@ class OwnerSnapshot:
         return OwnerSnapshot(known.version, members, ranks)
 
     @staticmethod
-    def read(saved: Any, world: int) -> OwnerSnapshot:
-        """Read what ``saved`` made, for so many ranks.
+    def from_json(saved: Any, world: int) -> OwnerSnapshot:
+        """Read what ``to_json`` made, for so many ranks.
 
         Raises KeyError, TypeError or ValueError for what it cannot have made.
         """
@@ -265,7 +265,7 @@ class OwnerSnapshot:
         ranks = tuple(check_integer(node, -1, len(members) - 1) for node in saved["ranks"])
         return OwnerSnapshot(check_integer(saved["version"]), members, ranks)
 
-    def saved(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return this, ready for JSON."""
         members = [list(member) for member in self.members]
         return {"version": self.version, "members": members, "ranks": list(self.ranks)}
@@ -273,7 +273,7 @@ class OwnerSnapshot:
     @property
     def digest(self) -> int:
         """What equals another's only if this does: above 0, in 56 bits."""
-        text = json.dumps(self.saved(), sort_keys=True).encode()
+        text = json.dumps(self.to_json(), sort_keys=True).encode()
         # 56 bits: ranks compare it, and its negative, as int64.
         return 1 + int.from_bytes(blake2b(text, digest_size=7).digest(), "little")
 

@@ -1,4 +1,4 @@
-"""Which part of a mixture comes next: error diffusion over exact weights, addressed by integers.
+"""Decides the next part of a mixture: error diffusion over exact weights, by integers.
 
 A row of places is split in two by Bresenham's rule, in proportion to the weights of two halves of
 the parts; each half's places are split again, down to single parts. So the part of any place, and
@@ -24,8 +24,8 @@ MOST_TOTAL = 1 << 30
 that products of it with places stay within 63 bits."""
 
 _MOST_TABLED = 1 << 16
-"""How many places a round has at most whose parts are looked up, in a MiB; in a longer one they
-are found."""
+"""The longest round whose parts are looked up in a table, of a MiB. In a longer one they are
+computed."""
 
 _Tree = int | tuple[int, int, Any, Any]
 """A part; or the weight of the left half, that of both, and the halves."""
@@ -76,17 +76,17 @@ class Proportions:
         rounds, rest = divmod(places, self.total)
         return [
             rounds * weight + own
-            for weight, own in zip(self.weights, self._divided(rest), strict=True)
+            for weight, own in zip(self.weights, self._divide(rest), strict=True)
         ]
 
     def counts_at(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return ``counts`` for many numbers of places, ``int64 [parts, n]``."""
         rounds, rest = np.divmod(places, self.total)
         whole: NDArray[np.int64] = np.array(self.weights)[:, None] * rounds
-        whole += np.stack(self._divided(rest))
+        whole += np.stack(self._divide(rest))
         return whole
 
-    def _divided(self, places: Any) -> list[Any]:
+    def _divide(self, places: Any) -> list[Any]:
         """Return how many of the first places of a round each part has."""
         found: list[Any] = [0] * len(self.weights)
         waiting: list[tuple[_Tree, Any]] = [(self._tree, places)]
@@ -101,25 +101,25 @@ class Proportions:
         return found
 
     def parts(self, start: int, stop: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return of places ``start .. stop - 1`` the part, and the place's number in that part."""
+        """Return the parts of places ``start .. stop - 1``, and each one's number in its part."""
         return self.parts_of(np.arange(start, stop))
 
     def parts_of(self, places: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return of these places the part, and the place's number in that part."""
+        """Return the parts of these places, and each one's number in its part."""
         rounds, rest = np.divmod(places, self.total)
         if self.total > _MOST_TABLED:
-            parts, numbers_in = self._found(rest)
+            parts, numbers_in = self._find_parts(rest)
         else:
             parts, numbers_in = (column[rest] for column in self._table)
         return parts, numbers_in + rounds * np.array(self.weights)[parts]
 
     @cached_property
     def _table(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """What ``parts`` returns of the first round."""
-        return self._found(np.arange(self.total))
+        """The result of ``parts`` for the first round."""
+        return self._find_parts(np.arange(self.total))
 
-    def _found(self, places: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Find what ``parts_of`` returns, of places in the first round."""
+    def _find_parts(self, places: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Compute the result of ``parts_of`` for places in the first round."""
         parts, numbers_in = np.empty_like(places), np.empty_like(places)
         waiting = [(self._tree, places, np.arange(len(places)))]
         while waiting:
@@ -163,7 +163,7 @@ class Proportions:
 
 
 def _share(places: Any, left: int, both: int) -> Any:
-    """Return how many of so many places are the left half's: rounded, half up."""
+    """Return the left half's number of ``places``, rounded half up."""
     return (2 * places * left + both) // (2 * both)
 
 

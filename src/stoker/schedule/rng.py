@@ -31,7 +31,7 @@ _USE_BITS = 20
 
 # Purposes: the first word of a key. Random maps take MAP + their position among random maps, the
 # parts of a mixture SHUFFLE + their number.
-SHUFFLE, ECHO, LEGACY, MAP, SPLIT = 0, 1 << 20, 2 << 20, 3 << 20, 4 << 20
+SHUFFLE, ECHO, LEGACY, MAP, SPLIT, BATCHES = 0, 1 << 20, 2 << 20, 3 << 20, 4 << 20, 5 << 20
 
 
 def draw_seed() -> int:

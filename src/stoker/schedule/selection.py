@@ -175,6 +175,10 @@ class Selection:
         """Whether ranks' parts are dealt by who keeps what."""
         return self.share is not None and self.share.is_dealt
 
+    def undealt(self) -> Selection:
+        """Return this for all ranks together."""
+        return replace(self, share=None, in_step=False)
+
     def goes_through(self, ends: NDArray[np.int64]) -> bool:
         """Whether examples come block by block, or few blocks at a time, of blocks with these ends.
 

@@ -27,6 +27,7 @@ from stoker.schedule.orders.mixed import MixedOrder
 from stoker.schedule.orders.order import Order
 from stoker.schedule.proportions import Proportions
 from stoker.schedule.selection import Selection
+from stoker.schedule.sizing.batch_plan import PlannedDeal
 from stoker.sources.origin import IndexedSource, UserObject
 from stoker.sources.source import Indices, Reader, Rows
 from stoker.stats import PartStats
@@ -194,7 +195,7 @@ class MixtureSource(IndexedSource):
     def part_stats(self, order: RankOrder, examples: int) -> tuple[PartStats, ...]:
         mixed, deal, total = order.order, order.deal, self.proportions.total
         assert isinstance(mixed, MixedOrder)
-        assert isinstance(deal, PartDeal | InStepDeal)
+        assert isinstance(deal, PartDeal | InStepDeal | PlannedDeal)
         fresh = deal.counts(examples)
         left = len(mixed) - deal.first
         of_all = self.proportions.counts(deal.first + left * examples // max(1, len(order)))
@@ -211,6 +212,13 @@ class MixtureSource(IndexedSource):
             PartStats(part.source.name, weight / total, count, (begun + drawn) / each)
             for part, weight, count, begun, drawn, each in told
         )
+
+    def places_by_part(self, selection: Selection) -> tuple[int, ...]:
+        return tuple(self.proportions.counts(self.places(selection)))
+
+    @property
+    def parts_count(self) -> int:
+        return len(self.parts)
 
     def column(self, field: str | int) -> NDArray[Any]:
         return np.concatenate([part.source.column(field) for part in self.parts])

@@ -264,6 +264,15 @@ class IndexedSource(Origin):
         """Return the order of an epoch's examples on this rank."""
         return selection.rank_order(len(self), seed, epoch, dealer, group)
 
+    def places_by_part(self, selection: Selection) -> tuple[int, ...]:
+        """Return how many places an epoch has, over all ranks, by part of a mixture."""
+        return (self.places(selection),)
+
+    @property
+    def parts_count(self) -> int:
+        """How many parts it is mixed of, 1 if it is no mixture."""
+        return 1
+
     def places(self, selection: Selection) -> int:
         """Return how many places an epoch has, over all ranks."""
         return selection.places(len(self))
@@ -329,6 +338,20 @@ def numbers_of(source: IndexedSource, given: Any, asked: str) -> NDArray[Any]:
             f"the order of the source, and was given {len(numbers):,}"
         )
     return numbers
+
+
+def keys_of(source: IndexedSource, given: Any, asked: str) -> NDArray[np.int64]:
+    """Return a number for each example of a source that only examples of equal keys share.
+
+    Keys are whole numbers or text, one for each, or a field of whole numbers. Raises as
+    ``numbers_of`` does.
+    """
+    keys = given if isinstance(given, (str, int)) else np.asarray(given)
+    if isinstance(keys, np.ndarray) and keys.ndim == 1 and keys.dtype.kind in "US":
+        keys = np.unique(keys, return_inverse=True)[1]
+    numbers = numbers_of(source, keys, asked)
+    found: NDArray[np.int64] = np.unique(numbers, return_inverse=True)[1]
+    return found
 
 
 def check_fields(source: Origin, on: str | int | None) -> None:

@@ -360,7 +360,9 @@ def _check_cacheable(before: ChainView) -> None:
         )
     stage = first_with(
         before.stages,
-        lambda t: t.is_random or t.repeats or t.batches or t.joins or t.scans or t.caches,
+        lambda t: (
+            t.is_random or t.changes or t.repeats or t.batches or t.joins or t.scans or t.caches
+        ),
     )
     if stage is None:
         return
@@ -368,6 +370,11 @@ def _check_cacheable(before: ChainView) -> None:
         raise ValueError(
             f".cache() cannot follow {stage.name}: its random numbers would be the same in "
             "every epoch. Put .cache() before it"
+        )
+    if stage.traits.changes:
+        raise ValueError(
+            f".cache() cannot follow {stage.name}: what it is told changes in every epoch. Put "
+            ".cache() before it"
         )
     if stage.traits.repeats:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Echoing: where in the chain items are kept and used again."""
+"""Echoing: a stage that keeps items and uses them again."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Factor = float | Fraction | str | Sequence[float | Fraction]
 """``"auto"``, or the mean uses of each fresh item, at least 1; of a mixture one for each part."""
 # docs/evidence.md: pools of 4, 16 and 64 batches bring 1.6, 2.3 and 2.0 before augmentation.
 DEFAULT_POOL_BATCHES = 16
-# Of usable memory: a pool nobody asked for leaves nine tenths to the job. Chosen, not measured.
+# Of usable memory: a pool of default size leaves nine tenths to the job. Chosen, not measured.
 DEFAULT_POOL_MEMORY_FRACTION = 0.1
 # docs/evidence.md, batch echoing at B = 32: 4 saves fresh examples (1.12, 1.27), 8 needs more of
 # them than no echo (0.74).
@@ -40,16 +40,16 @@ class Echo(ChainStage):
     """The stage ``.echo(factor, pool=...)``.
 
     Attributes:
-        uses: by the exact echoing factor (a factor of 1 leaves no stage behind); one for each part
-            of a mixture; none where it follows the stall.
+        uses: by the exact echoing factor (a factor of 1 makes no stage); one for each part of a
+            mixture; empty if the factor follows the stall.
         max_factor: how often an item is used at most.
-        min_distance: how many steps lie between two uses of an item at least, where the factor
-            follows the stall.
+        min_distance: the least number of steps between two uses of an item, if the factor follows
+            the stall.
         pool: the pool's size in items, or None.
         pool_bytes: the pool's size in bytes, or None; with neither, the default.
-        position: how many echoes stand before it in the chain: part of its address.
+        position: how many echoes come before it in the chain: part of its address.
         record: decisions of an earlier run that are replayed, or None.
-        counts: how often each item is used, once it is placed; None where it follows the stall.
+        counts: how often each item is used, once it is placed; None if it follows the stall.
     """
 
     uses: tuple[EvenUses, ...]
@@ -109,19 +109,19 @@ class Echo(ChainStage):
 
     @property
     def is_adaptive(self) -> bool:
-        """Whether the factor follows the stall."""
+        """True if the factor follows the stall."""
         return not self.uses
 
     @property
     def follows_clock(self) -> bool:
-        """Whether it decides by what is ready, rather than by a factor or a record."""
+        """True if it decides by the number of ready items, rather than by a factor or a record."""
         return self.is_adaptive and self.record is None
 
     def placed(self, before: ChainView) -> Echo:
-        """Number it among the echoes, look up its record, and tell how often items are used.
+        """Number it among the echoes, look up its record, and compute how often items are used.
 
-        Raises ValueError behind a stage whose outputs cannot be made again one by one, and where
-        an item does not tell which part it is of.
+        Raises ValueError after a stage whose outputs cannot be made again one by one, and if the
+        part of an item is unknown.
         """
         joining = first_with(before.stages, lambda t: t.joins)
         if joining is not None:
@@ -156,7 +156,7 @@ class Echo(ChainStage):
         to.echo(self)
 
     def count(self, items: int) -> int:
-        """Return the uses of so many fresh items; TypeError where that is not known before."""
+        """Return the uses of so many fresh items. Raises TypeError if it is unknown beforehand."""
         if self.counts is None:
             raise TypeError(
                 'the number of batches is not known under .echo("auto"), which follows '
@@ -165,27 +165,27 @@ class Echo(ChainStage):
         return self.counts.of_first(items)
 
     def signature(self) -> str:
-        """Return its factor and pool; of an adaptive one another pool makes no other pipeline."""
+        """Return its factor and pool; without the pool if it is adaptive, as that may change."""
         if self.is_adaptive:
             return f"echo(auto, max_factor={self.max_factor}, min_distance={self.min_distance})"
         size = self.pool if self.pool is not None else self.pool_bytes
         return f"echo({', '.join(str(each.factor) for each in self.uses)}, pool={size})"
 
     def note(self, chain: ChainView, sizes: Mapping[int, PoolSize]) -> str:
-        """Say where it stands in the echoing paper's words, its pool, and who decides."""
+        """Describe its place in the echoing paper's words, its pool, and its policy."""
         place, pool = self._insertion_point(chain), self._pool(chain, sizes)
-        return f"  {place}; {pool}{self._decides()}{self._apart(chain, sizes)}"
+        return f"  {place}; {pool}{self._decides()}{self._describe_distance(chain, sizes)}"
 
     def smallest_distinct(self, group: int) -> int:
         """Return the least pool, in items, that keeps the uses of a batch distinct.
 
-        Of an adaptive echo: that lets a batch consist of items used before, none of them in the
-        batch before it.
+        For an adaptive echo it is the least pool with which a batch may consist of repeats alone,
+        none of them from the batch before.
         """
         return (2 if self.is_adaptive else self.max_factor) * group
 
     def check_holds(self, batch: int) -> None:
-        """Raise ValueError where its pool is smaller than a batch."""
+        """Raise ValueError if its pool is smaller than a batch."""
         if self.pool is not None and self.pool < batch:
             raise ValueError(
                 f"{self.name}: a pool of {self.pool} examples is smaller than a batch of "
@@ -194,7 +194,7 @@ class Echo(ChainStage):
             )
 
     def _counts(self, before: ChainView) -> UseCounts | None:
-        """Tell how often each item is used; raises ValueError where its part is not known."""
+        """Return how often each item is used. Raises ValueError if its part is unknown."""
         if len(self.uses) < 2:
             return self.uses[0] if self.uses else None
         source = before.source
@@ -216,7 +216,7 @@ class Echo(ChainStage):
         return UsesByPart(self.uses, source.proportions)
 
     def _insertion_point(self, chain: ChainView) -> str:
-        """Name where it stands (Choi et al., arXiv 1907.05550, section 2)."""
+        """Name its place in the chain (Choi et al., arXiv 1907.05550, section 2)."""
         at = chain.stages.index(self)
         before, behind = chain.stages[:at], chain.stages[at:]
         if first_with(before, lambda t: t.moves):
@@ -249,7 +249,7 @@ class Echo(ChainStage):
         return f"pool of {DEFAULT_POOL_BATCHES} {unit}, at most 10 % of usable memory"
 
     def _decides(self) -> str:
-        """Say who decides where the factor is not fixed."""
+        """Name the policy, if the factor is not fixed."""
         if not self.is_adaptive:
             return ""
         if self.record is not None:
@@ -259,8 +259,8 @@ class Echo(ChainStage):
             return "; follows the stall, on demand"
         return f"; planned: {ranks[1]} ranks agree every {WINDOW_STEPS} batches"
 
-    def _apart(self, chain: ChainView, sizes: Mapping[int, PoolSize]) -> str:
-        """Say how far apart copies are, where a rule says so."""
+    def _describe_distance(self, chain: ChainView, sizes: Mapping[int, PoolSize]) -> str:
+        """Describe the distance of copies, if there is a rule."""
         if not self.is_adaptive:
             return ""
         known = sizes.get(self.position)

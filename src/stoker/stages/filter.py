@@ -1,4 +1,4 @@
-"""Filters: which examples go on."""
+"""Filters: stages that keep the examples that a function accepts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stoker.basics.pytree import Field
-from stoker.stages.functions.operation import Operation, checked_budget
+from stoker.stages.functions.operation import Operation, check_budget
 from stoker.stages.skip import OnError
 from stoker.stages.stage import ChainView, EnginePlan, Traits, not_known
 
@@ -23,7 +23,7 @@ class Filter(Operation):
     @staticmethod
     def of(fn: Any, on: Any, on_error: OnError | None) -> Filter:
         """Check the arguments of ``.filter()``."""
-        return Filter(fn, on, checked_budget("filter", fn, on, on_error))
+        return Filter(fn, on, check_budget("filter", fn, on, on_error))
 
     @property
     def traits(self) -> Traits:
@@ -35,7 +35,7 @@ class Filter(Operation):
         """Check that single examples come here, with the field that it looks at."""
         if before.is_batched:
             raise ValueError(".filter() works on examples: put it before .batch()")
-        return self.placed_on(before)
+        return self.place_on(before)
 
     def lower(self, to: EnginePlan) -> None:
         to.filter(self)

@@ -13,10 +13,17 @@ from stoker.basics.pytree import Field
 from stoker.images.advising import hint
 from stoker.images.normalizing import fused
 from stoker.schedule import rng
-from stoker.stages.functions.operation import Operation, checked_budget
-from stoker.stages.functions.transforms import called_alone, called_with_rng
+from stoker.stages.functions.operation import Operation, check_budget
+from stoker.stages.functions.transforms import call_with_rng, call_without_rng
 from stoker.stages.skip import OnError
-from stoker.stages.stage import ChainView, EnginePlan, PoolSize, Traits, not_known
+from stoker.stages.stage import (
+    ChainView,
+    EnginePlan,
+    PoolSize,
+    Traits,
+    first_with,
+    not_known,
+)
 
 
 @dataclass(frozen=True)
@@ -29,11 +36,13 @@ class Map(Operation):
         is_random: whether it is handed a generator.
         repeats_only: whether first uses pass it untouched.
         position: how many random maps stand before it in the chain: part of its address.
+        clock: whether ``fn`` is told last where in training the example stands.
     """
 
     is_random: bool = False
     repeats_only: bool = False
     position: int = 0
+    clock: bool = False
 
     @staticmethod
     def of(
@@ -43,11 +52,15 @@ class Map(Operation):
         *,
         is_random: bool,
         repeats_only: bool = False,
+        clock: bool = False,
     ) -> Map:
         """Check the arguments of ``.map()`` and ``.random_map()``."""
         method = "random_map" if is_random else "map"
-        budget = checked_budget(method, fn, on, on_error, is_random=is_random)
-        return Map(fn, on, budget, is_random=is_random, repeats_only=bool(repeats_only))
+        if not isinstance(clock, bool):
+            raise TypeError(f".{method}() takes clock=True or False, not {clock!r}")
+        budget = check_budget(method, fn, on, on_error, is_random=is_random, clock=clock)
+        only = bool(repeats_only)
+        return Map(fn, on, budget, is_random=is_random, repeats_only=only, clock=clock)
 
     @property
     def method(self) -> str:
@@ -59,12 +72,13 @@ class Map(Operation):
             keeps_fields=self.on is not None,
             skips=self.skips,
             is_random=self.is_random,
+            changes=self.clock,
             inside=self.part is not None,
         )
 
     def placed(self, before: ChainView) -> Map:
         """Check its field, and that it skips examples only; number it among random maps."""
-        placed = self.placed_on(before)
+        placed = self.place_on(before)
         if self.budget is not None and before.is_batched:
             raise ValueError(
                 "on_error= works for examples only: a stage after .batch() always raises"
@@ -74,8 +88,23 @@ class Map(Operation):
                 "repeats_only= needs an .echo() before it, and no .batch() in between, which mixes "
                 "first and later uses"
             )
+        if self.clock:
+            self._check_clock(before)
         position = sum(stage.traits.is_random for stage in before.stages)
         return replace(placed, position=position)
+
+    def _check_clock(self, before: ChainView) -> None:
+        """Raise ValueError where what comes has no place in the epoch, or several."""
+        said = f".{self.method}(clock=True)"
+        if not before.source.is_indexed:
+            raise ValueError(
+                f"{said} tells an example's place in the epoch, and a stream's length is not known"
+            )
+        stage = first_with(before.stages, lambda t: t.batches or t.joins)
+        if stage is not None:
+            raise ValueError(
+                f"{said} tells the place of a single example: put it before {stage.name}"
+            )
 
     def lower(self, to: EnginePlan) -> None:
         to.map(self)
@@ -91,11 +120,15 @@ class Map(Operation):
         is_alike = (before.on, before.part, before.budget) == (self.on, self.part, self.budget)
         if not is_alike or self.skips or self.repeats_only or before.repeats_only:
             return None
+        if self.clock or before.clock:
+            return None
         both = fused(before.fn, self.fn)
         return None if both is None else replace(before, fn=both)
 
     def compile(self, rejected: object) -> Callable[..., Any]:
-        fn = called_with_rng(self.fn) if self.is_random else called_alone(self.fn)
+        fn = self.fn
+        if not self.clock:
+            fn = call_with_rng(fn) if self.is_random else call_without_rng(fn)
         return fn if self.on is None else _OnField(fn, Field(self.on))
 
     def note(self, chain: ChainView, sizes: Mapping[int, PoolSize]) -> str:
@@ -104,19 +137,19 @@ class Map(Operation):
 
     def signature(self) -> str:
         """Return its kind, the field, and whether it leaves first uses."""
-        return super().signature() + (", repeats only" if self.repeats_only else "")
+        return super().signature() + ", repeats only" * self.repeats_only + ", clock" * self.clock
 
     def key(self, seed: int, epoch: int) -> NDArray[np.uint64] | None:
         return rng.key(seed, epoch, rng.MAP + self.position) if self.is_random else None
 
-    def watched(
+    def watch(
         self, fn: Callable[..., Any], tell: Callable[[int | Operation, str], None]
     ) -> Callable[..., Any]:
         if not self.is_random:
-            return super().watched(fn, tell)
+            return super().watch(fn, tell)
         if not self.draws.looks:
             return fn
-        return self.draws.watched(fn, lambda names: tell(self.position, names))
+        return self.draws.watch(fn, lambda names: tell(self.position, names))
 
     def says_of(self, names: str) -> str:
         if not self.is_random:

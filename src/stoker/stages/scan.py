@@ -21,7 +21,7 @@ from stoker.stages.stage import (
 )
 
 ScanState = str | bytes
-"""A state that nothing changes any more: text of JSON, or the bytes that ``dump=`` returned."""
+"""A dumped state, which no longer changes: JSON text, or the bytes that ``dump=`` returned."""
 
 _SCALARS = frozenset({str, int, float, bool, type(None)})
 _KEYS = frozenset({str})
@@ -37,7 +37,7 @@ class Dropped(enum.Enum):
 
 
 DROP: Final = Dropped.DROP
-"""What the function of ``.scan()`` returns in place of an example that it leaves out."""
+"""The function of ``.scan()`` returns this in place of an example to drop it."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Scan(ChainStage):
     Attributes:
         fn: called as ``fn(state, example)``; returns the next state, and an example or ``DROP``.
         initial: the state in which each epoch begins.
-        dump, load: of the user; None where the state itself goes into JSON.
+        dump, load: the user's; None if the state itself goes into JSON.
     """
 
     fn: Callable[[Any, Any], Any]
@@ -60,7 +60,7 @@ class Scan(ChainStage):
     def of(fn: Any, state: Any, dump: Any, load: Any) -> Scan:
         """Check the arguments of ``.scan()``.
 
-        Raises TypeError where ``fn`` cannot be called so, or the state cannot be saved.
+        Raises TypeError if ``fn`` does not take two arguments, or the state cannot be saved.
         """
         if not callable(fn):
             raise TypeError(f".scan() needs a function, not {type(fn).__name__}")
@@ -75,10 +75,10 @@ class Scan(ChainStage):
             if each is not None and not callable(each):
                 raise TypeError(f"{name}= is a function, not {type(each).__name__}")
         scan = Scan(fn, "null", dump, load)
-        scan = replace(scan, initial=scan.dumped(state))
+        scan = replace(scan, initial=scan.dump_state(state))
         if load is not None:
             try:
-                scan.begun(scan.initial)
+                scan.load_state(scan.initial)
             except Exception as error:
                 raise TypeError(
                     f"load= of {scan.name} does not take what dump= returned: "
@@ -115,8 +115,8 @@ class Scan(ChainStage):
     def note(self, chain: ChainView, sizes: Mapping[int, PoolSize]) -> str:
         return "  one example at a time, in order; may leave some out"
 
-    def dumped(self, state: Any) -> ScanState:
-        """Return a state as it is saved. Raises TypeError where it would not come back the same."""
+    def dump_state(self, state: Any) -> ScanState:
+        """Return a state as it is saved. Raises TypeError if it would not come back the same."""
         try:
             made = state if self.dump is None else self.dump(state)
             if self.dump is not None and type(made) is bytes:
@@ -134,32 +134,32 @@ class Scan(ChainStage):
                 f"keys, lists, text, numbers, booleans and None: {error}; {hint}"
             ) from error
 
-    def begun(self, saved: ScanState) -> Any:
-        """Return a state of its own, made of a saved one. Raises what ``load=`` does."""
+    def load_state(self, saved: ScanState) -> Any:
+        """Return a new state from a saved one. Errors of ``load=`` pass."""
         state = saved if isinstance(saved, bytes) else json.loads(saved)
         return state if self.load is None else self.load(state)
 
     def check(self, saved: ScanState) -> None:
-        """Raise StateError unless a state that was read can be begun with."""
+        """Raise StateError unless the scan can go on from this state."""
         try:
             if isinstance(saved, bytes) and self.load is None:
                 raise TypeError("it is bytes, and there is no load=")
-            self.begun(saved)
+            self.load_state(saved)
         except Exception as error:
             raise StateError(
                 f"the state is damaged: {self.name} cannot go on with what was saved of it: "
                 f"{type(error).__name__}: {error}"
             ) from error
 
-    def called(self, state: Any, example: Any) -> tuple[Any, Any]:
+    def step(self, state: Any, example: Any) -> tuple[Any, Any]:
         """Return the next state, and an example or ``DROP``.
 
-        Raises TypeError where the function returns something else, and what it raises.
+        Raises TypeError if the function returns something else. Its errors pass.
         """
         made = self.fn(state, example)
         if type(made) is not tuple or len(made) != 2:
             raise TypeError(
-                f"the function returned {_shown(made)}: return a pair, (state, example) or "
+                f"the function returned {_describe(made)}: return a pair, (state, example) or "
                 "(state, stoker.DROP)"
             )
         if made[1] is None:
@@ -168,15 +168,15 @@ class Scan(ChainStage):
                 "to leave it out"
             )
         if self.dump is None and made[1] is not DROP:
-            return made[0], _apart(made[1])
+            return made[0], _separate(made[1])
         return made
 
 
 def _check_exact(value: Any, seen: set[int]) -> None:
-    """Raise TypeError unless JSON gives back the same: types, keys, and what is one object.
+    """Raise TypeError unless JSON gives back the same types, keys and shared objects.
 
-    JSON itself takes more (tuples, numbers as keys, a ``defaultdict``), and gives back other types:
-    a run that is resumed would then differ from one that is not.
+    JSON itself takes more (tuples, numbers as keys, a ``defaultdict``), but gives back other types:
+    a resumed run would then differ from one that never stopped.
     """
     kind = type(value)
     if kind in _SCALARS:
@@ -200,24 +200,24 @@ def _type_name(kind: type) -> str:
     return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
 
 
-def _apart(value: Any) -> Any:
-    """Return an example whose dicts and lists are its own, and none of them the state's.
+def _separate(value: Any) -> Any:
+    """Return a copy of an example that shares no dict or list with the state.
 
     The function may write into its state at the next call, and a map into the example, while the
-    other of the two is still wanted. A state for JSON shares nothing else with an example.
+    other one is still in use. A state for JSON can share nothing else with an example.
     """
     kind = type(value)
     if kind is dict:
-        return {key: _apart(child) for key, child in value.items()}
+        return {key: _separate(child) for key, child in value.items()}
     if kind is list:
-        return list(value) if _SCALARS.issuperset(map(type, value)) else list(map(_apart, value))
+        return list(value) if _SCALARS.issuperset(map(type, value)) else list(map(_separate, value))
     if isinstance(value, tuple):
-        parts = map(_apart, value)
+        parts = map(_separate, value)
         return kind(*parts) if hasattr(value, "_fields") else tuple(parts)
     return value
 
 
-def _shown(value: Any) -> str:
+def _describe(value: Any) -> str:
     """Show a value in an error, cut where it is long."""
     text = repr(value)
     kind = f"a {_type_name(type(value))}, " if value is not None else ""

@@ -1,4 +1,4 @@
-"""Skip budgets: how many bad examples a run may leave out before it stops."""
+"""Skip budgets: the number of bad examples that a run may skip before it stops."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OnError = str | int | float
 
 @dataclass(frozen=True)
 class Budget:
-    """How many examples may be skipped in an epoch: a count, or a fraction of its examples.
+    """The examples that may be skipped in an epoch: a count, or a fraction of its examples.
 
     A budget of no examples raises at the first failure, as if there were none.
     """
@@ -29,9 +29,9 @@ class Budget:
     fraction: float = 0.0
 
     def allows(self, skipped: int, examples: int | None, seen: int) -> bool:
-        """Tell whether so many may be skipped, of an epoch of ``examples`` of which ``seen`` came.
+        """True if ``skipped`` examples are allowed, after ``seen`` of the epoch's ``examples``.
 
-        ``examples`` is None if that is not known.
+        ``examples`` is None if it is unknown.
         """
         if self.count is not None:
             return skipped <= self.count

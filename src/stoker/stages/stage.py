@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from stoker.schedule.orders.chosen import Chosen
 from stoker.schedule.orders.drawing import Drawing
 from stoker.schedule.owners import OwnersKnown
+from stoker.schedule.sizing.batch_plan import BatchRule
 from stoker.schedule.sizing.costs import Costs
 from stoker.sources.origin import ChainOfSource, Origin, UserObject
 from stoker.stages.skip import Budget
@@ -36,6 +37,7 @@ class Traits:
         filters: it leaves out examples for which a function says so.
         skips: it may leave out examples on which it fails.
         is_random: it draws random numbers.
+        changes: what it makes of an example changes in the course of training.
         repeats: it hands out each item several times.
         batches: its outputs are batches.
         moves: its outputs are on a device.
@@ -52,6 +54,7 @@ class Traits:
     filters: bool = False
     skips: bool = False
     is_random: bool = False
+    changes: bool = False
     repeats: bool = False
     batches: bool = False
     moves: bool = False
@@ -131,6 +134,7 @@ class EnginePlan(Protocol):
     def filter(self, stage: Any) -> None: ...
     def cache(self, stage: Any) -> None: ...
     def batch(self, stage: Any) -> None: ...
+    def plan_batches(self, rule: BatchRule) -> None: ...
     def pack(self, stage: Any) -> None: ...
     def scan(self, stage: Any) -> None: ...
     def echo(self, stage: Any) -> None: ...

@@ -1,10 +1,10 @@
 """Batches on a device: as torch tensors, or as JAX arrays, copied one batch ahead of their use.
 
-JAX copies by itself while the host goes on, and keeps the host's arrays alive for as long as it
-reads them. JAX is never imported here before somebody who has imported it names a place.
+JAX copies in the background, and keeps the host's arrays alive for as long as it reads them. JAX is
+never imported here: a user who names a place of JAX has imported it.
 
-``Mover`` is all that knows torch's devices, and ``JaxMover`` JAX's. Of torch's, only
-CUDA has a side stream and pinned staging memory; for others a batch is copied at once.
+Only ``Mover`` knows torch's devices, and only ``JaxMover`` JAX's. Of torch's devices, only CUDA has
+a side stream and pinned staging memory; to others a batch is copied at once.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _REGISTERED = 2
 
 
 def is_jax_place(place: Any) -> bool:
-    """Tell whether this is a ``jax.Device`` or a ``jax.sharding.Sharding``."""
+    """True if this is a ``jax.Device`` or a ``jax.sharding.Sharding``."""
     jax: Any = sys.modules.get("jax")
     return jax is not None and isinstance(place, (jax.Device, jax.sharding.Sharding))
 
 
 def name_of(place: Any) -> str:
-    """Name a device, or say over how many a sharding spreads arrays."""
+    """Return the name of a device, or the number of devices of a sharding."""
     devices = getattr(place, "device_set", None)
     return str(place) if devices is None else f"{type(place).__name__} of {len(devices)} devices"
 
@@ -56,7 +56,7 @@ class JaxMover:
         self.name = name
 
     def usable_bytes(self) -> int:
-        """Return the free memory of the fullest device; the host's where devices do not tell."""
+        """Return the free memory of the fullest device; the host's if devices do not tell."""
         devices: Iterable[Any] = [self._place]
         if self._is_sharded:
             devices = self._place.addressable_devices
@@ -65,11 +65,11 @@ class JaxMover:
         return int(min(free)) if free else resources.usable_memory_bytes()
 
     def start(self, batch: Any) -> Callable[[], Any]:
-        """Begin to move a batch; call what is returned to have it. JAX waits where it is used."""
-        moved = pytree.map_leaves(self._moved, batch)
+        """Begin to move a batch; the returned function gives it. JAX waits when it is used."""
+        moved = pytree.map_leaves(self._move, batch)
         return lambda: moved
 
-    def _moved(self, leaf: Any) -> Any:
+    def _move(self, leaf: Any) -> Any:
         if pytree.is_tensor(leaf):
             leaf = leaf.detach().cpu().numpy()
         if not _is_a_jax_type(leaf):
@@ -112,7 +112,7 @@ class To(ChainStage):
         return f"to({name_of(self.device)})"
 
     def mover(self) -> Mover | JaxMover:
-        """Return what moves batches there."""
+        """Return the mover for this device."""
         if is_jax_place(self.device):
             return JaxMover(self.device, self.name)
         return Mover(self.device)
@@ -157,7 +157,7 @@ def torch_device(device: Any) -> str:
 
 
 def usable_bytes(device: Any) -> int:
-    """Return the free memory of a device; the host's where a device does not tell."""
+    """Return the free memory of a device; the host's if the device does not tell."""
     import torch
 
     device = torch.device(device)
@@ -202,7 +202,7 @@ class Mover:
         return usable_bytes(self._device)
 
     def start(self, batch: Any) -> Callable[[], Any]:
-        """Begin to move a batch; call what is returned to have it, when it is needed."""
+        """Begin to move a batch; the returned function waits for it and gives it."""
         if self._side is None:
             moved = pytree.map_leaves(self._directly, batch)
             return lambda: moved
@@ -213,7 +213,7 @@ class Mover:
             done.synchronize()  # until then its memory is still being read
         with torch.cuda.stream(self._side):
             number = iter(range(1 << 30))
-            moved = pytree.map_leaves(lambda leaf: self._staged(leaf, buffers, next(number)), batch)
+            moved = pytree.map_leaves(lambda leaf: self._stage(leaf, buffers, next(number)), batch)
             copied = torch.cuda.Event()
             copied.record(self._side)
         self._staging.append((copied, buffers))
@@ -238,7 +238,7 @@ class Mover:
         is_sparse = pytree.is_tensor(leaf) and pytree.is_sparse(leaf)
         return leaf.to(self._device) if is_sparse else leaf
 
-    def _staged(self, leaf: Any, buffers: dict[int, Any], number: int) -> Any:
+    def _stage(self, leaf: Any, buffers: dict[int, Any], number: int) -> Any:
         torch = self._torch
         if _is_numeric(leaf):
             leaf = torch.from_numpy(_writable(leaf))

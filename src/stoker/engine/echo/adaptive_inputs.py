@@ -242,10 +242,10 @@ class Replay:
                 return None
             if not self._planning.may_block:
                 raise WouldBlock(None)
-            self._decisions.spent(pool.step)
+            self._decisions.raise_ended(pool.step)
         else:
             fresh = pool.fresh_of(code)
             upstream.wait_for(max(fresh, pool.needed))
             if fresh < pool.needed and upstream.poll(fresh) != (fresh, True):
-                self._decisions.cannot_be(pool.step)
+                self._decisions.raise_damaged(pool.step)
         return code

@@ -1,4 +1,4 @@
-"""The uses that a pool draws from a stream's items: the schedule meets the values."""
+"""The inputs of a segment after an echo: a schedule draws uses from the items of a stream."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ AnyPool = TypeVar("AnyPool", bound=Pool | AdaptivePool)
 
 @dataclass
 class PoolStart(Node):
-    """Where a pool is replayed from.
+    """The snapshot from which a pool is replayed.
 
     Attributes:
-        snapshot: the pool there, a ``Snapshot`` or an ``AdaptiveSnapshot``.
-        items: how many fresh items it has in the epoch, where its end has told.
+        snapshot: a ``Snapshot`` or an ``AdaptiveSnapshot``.
+        items: the number of fresh items in the epoch, once it is known; else None.
     """
 
     snapshot: Any
     items: int | None = None
 
     @classmethod
-    def read(cls, point: EchoPoint, saved: Any, bounds: Bounds) -> PoolStart:
-        """Read what ``saved`` returned."""
+    def from_json(cls, point: EchoPoint, saved: Any, bounds: Bounds) -> PoolStart:
+        """Read the result of ``to_json``."""
         echo, most, exact = point.echo, bounds.most, bounds.exact
         if echo.record is not None:
             size = echo.record.size(echo.position, echo.name, point.group)
@@ -61,7 +61,7 @@ class PoolStart(Node):
             )
         return cls(snapshot, items)
 
-    def saved(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         snapshot = self.snapshot
         packed = (
             adaptive.pack(snapshot)
@@ -80,9 +80,9 @@ class EchoInputs(Inputs, Generic[AnyPool]):
 
     Args:
         point: its place in the plan.
-        make_pool: makes its schedule in this epoch, when the first use is wanted: the size
-            may depend on the first item.
-        upstream: where fresh items come from.
+        make_pool: makes its schedule in this epoch, when the first use is requested: the size may
+            depend on the first item.
+        upstream: the stream of fresh items.
     """
 
     keeps = True
@@ -121,14 +121,14 @@ class EchoInputs(Inputs, Generic[AnyPool]):
 
     @property
     def factor(self) -> float:
-        """Uses that were drawn over those of them that were an item's first; 1 before any."""
+        """The drawn uses, divided by the first uses among them; 1 before any."""
         return self._uses / self._first_uses if self._first_uses else 1.0
 
     @property
     def fresh(self) -> int:
-        """Fresh examples behind the items that were drawn, not those that just wait in the pool.
+        """Fresh examples in the drawn items, without items that only wait in the pool.
 
-        If filters make items stand for unequally many, that is a mean.
+        It is a mean if filters make items stand for unequal numbers of examples.
         """
         read = self._fresh
         if not self.started or not self.pool.admitted:
@@ -140,7 +140,7 @@ class EchoInputs(Inputs, Generic[AnyPool]):
         return read * seen // admitted
 
     def item_bytes(self) -> int:
-        """Return the bytes of an item in the pool, 0 while none is there."""
+        """Return the bytes of an item in the pool; 0 if it is empty."""
         for item in list(self._items.values()):
             value = item.task.values[item.row] if item.task.done else None
             if value is not None and type(value) is not Failure:
@@ -172,7 +172,7 @@ class EchoInputs(Inputs, Generic[AnyPool]):
     def _step(self) -> bool:
         """Draw once more, if the epoch has more."""
 
-    def needed(self, use: int) -> tuple[PoolStart | None, int]:
+    def resume_point(self, use: int) -> tuple[PoolStart | None, int]:
         if not self.started:
             return None, 0
         pool = self.pool
@@ -180,7 +180,7 @@ class EchoInputs(Inputs, Generic[AnyPool]):
         return PoolStart(snapshot, pool.admitted if pool.ended else None), snapshot.oldest
 
     def forget_before(self, use: int) -> int:
-        node, oldest = self.needed(use)
+        node, oldest = self.resume_point(use)
         if node is not None:
             self.pool.forget_before(node.snapshot.step)
         return oldest
@@ -202,14 +202,14 @@ class EchoInputs(Inputs, Generic[AnyPool]):
         return Asked(pool.admitted, pool.admitted, snapshot.oldest, again)
 
     def catch_up(self) -> None:
-        """Take up what ``resume`` left."""
+        """Finish the work that ``resume`` left."""
         self._fresh = self.upstream.fresh
         if self._begun is not None:
             self._schedule(*self._begun)
             self._begun = None
 
     def _within(self, use: int) -> int:
-        """Return a number of a use, or that of the end: the last batch may have been short."""
+        """Return a use's number, at most that of the end: the last batch may have been short."""
         return use if self.total is None else min(use, self.total)
 
     def _begin(self, node: PoolStart) -> AnyPool:
@@ -220,8 +220,8 @@ class EchoInputs(Inputs, Generic[AnyPool]):
     def _replay(self, node: PoolStart, taken: int, steps: set[int]) -> set[int]:
         """Draw again until so many uses were taken; recall the draws of some steps.
 
-        Returns the numbers of upstream items that are still to be used, beside those that the pool
-        holds. Raises StateError where that cannot be so.
+        Returns the numbers of upstream items that will still be used, beyond those in the pool.
+        Raises StateError if the node cannot be right.
         """
 
     def recompute_uses(self, start: int, count: int) -> list[Use]:
@@ -254,7 +254,7 @@ class EchoInputs(Inputs, Generic[AnyPool]):
             self._drawn.append((item, fold_use(item.use_key, use), age))
 
     def _recall(self, draw: Draw, step: int, wanted: bool, skip: int | None) -> set[int]:
-        """Note a draw from before a resume; return the items that are still needed of it."""
+        """Note a draw from before a resume; return those of its items that are still needed."""
         if wanted:
             columns = (draw.ordinals, draw.uses, draw.ages)
             self._recalled[step] = list(zip(*(c.tolist() for c in columns), strict=True))
@@ -264,7 +264,7 @@ class EchoInputs(Inputs, Generic[AnyPool]):
 
 
 class PooledInputs(EchoInputs[Pool]):
-    """Feeds a segment by a schedule that its factor fixes."""
+    """The inputs of a segment after an echo of a fixed factor."""
 
     def __init__(
         self,
@@ -275,16 +275,16 @@ class PooledInputs(EchoInputs[Pool]):
     ) -> None:
         super().__init__(point, make_pool, upstream, tally)
         self.total = None if upstream.total is None else self.echo.count(upstream.total)
-        # Where the number of items is not known, one is peeked at, so that the end is seen in time.
+        # If the number of items is unknown, one is peeked at, so that the end is seen in time.
         self._unknown = upstream.total is None and not upstream.blocking
         self._prefetcher: deque[Item] = deque()
         self._items_before: int | None = None  # in the epoch, as the run before a resume knew
         self._replaying = False
 
     def count(self, at_least: int) -> int | None:
-        """Return how many items the epoch has, if that is known; asked before any is taken.
+        """Return the number of items in the epoch, if it is known; called before any is taken.
 
-        Where only the end tells, it is looked for among the first ``at_least`` items.
+        If only the end tells, it is searched for among the first ``at_least`` items.
         """
         if not self._unknown:
             return self.upstream.total
@@ -300,9 +300,9 @@ class PooledInputs(EchoInputs[Pool]):
 
     def _step(self) -> bool:
         pool = self.pool
-        first, wanted, got = pool.admitted, pool.wanted(), 0
+        first, wanted, got = pool.admitted, pool.fresh_needed(), 0
         try:
-            for item in self._pulled(wanted):
+            for item in self._pull(wanted):
                 self._items[first + got] = item
                 self._fresh = item.fresh
                 got += 1
@@ -315,7 +315,7 @@ class PooledInputs(EchoInputs[Pool]):
         self._schedule(pool.draw(), 0)
         return True
 
-    def _pulled(self, count: int) -> Iterator[Item]:
+    def _pull(self, count: int) -> Iterator[Item]:
         while count and self._prefetcher:
             count -= 1
             yield self._prefetcher.popleft()
@@ -339,7 +339,7 @@ class PooledInputs(EchoInputs[Pool]):
         held: set[int] = set()
         while pool.step * pool.group < taken:
             at = pool.step
-            wanted = pool.wanted()
+            wanted = pool.fresh_needed()
             got = wanted if items is None else min(wanted, items - pool.admitted)
             pool.admit(got)
             if got < wanted or (self._unknown and pool.admitted == items):

@@ -18,7 +18,8 @@ from stoker.engine.items import HeadStream, Item, Planning, PulledStream, WouldB
 from stoker.engine.workers.threads import WorkerPool
 from stoker.stages.functions.stray_draws import WORKER_NAME
 
-# As long as a user waits for a loader's next() to return before closing goes on without it.
+# Closing waits so long for a loader's next() to return, then goes on without it: about as long as a
+# user waits without a message. Chosen, not measured.
 _JOIN_S = 5.0
 
 
@@ -30,8 +31,8 @@ class Prefetcher(PulledStream):
 
     Args:
         inner: the stream to read.
-        size: the largest number of items in the queue; there are more only where somebody asks
-            for more at a time, until those are taken.
+        size: the largest number of items in the queue. It holds more only while a caller waits for
+            more at a time.
         planning: tells whether the planner may block.
         worker_pool: notified to plan when an item has arrived.
     """
@@ -85,7 +86,7 @@ class Prefetcher(PulledStream):
             return ready, self._arrived_ns if ready >= self.size else None
 
     def pull(self, *, may_block: bool = True) -> Item | None:
-        """Return the next item, None at the end; raise what reading raised there."""
+        """Return the next item, None at the end; raise an error of reading at its place."""
         if not may_block:
             ready, ended = self.poll(1)
             if not ready and not ended:
@@ -98,7 +99,7 @@ class Prefetcher(PulledStream):
             with self._lock:
                 if not self._queue:
                     return
-                item = self._popped()
+                item = self._pop()
             if isinstance(item, BaseException):
                 raise item
             self._fresh = item.fresh
@@ -106,12 +107,12 @@ class Prefetcher(PulledStream):
             count -= 1
 
     def peek(self) -> Item | None:
-        """Return the next item without taking it; raise what reading raised there."""
+        """Return the next item without taking it; raise an error of reading at its place."""
         self.wait_for(1)
         with self._lock:
             first = self._queue[0] if self._queue else None
             if isinstance(first, BaseException):
-                self._popped()
+                self._pop()
                 raise first
             return first
 
@@ -120,7 +121,7 @@ class Prefetcher(PulledStream):
         raise AssertionError("what a thread read ahead cannot be made again")
 
     def clear(self) -> None:
-        """End the thread, once the item that it is at has come; let go of what is read."""
+        """End the thread, once its present item has come; drop the read items."""
         with self._lock:
             self._closed = True
             self._queue.clear()
@@ -132,7 +133,7 @@ class Prefetcher(PulledStream):
             self._inner.interrupt()
             thread.join(_JOIN_S)
 
-    def _popped(self) -> Item | BaseException:
+    def _pop(self) -> Item | BaseException:
         self._room = max(self.size, self._room - 1)
         self._changed.notify_all()
         return self._queue.popleft()
@@ -174,6 +175,6 @@ class Prefetcher(PulledStream):
             self._inner.clear()  # here: nobody else may use it meanwhile
 
     def _must_wait(self, last: Item | BaseException | None) -> bool:
-        """Whether to read no more for now: not behind an error before it was raised, either."""
+        """True if no more must be read for now, also if a read error was not raised yet."""
         is_error = isinstance(last, BaseException)
         return len(self._queue) >= self._room or (is_error and bool(self._queue))

@@ -1,9 +1,9 @@
-"""Ranks agree before an epoch: on the parts that it is dealt by, and on one echoing factor.
+"""Ranks agree before an epoch: on the ownership map by which it is dealt, and on an echoing factor.
 
-An epoch that goes on from a state is dealt by the map in that state. Another takes the cluster's
-map as rank 0 knows it when the epoch begins: nodes may come and go meanwhile, and ranks hear of it
-one after another. Ranks that dealt by different maps would lose examples and double others; so they
-compare what they go on with, and the first rank hands its map to the others.
+An epoch that goes on from a state is dealt by the map in that state. A new epoch takes rank 0's
+present map of the cluster: nodes may come and go, and ranks hear of it one after another. Ranks
+that dealt by different maps would lose some examples and repeat others. So they compare their maps,
+and the first rank sends its map to the others.
 
 If each rank used whatever is ready, ranks would take different numbers of steps, and the next
 collective operation would hang. So the factor is fixed for a window of steps. It is the largest
@@ -11,15 +11,15 @@ ratio of production time to consumption time that any rank measured. In each ste
 for the number of fresh items that the factor implies.
 
 The consumer agrees with the other ranks before steps 0, 8, 16, 32 and every 64th, on a gloo group
-of their own. What is agreed holds from four steps later on, so that planning ahead may go on
+of their own. The agreed factor holds from four steps later on, so that planning ahead may go on
 meanwhile. Consumption is the median time between leaving ``next()`` and entering it again.
 Production is the time in which the window had room, for the items that came in that time.
 
-The ratio is agreed on, not the two times: a rank that waits in its step for another rank's data
-seems to consume slowly, and any factor would then look right.
+Ranks agree on the ratio, not on the two times: a rank that waits in its step for another rank's
+data seems to consume slowly, and any factor would then look right.
 
-A quota is exceeded where the pool has too few items that have rested. All ranks' pools need the
-same then, as they were given the same. With the last fresh item the epoch ends on all of them.
+A quota is exceeded if the pool has too few items that have rested. All ranks' pools then need the
+same number, as they got the same. With the last fresh item the epoch ends on all of them.
 
 Quotas are counted in numbers of the source, so examples that are skipped do not change the number
 of steps. Where stages after the pool may skip uses, the pool draws on until the steps are full.
@@ -51,16 +51,16 @@ from stoker.stages.echo import WINDOW_STEPS
 def agree_owners(
     loaded: OwnerSnapshot | None, cluster: OwnersKnown, share: Share, ranks: Ranks | None
 ) -> OwnerSnapshot:
-    """Return by whose parts the epoch at hand is dealt. Every rank calls this, if there are ranks.
+    """Return the ownership snapshot by which this epoch is dealt. All ranks call this together.
 
     Args:
-        loaded: what the state says from which this rank goes on; None at the beginning of an epoch.
-        cluster: who knows the map of now.
-        share: which part is this rank's.
-        ranks: the ranks to agree with; None where this is the only one.
+        loaded: the snapshot in the state from which this rank goes on; None in a new epoch.
+        cluster: the cluster, which knows the present map.
+        share: this rank's part.
+        ranks: the ranks to agree with; None if this is the only one.
 
     Raises:
-        StateError: ranks go on from states that say different things.
+        StateError: ranks go on from states with different snapshots.
         StokerError: ranks deal to different numbers of ranks, or one is gone.
     """
     if ranks is None:
@@ -135,7 +135,7 @@ class Ranks:
         return [int(value) for value in tensor.tolist()]
 
     def of_first(self, data: bytes) -> bytes:
-        """Return what rank 0 gives here. Raises as ``largest`` does."""
+        """Return rank 0's ``data``. Raises as ``largest`` does."""
         import torch
 
         is_first = self._distributed.get_rank() == 0
@@ -175,7 +175,7 @@ def _group_of(distributed: Any) -> Any:
 
 
 def _timeout(world: Any) -> Any:
-    """Return the timeout that the process group was made with, None where it does not tell."""
+    """Return the timeout that the process group was made with; None if it does not tell."""
     import torch
 
     try:
@@ -196,10 +196,10 @@ class AgreedPolicy:
         ranks: the ranks.
         max_factor: the largest factor.
         group: uses in a step.
-        total: fresh items of this rank's epoch, None where only ``.steps()`` ends it.
-        factor: the factor to begin with, in units.
+        total: fresh items of this rank's epoch; None if only ``.steps()`` ends it.
+        factor: the first factor, in units.
         planning: held while plans change.
-        leaky: whether uses may be left out behind the pool, so that it draws more often than the
+        leaky: whether uses may be dropped after the pool, so that it draws more often than the
             consumer takes batches.
     """
 
@@ -229,10 +229,10 @@ class AgreedPolicy:
         self.factor = factor
 
     def due(self, step: int) -> bool:
-        """Tell whether ranks agree before this step."""
+        """True if ranks agree before this step."""
         return not self._began or step in _EARLY or step % WINDOW_STEPS == 0
 
-    def consumed(self, ns: int) -> None:
+    def note_consumed(self, ns: int) -> None:
         """Note how long the consumer was busy with a step."""
         self._consumed.append(ns)
 
@@ -240,8 +240,8 @@ class AgreedPolicy:
         """Agree on the factor of the next window, with all ranks.
 
         Args:
-            step: the step that the consumer asks for now.
-            taken: the number of the fresh items behind it.
+            step: the consumer's next step.
+            taken: the number of fresh items up to it.
 
         Raises:
             ValueError: the ranks' parts differ in length.
@@ -267,7 +267,7 @@ class AgreedPolicy:
             self._until = next(n for n in range(step + 1, sys.maxsize) if self.due(n)) + _LEAD
 
     def over(self, step: int) -> bool:
-        """Tell whether the epoch has no such step, on any rank."""
+        """True if the epoch has no such step, on any rank."""
         return self._total is not None and self._target(step - 1) >= self._total
 
     def code(self, pool: AdaptivePool, upstream: Stream) -> int | None:

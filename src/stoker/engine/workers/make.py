@@ -11,7 +11,7 @@ from stoker.basics.validate import is_whole_number
 from stoker.engine.plan import Plan
 from stoker.engine.work import Work
 from stoker.engine.workers.thread_copies import KeptCopies
-from stoker.engine.workers.threads import WorkerPool
+from stoker.engine.workers.threads import Ahead, WorkerPool
 from stoker.engine.workers.tuning import Autotuner
 
 _LOCAL = ("thread", "process")
@@ -59,6 +59,7 @@ class Workers:
         ray_options: what Ray is told of each actor.
         insecure: whether what crosses the network to actors is left as it is.
         grows: whether more threads may take part while they sleep: nobody named a number.
+        ahead: how far they may be ahead of the consumer; None: as far as they need.
     """
 
     count: int | Literal["auto"]
@@ -66,9 +67,10 @@ class Workers:
     ray_options: Mapping[str, Any] = field(default_factory=dict)
     insecure: bool = False
     grows: bool = False
+    ahead: Ahead | None = None
 
     @classmethod
-    def of(cls, n: Any, kind: Any, ray_options: Any, insecure: Any) -> Workers:
+    def of(cls, n: Any, kind: Any, ray_options: Any, insecure: Any, ahead: Any) -> Workers:
         """Check the arguments of ``.workers()``."""
         elsewhere = plugins.names(plugins.WORKERS)
         if kind not in (*_LOCAL, *elsewhere):
@@ -85,17 +87,18 @@ class Workers:
                 raise ValueError(
                     "'auto' is for kind='ray': of threads, as many as are faster take part anyway"
                 )
-            return cls("auto", kind, dict(ray_options or {}), bool(insecure))
+            return cls("auto", kind, dict(ray_options or {}), bool(insecure), ahead=Ahead.of(ahead))
         if not is_whole_number(n):
             raise TypeError(f"a number of workers is a whole number, not {n!r}")
         if n < (0 if kind == "thread" else 1):
             raise ValueError(f"{kind} workers cannot be {n} in number")
-        return cls(int(n), kind, dict(ray_options or {}), bool(insecure))
+        return cls(int(n), kind, dict(ray_options or {}), bool(insecure), ahead=Ahead.of(ahead))
 
     def __str__(self) -> str:
         if self.count == "auto":
             return "as many Ray actors as keep the consumer fed"
-        return f"{self.count} {self.kind} workers" if self.count else "no workers"
+        ahead = "" if self.ahead is None else f", {self.ahead} ahead at most"
+        return f"{self.count} {self.kind} workers{ahead}" if self.count else "no workers"
 
 
 class KeptWorkers:
@@ -132,6 +135,14 @@ def make_pool(
         autotuner: what is known of speeds.
         kept: what the epochs before have left.
     """
+    pool = _made_pool(workers, plan, host, autotuner, kept)
+    pool.most_ahead = workers.ahead
+    return pool
+
+
+def _made_pool(
+    workers: Workers, plan: Plan, host: list[Work], autotuner: Autotuner, kept: KeptWorkers
+) -> WorkerPool:
     depths = max(1, len(host))
     if workers.count == 0:
         return WorkerPool(0, depths, autotuner)
@@ -141,7 +152,7 @@ def make_pool(
     if workers.kind == "process":
         from stoker.engine.workers import processes  # multiprocessing takes its time to import
 
-        remotes = processes.start(workers.count, [work.elsewhere() for work in host])
+        remotes = processes.start(workers.count, [work.for_another_process() for work in host])
         each = len(remotes) // workers.count
         return WorkerPool(len(remotes), depths, autotuner, remotes, threads_each=each)
     return WorkerPool(workers.count, depths, autotuner, grows=workers.grows)

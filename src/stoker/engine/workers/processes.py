@@ -1,18 +1,18 @@
 """Worker processes: each has its own copy of the dataset and does one request at a time.
 
 Two threads of the worker pool talk to one process, each through an arena of its own, so that the
-process finds its next request waiting: a thread that comes late, because all cores are busy, would
-leave it idle. How values cross is in ``transport.channel``.
+next request is already there: a thread that comes late, because all cores are busy, would leave the
+process idle. ``transport.channel`` carries the values.
 
 - A message ends an idle process; a busy one is killed. A parent-death signal, a pidfd of the parent
-  and the closed pipe end it with its parent, however that dies.
-- An error loses what does not pickle, and carries its traceback as a note.
+  and the closed pipe end it with its parent, however the parent dies.
+- An error loses attributes that do not pickle, and carries its traceback as a note.
 - A map after ``.batch``, or a ``collate``, makes a process take whole batches.
 - Global generators are seeded anew for each use that a user's function or dataset sees, and for
   each batch. So a dataset with ``__getitems__`` is asked for one example at a time there.
 - A forked process opens files anew that are open for reading: it would share their place.
 - No process is forked once JAX has started threads: one that uses JAX would hang.
-- A source that reads ahead is read in the training process; what was read is sent.
+- A source that reads ahead is read in the training process, which sends the bytes.
 """
 
 from __future__ import annotations
@@ -57,16 +57,16 @@ def serve(
     places: Mapping[int, int],
     by_main_thread: bool,
 ) -> None:
-    """Do requests for batches and chunks until the parent says that there are no more, or is gone.
+    """Do requests for batches and chunks until the parent ends the process, or is gone.
 
     Args:
         connection: requests come and answers go here.
         not_ours: connections that were inherited by a fork.
         slots: the arenas for the arrays of requests, and of answers.
-        works: what may be asked for, by depth.
-        parent: the process that asks.
-        places: files that it has open for reading, inherited by a fork.
-        by_main_thread: whether its main thread has started this process.
+        works: the work, by depth.
+        parent: the training process.
+        places: the parent's files open for reading, inherited by a fork.
+        by_main_thread: whether the parent's main thread started this process.
     """
     for other in not_ours:  # inherited: an end that stays open here would hide the parent's death
         other.close()
@@ -74,7 +74,7 @@ def serve(
     end_with(parent, by_main_thread)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     if "torch" in sys.modules:
-        # Workers share the cores: torch's threads in each of them would wait for one another.
+        # Workers share the cores, so torch's threads in each of them would wait for one another.
         sys.modules["torch"].set_num_threads(1)
     try:
         _serve(connection, slots, works)
@@ -136,7 +136,7 @@ _children: set[Any] = set()
 
 
 def _disown() -> None:
-    """In a forked child: have ``multiprocessing`` not end at exit what is the parent's."""
+    """In a forked child: keep ``multiprocessing`` from ending the parent's objects at exit."""
     known: set[Any] = getattr(multiprocessing.process, "_children", set())
     known -= _children
     _children.clear()
@@ -206,7 +206,7 @@ class WorkerProcess:
                 self._changed.notify_all()
 
     def dismiss(self) -> None:
-        """Have it end: by asking if it is idle, by force if it is busy."""
+        """End it: by a message if it is idle, by force if it is busy."""
         if not self.is_busy:
             with self._lock:
                 if not self.is_busy:
@@ -216,7 +216,7 @@ class WorkerProcess:
         self._process.kill()
 
     def close(self) -> None:
-        """Wait for its end, which is forced in the end."""
+        """Wait for its end; after a time limit, by force."""
         if self._closed:
             return
         self._closed = True
@@ -229,7 +229,7 @@ class WorkerProcess:
         self._connection.close()
 
     def how_it_ended(self) -> str:
-        """Say how a process that gives no answer has ended."""
+        """Describe the end of a process that gives no answer."""
         with self._lock:  # the other thread asks, too
             self._process.join(_GRACE_S)
             code = cast(int | None, self._process.exitcode)
@@ -249,7 +249,7 @@ class WorkerProcess:
 
 
 class ProcessSlot:
-    """A worker process, as one of the threads that use it sees it."""
+    """A worker process, as seen by one of the threads that use it."""
 
     def __init__(
         self, process: WorkerProcess, number: int, requests: Arena | None, answers: Arena | None
@@ -261,7 +261,7 @@ class ProcessSlot:
 
     @contextlib.contextmanager
     def run(self, request: Request) -> Iterator[tuple[Any, list[int], list[UndeclaredRng]]]:
-        """Have a request done; the answer's arrays are valid within the ``with`` alone.
+        """Run a request; the answer's arrays are valid only within the ``with``.
 
         Raises WorkerDied when the process ends without an answer.
         """
@@ -279,12 +279,12 @@ class ProcessSlot:
         yield answer
 
     def stop(self) -> None:
-        """Have the process end, as ``WorkerProcess.dismiss`` does."""
+        """End the process, by ``WorkerProcess.dismiss``."""
         if self.number == 0 or self._process.is_busy:
             self._process.dismiss()
 
     def close(self) -> None:
-        """End the process, and free what belonged to it; nobody may use it any more."""
+        """End the process, and free its memory; it must not be used any more."""
         self._process.close()
         for arena in (self._requests, self._answers):
             if arena is not None:
@@ -293,13 +293,12 @@ class ProcessSlot:
 
 
 def start(count: int, works: list[Work]) -> list[ProcessSlot]:
-    """Start worker processes by the start method that ``multiprocessing`` is set to.
+    """Start worker processes by the start method of ``multiprocessing``.
 
-    Returns what threads use them by, two for each, first one of every process.
+    Returns two slots for each process: first one of every process, then the second ones.
 
-    Raises TypeError where the start method pickles and something cannot be, which it names; OSError
-    where the system starts no more; RuntimeError where a fork would take JAX's threads away from a
-    child.
+    Raises TypeError if the start method pickles and an object, which the message names, does not;
+    OSError if the system starts no more; RuntimeError if a fork would lose JAX's threads.
     """
     if has_jax_started() and multiprocessing.get_start_method() == "fork":
         raise RuntimeError(

@@ -1,7 +1,7 @@
-"""What a worker outside the training process does with a request: fetches, maps and batches.
+"""Runs requests in a worker outside the training process: fetches, maps and batches.
 
-In a worker process and in an actor alike. Global generators are seeded anew for each use that a
-user's function or dataset sees, so one request is done at a time in a process.
+Worker processes and actors use it. Global generators are seeded anew for each use that a user's
+function or dataset sees, so a process does one request at a time.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ class WorkExecutor:
         self._recycler = Recycler()
 
     def do(self, work: Work, request: Request, ns: list[int], outbox: Arena | None = None) -> Any:
-        """Do a request; arrays of its answer may lie in ``outbox``, which is to send it."""
+        """Do a request. Arrays of its answer may lie in ``outbox``, which sends it."""
         values = self._examples(work, request, ns)
         batch = work.segment.batch
         for i, value in enumerate(values):
             if isinstance(value, Failure) and not isinstance(value.error, Rejected):
-                values[i] = _plained(value)
+                values[i] = _as_plain(value)
                 if batch is not None:
                     return values[i]
         if batch is None:
@@ -72,7 +72,7 @@ class WorkExecutor:
         return Failure(_plain(made.error)) if isinstance(made, Failure) else made
 
     def sendable(self, work: Work, request: Request, answer: Any, error: Exception) -> Any:
-        """Return what can be sent in place of an answer, by the error of sending that."""
+        """Return an answer that can be sent, after ``error`` in sending the first one."""
         if work.segment.batch is None:  # say which
             return _sendable(work, answer, request.places)
         return Failure(StageError("worker process", _plain(error), batch=request.number))
@@ -123,24 +123,24 @@ def _read(work: Work, indices: NDArray[np.int64], ns: list[int], most: int) -> I
 
 
 def unloadable(error: Exception) -> Failure:
-    """Return what is answered to a request that cannot be loaded here."""
+    """Return the answer to a request that cannot be loaded here."""
     return Failure(StageError("worker process", _plain(error.__cause__ or error)))
 
 
 def _sendable(work: Work, values: list[Any], places: Sequence[int]) -> list[Any]:
-    """Return values with failures for what cannot be sent."""
+    """Return values, with failures in place of those that cannot be sent."""
     checked = []
     for value, place in zip(values, places, strict=True):
         try:
             Flattener().flatten(value)
         except Exception as error:
-            value = _plained(work.send_failure(error, place))
+            value = _as_plain(work.send_failure(error, place))
         checked.append(value)
     return checked
 
 
 def _separate(values: list[Any]) -> list[Any]:
-    """Copy what came twice: pickling keeps two uses of one item one object, maps may write."""
+    """Copy repeated values: pickle keeps two uses of one item one object, and maps may write."""
     seen: set[int] = set()
     separate = []
     for value in values:
@@ -149,7 +149,7 @@ def _separate(values: list[Any]) -> list[Any]:
     return separate
 
 
-def _plained(failure: Failure) -> Failure:
+def _as_plain(failure: Failure) -> Failure:
     return Failure(_plain(failure.error), failure.part, failure.account)
 
 

@@ -230,7 +230,7 @@ class ThreadCopies:
                 number = own.stop
         source = segments[self._segments[0].at].source
         works = {
-            work: work.calling(segments[work.address.at], source, calls[work.address.at], self)
+            work: work.with_calls(segments[work.address.at], source, calls[work.address.at], self)
             for work in self._works
         }
         return _Mine(replica, works, self._kept.age, is_kept)

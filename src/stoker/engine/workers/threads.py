@@ -30,7 +30,14 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.basics.resources import ThreadTimer, usable_cores, usable_memory_bytes
+from stoker.basics.resources import (
+    ThreadTimer,
+    format_bytes,
+    parse_bytes,
+    usable_cores,
+    usable_memory_bytes,
+)
+from stoker.basics.validate import is_whole_number
 from stoker.engine.workers.tuning import Autotuner, CostEstimate, Tuning
 from stoker.replicas.replica import USER_LOCK
 from stoker.stages.functions.stray_draws import WORKER_NAME
@@ -67,6 +74,35 @@ def holds_user_lock() -> bool:
     """Tell whether the calling thread holds ``USER_LOCK``."""
     lock: Any = USER_LOCK
     return bool(lock._is_owned())  # as a Condition asks its lock
+
+
+class Ahead(NamedTuple):
+    """How far workers may be ahead of the consumer: in batches, or in bytes."""
+
+    batches: int | None
+    size_bytes: int | None = None
+
+    @classmethod
+    def of(cls, ahead: Any) -> Ahead | None:
+        """Check ``.workers(ahead=)``."""
+        if ahead is None:
+            return None
+        if isinstance(ahead, str):
+            return cls(None, parse_bytes(ahead))
+        if not is_whole_number(ahead):
+            raise TypeError(
+                f"ahead= is a number of batches, or a size such as '4GiB', not {ahead!r}"
+            )
+        if ahead < 1:
+            raise ValueError(
+                f"workers must be at least one batch ahead, not {ahead}. For none: .workers(0)"
+            )
+        return cls(int(ahead))
+
+    def __str__(self) -> str:
+        if self.size_bytes is not None:
+            return format_bytes(self.size_bytes)
+        return f"{self.batches} batch" + ("" if self.batches == 1 else "es")
 
 
 class OwnCopies(Protocol):
@@ -185,6 +221,7 @@ class WorkerPool:
 
     Attributes:
         copies: what the threads call in place of the user's own objects, if there are any.
+        most_ahead: how far they may be ahead of the consumer; None: as far as they need.
     """
 
     def __init__(
@@ -198,6 +235,7 @@ class WorkerPool:
         grows: bool = False,
     ) -> None:
         self.copies: OwnCopies | None = None
+        self.most_ahead: Ahead | None = None
         self.lock = threading.RLock()
         self._work = threading.Condition(self.lock)
         self._bench = threading.Condition(self.lock)

@@ -162,7 +162,8 @@ def _check_servable(chain: Chain) -> Chain:
 
 def _describe(chain: Chain) -> FeedSpec:
     try:
-        length: int | None = chain.count()
+        # Of planned batches, epochs have different numbers.
+        length = None if chain.plans_batches and not chain.flows else chain.count(0)
     except TypeError:
         length = None
     return FeedSpec(chain.is_batched, length, chain.source.is_indexed, chain.signature())
@@ -174,6 +175,6 @@ def seek_near(cursor: Cursor, epoch: int, number: int) -> int:
     Return how many outputs to prepare and drop first: behind filters and echoes, an output follows
     only from the ones before it.
     """
-    start, skip_count = nearest(cursor.chain, number)
+    start, skip_count = nearest(cursor.chain, epoch, number)
     cursor.go_to(epoch, start)
     return skip_count

@@ -1,4 +1,4 @@
-"""Shuffling by blocks: where examples are cheap to read only beside their neighbours.
+"""Shuffling by blocks, for examples that are cheap to read only beside their neighbours.
 
 Blocks (a shard, a row group, a run of neighbours) come in random order. Each is cut into
 ``WINDOW`` slices of neighbours, beginning anywhere in it. The epoch is a row of windows: window
@@ -24,10 +24,10 @@ from stoker.schedule.numbering import Numbering
 from stoker.schedule.orders.order import Places, as_array
 
 WINDOW = 16
-"""Blocks that are drawn from at a time. More mix better, but a reader has to hold as many.
+"""Blocks in a window. More of them mix better, but a reader has to hold as many.
 Chosen, not measured."""
 LARGEST = 1 << 20
-"""Examples in a block; larger ones are taken for several, so that a window has at most as many
+"""Examples in a block; larger ones are split, so that a window has at most as many
 indices, 8 MB."""
 # Windows: a batch may lie across two that follow each other.
 _REMEMBERED = 2
@@ -119,7 +119,7 @@ def cut_to(ends: NDArray[np.int64], first: int, length: int) -> NDArray[np.int64
 
 
 def not_too_large(ends: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the ends of blocks, of which none is larger than can be shuffled in memory."""
+    """Return the ends of blocks, split so that a window can be shuffled in memory."""
     sizes = np.diff(ends, prepend=0)
     pieces = -(-sizes // LARGEST)
     if not len(ends) or pieces.max() <= 1:
@@ -131,5 +131,5 @@ def not_too_large(ends: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _cut(sizes: Any, number: Any) -> Any:
-    """Return where a slice begins in blocks of these sizes."""
+    """Return the start of a slice in blocks of these sizes."""
     return sizes * number // WINDOW

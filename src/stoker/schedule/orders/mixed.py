@@ -1,12 +1,11 @@
 """The order of a mixture: its parts, each in an order of its own that goes on from epoch to epoch.
 
-A part is drawn from on and on: its own epochs follow each other, each in an order of its own, and
-an epoch of the mixture goes on in it where the one before ended.
+A part's own epochs follow each other, each in an order of its own. An epoch of the mixture goes on
+in a part where the last one ended.
 
-A place of a mixture stands for a part and a number in it: for the examples that an epoch of the
-mixture has of that part, counted from 0. So what is drawn for an example depends neither on what
-comes before it nor on the rank that has it. Which part is next is decided by a deal (``PartDeal``,
-``InStepDeal``).
+A place of a mixture encodes a part and a number in it, counted from 0 over the examples of that
+part in this epoch of the mixture. So an example's random draws depend neither on earlier examples
+nor on its rank. A deal decides which part is next (``PartDeal``, ``InStepDeal``).
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ _EPOCHS = 2
 
 
 def part_bits(parts: int) -> int:
-    """Return how many of a place's last bits tell the part, of so many."""
+    """Return the number of a place's last bits that encode the part, of so many parts."""
     return (parts - 1).bit_length()
 
 
-def mixed_places(
+def interleave_places(
     parts: NDArray[np.int64], numbers: NDArray[np.int64], count: int
 ) -> NDArray[np.int64]:
-    """Return the places that stand for numbers in parts, of ``count`` parts."""
+    """Return the places for numbers in parts, of ``count`` parts."""
     return (numbers << part_bits(count)) + parts
 
 
@@ -89,13 +88,13 @@ class MixedOrder:
             for part, count in enumerate(counts):
                 if count:
                     stop = start + count
-                    drawn = self._drawn(part, numbers[start:stop] + self.begun[part])
+                    drawn = self._find_draws(part, numbers[start:stop] + self.begun[part])
                     found[by_part[start:stop]] = drawn + self._firsts[part]
                     start = stop
         return found
 
-    def _drawn(self, part: int, draws: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return what the draws of a part are, counted over all its epochs."""
+    def _find_draws(self, part: int, draws: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the examples of a part's draws, which are counted over all its epochs."""
         size = self.sizes[part]
         first, last = int(draws.min()) // size, int(draws.max()) // size
         if first == last:

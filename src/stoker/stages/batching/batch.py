@@ -20,7 +20,7 @@ from stoker.basics.buffers import Allocator, Recycler
 from stoker.basics.signals import pass_on
 from stoker.basics.validate import is_whole_number
 from stoker.sources.origin import UserObject
-from stoker.stages.batching.stacking import stacked, write_rows
+from stoker.stages.batching.stacking import stack, write_rows
 from stoker.stages.stage import ChainStage, ChainView, EnginePlan, Traits, first_with
 
 Collate = Callable[[list[Any]], Any]
@@ -151,7 +151,7 @@ class Builder:
             self._examples[start : start + len(examples)] = examples
             return
         if 0 < len(examples) == self._rows:
-            self._stacked = stacked(examples, self._recycler)
+            self._stacked = stack(examples, self._recycler)
         if examples and self._stacked is None:
             self.put_each(start, examples)
 
@@ -241,7 +241,7 @@ def batch_of(examples: list[Any], recycler: Recycler) -> Any:
 
     Most need no builder, which is 7 % of what a batch of one costs (bench/paths.py).
     """
-    batch = stacked(examples, recycler)
+    batch = stack(examples, recycler)
     if batch is not None:
         return batch
     builder = Builder(len(examples), None, recycler)
@@ -260,7 +260,7 @@ def collate_examples(collate: Collate, examples: list[Any]) -> Any:
         batch = collate(examples)
     except Exception as error:
         pass_on(error)
-        row = _blamed(collate, kept, type(error))
+        row = _blame(collate, kept, type(error))
         if row is None:
             raise
         raise RowError(error, row) from None
@@ -299,7 +299,7 @@ def _columns(template: Any, examples: Sequence[Any]) -> list[Any]:
     if parts is None:
         return [examples]  # a node where a leaf should be is refused by the leaf
     names = [name for name, _ in parts]
-    columns = _transposed(template, names, examples)
+    columns = _transpose(template, names, examples)
     if columns is not None:
         pairs = zip(parts, columns, strict=True)
         return [leaf for (_, child), column in pairs for leaf in _columns(child, column)]
@@ -310,7 +310,7 @@ def _columns(template: Any, examples: Sequence[Any]) -> list[Any]:
     return list(zip(*rows, strict=True))
 
 
-def _transposed(
+def _transpose(
     template: Any, names: Sequence[str], examples: Sequence[Any]
 ) -> Sequence[Sequence[Any]] | None:
     """Return a sequence for each child of a node, or None where that takes a closer look."""
@@ -338,7 +338,7 @@ def _unlike(what: str) -> UnlikeError:
     )
 
 
-def _blamed(collate: Collate, examples: list[Any], kind: type[Exception]) -> int | None:
+def _blame(collate: Collate, examples: list[Any], kind: type[Exception]) -> int | None:
     """Return the row without which a user's function would not have failed; None where none is.
 
     It is looked for by calling the function again, with fewer examples: about log2(n) times.

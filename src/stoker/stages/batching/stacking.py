@@ -26,12 +26,12 @@ class _Misfit(Exception):
     """Examples are not alike."""
 
 
-def stacked(examples: Sequence[Any], recycler: Recycler) -> Any | None:
+def stack(examples: Sequence[Any], recycler: Recycler) -> Any | None:
     """Return a batch of examples, which are copied; None where they are not usual, or not alike."""
     if not _is_usual(examples[0]):
         return None
     try:
-        return _stacked(examples, recycler)
+        return _stack_column(examples, recycler)
     except (_Misfit, KeyError, OverflowError):
         return None
 
@@ -47,7 +47,7 @@ def _is_usual(example: Any) -> bool:
     return isinstance(example, np.generic) and example.dtype.kind in "biufc"
 
 
-def _stacked(column: Sequence[Any], recycler: Recycler) -> Any:
+def _stack_column(column: Sequence[Any], recycler: Recycler) -> Any:
     first, rows = column[0], len(column)
     kind = type(first)
     if rows > 1 and {*map(type, column)} != {kind}:
@@ -63,8 +63,8 @@ def _stacked(column: Sequence[Any], recycler: Recycler) -> Any:
     if rows > 1 and {*map(len, column)} != {len(first)}:
         raise _Misfit
     if kind is dict:
-        return {key: _stacked([each[key] for each in column], recycler) for key in first}
-    return kind([_stacked(part, recycler) for part in zip(*column, strict=True)])
+        return {key: _stack_column([each[key] for each in column], recycler) for key in first}
+    return kind([_stack_column(part, recycler) for part in zip(*column, strict=True)])
 
 
 def _array(column: Sequence[Any], recycler: Recycler) -> Any:

@@ -51,6 +51,7 @@ class Operation(ChainStage):
         makes_values: whether what the function returns takes the place of what it was given, so
             that None is a mistake.
         repeats_only: whether first uses pass it untouched.
+        clock: whether its function is told where in training an example stands.
     """
 
     fn: Callable[..., Any]
@@ -62,6 +63,7 @@ class Operation(ChainStage):
 
     makes_values = True
     repeats_only = False
+    clock = False
     draws_instead = "Use .random_map(fn), and draw from the rng that fn(x, rng) is given"
 
     @property
@@ -94,7 +96,7 @@ class Operation(ChainStage):
         """Whether it may leave out examples on which it fails, by a budget of its own."""
         return self.budget is not None and self.budget != RAISE
 
-    def placed_on(self: AnyOperation, before: ChainView) -> AnyOperation:
+    def place_on(self: AnyOperation, before: ChainView) -> AnyOperation:
         """Return it behind ``before``, after a check of its field."""
         if all(stage.traits.keeps_fields for stage in before.stages):
             check_fields(before.source, self.on)
@@ -130,7 +132,7 @@ class Operation(ChainStage):
         """Return what keys its generator in an epoch, None if it draws nothing."""
         return None
 
-    def watched(
+    def watch(
         self, fn: Callable[..., Any], tell: Callable[[int | Operation, str], None]
     ) -> Callable[..., Any]:
         """Return what ``compile`` returned, looked at in its first calls for global generators.
@@ -140,7 +142,7 @@ class Operation(ChainStage):
         """
         if not self.draws.looks:
             return fn
-        return self.draws.watched_alone(fn, lambda names: tell(self, names))
+        return self.draws.watch_without_rng(fn, lambda names: tell(self, names))
 
     def says_of(self, names: str) -> str:
         """Return what to tell the user who drew from these generators."""
@@ -150,8 +152,14 @@ class Operation(ChainStage):
         )
 
 
-def checked_budget(
-    method: str, fn: Any, on: Any, on_error: OnError | None, *, is_random: bool = False
+def check_budget(
+    method: str,
+    fn: Any,
+    on: Any,
+    on_error: OnError | None,
+    *,
+    is_random: bool = False,
+    clock: bool = False,
 ) -> Budget | None:
     """Check the arguments of an operation; return its own budget, None for the pipeline's.
 
@@ -160,17 +168,20 @@ def checked_budget(
     """
     if not callable(fn):
         raise TypeError(f".{method}() needs a function, not {type(fn).__name__}")
-    if method == "filter" or not takes_seed(fn):
-        _check_signature(method, fn, is_random)
+    if clock or method == "filter" or not takes_seed(fn):
+        _check_signature(method, fn, is_random, clock)
     if on is not None and (isinstance(on, bool) or not isinstance(on, (str, int))):
         raise TypeError(f"on= takes a field's name, key or position, not {on!r}")
     return None if on_error is None else budget_of(on_error)
 
 
-def _check_signature(method: str, fn: Callable[..., Any], is_random: bool) -> None:
-    unfit = unfit_signature(fn, 2 if is_random else 1)
+def _check_signature(method: str, fn: Callable[..., Any], is_random: bool, clock: bool) -> None:
+    unfit = unfit_signature(fn, 1 + is_random + clock)
     if unfit is None:
         return
+    if clock:
+        takes = "x, rng, clock" if is_random else "x, clock"
+        raise TypeError(f".{method}(clock=True) calls fn({takes}), which {unfit} does not take")
     if is_random:
         raise TypeError(
             f".random_map() calls fn(x, rng), which {unfit} does not take: give it a second "

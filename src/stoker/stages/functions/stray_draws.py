@@ -44,30 +44,28 @@ class GlobalDraws:
         self._left.clear()
         return first
 
-    def watched(
-        self, fn: Callable[[Any, Any], Any], tell: Callable[[str], None]
-    ) -> Callable[..., Any]:
+    def watch(self, fn: Callable[..., Any], tell: Callable[[str], None]) -> Callable[..., Any]:
         """Return ``fn``, looked at; ``tell`` is called with the names of the generators, once."""
 
-        def call(value: Any, rng: Any) -> Any:
+        def call(value: Any, rng: Any, *time: Any) -> Any:
             own, others = _state_of(rng), global_generators.states()
-            made = fn(value, rng)
+            made = fn(value, rng, *time)
             drew_own = _state_of(rng) != own
             self._see(set() if drew_own else global_generators.changed_since(others), tell)
             return made
 
         return call
 
-    def watched_alone(
+    def watch_without_rng(
         self, fn: Callable[..., Any], tell: Callable[[str], None]
     ) -> Callable[..., Any]:
         """Return a function that is given no ``rng``, looked at where no worker is there."""
 
-        def call(value: Any) -> Any:
+        def call(value: Any, *time: Any) -> Any:
             if _has_workers():
-                return fn(value)
+                return fn(value, *time)
             others = global_generators.states()
-            made = fn(value)
+            made = fn(value, *time)
             self._see(global_generators.changed_since(others), tell)
             return made
 

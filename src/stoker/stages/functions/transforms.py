@@ -22,12 +22,12 @@ import numpy as np
 _SEEDS = 1 << 32
 
 
-def called_alone(fn: Callable[..., Any]) -> Callable[[Any], Any]:
+def call_without_rng(fn: Callable[..., Any]) -> Callable[[Any], Any]:
     """Return a function of a value for ``.map()``."""
     return _by_name(fn) if takes_seed(fn) else fn
 
 
-def called_with_rng(fn: Callable[..., Any]) -> Callable[[Any, Any], Any]:
+def call_with_rng(fn: Callable[..., Any]) -> Callable[[Any, Any], Any]:
     """Return a function of a value and a generator for ``.random_map()``.
 
     It need not pickle: it is made where it is called.

@@ -1,0 +1,264 @@
+"""Batches that are planned from sizes and keys: ``.batch(tokens=...)``, ``.batch(n, key=...)``.
+
+What is in them is decided by numbers alone, before anything is read, so they stand where every
+example of the epoch comes by, once: behind ``.shuffle()`` and ``.shard()``, caches and maps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.basics.validate import is_whole_number
+from stoker.schedule.sizing.batch_plan import BatchRule
+from stoker.schedule.sizing.costs import Costs
+from stoker.sources.origin import IndexedSource, keys_of, numbers_of
+from stoker.stages.batching.batch import Batch
+from stoker.stages.shard import Shard
+from stoker.stages.skip import RAISE
+from stoker.stages.stage import ChainView, EnginePlan, PoolSize, first_with
+
+# A window has at least so many places, or so many global batches' worth of them. With fewer, a
+# batch holds more padding, and more is carried on: bench/balance.py has what windows bring.
+_WINDOW_PLACES = 2_000
+_WINDOW_STEPS = 16
+# A window of the whole epoch would put the same examples together in every epoch. Chosen, not
+# measured; as is that a window of fewer steps would hold much padding.
+_FEWEST_WINDOWS = 4
+_FEWEST_STEPS = 4
+
+
+MEASURED = 1_000
+"""Examples whose sizes are handed over together. Chosen, not measured."""
+
+
+def measured(parts: Sequence[Any]) -> NDArray[Any]:
+    """Return what a function has measured of all examples, in one array.
+
+    Raises TypeError where it did not return numbers.
+    """
+    arrays = [np.asarray(part) for part in parts] or [np.zeros(0, np.int32)]
+    if any(part.ndim != 1 or part.dtype.kind not in "biuf" for part in arrays):
+        raise TypeError("measure(fn): fn returns a number for each example")
+    found = np.concatenate(arrays)
+    if found.dtype.kind == "f":
+        return found
+    bounds = np.iinfo(np.int32)
+    is_small = bounds.min <= found.min(initial=0) and found.max(initial=0) <= bounds.max
+    return found.astype(np.int32 if is_small else np.int64)
+
+
+@dataclass(frozen=True)
+class Sizing:
+    """The arguments of ``.batch()`` that say how large examples are, and which go together."""
+
+    tokens: Any = None
+    size: Any = None
+    key: Any = None
+    window: Any = None
+    multiple_of: Any = None
+    max_rows: Any = None
+    padded: Any = True
+
+    @property
+    def is_given(self) -> bool:
+        """Whether any was given."""
+        return any(value is not None for value in (self.tokens, self.size, self.key)) or (
+            (self.window, self.multiple_of, self.max_rows, self.padded) != (None, None, None, True)
+        )
+
+    def without_arrays(self) -> Sizing:
+        """Return these for people to read."""
+        size, key = (
+            given if given is None or isinstance(given, (str, int)) else ...
+            for given in (self.size, self.key)
+        )
+        return replace(self, size=size, key=key)
+
+    def check(self, n: Any, drop_last: Any) -> None:
+        """Raise ValueError or TypeError for what does not go together, or is no number."""
+        if (n is None) == (self.tokens is None):
+            raise TypeError(
+                ".batch() takes the number of examples in a batch, n, or tokens= with size=, and "
+                "not both (max_rows= limits the examples of a batch of tokens)"
+            )
+        if (self.tokens is None) != (self.size is None):
+            given, lacks = ("tokens", "size") if self.size is None else ("size", "tokens")
+            raise ValueError(
+                f".batch({given}=...) needs {lacks}=: a batch holds tokens= of what size= says"
+            )
+        if self.tokens is None and self.key is None:
+            raise ValueError(
+                ".batch(n) plans nothing ahead: window=, multiple_of=, max_rows= and padded= are "
+                "for tokens=, and window= for key="
+            )
+        if self.tokens is None and (self.multiple_of, self.max_rows, self.padded) != (
+            None,
+            None,
+            True,
+        ):
+            raise ValueError(
+                ".batch(n, key=...) has no sizes: multiple_of=, max_rows=, padded= are for tokens="
+            )
+        if drop_last:
+            raise ValueError(
+                ".batch(tokens=, key=) leaves out fewer examples than there are ranks, and no last "
+                "batch: remove drop_last=True"
+            )
+        if not isinstance(self.padded, bool):
+            raise TypeError(f".batch() takes padded=True or False, not {self.padded!r}")
+        if self.multiple_of is not None and not self.padded:
+            raise ValueError(".batch(padded=False) pads nothing: remove multiple_of=")
+        for name in ("tokens", "window", "multiple_of", "max_rows"):
+            value = getattr(self, name)
+            if value is not None and not is_whole_number(value):
+                raise TypeError(f".batch() takes {name}= as a whole number, not {value!r}")
+            if value is not None and value < 1:
+                raise ValueError(f".batch() takes {name}= from 1, not {value}")
+
+    def rule(self, n: int | None, source: IndexedSource, world: int) -> tuple[BatchRule, int]:
+        """Return how the examples of a source are batched, and about how many are in a batch."""
+        sizes = keys = None
+        if self.key is not None:
+            keys = Costs.of(keys_of(source, self.key, ".batch(key=...)"), "key=", scaled=False)
+        budget = int(n if n is not None else self.tokens)
+        multiple_of, typical = int(self.multiple_of or 1), budget
+        if self.size is not None:
+            asked = ".batch(size=...)"
+            sizes = Costs.of(numbers_of(source, self.size, asked), asked, scaled=False)
+            mean = float(sizes.values.mean()) if len(sizes.values) else 1.0
+            typical = max(1, int(budget / max(mean, multiple_of)))
+        if self.max_rows is not None:
+            typical = min(typical, int(self.max_rows))
+        step = world * typical
+        window = max(_WINDOW_PLACES, _WINDOW_STEPS * step)
+        window = min(window, max(len(source) // _FEWEST_WINDOWS, _FEWEST_STEPS * step))
+        if self.window is not None:
+            window = int(self.window)
+        most = None if self.max_rows is None else int(self.max_rows)
+        rule = BatchRule(budget, sizes, keys, bool(self.padded), multiple_of, most, window)
+        return rule, typical
+
+
+@dataclass(frozen=True)
+class PlannedBatch(Batch):
+    """The stage ``.batch(tokens=..., size=...)``, or ``.batch(n, key=...)``.
+
+    Attributes:
+        n: about how many examples a batch has.
+        sizing: its arguments; ``asked``: the ``n`` among them.
+        rule: what follows from them for the source, once it is placed.
+    """
+
+    sizing: Sizing = field(default_factory=Sizing, compare=False, repr=False)
+    asked: int | None = None
+    rule: BatchRule | None = None
+
+    @staticmethod
+    def sized(n: Any, drop_last: Any, collate: Any, sizing: Sizing) -> Batch:
+        """Check the arguments of ``.batch()``: some say nothing of sizes or keys."""
+        if n is not None and not sizing.is_given:
+            return Batch.of(n, drop_last, collate)
+        sizing.check(n, drop_last)
+        plain = Batch.of(1 if n is None else n, False, collate)
+        asked = None if n is None else plain.n
+        return PlannedBatch(plain.n, False, plain.collate, sizing=sizing, asked=asked)
+
+    @property
+    def call(self) -> str:
+        sizing, said = self.sizing, [] if self.asked is None else [str(self.asked)]
+        for name in ("tokens", "size", "key", "window", "multiple_of", "max_rows"):
+            value = getattr(sizing, name)
+            if value is not None:
+                is_short = isinstance(value, (str, int, np.integer))
+                said.append(f"{name}={value!r}" if is_short else f"{name}=...")
+        said += ["padded=False"] * (not sizing.padded)
+        return f"batch({', '.join(said)})"
+
+    def placed(self, before: ChainView) -> Batch:
+        """Check that all examples come here, once, in an order that all ranks know."""
+        super().placed(before)
+        source = before.source
+        if not isinstance(source, IndexedSource):
+            raise ValueError(
+                f".{self.call} plans batches by the numbers of examples, and a stream has none: "
+                "use .batch(n)"
+            )
+        stage = first_with(
+            before.stages, lambda t: t.filters or t.skips or t.repeats or t.joins or t.scans
+        )
+        if stage is not None:
+            raise ValueError(
+                f".{self.call} plans batches before anything is read, and .{stage.name} before it "
+                "decides later what comes: put an echo behind it, and leave examples out before "
+                "(.select, or from_dataset of a list of the good ones)"
+            )
+        if before.budget != RAISE:
+            raise ValueError(
+                f".{self.call} plans batches before anything is read, and on_error="
+                f"{before.budget} may leave examples out: remove on_error="
+            )
+        self._check_shard(before)
+        shard = first_with(before.stages, lambda t: t.shards)
+        world = shard.world if isinstance(shard, Shard) else 1
+        rule, typical = self.sizing.rule(self.asked, source, world)
+        return replace(self, rule=rule, n=typical)
+
+    def _check_shard(self, before: ChainView) -> None:
+        """Raise ValueError where ranks get something else than their batches of each step."""
+        at = next((i for i, stage in enumerate(before.stages) if stage.traits.shards), None)
+        if at is None:
+            return
+        shard = before.stages[at]
+        assert isinstance(shard, Shard)
+        for said, is_said in [
+            ("uneven=True", shard.uneven),
+            ("near='cache'", shard.near),
+            (str(shard.padding), shard.padding is not None),
+            ("balance=", shard.balance is not None),
+        ]:
+            if is_said:
+                raise ValueError(
+                    f".{self.call} gives all ranks equally many steps of about equal work: leave "
+                    f"{said} out of .shard()"
+                )
+        stage = first_with(before.stages[at + 1 :], lambda t: t.selects)
+        if stage is not None:
+            raise ValueError(
+                f".{self.call} plans the batches of all ranks together: put .{stage.name} before "
+                ".shard()"
+            )
+
+    def lower(self, to: EnginePlan) -> None:
+        assert self.rule is not None
+        to.plan_batches(self.rule)
+        # Workers put batches together, wherever they are: they need no sizes.
+        to.batch(replace(self, sizing=self.sizing.without_arrays(), rule=None))
+
+    def count(self, items: int) -> int:
+        """Refuse: the plan of an epoch tells (``Chain.cuts``)."""
+        raise AssertionError("batches that are planned are counted by their plan")
+
+    def signature(self) -> str:
+        """Return what decides which examples go together."""
+        rule = self.rule
+        assert rule is not None
+        sizes = "" if rule.sizes is None else f", size={rule.sizes.digest}"
+        keys = "" if rule.keys is None else f", key={rule.keys.digest}"
+        what = "rows" if rule.sizes is None else "padded" if rule.is_padded else "sum"
+        return (
+            f"batch({what}={rule.budget}{sizes}{keys}, multiple_of={rule.multiple_of}, "
+            f"max_rows={rule.max_rows}, window={self.sizing.window})"
+        )
+
+    def note(self, chain: ChainView, sizes: Mapping[int, PoolSize]) -> str:
+        """Say how many examples a batch has, and among how many it is put together."""
+        rule = self.rule
+        assert rule is not None
+        return (
+            f"  about {self.n:,} examples, put together from {rule.window:,} that follow each other"
+        )

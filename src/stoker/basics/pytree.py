@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections import namedtuple
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from operator import itemgetter
 from typing import Any, TypeGuard
 
@@ -61,6 +63,38 @@ def rebuild(template: Any, parts: Sequence[Any]) -> Any:
     for name, part in zip(fields, parts, strict=True):
         object.__setattr__(copy_of, name, part)  # works for frozen dataclasses, too
     return copy_of
+
+
+def with_field(value: Any, name: str, field: Any) -> Any:
+    """Return an example, or a batch, with one field more, under a name.
+
+    A dict gets the key, a tuple one element more; anything else becomes ``(value, field)``.
+
+    Raises ValueError if it has such a field.
+    """
+    names = value if isinstance(value, MutableMapping) else getattr(value, "_fields", ())
+    if name in names:
+        raise ValueError(f"there is a field {name!r} already: give another name")
+    if isinstance(value, MutableMapping):
+        value = copy.copy(value)
+        value[name] = field
+        return value
+    if not isinstance(value, tuple):
+        return (value, field)
+    return _longer(type(value), name)(*value, field) if names else (*value, field)
+
+
+@functools.cache
+def _longer(kind: Any, name: str) -> Any:
+    """Return a named tuple with one field more; it pickles if ``kind`` does."""
+    make: Any = namedtuple  # no checker can know its fields
+    made = make(kind.__name__, (*kind._fields, name))
+    made.__reduce__ = lambda self: (_remade, (kind, name, tuple(self)))
+    return made
+
+
+def _remade(kind: Any, name: str, values: tuple[Any, ...]) -> Any:
+    return _longer(kind, name)(*values)
 
 
 def map_leaves(fn: Callable[[Any], Any], value: Any) -> Any:

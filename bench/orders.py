@@ -88,7 +88,7 @@ def random_sampler(length: int, given: Any) -> Order:
 def weighted_sampler(length: int, given: Any) -> Order:
     from torch.utils.data import WeightedRandomSampler
 
-    return of_torch(WeightedRandomSampler(given, length))
+    return of_torch(WeightedRandomSampler(given.copy(), length))  # it takes what can be written
 
 
 CASES: dict[str, tuple[Callable[[int], Any], Callable[[int, Any], Order]]] = {

@@ -180,6 +180,7 @@ BEHIND: dict[str, Callable[[stoker.Pipeline], stoker.Pipeline]] = {
     "pack": lambda p: p.map(lambda x: np.arange(int(x) % 7 + 1)).pack(16).batch(4),
     "scan": lambda p: p.scan(lambda state, x: (state + 1, (state, x)), 0).batch(8),
     "steps": lambda p: p.random_map(noisy).batch(8).steps(7),
+    "planned": lambda p: p.random_map(noisy).batch(tokens=30, size=np.arange(N) % 7 + 1),
 }
 
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections import namedtuple
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from operator import itemgetter
 from typing import Any, TypeGuard
 
@@ -63,6 +65,38 @@ def rebuild(template: Any, parts: Sequence[Any]) -> Any:
     return copy_of
 
 
+def with_field(value: Any, name: str, field: Any) -> Any:
+    """Return an example, or a batch, with one field more, under a name.
+
+    A dict gets the key, a tuple one element more; anything else becomes ``(value, field)``.
+
+    Raises ValueError if it has such a field.
+    """
+    names = value if isinstance(value, MutableMapping) else getattr(value, "_fields", ())
+    if name in names:
+        raise ValueError(f"there is a field {name!r} already: give another name")
+    if isinstance(value, MutableMapping):
+        value = copy.copy(value)
+        value[name] = field
+        return value
+    if not isinstance(value, tuple):
+        return (value, field)
+    return _longer(type(value), name)(*value, field) if names else (*value, field)
+
+
+@functools.cache
+def _longer(kind: Any, name: str) -> Any:
+    """Return a named tuple with one field more; it pickles if ``kind`` does."""
+    make: Any = namedtuple  # no checker can know its fields
+    made = make(kind.__name__, (*kind._fields, name))
+    made.__reduce__ = lambda self: (_remade, (kind, name, tuple(self)))
+    return made
+
+
+def _remade(kind: Any, name: str, values: tuple[Any, ...]) -> Any:
+    return _longer(kind, name)(*values)
+
+
 def map_leaves(fn: Callable[[Any], Any], value: Any) -> Any:
     """Apply ``fn`` to every leaf; return new nodes with the results."""
     kind = type(value)
@@ -87,7 +121,10 @@ def leaves(value: Any) -> list[Any]:
 
 def is_tensor(value: Any) -> TypeGuard[Any]:
     """True if a value is a torch tensor. It does not import torch."""
-    kind = getattr(sys.modules.get("torch"), "Tensor", None)  # None while torch is imported
+    torch = sys.modules.get("torch")
+    if torch is None:  # looked at first: this is asked of every leaf
+        return False
+    kind = getattr(torch, "Tensor", None)  # None while torch is imported
     return kind is not None and isinstance(value, kind)
 
 
@@ -248,8 +285,8 @@ def copy_views(value: Any) -> Any:
 
 
 def _copy_view(leaf: Any) -> Any:
-    if isinstance(leaf, np.ndarray) and leaf.base is not None:
-        return leaf.copy()
+    if isinstance(leaf, np.ndarray):
+        return leaf if leaf.base is None else leaf.copy()
     if is_tensor(leaf) and not is_sparse(leaf) and leaf.untyped_storage().nbytes() > leaf.nbytes:
         return leaf.clone()
     return leaf

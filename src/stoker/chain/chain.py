@@ -20,7 +20,8 @@ from stoker.schedule.leg import Leg
 from stoker.schedule.owners import OwnersKnown
 from stoker.schedule.selection import Selection
 from stoker.schedule.sizing.cuts import PlannedCuts
-from stoker.sources.origin import Origin
+from stoker.sources.numbered import NumberedSource
+from stoker.sources.origin import IndexedSource, Origin
 from stoker.stages.batching.batch import Batch
 from stoker.stages.composite import Stage
 from stoker.stages.echo import Echo
@@ -156,6 +157,31 @@ class Chain:
             return self
         for stage in self.stages:
             stage.check_length(self.source, source)
+        return self._over(source)
+
+    def numbered(self, field: Any) -> Chain:
+        """Return this with the number of each example in a field.
+
+        Raises TypeError or ValueError where there is no number, or no room for it.
+        """
+        source = self.source
+        if not isinstance(field, str) or not field:
+            raise TypeError(f".numbered() takes the name of a field, not {field!r}")
+        if not isinstance(source, IndexedSource):
+            raise ValueError(f".numbered(): the examples of {source.name} have no numbers")
+        if isinstance(source, NumberedSource):
+            raise ValueError(f".numbered(): they are in the field {source.field!r} already")
+        stage = next((stage for stage in self.stages if not stage.traits.selects), None)
+        if stage is not None:
+            raise ValueError(
+                f".numbered() cannot follow {stage.name}: put it right behind the source"
+            )
+        if field in (source.fields or ()):
+            raise ValueError(f".numbered(): examples have a field {field!r}: give another name")
+        return self._over(NumberedSource(source, field))
+
+    def _over(self, source: Origin) -> Chain:
+        """Return this over another source, behind which its stages are placed anew."""
         chain = replace(self, source=source, stages=())
         for stage in self.stages:
             chain = chain.then(stage)

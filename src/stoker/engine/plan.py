@@ -364,6 +364,7 @@ class Plan:
         rank, world = (0, 1) if share is None else (share.rank, share.world)
         deal = PlannedDeal(whole, self.batches, seed, epoch, rank, world, self.indexed.parts_count)
         order = PlannedOrder(whole, deal)
+        order.digest = whole.digest
         self._planned.clear()
         self._planned[seed, epoch] = order
         return order

@@ -15,6 +15,7 @@ from stoker.schedule.adaptive import MOST_DISTANCE, MOST_FACTOR, longest_distanc
 from stoker.schedule.echo_record import RunRecord, difference_of
 from stoker.schedule.factor import EvenUses, UseCounts, UsesByPart, exact_factor
 from stoker.sources.mixture import MixtureSource
+from stoker.sources.numbered import NumberedSource
 from stoker.stages.skip import RAISE
 from stoker.stages.stage import ChainStage, ChainView, EnginePlan, PoolSize, Traits, first_with
 
@@ -198,6 +199,8 @@ class Echo(ChainStage):
         if len(self.uses) < 2:
             return self.uses[0] if self.uses else None
         source = before.source
+        if isinstance(source, NumberedSource):
+            source = source.within
         if not isinstance(source, MixtureSource):
             raise ValueError(
                 f".{self.name} lists factors for the parts of a mixture: it needs stoker.mix()"

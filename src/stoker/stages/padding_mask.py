@@ -6,10 +6,6 @@ that none of them sees it, and no cache keeps it.
 
 from __future__ import annotations
 
-import copy
-import functools
-from collections import namedtuple
-from collections.abc import MutableMapping
 from typing import Any
 
 from stoker.basics import pytree
@@ -44,32 +40,6 @@ class PaddingMask:
 
             valid = torch.from_numpy(valid)
         try:
-            return self._with(batch, valid)
+            return pytree.with_field(batch, self._name, valid)
         except ValueError as error:
             raise StageError(f"shard(mask={self._name!r})", error, batch=number) from error
-
-    def _with(self, batch: Any, valid: Any) -> Any:
-        name = self._name
-        fields = batch if isinstance(batch, MutableMapping) else getattr(batch, "_fields", ())
-        if name in fields:
-            raise ValueError(f"batches have a field {name!r}: give mask= another name")
-        if isinstance(batch, MutableMapping):
-            batch = copy.copy(batch)
-            batch[name] = valid
-            return batch
-        if not isinstance(batch, tuple):
-            return (batch, valid)
-        return _longer(type(batch), name)(*batch, valid) if fields else (*batch, valid)
-
-
-@functools.cache
-def _longer(kind: Any, name: str) -> Any:
-    """Return a named tuple with one field more; it pickles if ``kind`` does."""
-    make: Any = namedtuple  # no checker can know its fields
-    made = make(kind.__name__, (*kind._fields, name))
-    made.__reduce__ = lambda self: (_remade, (kind, name, tuple(self)))
-    return made
-
-
-def _remade(kind: Any, name: str, values: tuple[Any, ...]) -> Any:
-    return _longer(kind, name)(*values)

@@ -1,0 +1,174 @@
+"""Single examples of a pipeline, and its next output, made apart from its epochs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.basics.validate import is_whole_number
+from stoker.chain.bookmark import Bookmark
+from stoker.chain.chain import Chain
+from stoker.chain.cursor import Cursor
+from stoker.chain.step_epochs import StepEpochs
+from stoker.engine.plan import DevicePoint, EchoPoint, PackPoint, Plan, ScanPoint, Segment
+from stoker.engine.work import REJECTED, Failure, Work
+from stoker.engine.workers.make import Workers
+from stoker.replicas.replica import USER_LOCK
+from stoker.schedule import rng
+from stoker.schedule.dealing import RankOrder, Stride
+from stoker.schedule.orders.order import Places
+from stoker.sources.origin import IndexedSource
+
+# Rows of an order that are searched at once: 0.5 MB. Chosen, not measured.
+_SEARCHED = 1 << 16
+
+
+def key_of(chain: Chain, number: Any) -> str:
+    """Return the name of an example. Raises TypeError or ValueError where there is none."""
+    return _indexed(chain, "key").name_of(_number(chain, number, "key"))
+
+
+def example_of(chain: Chain, number: Any, epoch: int, place: Any, use: Any) -> Any:
+    """Return an example as an epoch makes it, up to what joins it with others.
+
+    Raises TypeError, ValueError or LookupError where it is none of the epoch, and what the stages
+    raise.
+    """
+    chain = replace(chain, leg=None)  # places are the same in all legs of an epoch
+    plan, source = chain.plan, _indexed(chain, "example")
+    number = _number(chain, number, "example")
+    if not is_whole_number(epoch) or epoch < 0:
+        raise ValueError(f".example() takes epoch= as a whole number from 0, not {epoch!r}")
+    if place is None:
+        place = _place_of(chain, number, int(epoch))
+    elif not is_whole_number(place) or place < 0:
+        raise ValueError(f".example() takes place= as a whole number from 0, not {place!r}")
+    if not is_whole_number(use) or use < 1:
+        raise ValueError(f".example() takes use= as a whole number from 1, not {use!r}")
+    # Stages may draw from objects that threads of a run copy meanwhile.
+    with USER_LOCK:
+        return _made(plan, chain.seed, source, number, int(epoch), int(place), int(use))
+
+
+def _made(
+    plan: Plan, seed: int, source: IndexedSource, number: int, epoch: int, place: int, use: int
+) -> Any:
+    values: list[Any] = []
+    order = RankOrder(_Alone(number), Stride(), 1)
+    word, last = 0, _last_echo(plan)
+    for part in plan.parts:
+        match part:
+            case Segment():
+                if part.batches_in:
+                    break
+                alone = replace(part, cache=None, cache_at=0)
+                address = plan.address(part.at, seed, epoch)
+                work = Work(alone, address, source, order, misdrawn=[])
+                ns = alone.counters()
+                if part.source is not None:
+                    values = work.fetch(np.array([number], np.int64), ns)
+                work.apply(values, [place], [word], ns)
+                if values[0] is REJECTED:
+                    raise LookupError(f"example {number} is left out by a filter")
+                if type(values[0]) is Failure:
+                    raise values[0].error
+                if part.batch is not None:
+                    break
+            case EchoPoint():
+                if part.holds_batches:
+                    break
+                word = rng.fold_use(word, use - 1 if part is last else 0)
+            case PackPoint() | ScanPoint() | DevicePoint():
+                break
+            case _:  # a filter, whose segment has said what becomes of the example
+                pass
+    return values[0]
+
+
+class _Alone:
+    """An order that has one example at all places, so that errors name it."""
+
+    together = 0
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def __len__(self) -> int:
+        return 1
+
+    def at(self, places: Places) -> NDArray[np.int64]:
+        return np.full(len(places), self._number, np.int64)
+
+
+def _last_echo(plan: Plan) -> EchoPoint | None:
+    """Return the last pool of single examples: it is its uses that are numbered."""
+    return next((echo for echo in reversed(plan.echoes) if not echo.holds_batches), None)
+
+
+def _place_of(chain: Chain, number: int, epoch: int) -> int:
+    """Return the first place of an example among those of this rank in an epoch."""
+    plan, source = chain.plan, chain.plan.indexed
+    assert source is not None
+    selection = plan.selection
+    if selection.is_dealt or plan.batches is not None:  # whose it is changes no place
+        selection = selection.undealt()
+    order = source.order(selection, chain.seed, epoch, group=plan.group)
+    for start in range(0, len(order), _SEARCHED):
+        stop = min(start + _SEARCHED, len(order))
+        found = np.flatnonzero(order.span(start, stop) == number)
+        if len(found):
+            row = start + int(found[0])
+            return int(next(iter(order.places(range(row, row + 1)))))
+    raise LookupError(
+        f"example {number} does not come in epoch {epoch}"
+        + (" on this rank" if chain.rank_world[1] > 1 else "")
+    )
+
+
+def next_output(bookmark: Bookmark) -> Any:
+    """Return the output that comes next, and leave everything where it is.
+
+    Raises ValueError where it cannot be made twice, or there is none; what ``state_dict`` raises.
+    """
+    chain = bookmark.chain
+    if not chain.source.is_indexed:
+        raise ValueError(
+            f".peek() reads an output twice, and {chain.source.name} can be read once: take one "
+            "with next(iter(pipeline))"
+        )
+    if chain.rank_world[1] > 1 and (chain.follows_clock or chain.selection.is_dealt):
+        raise ValueError(
+            ".peek() asks no other rank, and here ranks decide together what comes next: take one "
+            "with next(iter(pipeline))"
+        )
+    alone = replace(chain.apart(), workers=Workers(0, "thread"))
+    twin = StepEpochs(alone) if chain.flows else Cursor(alone)
+    twin.load(bookmark.saved())
+    iterator = twin.begin()
+    try:
+        return next(iterator)
+    except StopIteration:
+        raise ValueError(".peek(): the next epoch is empty") from None
+    finally:
+        iterator.close()
+
+
+def _indexed(chain: Chain, method: str) -> IndexedSource:
+    source = chain.source
+    if not isinstance(source, IndexedSource):
+        raise ValueError(f".{method}() asks for an example by its number: {source.name} has none")
+    return source
+
+
+def _number(chain: Chain, number: Any, method: str) -> int:
+    length = len(_indexed(chain, method))
+    if not is_whole_number(number):
+        raise TypeError(f".{method}() takes the number of an example, not {number!r}")
+    if not 0 <= number < length:
+        raise LookupError(
+            f"there is no example {number}; the source has examples 0 to {length - 1}"
+        )
+    return int(number)

@@ -12,26 +12,26 @@ Command::
 Target: no more than 2.5 s of processor time a GB, both ends together. The cipher takes most of it:
 `openssl speed -evp aes-256-gcm`, once for each end.
 
-Machine: two cores of an Intel Xeon, shared with others, 24 GiB, Linux 6.18; Python 3.11.7, OpenSSL
+Machine: two cores of an AMD EPYC, shared with others, 24 GiB, Linux 6.18; Python 3.11.7, OpenSSL
 3.0.
 
 Results (five rounds)::
 
     [results/encryption.json]
-    bodies                   MB/s                of plain  CPU, s/GB  to connect, ms
-    --------------------------------------------------------------------------------
-    110 KB by 16, plain       914              1 (1 .. 1)       0.33             5.0
-    110 KB by 16, encrypted   147  0.183 (0.143 .. 0.511)       2.09            17.7
-    3 KB by 64, plain          54              1 (1 .. 1)       2.75            12.2
-    3 KB by 64, encrypted      66    1.03 (0.291 .. 1.35)       3.96             4.9
-    38 MB, plain              798              1 (1 .. 1)       0.39             7.3
-    38 MB, encrypted          185  0.215 (0.181 .. 0.289)       1.75            19.5
+    bodies                    MB/s                 of plain  CPU, s/GB  to connect, ms
+    ----------------------------------------------------------------------------------
+    110 KB by 16, plain      2,453               1 (1 .. 1)       0.19             1.1
+    110 KB by 16, encrypted    301  0.114 (0.0552 .. 0.213)       1.55             6.8
+    3 KB by 64, plain          367               1 (1 .. 1)       0.81             1.2
+    3 KB by 64, encrypted      265    0.342 (0.247 .. 0.73)       3.02            10.3
+    38 MB, plain             1,365               1 (1 .. 1)       0.39             7.7
+    38 MB, encrypted           348    0.27 (0.115 .. 0.443)       1.31             6.0
     [end]
 
-The machine was busy with other work, so rates and the last column say little: in a run before, at
-a lower load, encrypted bodies of 110 KB came at 229 MB/s for 1.71 s a GB, plain ones at 1,556 for
-0.37. A connection is made in some 6 ms, instead of 2; the certificate takes a process 20 ms, once
-for each token.
+The machine was busy with other work (a load of 13 on two cores), so rates, and what a connection
+takes, say little; processor time says more. In runs before it was 1.71 and 2.09 s a GB for
+encrypted bodies of 110 KB, at other loads. Alone, a connection is made in some 6 ms, instead of 2;
+the certificate takes a process 20 ms, once for each token.
 """
 
 from __future__ import annotations

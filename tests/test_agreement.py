@@ -288,6 +288,37 @@ def test_a_mesh_says_whose_part_is_whose(tmp_path: Path) -> None:
             assert found.startswith(start), found
 
 
+GRIDS = """
+    from torch.distributed.device_mesh import init_device_mesh
+
+    told = {}
+    for names, shape in {
+        "dp, tp": (2, 2),
+        "dp_replicate, dp_shard, cp": (2, 1, 2),
+        "dp_replicate, dp_shard": (2, 2),
+    }.items():
+        mesh = init_device_mesh("cpu", shape, mesh_dim_names=names.split(", "))
+        source = stoker.from_dataset(Slow(48)).shuffle().shard(mesh)
+        for how, echoed in {"plain": source, "echoed": source.echo()}.items():
+            made = echoed.random_map(jitter, on="x").batch(4)
+            told[f"{names}: {how}"] = [[b["id"].tolist(), b["x"].tolist()] for b in made]
+"""
+
+
+@pytest.mark.full
+def test_peers_in_a_grid_of_four_ranks_get_equal_batches(tmp_path: Path) -> None:
+    told = told_by(tmp_path, 4, GRIDS)
+    for kind in told[0]:
+        parts = [each[kind] for each in told]
+        if "dp_shard: " not in kind:  # else all four have a part of their own
+            assert parts[0] == parts[1], kind
+            assert parts[2] == parts[3], kind
+            parts = parts[::2]
+        ids = [{i for batch, _ in part for i in batch} for part in parts]
+        assert set().union(*ids) == set(range(48)), kind
+        assert sum(map(len, ids)) == 48, kind
+
+
 LAUNCHED = {
     "torchrun": ("WORLD_SIZE", "RANK"),
     "srun": ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),

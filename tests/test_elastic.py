@@ -9,6 +9,7 @@ import logging
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import stoker
+from stoker.schedule.leg import Leg, Remainder
+from stoker.schedule.selection import Selection
 from strategies import few, small_pools_allowed, through_json
 from test_crafted_states import signed
 
-Leg = tuple[int, int, int]
+Stretch = tuple[int, int, int]
 """How many ranks, their rows, and how many batches each of them takes; the last leg ends itself."""
 
 Drawn = tuple[int, int, float]
@@ -35,11 +38,11 @@ def rows(length: int) -> stoker.Pipeline:
     return stoker.from_arrays(np.arange(length), seed=7)
 
 
-def mixture(length: int) -> stoker.Pipeline:
+def mixture(length: int, stop: Any = "all") -> stoker.Pipeline:
     a = stoker.from_arrays(np.arange(length)).shuffle()
     b = stoker.from_arrays(np.arange(length, length + 90))
     c = stoker.from_arrays(np.arange(length + 90, length + 150)).shuffle()
-    return stoker.mix({a: 0.55, b: 0.3, c: 0.15}, stop="all", seed=7)
+    return stoker.mix({a: 0.55, b: 0.3, c: 0.15}, stop=stop, seed=7)
 
 
 KINDS: dict[str, Callable[[int], stoker.Pipeline]] = {
@@ -64,7 +67,11 @@ class Ranks:
     """
 
     def __init__(
-        self, build: Callable[[int, int, int], stoker.Pipeline], leg: Leg, states: Any, epoch: int
+        self,
+        build: Callable[[int, int, int], stoker.Pipeline],
+        leg: Stretch,
+        states: Any,
+        epoch: int,
     ) -> None:
         world, self.each, self.steps = leg
         self.ranks = [build(rank, world, self.each) for rank in range(world)]
@@ -96,7 +103,7 @@ class Ranks:
 
 def run(
     build: Callable[[int, int, int], stoker.Pipeline],
-    plan: Sequence[Leg],
+    plan: Sequence[Stretch],
     epoch: int = 0,
     *,
     listed: bool = False,
@@ -122,9 +129,9 @@ def of_kind(kind: str, length: int) -> Callable[[int, int, int], stoker.Pipeline
 
 
 @st.composite
-def plans(draw: Any, length: int, most: int = 4) -> list[Leg]:
+def plans(draw: Any, length: int, most: int = 4) -> list[Stretch]:
     """Draw the legs of an epoch of at least so many examples: each but the last is cut short."""
-    legs, left = list[Leg](), length
+    legs, left = list[Stretch](), length
     for _ in range(draw(st.integers(1, most - 1))):
         world, each = draw(st.integers(1, 6)), draw(st.integers(1, 12))
         steps = draw(st.integers(0, left // (world * each) - 1)) if left >= world * each else 0
@@ -215,11 +222,11 @@ def lost_of(records: Sequence[logging.LogRecord]) -> int:
     return sum(int(told[1].replace(",", "")) for told in found if told)
 
 
-@pytest.mark.parametrize("kind", ["shuffled", "blocks", "balanced"])
+@pytest.mark.parametrize("kind", ["shuffled", "blocks", "balanced", "mixture"])
 @few(8)
 @given(
     data=st.data(),
-    length=st.integers(60, 220),
+    length=st.integers(100, 220),
     epoch=st.integers(0, 2),
     factor=st.sampled_from([2, 3, 1.5, 2.5]),
     pool=st.integers(12, 80),
@@ -228,14 +235,17 @@ def test_pools_are_dealt_anew(
     kind: str, data: st.DataObject, length: int, epoch: int, factor: float, pool: int
 ) -> None:
     def build(rank: int, world: int, each: int) -> stoker.Pipeline:
-        train = KINDS[kind](length)
+        # An epoch that ends with the first part has no example twice.
+        train = mixture(length, "first") if kind == "mixture" else KINDS[kind](length)
         sizes = np.arange(length) % 7 + 1 if kind == "balanced" else None
         train = train.shard(rank=rank, world=world, balance=sizes).echo(factor, pool=pool)
         return train.random_map(drawing).batch(each).workers(0)
 
-    plan = data.draw(plans(int(length * factor)), label="plan")
+    epoch *= kind != "mixture"  # a later one of a mixture has examples of two of its parts' epochs
     with small_pools_allowed(), logged() as records:
         (whole,) = run(build, [(1, 7, -1)], epoch)
+        examples = {x for step in whole.drawn for x, _, _ in step}
+        plan = data.draw(plans(int((len(examples) - 6) * factor)), label="plan")
         legs = run(build, plan, epoch)
     expected = {(x, use): drawn for step in whole.drawn for x, use, drawn in step}
     found = [one for leg in legs for step in leg.drawn for one in step]
@@ -244,7 +254,8 @@ def test_pools_are_dealt_anew(
     uses = collections.Counter(x for x, _, _ in found)
     most = math.ceil(factor)
     assert max(uses.values()) <= most
-    assert 0 <= length - len(uses) < plan[-1][0]
+    assert uses.keys() <= examples
+    assert len(examples) - len(uses) < plan[-1][0]
     lost = lost_of(records)
     assert lost <= sum((world - 1) * (most - 1) for world, _, _ in plan[1:])
     if isinstance(factor, int):
@@ -281,7 +292,7 @@ def test_an_echo_s_leg_is_resumed_bit_for_bit(
         train = rows(160).shuffle().shard(rank=rank, world=world).echo(factor, pool=40)
         return train.random_map(drawing).batch(each).workers(0)
 
-    plan = data.draw(plans(int(120 * factor), most=3), label="plan")
+    plan = data.draw(plans(int(110 * factor), most=3), label="plan")
     with small_pools_allowed():
         legs = run(build, plan[:-1])
         saved = through_json(legs[-1].ranks[0].state_dict())
@@ -374,6 +385,25 @@ def test_what_filters_and_budgets_let_through_comes_once(
     assert len(set(found)) == len(found)
     assert {x for x, _, _ in found} == left
     assert set(found) == expected
+
+
+@few(6)
+@given(data=st.data(), length=st.integers(100, 200))
+def test_what_filters_leave_of_a_mixture_comes_once(data: st.DataObject, length: int) -> None:
+    def build(rank: int, world: int, each: int) -> stoker.Pipeline:
+        train = mixture(length, "first").shard(rank=rank, world=world).filter(is_wanted)
+        train = train.random_map(drawing).batch(each).workers(0)
+        return train.steps(1_000) if world > 1 else train
+
+    (whole,) = run(build, [(1, 9, -1)])
+    expected = {one for step in whole.drawn for one in step}
+    plan = data.draw(plans(len(expected) // 3), label="plan")
+    plan[-1] = 1, plan[-1][1], -1
+    legs = run(build, plan, listed=True)
+    found = [one for leg in legs for step in leg.drawn for one in step]
+    assert len(set(found)) == len(found)
+    assert set(found) == expected
+    assert sum(part.fresh_examples for part in legs[-1].ranks[0].stats().parts) > 0
 
 
 def test_states_of_filters_are_each_rank_s_own() -> None:
@@ -593,3 +623,36 @@ def test_damaged_legs_are_refused() -> None:
     for change in ({"world": 0}, {"batch": 0}, {"world": 7}, {"batch": 7}, {"world": 10**12}):
         with pytest.raises(stoker.StateError):
             build(0, 2, 5).load_state_dict(signed({**sound, **change}))
+
+
+class Alternating:
+    """Who owns what: each node every so-many-th example."""
+
+    def __init__(self, world: int) -> None:
+        self.nodes = np.arange(world)
+
+    def owners(self, indices: Any) -> Any:
+        return (indices % len(self.nodes)).astype(np.int32)
+
+
+@given(
+    length=st.integers(20, 120),
+    world=st.integers(1, 5),
+    group=st.integers(1, 6),
+    start=st.integers(0, 20),
+)
+def test_what_is_dealt_by_owners_is_so_in_a_leg(
+    length: int, world: int, group: int, start: int
+) -> None:
+    leg = Leg(4, Remainder([(start, length)]), stoker.Clock(), 0, world=world)
+    each = []
+    for rank in range(world):
+        selection = Selection().shuffled().shared(rank, world, uneven=False, dealt=True)
+        order = replace(selection, leg=leg).rank_order(length, 1, 0, Alternating(world), group)
+        each.append(np.asarray(order.places(range(len(order)))))
+    count = (length - start) // world
+    assert sorted(np.concatenate(each).tolist()) == list(range(start, start + world * count))
+    for first in range(0, count, group):  # the same global batches as by turns
+        places = np.concatenate([own[first : first + group] for own in each])
+        begin = start + world * first
+        assert sorted(places.tolist()) == list(range(begin, begin + len(places)))

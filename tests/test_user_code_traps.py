@@ -63,7 +63,9 @@ def threads(dataset: Any, *functions: Callable[[Any], Any]) -> stoker.Pipeline[A
     p = stoker.from_dataset(dataset)
     for fn in functions:
         p = p.map(fn)
-    return p.workers(8)
+    p = p.workers(8)
+    p._cursor._autotuner.settle(8)  # however busy the machine is
+    return p
 
 
 class Cyclic(Scratch):

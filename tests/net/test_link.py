@@ -409,3 +409,19 @@ def test_what_is_no_token_is_refused(tmp_path: Path) -> None:
     path.write_text(new_token().hex()[:-2])
     with pytest.raises(TokenError, match="holds no token"):
         read_token(path)
+
+
+@pytest.mark.timeout(60)
+def test_what_could_be_waited_for_is_no_token_file(tmp_path: Path, tls: Tls) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe, 0o600)
+    for path in (pipe, Path("/dev/null"), tmp_path):
+        with pytest.raises(TokenError, match=f"{path}"):
+            read_token(path)
+    for files in (
+        Tls(pipe, tls.key, tls.authority),
+        Tls(tls.certificate, pipe, tls.authority),
+        Tls(tls.certificate, tls.key, pipe),
+    ):
+        with pytest.raises(TokenError, match=f"{pipe} is not a regular file"):
+            Listener("127.0.0.1", 0, TOKEN, "echo", echo, tls=files)

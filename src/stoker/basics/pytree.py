@@ -121,7 +121,10 @@ def leaves(value: Any) -> list[Any]:
 
 def is_tensor(value: Any) -> TypeGuard[Any]:
     """True if a value is a torch tensor. It does not import torch."""
-    kind = getattr(sys.modules.get("torch"), "Tensor", None)  # None while torch is imported
+    torch = sys.modules.get("torch")
+    if torch is None:  # looked at first: this is asked of every leaf
+        return False
+    kind = getattr(torch, "Tensor", None)  # None while torch is imported
     return kind is not None and isinstance(value, kind)
 
 
@@ -282,8 +285,8 @@ def copy_views(value: Any) -> Any:
 
 
 def _copy_view(leaf: Any) -> Any:
-    if isinstance(leaf, np.ndarray) and leaf.base is not None:
-        return leaf.copy()
+    if isinstance(leaf, np.ndarray):
+        return leaf if leaf.base is None else leaf.copy()
     if is_tensor(leaf) and not is_sparse(leaf) and leaf.untyped_storage().nbytes() > leaf.nbytes:
         return leaf.clone()
     return leaf

@@ -199,8 +199,6 @@ def _check_leg(by: Chain) -> None:
     if stage is not None:
         raise StateError(f"what .{stage.name} is at the middle of is the rank's own")
     leaves_out = by.may_leave_out
-    if (leaves_out or by.echoes) and by.source.has_own_order:
-        raise StateError("what ranks have had of a mixture is known for whole batches alone")
     if not by.echoes:
         return
     (point, *others) = by.plan.echoes
@@ -241,12 +239,18 @@ def _begin_leg(ranks: Sequence[Loaded], chain: Chain) -> tuple[Position, dict[in
     are_alike = first.rank is None
     each = _left_by_alike(first) if are_alike else [_left_by(loaded) for loaded in ranks]
     rest = _whole(by) if was is None else was.rest
-    ranges, places = _unread(ranks, each, rest)
+    ranges, behind, places = _unread(ranks, each, rest)
     remaining = np.concatenate([left.remaining for left in each])
     spent = np.concatenate([left.spent for left in each])
     is_used = spent > 0  # other items come as what was not read does
-    ranges += [(place, place + 1) for place in places[~is_used].tolist()]
     new_world = chain.rank_world[1]
+    returned = np.sort(np.concatenate([behind, places[~is_used]]))
+    rest = Remainder(sorted(ranges))
+    if by.source.has_own_order:
+        rest, returned = _in_turns(by, rest, returned, new_world)
+    else:
+        ranges += [(place, place + 1) for place in returned.tolist()]
+        rest, returned = Remainder(sorted(ranges)), returned[:0]
     held, lost = deal_held(places[is_used], remaining[is_used], spent[is_used], new_world)
     before = Clock(
         sum(position.fresh for position in positions) - new_world * held.each,
@@ -255,10 +259,12 @@ def _begin_leg(ranks: Sequence[Loaded], chain: Chain) -> tuple[Position, dict[in
     )
     leg = Leg(
         world if was is None else was.begun_by,
-        Remainder(sorted(ranges)),
+        rest,
         before if was is None else was.before + before,
         world * at.yielded + (0 if was is None else was.batches),
         held if by.has_fixed_echo else None,
+        returned,
+        new_world,
     )
     if not by.has_fixed_echo:
         return Position(order=at.order, leg=leg), {}, lost
@@ -272,6 +278,20 @@ def _begin_leg(ranks: Sequence[Loaded], chain: Chain) -> tuple[Position, dict[in
     sizes = {echo.position: _pool_size(echo, first, chain.batch_size) for echo in by.echoes}
     begun = Position(fresh=held.each, parts=[PoolStart(begins)], order=at.order, leg=leg)
     return begun, sizes, lost
+
+
+def _in_turns(
+    by: Chain, rest: Remainder, returned: NDArray[np.int64], world: int
+) -> tuple[Remainder, NDArray[np.int64]]:
+    """Return places that ranks can take in turns, and what is left of the row: of that come as many
+    as are lacking; if it has not as many, the last places are too few for all ranks."""
+    indexed, lacking = by.plan.indexed, -len(returned) % world
+    assert indexed is not None
+    if lacking > len(rest):
+        return Remainder([]), returned[: len(returned) // world * world]
+    more = [as_array(indexed.places_of(range(*each))) for each in rest.cut(0, lacking)]
+    left = Remainder(rest.cut(lacking, len(rest)))
+    return left, np.sort(np.concatenate([returned, *more]))
 
 
 def _whole(by: Chain) -> Remainder:
@@ -332,24 +352,25 @@ def _left_by(loaded: Loaded) -> _Left:
 
 def _unread(
     ranks: Sequence[Loaded], each: Sequence[_Left], rest: Remainder
-) -> tuple[list[tuple[int, int]], NDArray[np.int64]]:
-    """Return what no rank had read of a row, and the places of what their pools hold."""
+) -> tuple[list[tuple[int, int]], NDArray[np.int64], NDArray[np.int64]]:
+    """Return what no rank had read of a row, the places before it that a rank had not read, and the
+    places of what their pools hold."""
     first, size, world = ranks[0], len(rest), len(ranks)
     by, selection = first.by, first.by.selection
     position = first.position or Position()
     rows, group = [left.rows for left in each], by.batch_size
-    held_each = 0 if position.leg is None else position.leg.held_each
-    ahead = max(rows) - held_each  # up to here some rank had read of the row
+    head = 0 if position.leg is None else position.leg.head_each
+    ahead = max(0, max(rows) - head)  # up to here some rank had read of the row
     share = selection.share
     deals_by_example = share is not None and (share.is_dealt or share.costs is not None)
-    if deals_by_example:
+    if deals_by_example or by.source.has_own_order:
         ahead = min(-(-ahead // group) * group, size // world)  # whole global batches
-    places, ranges = [], list[tuple[int, int]]()
+    places, unread, ranges = [], [np.empty(0, np.int64)], list[tuple[int, int]]()
     indexed = by.plan.indexed
     assert indexed is not None
     for rank, left in enumerate(each):
         of_rank = by.of_ranks(rank, world, group).on_leg(position.leg)
-        if not len(left.ordinals) and left.rows == held_each + ahead:
+        if not len(left.ordinals) and left.rows == head + ahead:
             continue
         of_rank_selection = of_rank.selection
         if not deals_by_example:  # it need not be drawn to know the places
@@ -357,16 +378,15 @@ def _unread(
         order = indexed.order(of_rank_selection, first.seed, first.epoch, position.owners, group)
         places.append(as_array(order.places(left.ordinals)))
         if not selection.has_runs:
-            behind = range(left.rows, held_each + ahead)
-            ranges += [(n, n + 1) for n in as_array(order.places(behind)).tolist()]
+            unread.append(as_array(order.places(range(left.rows, head + ahead))))
     if selection.has_runs:
         assert selection.share is not None
         runs = [replace(selection.share, rank=r).run(size, whole=False) for r in range(world)]
         for run, end, own in zip(runs, [*runs[1:], size], rows, strict=True):
-            ranges += rest.cut(run + own - held_each, end)
+            ranges += rest.cut(run + own - head, end)
     else:
         ranges += rest.cut(world * ahead, size)
-    return ranges, np.concatenate([np.empty(0, np.int64), *places])
+    return ranges, np.concatenate(unread), np.concatenate([np.empty(0, np.int64), *places])
 
 
 def _describe(loaded: Loaded, position: Position, chain: Chain, lost: int) -> str:

@@ -197,7 +197,8 @@ def _schema(state: dict[str, Any], by: Chain) -> StateSchema:
         begun = by.of_ranks(0, begun_by, by.batch_size)  # how many places it has
         places, world = indexed.places(begun.selection), by.rank_world[1]
         most = max((echo.counts.most for echo in by.echoes if echo.counts), default=1)
-        leg = Leg.from_json(state["leg"], world, places, most)
+        end = indexed.places_end(begun.selection)
+        leg = Leg.from_json(state["leg"], world, places, end, most)
         by = by.on_leg(leg)
         if by.data_epoch_steps is not None and by.data_epoch_steps < 0:
             raise StateError(

@@ -1,11 +1,11 @@
-"""Items: values in a stream, where they will be and how they are addressed.
+"""Items: the values of a stream, with the task that computes each, and its address.
 
-What comes next is decided on integers, by one thread at a time, which holds ``Planning.lock``. The
-values are computed by any thread. So the order never depends on timing, and any item can be made
-again from its number, after a resume.
+The order is decided on integers, by one thread at a time, which holds ``Planning.lock``. Any thread
+computes the values. So the order never depends on timing, and any item can be made again from its
+number, after a resume.
 
-The planner is a worker that plans a step ahead, or the consumer, where the window is empty or work
-is done inline. A worker never waits for the lock, because its holder may be waiting for a task of
+The planner is a worker that plans a step ahead, or the consumer if the window is empty or work is
+done inline. A worker never waits for the lock, because its holder may be waiting for a task of
 this worker (deadlock). For the same reason it never waits for values: ``Planning.may_block`` is
 false, and ``WouldBlock`` is raised.
 """
@@ -27,17 +27,17 @@ from stoker.engine.workers.threads import Task
 
 @dataclass(slots=True, eq=False, repr=False)
 class Item:
-    """One value in a stream: where it will be, and its address.
+    """One value in a stream: its task, and its address.
 
     Attributes:
-        task, row: where the value is when the task is done.
+        task, row: the task that computes the value, and the value's row there.
         ordinal, use_key: its address (see ``rng``).
         fresh: the fresh examples of the epoch that were read up to this item.
         rows: the examples in it.
-        repeats: those of them that are in it already.
-        age: steps since the use of it before this one, as ``Draw.ages`` has it.
+        repeats: the examples that are in it more than once.
+        age: steps since its last use, as in ``Draw.ages``.
         examples: of a batch of examples that were echoed, their address words and their ages.
-        scheduled: uses of it that were handed to tasks and are not over.
+        scheduled: uses of it that were given to tasks and are not over.
         settled: whether no further use will be scheduled.
     """
 
@@ -64,7 +64,7 @@ HEAD = -1
 
 @dataclass
 class EpochCounters:
-    """What is counted while an epoch runs."""
+    """The counters of a running epoch."""
 
     names: dict[int, list[str]] = field(default_factory=dict)  # of stages, by part of the plan
     spent: dict[int, list[int]] = field(default_factory=dict)  # see ``Segment.counters``
@@ -73,7 +73,7 @@ class EpochCounters:
     misdrawn: list[UndeclaredRng] = field(default_factory=list)  # to be told by the consumer
 
     def open(self, part: int, names: list[str]) -> None:
-        """Begin to count for the stages of a part."""
+        """Begin to count the stages of a part."""
         # Times and counts of the stages, then four of samples (``threads.TIMED``) and the bytes
         # read.
         self.names[part], self.spent[part] = names, [0] * (2 * len(names) + 5)
@@ -92,7 +92,7 @@ class EpochCounters:
 
     @property
     def read_bytes(self) -> int:
-        """The bytes that were read."""
+        """The bytes read from the source."""
         return sum(spent[-1] for spent in self.spent.values())
 
 
@@ -121,7 +121,7 @@ class Planning:
         self.may_block = True
 
     def is_held(self) -> bool:
-        """Whether the calling thread holds it; what must be called so asserts this."""
+        """True if the calling thread holds it. Functions that need the lock assert this."""
         lock: Any = self.lock
         return bool(lock._is_owned())  # as a Condition asks its lock
 
@@ -130,9 +130,9 @@ class Stream(Resumable, ABC):
     """A stream of items, in order. The planning lock must be held for all methods but ``clear``.
 
     Attributes:
-        total: how many items an epoch has, None where only its end tells.
-        blocking: whether it is read in the thread that asks, so that there is no working ahead.
-        leaves_out: whether its items are those of the source that are left, in their order.
+        total: how many items an epoch has; None if only its end tells.
+        blocking: whether it is read in the calling thread, so that no work is done ahead.
+        leaves_out: whether its items are the source's, in order, with some left out.
     """
 
     total: int | None = None
@@ -142,7 +142,7 @@ class Stream(Resumable, ABC):
     @property
     @abstractmethod
     def fresh(self) -> int:
-        """Fresh examples behind what was taken."""
+        """Fresh examples up to the last taken item."""
 
     @abstractmethod
     def pull_many(self, count: int) -> Iterator[Item]:
@@ -167,13 +167,13 @@ class Stream(Resumable, ABC):
         """
 
     def items_of(self, loaded: int) -> int:
-        """Return how many items were made of so many that a loader, or a stream, handed out."""
+        """Return the number of items made from so many outputs of a loader or a stream."""
         return loaded
 
     @property
     @abstractmethod
     def is_full(self) -> bool:
-        """Whether more items wait than will soon be asked for."""
+        """True if more items wait than will soon be taken."""
 
     @abstractmethod
     def ready_since(self) -> tuple[int, int | None]:
@@ -188,41 +188,41 @@ class Stream(Resumable, ABC):
 
     @property
     def end(self) -> int | None:
-        """How many items there are in the epoch, once its end has told."""
+        """The number of items in the epoch, once its end is known."""
         return None
 
     def left_to(self, number: int, taken: int) -> int:
-        """Return how many items come up to the source's item ``number``, behind those ``taken``.
+        """Return the number of items up to the source's item ``number``, after those ``taken``.
 
-        Raises WouldBlock where that is not decided yet, and the planner must not block.
+        Raises WouldBlock if that is not decided yet, and the planner must not block.
         """
         return number - taken
 
     def usable_bytes(self) -> int:
-        """Return the memory that is free where the items are."""
+        """Return the free memory of the items' device, or of the host."""
         return resources.usable_memory_bytes()
 
 
 class PulledStream(Stream):
-    """A stream that the consumer, or a device, takes one item after another from."""
+    """A stream from which the consumer, or a device, takes one item after another."""
 
     @abstractmethod
     def pull(self, *, may_block: bool = True) -> Item | None:
         """Return the next item, None at the end.
 
-        Raises WouldBlock where it would have to wait and not ``may_block``.
+        Raises WouldBlock if it would have to wait and ``may_block`` is False.
         """
 
 
 class DrivenStream(PulledStream):
-    """A stream that is driven by who asks it: looking at an item takes it from where it comes."""
+    """A stream that works in the calling thread: peeking at an item takes it from upstream."""
 
     def __init__(self) -> None:
         self._peeked: Item | None = None
 
     @abstractmethod
     def _take(self, may_block: bool) -> Item | None:
-        """Take the next item from where it comes, None at the end; raises as ``pull`` does."""
+        """Take the next item from upstream, None at the end; raises as ``pull`` does."""
 
     def pull(self, *, may_block: bool = True) -> Item | None:
         if self._peeked is not None:
@@ -243,9 +243,9 @@ class DrivenStream(PulledStream):
 
 
 class HeadStream(DrivenStream):
-    """A stream that stands at the head of a plan: a source that is read one item after another.
+    """The stream at the head of a plan: a source that is read one item after another.
 
-    The source is asked where an item is taken, so none wait ready but one that was looked at.
+    The source is read when an item is taken, so at most one item is ready: one that was peeked at.
     """
 
     is_full = False
@@ -265,24 +265,24 @@ class HeadStream(DrivenStream):
 
     @abstractmethod
     def has_ended(self) -> bool:
-        """Return whether the source is exhausted. An item or error that this reads comes next."""
+        """True if the source is exhausted. An item or error that this reads comes next."""
 
     def loaded_with(self, item: Item, loaded: int) -> int:
-        """Return how many batches of a loader were handed out, once ``item`` is, too."""
+        """Return the number of a loader's batches that are handed out with ``item``."""
         return loaded
 
     @abstractmethod
     def state_at(self, fresh: int, loaded: int) -> tuple[Any, int]:
-        """Return the source's own state (None: none) behind so many examples and batches.
+        """Return the source's own state after so many examples and batches, or None.
 
-        And the number of what was read that it stands for.
+        Also return the number of reads before that state.
         """
 
     def forget_states(self, fresh: int, loaded: int) -> None:
-        """Drop the states behind fewer examples, and behind fewer batches of a loader."""
+        """Drop the states after fewer examples, and after fewer batches of a loader."""
 
     def has_raised(self, error: BaseException) -> bool:
-        """Whether the source raised this error, and may go on. True only once for each error."""
+        """True if the source raised this error, and may go on. True only once for each error."""
         return False
 
     def leave(self, fresh: int, loaded: int, *, ended: bool) -> None:
@@ -293,15 +293,15 @@ class HeadStream(DrivenStream):
 
     @abstractmethod
     def interrupt(self) -> None:
-        """Interrupt another thread that waits for the source, if that can be done."""
+        """Interrupt another thread that waits for the source, if possible."""
 
 
 class Inputs(Resumable, ABC):
-    """What gives a segment its inputs, unless it reads them from the source by number.
+    """The inputs of a segment that does not read them from the source by number.
 
     Attributes:
-        in_order: whether each item comes once, as it was made.
-        follows: whether what comes next is decided when it is asked for, by what is ready.
+        in_order: whether each item comes once, in the order in which it was made.
+        follows: whether the next input is decided on request, by the number of ready items.
     """
 
     total: int | None
@@ -313,13 +313,13 @@ class Inputs(Resumable, ABC):
     @property
     @abstractmethod
     def fresh(self) -> int:
-        """Fresh examples behind what was taken."""
+        """Fresh examples up to the last taken item."""
 
     @abstractmethod
     def together(self, count: int) -> int:
-        """Return how many of the next ``count`` uses are behind equally many fresh examples.
+        """Return how many of the next ``count`` uses come after equally many fresh examples.
 
-        Only these may share a task, whose items all count as many.
+        Only these may share a task, because a task has one count for all of its items.
         """
 
     @abstractmethod
@@ -332,7 +332,7 @@ class Inputs(Resumable, ABC):
 
 
 class DoneTask:
-    """Stands for a task that is done: its one value."""
+    """Stands for a task that is done, and holds its one value."""
 
     __slots__ = ("items", "values", "waiting")
     done = True
@@ -343,7 +343,7 @@ class DoneTask:
         self.items = self.waiting = None
 
 
-def like(item: Item, task: Any, use_key: int, fresh: int) -> Item:
+def with_value(item: Item, task: Any, use_key: int, fresh: int) -> Item:
     """Return an item for another value of the same address."""
     twin = Item(task, 0, item.ordinal, use_key, fresh, item.rows)
     twin.repeats, twin.age, twin.examples = item.repeats, item.age, item.examples

@@ -179,17 +179,17 @@ class Segment:
         """Return it with others in their place."""
         rest = iter(objects)
 
-        def own(one: Caller) -> Caller:
+        def copy_of(one: Caller) -> Caller:
             made: Any = one.with_user_objects([next(rest) for _ in one.user_objects()])
             twin: Caller = made
             return twin
 
         return replace(
             self,
-            source=None if self.source is None else own(self.source),
-            operations=[own(each) for each in self.operations],
-            batch=None if self.batch is None else own(self.batch),
-            batch_maps=[own(each) for each in self.batch_maps],
+            source=None if self.source is None else copy_of(self.source),
+            operations=[copy_of(each) for each in self.operations],
+            batch=None if self.batch is None else copy_of(self.batch),
+            batch_maps=[copy_of(each) for each in self.batch_maps],
         )
 
     def parts(self) -> list[tuple[str, object]]:

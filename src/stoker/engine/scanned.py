@@ -19,7 +19,7 @@ from stoker.basics import compact_integers, pytree
 from stoker.basics.compact_integers import check_integer
 from stoker.basics.signals import pass_on
 from stoker.engine.checkpoint import Asked, Bounds, Node, damage_error
-from stoker.engine.items import DoneTask, EpochCounters, Item, Planning, done_item, like
+from stoker.engine.items import DoneTask, EpochCounters, Item, Planning, done_item, with_value
 from stoker.engine.plan import ScanPoint
 from stoker.engine.segment_stream import SegmentStream
 from stoker.engine.survivors import OrderedStream
@@ -116,7 +116,7 @@ class ScannedStream(OrderedStream):
             except Exception as error:
                 pass_on(error)
                 value = self.upstream.failure(self._scan.name, error, item.ordinal)
-        return like(item, DoneTask(value), item.use_key, item.fresh)
+        return with_value(item, DoneTask(value), item.use_key, item.fresh)
 
     def resume_point(self, output: int) -> tuple[ScanStart, int]:
         start = self._starts[self._before(output)]
@@ -197,7 +197,7 @@ class ScannedStream(OrderedStream):
         """Add an output; of outputs before a resume, only those that are needed again."""
         number = self._outputs
         self._outputs += 1
-        made = like(item, DoneTask(value), item.use_key, item.fresh)
+        made = with_value(item, DoneTask(value), item.use_key, item.fresh)
         if number >= self._first:
             self._kept.append(made)
         elif number in self._wanted:

@@ -1,8 +1,8 @@
-"""What workers do with the tasks of a segment; the consumer does it inline.
+"""Runs the tasks of a segment, in workers or inline in the consumer.
 
-All uses of a stored item but the last get a copy; the last gets the item itself. Where the first to
-get hold of items only reads them (``basics.buffers``), or they are only stacked into a batch, all
-uses get the item itself, and what is left of it behind that is copied. Items are stored with
+All uses of a stored item but the last get a copy; the last gets the item itself. If the first
+function only reads items (``basics.buffers``), or they are only stacked into a batch, all uses get
+the item itself, and parts of it in the function's result are copied. Items are stored with
 ``pytree.copy_views``, so that a small view does not keep a large array alive.
 """
 
@@ -74,7 +74,7 @@ class SegmentRunner:
             self.rows = None
 
     def allocate(self, task: Task) -> None:
-        """Make room for what will come of a task."""
+        """Make room for the values of a task."""
         batch = self.segment.batch
         if batch is None:
             task.values = [None] * task.rows
@@ -84,20 +84,20 @@ class SegmentRunner:
         else:
             task.builder = Builder(task.rows, batch.collate, self._recycler)
 
-    def made(self, number: int, indices: Any, start: int) -> list[Any]:
+    def make_now(self, number: int, indices: Any, start: int) -> list[Any]:
         """Return outputs from ``number`` on, made here and now of fresh examples ``start ...``.
 
         For the consumer.
         """
         if CALLING and self._calls_users:
             with USER_LOCK:
-                return self._made(number, indices, start)
-        return self._made(number, indices, start)
+                return self._make(number, indices, start)
+        return self._make(number, indices, start)
 
     def _own_work(self) -> Work:
         return self.work if self._copies is None else self._copies.work(self.work)
 
-    def _made(self, number: int, indices: Any, start: int) -> list[Any]:
+    def _make(self, number: int, indices: Any, start: int) -> list[Any]:
         began, ns = time.perf_counter_ns(), [0] * self._counters
         values = self._outputs(self.work, number, indices, start, ns)
         with self.worker_pool.lock:
@@ -111,7 +111,7 @@ class SegmentRunner:
         self, work: Work, number: int, indices: Any, start: int, ns: list[int]
     ) -> list[Any]:
         """Return outputs from ``number`` on, made of fresh examples ``start ...``."""
-        values = self._gathered(indices, ns) if self.rows is not None else None
+        values = self._gather_batches(indices, ns) if self.rows is not None else None
         if values is None:
             values = work.fetch(indices, ns)
             places = work.places(range(start, start + len(indices)))
@@ -124,7 +124,7 @@ class SegmentRunner:
         self._finish(work, values, number, ns, len(indices))
         return values
 
-    def _gathered(self, indices: Any, ns: list[int]) -> list[Any] | None:
+    def _gather_batches(self, indices: Any, ns: list[int]) -> list[Any] | None:
         """Return batches that are gathered from arrays; None where an example cannot be read."""
         assert self.rows is not None
         began = time.perf_counter_ns()
@@ -204,9 +204,9 @@ class SegmentRunner:
             work = self.work if self._copies is None else self._own_work()
             if CALLING and work is self.work and self._calls_users:
                 with USER_LOCK:
-                    values = self._worked(work, task, start, stop, ns)
+                    values = self._work_rows(work, task, start, stop, ns)
             else:
-                values = self._worked(work, task, start, stop, ns)
+                values = self._work_rows(work, task, start, stop, ns)
             self._deliver(task, start, values, ns)
         if self.segment.batches_in:  # its stages counted batches, and each has a task to itself
             assert task.items is not None
@@ -214,12 +214,12 @@ class SegmentRunner:
             ns[stages : 2 * stages] = [batches * each for batches in ns[stages : 2 * stages]]
         return ns
 
-    def _worked(self, work: Work, task: Task, start: int, stop: int, ns: list[int]) -> list[Any]:
+    def _work_rows(self, work: Work, task: Task, start: int, stop: int, ns: list[int]) -> list[Any]:
         copied = None
         if task.items is None:
             values = work.fetch(task.indices[start:stop], ns)
         else:
-            values = self.taken(task.items[start:stop], own=self.segment.shares_items)
+            values = self.stored_values(task.items[start:stop], own=self.segment.shares_items)
             copied = self._recycler.copy if self.segment.shares_items else None
         use_keys = task.use_keys[start:stop] if task.use_keys is not None else None
         work.apply(values, task.places[start:stop], use_keys, ns, copied)
@@ -261,12 +261,12 @@ class SegmentRunner:
             work = self._own_work() if calls else self.work
             if CALLING and calls and work is self.work:
                 with USER_LOCK:
-                    task.values = self._completed(work, task)
+                    task.values = self._complete_batches(work, task)
             else:
-                task.values = self._completed(work, task)
+                task.values = self._complete_batches(work, task)
         task.batch = task.builder = task.indices = task.items = None
 
-    def _completed(self, work: Work, task: Task) -> list[Any]:
+    def _complete_batches(self, work: Work, task: Task) -> list[Any]:
         try:
             if task.batch is not None:
                 assert self.rows is not None
@@ -286,7 +286,7 @@ class SegmentRunner:
                 self.account(ns)
         return values
 
-    def taken(self, items: list[Item], *, own: bool) -> list[Any]:
+    def stored_values(self, items: list[Item], *, own: bool) -> list[Any]:
         """Return stored values: a copy, but for an item's last use or where nothing writes."""
         lock = self.worker_pool.lock
         with lock:
@@ -334,7 +334,9 @@ class SegmentRunner:
         ns[self.work.batch_at] += time.perf_counter_ns() - began
 
     def _run_remotely(self, task: Task, start: int, stop: int, remote: Any, ns: list[int]) -> None:
-        values = None if task.items is None else self.taken(task.items[start:stop], own=True)
+        values = (
+            None if task.items is None else self.stored_values(task.items[start:stop], own=True)
+        )
         if self.work.reader is not None:  # reads go on in this process alone
             values = self._own_work().fetch(task.indices[start:stop], ns)
         use_keys = task.use_keys[start:stop] if task.use_keys is not None else None
@@ -373,7 +375,7 @@ class SegmentRunner:
                 task.values[start:stop] = [
                     failed.get(i) or self.work.add_number(value)
                     if type(value) is Failure
-                    else self._kept(value, place)
+                    else self._keep_value(value, place)
                     for i, (value, place) in enumerate(zip(answer, places, strict=True))
                 ]
 
@@ -385,7 +387,7 @@ class SegmentRunner:
             pass_on(error)
             self._fail(task, 0, self.work.batch_failure(error, task.number, task.places))
 
-    def _kept(self, value: Any, place: int) -> Any:
+    def _keep_value(self, value: Any, place: int) -> Any:
         """Copy an example out of what it came through; may return a ``Failure``."""
         try:
             return pytree.deep_copy(value)

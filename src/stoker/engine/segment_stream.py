@@ -43,7 +43,7 @@ from stoker.engine.items import (
     Use,
     WouldBlock,
     done_item,
-    like,
+    with_value,
 )
 from stoker.engine.segment_runner import SegmentRunner
 from stoker.engine.work import ENDED, Failure
@@ -355,7 +355,7 @@ class SegmentStream(PulledStream):
         self._worker_pool.wait(item.task)
         self._next += 1
         began = time.perf_counter_ns()
-        (value,) = self._runner.taken([item], own=False)
+        (value,) = self._runner.stored_values([item], own=False)
         self._cost.note(1, time.perf_counter_ns() - began)
         return self._used(uses[0], DoneTask(value), self.feed.fresh)
 
@@ -363,8 +363,8 @@ class SegmentStream(PulledStream):
         item, use_key, age = use
         assert self.feed is not None
         if self.feed.in_order:  # what was read by then for later ones does not count
-            return like(item, task, use_key, item.fresh)
-        made = like(item, task, use_key, fresh)
+            return with_value(item, task, use_key, item.fresh)
+        made = with_value(item, task, use_key, fresh)
         made.age, made.examples = age, None
         return made
 
@@ -429,7 +429,7 @@ class SegmentStream(PulledStream):
             for output in range(number + 1, number + count + 1)
         ]
         indices = self._order.span(start, ends[-1])
-        for value, end in zip(self._runner.made(number, indices, start), ends, strict=True):
+        for value, end in zip(self._runner.make_now(number, indices, start), ends, strict=True):
             self._window.append(done_item(value, self._next, 0, end, end - start))
             self._next += 1
             start = end

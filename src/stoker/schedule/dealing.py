@@ -188,27 +188,30 @@ class LegDeal:
 
 
 class HeldDeal:
-    """A deal whose first rows are in a pool when a leg of an epoch begins.
+    """A deal whose first rows are not dealt by the row of a leg: a pool holds them, for one.
 
     Args:
         held: their places.
         within: the rows behind them.
+
+    Attributes:
+        held, within: as given.
     """
 
     together = 0
 
     def __init__(self, held: NDArray[np.int64], within: RankOrder) -> None:
-        self._held, self._within = held, within
+        self.held, self.within = held, within
 
     def places(self, rows: Places) -> Places:
-        count = len(self._held)
+        count = len(self.held)
         if isinstance(rows, range) and rows.start >= count:
-            return self._within.places(range(rows.start - count, rows.stop - count))
+            return self.within.places(range(rows.start - count, rows.stop - count))
         rows = as_array(rows)
         found = np.empty(len(rows), np.int64)
         is_held = rows < count
-        found[is_held] = self._held[rows[is_held]]
-        found[~is_held] = as_array(self._within.places(rows[~is_held] - count))
+        found[is_held] = self.held[rows[is_held]]
+        found[~is_held] = as_array(self.within.places(rows[~is_held] - count))
         return found
 
 

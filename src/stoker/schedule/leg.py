@@ -10,7 +10,7 @@ parts. So places, and all random draws, stay what they were.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -119,16 +119,17 @@ class Held:
         }
 
     @classmethod
-    def from_json(cls, saved: Any, world: int, places: int, most: int) -> Held:
+    def from_json(cls, saved: Any, world: int, places: int, end: int, most: int) -> Held:
         """Read the result of ``to_json``, of an epoch of so many places.
 
         Args:
             saved: what it was.
             world: the ranks of the state.
             places: how many the epoch has.
+            end: the number behind the last of them.
             most: how often an item is used at most.
         """
-        gaps = compact_integers.decode_small(saved["places"], places, places)
+        gaps = compact_integers.decode_small(saved["places"], places, end)
         spent = compact_integers.decode_small(saved["spent"], places, most)
         kinds = [(check_integer(r, 1, most), check_integer(at)) for r, at in saved["kinds"]]
         left = [r for r, _ in kinds]
@@ -143,7 +144,7 @@ class Held:
         found = [np.cumsum(gaps[a:b]) for a, b in zip(begins, ends, strict=True)]
         held = np.concatenate([np.empty(0, np.int64), *found])
         if len(held) and (
-            held.max() >= places
+            held.max() >= end
             or len(np.unique(held)) < len(held)
             or spent.min() < 1
             or (spent + remaining).max() > most
@@ -186,6 +187,8 @@ class Leg:
             again, because pools hold them.
         held: what the pools of a fixed factor hold at its beginning, on all ranks; None where there
             are none.
+        returned: places that come next, of a mixture, whose row does not list places; of a number
+            that ``world``, the ranks of this leg, divides.
         batches: their batches, which count on for the draws of maps behind ``.batch``.
     """
 
@@ -194,34 +197,51 @@ class Leg:
     before: Clock
     batches: int
     held: Held | None = None
+    returned: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    world: int = 1
 
     @property
     def held_each(self) -> int:
         """How many rows of a rank are in its pool at the beginning; they come first."""
         return 0 if self.held is None else self.held.each
 
+    @property
+    def head_each(self) -> int:
+        """How many rows of a rank come before those that are dealt by the row."""
+        return self.held_each + len(self.returned) // self.world
+
+    def head_of(self, rank: int) -> NDArray[np.int64]:
+        """Return the places of these rows of a rank."""
+        returned = self.returned[rank :: self.world]
+        if self.held is None:
+            return returned
+        return np.concatenate([self.held.of_rank(rank).places, returned])
+
     def to_json(self) -> dict[str, Any]:
         """Return it for JSON."""
         bounds = np.array(self.rest.ranges, np.int64).ravel()
         gaps = np.diff(bounds, prepend=0)
-        held = {} if self.held is None else {"held": self.held.to_json()}
+        more: dict[str, Any] = {} if self.held is None else {"held": self.held.to_json()}
+        if len(self.returned):
+            more["returned"] = compact_integers.encode_ascending(self.returned, 0)
         return {
             "begun_by": self.begun_by,
             "ranges": len(self.rest.ranges),
             "rest": compact_integers.encode_small(gaps),
             "before": [self.before.fresh_examples, self.before.uses, self.before.steps],
             "batches": self.batches,
-            **held,
+            **more,
         }
 
     @classmethod
-    def from_json(cls, saved: Any, world: int, places: int, most: int) -> Leg:
+    def from_json(cls, saved: Any, world: int, places: int, end: int, most: int) -> Leg:
         """Read the result of ``to_json``, of an epoch of so many places.
 
         Args:
             saved: what it was.
             world: the ranks of the state.
             places: how many the epoch has.
+            end: the number behind the last of them.
             most: how often a fixed factor uses an item at most; 1 where there is none.
 
         Raises KeyError, TypeError or ValueError for what cannot be.
@@ -231,13 +251,20 @@ class Leg:
         bounds = np.cumsum(gaps)
         if len(bounds) != 2 * count or (gaps[1:] < 1).any() or (bounds > places).any():
             raise ValueError("the rest of the epoch is damaged")
+        returned = np.empty(0, np.int64)
+        if "returned" in saved:
+            returned = compact_integers.decode_ascending(saved["returned"], 0, places, end)
+            if len(returned) % world:
+                raise ValueError("the rest of the epoch is damaged")
         fresh, uses, steps = (check_integer(n) for n in saved["before"])
         return cls(
             check_integer(saved["begun_by"], 1),
             Remainder(zip(bounds[::2].tolist(), bounds[1::2].tolist(), strict=True)),
             Clock(fresh, uses, steps),
             check_integer(saved["batches"]),
-            Held.from_json(saved["held"], world, places, most) if "held" in saved else None,
+            Held.from_json(saved["held"], world, places, end, most) if "held" in saved else None,
+            returned,
+            world,
         )
 
 

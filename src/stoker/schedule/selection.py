@@ -236,7 +236,7 @@ class Selection:
         share, count = self.share, self._drawn_count(length)
         if self.leg is not None:
             rest = len(self.leg.rest)
-            return self.leg.held_each + (rest if share is None else share.count(rest))
+            return self.leg.head_each + (rest if share is None else share.count(rest))
         if share is not None and not share.anew:
             count = share.count(count)
         count = self.between.count(count)
@@ -282,13 +282,11 @@ class Selection:
         if leg is None:
             deal = self._deal(order, self.places(length), dealer, group, start + count)
             return RankOrder(order, deal, count, start)
-        left, count = LegOrder(order, leg.rest), count - leg.held_each
+        left, count = LegOrder(order, leg.rest), count - leg.head_each
         deal = self._deal(left, len(left), dealer, group, count)
         rows = RankOrder(order, LegDeal.of(deal, leg.rest), count)
-        if leg.held is None:
-            return rows
-        own = leg.held.of_rank(0 if share is None else share.rank)
-        return RankOrder(order, HeldDeal(own.places, rows), leg.held_each + count)
+        head = leg.head_of(0 if share is None else share.rank)
+        return RankOrder(order, HeldDeal(head, rows), len(head) + count) if len(head) else rows
 
     def _deal(
         self, order: Order, length: int, dealer: Dealer | None, group: int, count: int

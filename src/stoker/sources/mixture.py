@@ -21,9 +21,16 @@ from stoker.basics.buffers import Allocator, Recycler
 from stoker.basics.fingerprint import Fingerprint
 from stoker.errors import StateError
 from stoker.schedule import rng
-from stoker.schedule.dealing import CountedDeal, Dealer, InStepDeal, PartDeal, RankOrder
+from stoker.schedule.dealing import (
+    CountedDeal,
+    Dealer,
+    HeldDeal,
+    InStepDeal,
+    PartDeal,
+    RankOrder,
+)
 from stoker.schedule.numbering import Numbering
-from stoker.schedule.orders.mixed import MixedOrder
+from stoker.schedule.orders.mixed import MixedOrder, interleave_places, part_bits, parts_and_numbers
 from stoker.schedule.orders.order import Order
 from stoker.schedule.proportions import Proportions
 from stoker.schedule.selection import Selection
@@ -145,7 +152,8 @@ class MixtureSource(IndexedSource):
             drawn = [world * own for own in row.counts(count)]
         else:
             begun = 0 if selection.leg is None else selection.leg.rest.first or 0
-            deal = PartDeal(row, rank, world, group, count, begun)
+            dealt = count - (0 if selection.leg is None else selection.leg.head_each)
+            deal = PartDeal(row, rank, world, group, dealt, begun)
             drawn = row.counts(selection.first.count(self._row(selection)))
             if share is not None and selection.between.stop is not None:
                 drawn = row.counts(count * world)
@@ -154,7 +162,9 @@ class MixtureSource(IndexedSource):
         ]
         before = [epoch * each for each in drawn]
         order = MixedOrder(make, self._lengths, self._sizes, before, sum(drawn))
-        return RankOrder(order, deal, count)
+        head = np.empty(0, np.int64) if selection.leg is None else selection.leg.head_of(rank)
+        rows = RankOrder(order, deal, count - len(head))
+        return RankOrder(order, HeldDeal(head, rows), count) if len(head) else rows
 
     def _part_order(self, number: int, seed: int, epoch: int) -> Order:
         """Return the order of an epoch of a part, over all ranks."""
@@ -185,6 +195,13 @@ class MixtureSource(IndexedSource):
     def places(self, selection: Selection) -> int:
         return selection.first.count(self._row(selection))
 
+    def places_of(self, numbers: range) -> NDArray[np.int64]:
+        parts = self.proportions.parts(numbers.start, numbers.stop)
+        return interleave_places(*parts, len(self.parts))
+
+    def places_end(self, selection: Selection) -> int:
+        return self.places(selection) << part_bits(len(self.parts))
+
     def check_leg(self, selection: Selection) -> None:
         if self._is_in_step(selection):
             raise StateError(
@@ -194,9 +211,14 @@ class MixtureSource(IndexedSource):
 
     def part_stats(self, order: RankOrder, examples: int) -> tuple[PartStats, ...]:
         mixed, deal, total = order.order, order.deal, self.proportions.total
+        head = np.empty(0, np.int64)
+        if isinstance(deal, HeldDeal):
+            head, deal = deal.held[:examples], deal.within.deal
+        of_head, _ = parts_and_numbers(head, len(self.parts))
         assert isinstance(mixed, MixedOrder)
         assert isinstance(deal, PartDeal | InStepDeal | PlannedDeal)
-        fresh = deal.counts(examples)
+        fresh = deal.counts(examples - len(head))
+        fresh = (np.bincount(of_head, minlength=len(fresh)) + fresh).tolist()
         left = len(mixed) - deal.first
         of_all = self.proportions.counts(deal.first + left * examples // max(1, len(order)))
         told = zip(

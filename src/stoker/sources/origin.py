@@ -20,6 +20,7 @@ from stoker.basics.fingerprint import Fingerprint
 from stoker.distributed.unsharded import warn_unsharded
 from stoker.errors import StateError
 from stoker.schedule.dealing import Dealer, RankOrder
+from stoker.schedule.orders.order import Places
 from stoker.schedule.selection import Selection
 from stoker.sources.source import Indices, Reader, Rows
 from stoker.stats import PartStats
@@ -276,6 +277,14 @@ class IndexedSource(Origin):
     def places(self, selection: Selection) -> int:
         """Return how many places an epoch has, over all ranks."""
         return selection.places(len(self))
+
+    def places_of(self, numbers: range) -> Places:
+        """Return the places that numbers of an epoch's row stand for: themselves."""
+        return numbers
+
+    def places_end(self, selection: Selection) -> int:
+        """Return the number behind the last place of an epoch."""
+        return self.places(selection)
 
     def check_leg(self, selection: Selection) -> None:
         """Accept: any example can be read by any rank."""

@@ -171,6 +171,10 @@ class Tls:
     def context(self, *, server: bool) -> ssl.SSLContext:
         """Return the TLS context. Raises TokenError for unusable files."""
         context = _new_context(server)
+        for path in (self.certificate, self.key, self.authority):
+            # OpenSSL would wait for the writer of a named pipe.
+            if path.exists() and not path.is_file():
+                raise TokenError(f"{path} is not a regular file")
         try:
             context.load_cert_chain(self.certificate, self.key)
             context.load_verify_locations(self.authority)

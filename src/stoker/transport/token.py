@@ -31,14 +31,17 @@ def read_token(path: Path) -> bytes:
     Raises TokenError.
     """
     try:
-        with path.open("rb") as file:
+        # Not blocking: opening a named pipe would wait for a writer.
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             status = os.fstat(file.fileno())
-            text = file.read(4 * TOKEN_BYTES)
+            text = file.read(4 * TOKEN_BYTES) if stat.S_ISREG(status.st_mode) else None
     except OSError as error:
         raise TokenError(
             f"cannot read the token in {path} ({error.strerror}): copy the file from another host "
             "of the cluster, or set STOKER_TOKEN_FILE to its path"
         ) from error
+    if text is None:
+        raise TokenError(f"{path} is not a regular file: give the path of a file with the token")
     if stat.S_IMODE(status.st_mode) & 0o077:
         raise TokenError(
             f"other users can read {path}: run chmod 600 {path}, and make a new token, as they may "

@@ -7,13 +7,32 @@ numbers of the user's not counted (they are read-only, so stoker does not copy t
 
 Command::
 
-    python bench/orders.py
+    python bench/orders.py --rounds 1
 
-Machine: two cores of an Intel Xeon, 24 GiB, Linux 6.18; Python 3.11.7, NumPy 2.4.6, PyTorch 2.13.0.
+Machine: two cores, 24 GiB, Linux; Python 3.11.7; other programs ran meanwhile (load average 14).
 
 Results::
 
     [results/orders.json]
+    order                     examples  once, ms  epoch, ms  place, ns       MB
+    ---------------------------------------------------------------------------
+    as it lies               1,000,000         0        0.1          3      0.1
+    shuffle                  1,000,000         0       53.3          2      8.0
+    select(mask)             1,000,000         0        1.4        499      0.6
+    select(mask), shuffle    1,000,000         1       36.8        523      7.8
+    shuffle(weights)         1,000,000         5       39.8        826     10.5
+    weights, replacement     1,000,000         5        2.0        825     10.5
+    order(list)              1,000,000         0        5.1          5      4.1
+    torch random             1,000,000         0       51.1         23     43.2
+    torch weighted           1,000,000         6      304.4         25     60.7
+    as it lies             100,000,000         0        0.1          3      0.1
+    shuffle                100,000,000         0        4.4         36      1.7
+    select(mask)           100,000,000        19        1.3        450     13.8
+    select(mask), shuffle  100,000,000        31       43.4        403     16.8
+    shuffle(weights)       100,000,000       183        4.9      2,150     32.5
+    weights, replacement   100,000,000       171        4.7      2,136     32.2
+    order(list)            100,000,000         0    1,196.3          5    400.1
+    torch random           100,000,000         0    9,809.5         23  4,015.7
     [end]
 
 - torch's ``WeightedRandomSampler`` refuses more than 2^24 weights, and so has no row of 10^8.

@@ -265,6 +265,18 @@ def test_pools_are_dealt_anew(
     assert clock.uses == len(found)
 
 
+def test_pools_may_hold_nothing_when_others_take_over() -> None:
+    def build(rank: int, world: int, each: int) -> stoker.Pipeline:
+        train = rows(60).shuffle().shard(rank=rank, world=world).echo(2, pool=12)
+        return train.random_map(drawing).batch(each).workers(0)
+
+    with small_pools_allowed():
+        legs = run(build, [(1, 1, 1), (2, 1, 0), (1, 1, -1)])
+    found = [(x, use) for leg in legs for step in leg.drawn for x, use, _ in step]
+    assert len({*found}) == len(found)
+    assert {x for x, _ in found} == set(range(60))
+
+
 @contextlib.contextmanager
 def logged() -> Iterator[list[logging.LogRecord]]:
     """Collect what is logged; a fixture is the same for all cases of a property."""

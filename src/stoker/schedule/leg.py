@@ -134,7 +134,7 @@ class Held:
         kinds = [(check_integer(r, 1, most), check_integer(at)) for r, at in saved["kinds"]]
         left = [r for r, _ in kinds]
         begins = [at for _, at in kinds]
-        ends = [*begins[1:], len(gaps)]
+        ends = [*begins[1:], len(gaps)][: len(begins)]  # none where no item is held
         sound = check_integer(saved["world"], 1) == world and len(gaps) % world == 0
         sound &= begins[:1] == [0][: len(gaps)] and left == sorted({*left}, reverse=True)
         sound &= all(a < b and (b - a) % world == 0 for a, b in zip(begins, ends, strict=True))

@@ -109,13 +109,15 @@ def test_each_comes_once_in_batches_that_fit_and_all_ranks_take_equal_steps(
 def test_a_resume_at_every_batch_goes_on_exactly(
     case: Case, world: int, data: st.DataObject
 ) -> None:
+    assume(len(case.lengths) >= world)
     rank = data.draw(st.integers(0, world - 1))
 
     def build(rank: int = rank) -> stoker.Pipeline:
         return case.batched(case.begun(rank, world).random_map(drawing))
 
     whole = [ids.tolist() for ids, _ in build()]
-    for at in {0, len(whole) // 2, max(0, len(whole) - 1)}:
+    some = {0, len(whole) // 2, len(whole) - 1} - {-1}
+    for at in range(len(whole)) if len(whole) < 9 else some:
         saved = build(0)  # one rank's state serves all
         with iter(saved) as batches:
             for _ in range(at):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from stoker.basics import pytree
@@ -119,7 +119,7 @@ class SegmentRunner:
             if self.segment.batch is not None:
                 values = [
                     self._batch(values[at:end], number + i, places, at, ns)
-                    for i, (at, end) in enumerate(self._spans(number, len(values)))
+                    for i, (at, end) in enumerate(self.cuts.spans(number, len(values)))
                 ]
         self._finish(work, values, number, ns, len(indices))
         return values
@@ -170,18 +170,9 @@ class SegmentRunner:
         They are of ``rows`` examples together.
         """
         if self.segment.batch_maps:
-            for i, (at, end) in enumerate(self._spans(number, rows)):
+            for i, (at, end) in enumerate(self.cuts.spans(number, rows)):
                 if type(values[i]) is not Failure:
                     values[i] = work.finish(values[i], number + i, 0, ns, end - at)
-
-    def _spans(self, number: int, rows: int) -> Iterator[tuple[int, int]]:
-        """Yield where batches from ``number`` on begin and end, in so many examples of theirs."""
-        first, at = self.cuts.start(number), 0
-        while at < rows:
-            number += 1
-            end = min(self.cuts.start(number) - first, rows)
-            yield at, end
-            at = end
 
     def run(self, task: Task, start: int, stop: int, remote: Any) -> list[int]:
         ns = [0] * self._counters

@@ -423,16 +423,17 @@ class SegmentStream(PulledStream):
 
     def _make(self, number: int, count: int) -> None:
         assert self._order is not None
-        began, start = time.perf_counter_ns(), self._cuts.start(number)
-        ends = [
-            min(self._cuts.start(output), self._examples)
-            for output in range(number + 1, number + count + 1)
-        ]
-        indices = self._order.span(start, ends[-1])
-        for value, end in zip(self._runner.make_now(number, indices, start), ends, strict=True):
-            self._window.append(done_item(value, self._next, 0, end, end - start))
-            self._next += 1
-            start = end
+        began, cuts = time.perf_counter_ns(), self._cuts
+        start, stop = cuts.start(number), min(cuts.start(number + count), self._examples)
+        values = self._runner.make_now(number, self._order.span(start, stop), start)
+        self._next += count
+        if count == 1:  # without workers, and then this is most of what it costs
+            self._window.append(done_item(values[0], number, 0, stop, stop - start))
+        else:
+            spans = cuts.spans(number, stop - start)
+            for value, (at, end) in zip(values, spans, strict=True):
+                self._window.append(done_item(value, number, 0, start + end, end - at))
+                number += 1
         self._last_ns = (time.perf_counter_ns() - began) // count
 
     def _task_size(self, at_most: int | None) -> int:

@@ -20,6 +20,10 @@ class Cuts(Protocol):
         """Return how many outputs begin within the first so many inputs."""
         ...
 
+    def spans(self, output: int, inputs: int) -> list[tuple[int, int]]:
+        """Return where outputs from this one on begin and end, in so many inputs of theirs."""
+        ...
+
 
 @dataclass(frozen=True)
 class EvenCuts:
@@ -32,6 +36,12 @@ class EvenCuts:
 
     def outputs(self, inputs: int) -> int:
         return -(-inputs // self.each)
+
+    def spans(self, output: int, inputs: int) -> list[tuple[int, int]]:
+        each = self.each
+        if 0 < inputs <= each:  # the list below adds 0.5 us to the 12 of a batch of one
+            return [(0, inputs)]
+        return [(at, min(at + each, inputs)) for at in range(0, inputs, each)]
 
 
 class PlannedCuts:
@@ -59,6 +69,15 @@ class PlannedCuts:
 
     def outputs(self, inputs: int) -> int:
         return int(np.searchsorted(self._starts[:-1], inputs))
+
+    def spans(self, output: int, inputs: int) -> list[tuple[int, int]]:
+        first, at, spans = self.start(output), 0, []
+        while at < inputs:
+            output += 1
+            end = min(self.start(output) - first, inputs)
+            spans.append((at, end))
+            at = end
+        return spans
 
     def of_all(self, examples: int) -> int:
         """Return how many examples all ranks have read, once this one has read so many."""

@@ -13,6 +13,7 @@ from stoker.basics import pytree
 from stoker.basics.buffers import Allocator
 from stoker.basics.fingerprint import Fingerprint
 from stoker.schedule.dealing import Dealer, RankOrder
+from stoker.schedule.orders.order import Places
 from stoker.schedule.selection import Selection
 from stoker.sources.origin import ChainOfSource, IndexedSource, UserObject
 from stoker.sources.source import Indices, Reader, Rows
@@ -154,6 +155,12 @@ class NumberedSource(IndexedSource):
 
     def places(self, selection: Selection) -> int:
         return self.within.places(selection)
+
+    def places_of(self, numbers: range) -> Places:
+        return self.within.places_of(numbers)
+
+    def places_end(self, selection: Selection) -> int:
+        return self.within.places_end(selection)
 
     def places_by_part(self, selection: Selection) -> tuple[int, ...]:
         return self.within.places_by_part(selection)

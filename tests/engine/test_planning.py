@@ -72,7 +72,7 @@ def test_what_plans_checks_that_it_may(
         next(batches)
         pipeline.state_dict()
     assert "SegmentStream._submit_next" in asked
-    assert "needed" in asked
+    assert "resume_points" in asked
     assert ("OrderedStream._have" in asked) == (chain == "a filter")
     assert ("Replay.code" in asked) == (chain == "a record")
 

@@ -421,7 +421,7 @@ class WorkerPool:
             self.copies.end()
         for remote in remotes:
             remote.close()
-        self._chore = None
+        self._chore = self._tuning = None  # both refer to what holds this pool
         self._broken = None  # its traceback holds all that ran
 
     def _may_grow(self, threads: int, cost: CostEstimate) -> bool:

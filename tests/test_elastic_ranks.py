@@ -23,7 +23,7 @@ from strategies import shortened
 
 EXAMPLES = 1_013
 PROGRAM = """
-import json, os, signal, sys, time, warnings
+import datetime, json, os, signal, sys, time, warnings
 import numpy as np
 import stoker
 import torch
@@ -37,7 +37,8 @@ def drawing(x, rng):
 def main(folder, global_batch, echo, keeps, dies):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own
-        dist.init_process_group("gloo")
+        # An agent that has not noticed yet that another is gone has its ranks wait for that one's.
+        dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=45))
     rank, world = dist.get_rank(), dist.get_world_size()
     train = stoker.from_arrays(np.arange(1013), seed=3).shuffle().shard()
     if echo > 1:

@@ -408,16 +408,25 @@ class Pipeline(DataLoaderApi, Generic[T]):
     @overload
     def batch(
         self,
-        n: Int = None,
         *,
-        collate: Callable[[list[Any]], Any] | None = None,
-        tokens: Int = None,
+        tokens: int,
         size: Any = None,
+        collate: Callable[[list[Any]], Any] | None = None,
         key: Any = None,
         window: Int = None,
         multiple_of: Int = None,
         max_rows: Int = None,
         padded: bool = True,
+    ) -> Pipeline[Any]: ...
+
+    @overload
+    def batch(
+        self,
+        n: int,
+        *,
+        key: Any,
+        collate: Callable[[list[Any]], Any] | None = None,
+        window: Int = None,
     ) -> Pipeline[Any]: ...
 
     def batch(

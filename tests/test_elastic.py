@@ -206,7 +206,7 @@ def test_global_batches_stay_the_same_where_their_size_does(
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("workers", [0, 2])
-@few(4)
+@few(2)
 @given(data=st.data())
 def test_a_leg_is_resumed_bit_for_bit(kind: str, workers: int, data: st.DataObject) -> None:
     plan = data.draw(plans(100, most=3), label="plan")
@@ -295,7 +295,7 @@ def logged() -> Iterator[list[logging.LogRecord]]:
         log.removeHandler(handler)
 
 
-@few(6)
+@few(3)
 @given(data=st.data(), factor=st.sampled_from([2, 1.5]), workers=st.sampled_from([0, 2]))
 def test_an_echo_s_leg_is_resumed_bit_for_bit(
     data: st.DataObject, factor: float, workers: int

@@ -173,7 +173,7 @@ def test_batches_of_files_are_collated_rows(
 
     file = tmp_path_factory.mktemp("rows") / "a.parquet"
     pq.write_table(table, file, row_group_size=7)
-    whole = stoker.from_parquet(file, seed=0).shuffle()
+    whole = stoker.from_parquet(file, seed=0).shuffle().workers(0)  # they blame the same row
     gathered = outcome(whole.batch(size))
     assert repr(gathered) == repr(outcome(whole.map(dict).batch(size)))
 

@@ -364,3 +364,13 @@ def test_more_threads_are_tried_again_later() -> None:
     sleepers.at_once = 1000  # the storage was busy with something else
     sleepers.run(20_000)
     assert sleepers.autotuner.active == 64
+
+
+def test_threads_become_more_over_epochs_that_are_shorter_than_a_trial() -> None:
+    sleepers = Sleepers(1000, 64)
+    for _ in range(400):
+        sleepers.begin()
+        if sleepers.tuning.trial is not None:  # it goes on with the threads that it is of
+            assert sleepers.tuning.active == sleepers.tuning.trial.threads
+        sleepers.run(20)
+    assert sleepers.autotuner.active == 64

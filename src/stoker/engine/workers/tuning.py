@@ -451,6 +451,8 @@ class Tuning:
         self.active = min(autotuner.active or 0, limit)
         if self.trial is not None:
             self.trial.resume()
+            if may_grow is not None:  # the trial may be of more than there were
+                self._limit = limit = max(limit, self.trial.threads)
             self.active = min(self.trial.threads, limit)
 
     @property

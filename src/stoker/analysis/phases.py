@@ -31,6 +31,9 @@ _MOST_COLD = 0.05
 # Storage keeps up if it is this many times as fast as preparation: a margin for the spread of
 # drains. Chosen, not measured.
 _SPARE_STORAGE = 1.5
+MORE_PREFETCH = 8
+"""Batches ahead for each worker that are tried, beside the job's own number: enough for bursts of a
+few batches, and four times PyTorch's own, as each takes memory."""
 # More workers are tried until preparation is this many times as fast as training: a smaller margin,
 # as the rate of training is known better. Chosen, not measured.
 _SPARE_PREP = 1.1
@@ -107,8 +110,12 @@ class DrivenJob(Protocol):
         ``left`` is how many such calls are still to come, with this one.
         """
 
+    def prefetch_more(self, left: int) -> None:
+        """Let it train as in ``train``, by its own workers, with MORE_PREFETCH batches ahead each
+        (``RankTrace.prefetched``)."""
+
     def look_at_example(self) -> None:
-        """Inspect one of the examples, after all drains."""
+        """Inspect some of the examples, after all drains."""
 
     def try_requests(self) -> None:
         """Measure the cost of a request, if examples are files behind URLs."""
@@ -164,7 +171,11 @@ def _drain_warm(job: DrivenJob) -> None:
                 trace.note(f"{turn}: left out, as the loader gave too few batches")
                 continue
             job.say(f"training on data in memory, {turn}")
-            job.train(count, (rounds - again) * len(counts) - place)
+            # Of this round, those after this one; of each round, one that prefetches more.
+            left = (rounds - again) * (len(counts) + 1) - place
+            job.train(count, left)
+            if own:
+                job.prefetch_more(left - 1)
     with contextlib.suppress(OSError):
         if drained:
             trace.warm_fraction = cold_reads.resident_fraction(drained)

@@ -15,7 +15,7 @@ import msgspec
 
 from stoker.analysis.model import rates
 from stoker.analysis.model.calibration import calibrate
-from stoker.analysis.model.formulas import fetch_rate
+from stoker.analysis.model.formulas import fetch_rate, inverse
 from stoker.analysis.model.model import FED, Measured, predict
 from stoker.analysis.model.report import (
     Action,
@@ -31,7 +31,8 @@ from stoker.analysis.model.report import (
 )
 from stoker.analysis.model.trace import AnalysisError, RankTrace, Trace, list_raw_phases
 from stoker.analysis.packing_gain import estimate_packing, estimate_requests
-from stoker.analysis.porting import find_port
+from stoker.analysis.phases import MORE_PREFETCH
+from stoker.analysis.porting import find_port, find_prepared
 from stoker.analysis.probe.records import BATCH
 from stoker.analysis.reports.advice import advise
 from stoker.analysis.reports.verdict import explain_nothing_seen, find_doubts, write_verdict
@@ -93,11 +94,15 @@ class _RankFindings:
     def _estimate_prep(self) -> None:
         warm = [drains for name, drains in self.rank.drains.items() if name.startswith("warm-")]
         self.curve: list[PrepPoint] = []
+        self.outside_s = 0.0  # of training on data in memory, by the job's own workers
         for drains in sorted(warm, key=lambda drains: drains[0].workers):
             rate, count = rates.estimate_drained(drains, self.batch), drains[0].workers
             if rate is not None:
                 cpu_s = rates.estimate_prep_cpu_s(drains, self.batch)
-                trained = rates.estimate_trained(self.rank, count, self.batch)
+                rounds = self.rank.trained.get(count, [])
+                trained, outside_s = rates.estimate_trained(rounds, count, self.batch)
+                if count == self.about["workers"]:
+                    self.outside_s = outside_s
                 self.curve.append(PrepPoint(count, rate, trained, cpu_s))
         self.p = next((c.rate for c in self.curve if c.workers == self.about["workers"]), None)
         self.collate_s = rates.estimate_collate_s([drain for drains in warm for drain in drains])
@@ -238,15 +243,17 @@ class _RankFindings:
     def _limit_loss(self) -> float:
         """Return an upper bound of the loss to data: time inside ``next()``.
 
-        It is that of the rank that waits longest, as the others wait for it. If training and
-        preparation share processors, the cost to training is added.
+        It is that of the rank that waits longest, as the others wait for it. The cost to training
+        of workers beside it is added: by the processor time of both, and by how much slower than G
+        training itself was on data in memory.
         """
         seen = [rates.estimate_steady(rank, self.batch) for rank in self.trace.ranks]
         longest = max(one.wait_fraction + others for one, others in seen if one is not None)
         if self.g is None or self.p is None:
             return longest
         model = predict(to_measured_apart(self._shell))
-        return longest + max(0.0, 1.0 - model.processors / self.g.value)
+        slowed = 1.0 - inverse(self.outside_s) / self.g.value
+        return longest + max(0.0, 1.0 - model.processors / self.g.value, slowed)
 
     def _to_calibrated(self, compute: float) -> Measured:
         job = to_measured_apart(self._shell)
@@ -338,6 +345,15 @@ class _RankFindings:
             step_cpu_s=self.step_cpu_s,
             after_s={} if self.p_known is None else after_s,
             packing=self._estimate_packing(examples),
+            prefetched=rates.estimate_trained(
+                rank.prefetched, rank.workers, self.batch, MORE_PREFETCH
+            )[0],
+            startup_s=(
+                rates.estimate_startup_s(rank)
+                if rank.workers and rank.described.get("persistent") is False
+                else 0.0
+            ),
+            prepared=find_prepared(self.about, rank.described),
             port=find_port(self.about, rank.described),
             stages=self.stages,
             thread_trial=trace.thread_trial,

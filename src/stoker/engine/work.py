@@ -39,13 +39,13 @@ from stoker.errors import CacheError, StageError
 from stoker.replicas.replica import USER_LOCK
 from stoker.schedule import rng
 from stoker.schedule.dealing import RankOrder, Stride
+from stoker.schedule.epoch_time import EpochTime, time_at
 from stoker.schedule.orders.order import as_array
 from stoker.schedule.rng import Rekeyed
 from stoker.sources.origin import IndexedSource
 from stoker.sources.source import Reader
 from stoker.stages.batching.batch import Collate, RowError, UnlikeError
 from stoker.stages.cache import CacheStage, LeftOutBefore, Miss
-from stoker.stages.functions.epoch_time import EpochTime, time_at
 from stoker.stages.functions.operation import Operation
 from stoker.stages.map import Map, returned_nothing
 

@@ -12,7 +12,8 @@ from stoker.basics import resources
 from stoker.basics.resources import process_group
 from stoker.basics.validate import is_whole_number
 from stoker.basics.warn import warn
-from stoker.engine.plan import Plan, lower
+from stoker.engine.plan.lowering import lower
+from stoker.engine.plan.plan import Plan
 from stoker.engine.workers.make import Workers
 from stoker.schedule import rng
 from stoker.schedule.factor import UsesOfLeg
@@ -219,8 +220,9 @@ class Chain:
         """
         if (*self.rank_world, self.batch_size) == (rank, world, batch):
             return self
-        for echo in self.echoes:
-            echo.check_holds(batch)
+        for point in self.plan.echoes:
+            if not point.holds_batches:
+                point.echo.check_holds(batch)
         stages = [
             replace(stage, rank=rank, world=world, among=None)
             if isinstance(stage, Shard)

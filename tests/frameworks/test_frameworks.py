@@ -59,20 +59,19 @@ each_framework = each_of(FRAMEWORKS)
 @contextlib.contextmanager
 def started(command: list[str], **variables: str) -> Iterator[subprocess.Popen[str]]:
     """Start a program; whatever is left of its session is killed at the end."""
-    process = subprocess.Popen(
+    with subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": PATH, **RAY, **variables},
         start_new_session=True,
-    )
-    try:
-        yield process
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate(timeout=TIMEOUT_S)
+    ) as process:
+        try:
+            yield process
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def outcomes(
@@ -116,7 +115,10 @@ def outcomes(
             assert process.stdout is not None
             told.append(process.stdout.read())
         for process in processes:  # none ends before all have told
-            process.communicate(timeout=LIMIT_S)
+            assert process.stdin is not None
+            process.stdin.close()
+        for process in processes:
+            process.wait()
     said = "\n".join(
         f"-- rank {rank}: code {process.returncode}\n{(folder / f'{run}-{rank}/said').read_text()}"
         for rank, process in enumerate(processes)

@@ -22,7 +22,7 @@ def describe_example(dataset: Any) -> dict[str, Any]:
 
     They are if reading one moves a random generator of Python, NumPy or torch, or gives other
     values than before. The result is empty if the dataset does not give them, or a cache could not
-    hold one. This mirrors ``stoker/transport/codec.py``, because the probe must not import stoker.
+    hold one. This mirrors ``stoker/transport/codec``, because the probe must not import stoker.
     """
     began = time.perf_counter()
 

@@ -232,6 +232,7 @@ ONE_BY_ONE = Parts(
 @pytest.mark.parametrize("parts", [CROWDED, ONE_BY_ONE])
 def test_workers_that_no_longer_decode_take_nothing_from_training(parts: Parts) -> None:
     record = recorded(parts)
+    record.cores = 2
     record.ranks[0].described |= {
         "example_bytes": 40_000, "varies": False, "sampler": "RandomSampler", "drop_last": False,
         "collates": False,

@@ -20,7 +20,6 @@ from stoker.analysis.model.formulas import most_workers
 from stoker.analysis.model.trace import RankTrace, Trace
 from stoker.analysis.trials import cold_reads
 from stoker.analysis.trials.trial_shard import TrialShard, choose_sample, try_packing
-from stoker.basics import resources
 
 # Rounds of each measurement. Two, so that a disturbance widens the interval; more would cost the
 # user more time.
@@ -150,7 +149,7 @@ def _drain_warm(job: DrivenJob) -> None:
     startup_s = (first.arrivals_ns[0] - first.began_ns) / 1e9 if first.arrivals_ns else 0.0
     # Workers that import much do so in each drain again; then one round must be enough.
     rounds = 1 if startup_s > 2 * limits.warm_drain_s else _ROUNDS
-    cores = max(1, resources.usable_cores() // len(trace.ranks))
+    cores = max(1, trace.cores // len(trace.ranks))
     counts = _list_worker_counts(rank.workers, cores)[: limits.worker_counts]
     for again in range(rounds):
         if again and (more := _find_more_workers(rank, max(counts), cores)) is not None:
@@ -265,9 +264,9 @@ def _read_files(trace: Trace, seconds: float) -> None:
     trace.cold_reads.append(reads)
     read = files[: round(sum(count for count, _ in reads))]
     trace.warm_reads.append(cold_reads.read_files(read, trace.readers, seconds))
-    if resources.usable_cores() > trace.readers:
+    if trace.cores > trace.readers:
         cold_reads.drop_files(files)
-        trace.most_reads.append(cold_reads.read_files(files, resources.usable_cores(), seconds))
+        trace.most_reads.append(cold_reads.read_files(files, trace.cores, seconds))
 
 
 def _try_packing(job: DrivenJob) -> None:
@@ -297,7 +296,7 @@ def _drop_part(trace: Trace, prep_files: float) -> bool:
     rate = sum(counts) / max(1e-9, sum(seconds))
     share = min(1.0, rate / (_SPARE_STORAGE * max(1e-9, prep_files)))
     # For a minute at most; files that are not in memory by then stay as they are.
-    cold_reads.read_files(trace.files, resources.usable_cores(), 60.0)
+    cold_reads.read_files(trace.files, trace.cores, 60.0)
     chosen = random.Random(0).sample(trace.files, max(1, round(share * len(trace.files))))
     cold_reads.drop_files(chosen)
     resident = cold_reads.resident_fraction(trace.files)

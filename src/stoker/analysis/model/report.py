@@ -201,6 +201,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """For each of G, P, S, C, F that is None: why; and why packing was not tried."""
     predicted: float | None = None
     """Examples/s that the rates, measured apart, predict for the job as it is; None: no model."""
+    replayed: Rate | None = None
+    """The rate of training on the same batches again and again. It is G, unless the job's own speed
+    and waits contradict it: then G is what these show, and a doubt says so."""
     split: Split
     verdict: str
     """Sentences; where there are doubts, they come first."""

@@ -12,6 +12,7 @@ from stoker.analysis.probe.records import Row, WorkRecord
 from stoker.analysis.trials.cold_reads import Reads
 from stoker.analysis.trials.request_trial import RequestTrial
 from stoker.analysis.trials.trial_shard import PackingTrial
+from stoker.basics.resources import usable_cores
 from stoker.stats import ThreadTrial
 
 
@@ -102,6 +103,8 @@ class Trace:
     readers: int = 1
     warm_fraction: float | None = None
     """Share of the drained data that was in memory during the warm drains."""
+    cores: int = field(default_factory=usable_cores)
+    """Processors that the script may use."""
     starts: int = 0
     seconds: float = 0.0
     stages: dict[str, list[tuple[float, float]]] = field(default_factory=dict)

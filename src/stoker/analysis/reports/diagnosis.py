@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from stoker.analysis.model import rates
-from stoker.analysis.model.calibration import calibrate
+from stoker.analysis.model.calibration import MOST_ALONE, calibrate
 from stoker.analysis.model.formulas import fetch_rate, inverse
 from stoker.analysis.model.model import FED, Measured, predict
 from stoker.analysis.model.report import (
@@ -43,6 +43,11 @@ from stoker.version import __version__
 # not measured.
 _SLOWER = 0.1
 
+# Processor seconds that a worker's second takes from training: its own, and at most as much again,
+# as hardware threads of one core, caches and memory are shared. PyTorch's super_resolution example
+# on two hardware threads: 0.57 of G beside a worker that takes 0.21 of the processors.
+_MOST_TAKEN = 2.0
+
 
 def make_report(trace: Trace) -> Report:
     """Draw up the report of a recorded analysis.
@@ -56,7 +61,7 @@ def make_report(trace: Trace) -> Report:
     shell = paces.make_report(found)
     acts: list[Action] = []
     if paces.has_model:
-        predicted = predict(to_measured_apart(shell)).rate
+        predicted = predict(to_measured_apart(paces._shell)).rate
         shell = msgspec.structs.replace(shell, predicted=predicted)
         acts = advise(shell)
     shell = msgspec.structs.replace(shell, actions=acts, doubts=find_doubts(shell))
@@ -87,6 +92,7 @@ class _RankFindings:
         self._estimate_prep()
         self._estimate_fetch()
         self.has_model = self.g is not None and self.p is not None
+        self.compute = self._estimate_compute()
 
     def _explain(self, phase: str) -> str:
         return self.trace.reasons.get(phase, "this phase did not come about")
@@ -224,39 +230,45 @@ class _RankFindings:
         )
 
     def make_split(self) -> Split:
-        """Split the time of the job as it is.
-
-        The loss is measured: G against the job. The model says how much of it is fetching.
-        """
-        compute = 1.0 - self.wait_fraction
-        if self.steady is not None and self.g is not None:
-            lost = max(0.0, 1.0 - self.steady.rate.value / self.g.value)
-            compute = 1.0 - min(lost, self._limit_loss())
+        """Split the time of the job as it is: the model says how much of the loss is fetching."""
         if not self.has_model:
-            lost = 1.0 - compute
-            return Split(compute, lost * (not self.is_networked), lost * self.is_networked)
-        model = predict(self._to_calibrated(compute))
+            lost = 1.0 - self.compute
+            return Split(self.compute, lost * (not self.is_networked), lost * self.is_networked)
+        model = predict(self._to_calibrated(self.compute))
         # Once more, with the report's own rounded values, by which its readers calibrate.
         model = predict(self._to_calibrated(model.compute))
         return Split(model.compute, model.prep_stall, model.fetch_stall)
+
+    def _estimate_compute(self) -> float:
+        """Return the fraction of the time that the job computes: its speed over G.
+
+        What it loses is at most what it can have lost by its waits.
+        """
+        if self.steady is None or self.g is None:
+            return 1.0 - self.wait_fraction
+        lost = max(0.0, 1.0 - self.steady.rate.value / self.g.value)
+        compute = 1.0 - min(lost, self._limit_loss())
+        return min(compute, MOST_ALONE) if self.about["workers"] == 0 else compute
 
     def _limit_loss(self) -> float:
         """Return an upper bound of the loss to data: time inside ``next()``.
 
         It is that of the rank that waits longest, as the others wait for it. The cost to training
-        of workers beside it is added: by the processor time of both, and by how much slower than G
-        training itself was on data in memory.
+        of workers beside it is added: by the processor time of both, or by how much slower than G
+        training itself was on data in memory, where workers took processors meanwhile.
         """
         seen = [rates.estimate_steady(rank, self.batch) for rank in self.trace.ranks]
         longest = max(one.wait_fraction + others for one, others in seen if one is not None)
-        if self.g is None or self.p is None:
+        if self.g is None or self.p is None or self.steady is None:
             return longest
         model = predict(to_measured_apart(self._shell))
+        own = next(point for point in self.curve if point.workers == self.about["workers"])
         slowed = 1.0 - inverse(self.outside_s) / self.g.value
-        return longest + max(0.0, 1.0 - model.processors / self.g.value, slowed)
+        most = _MOST_TAKEN * own.cpu_s * self.steady.rate.value / self._shell.cores
+        return longest + max(0.0, 1.0 - model.processors / self.g.value, min(slowed, most))
 
     def _to_calibrated(self, compute: float) -> Measured:
-        job = to_measured_apart(self._shell)
+        job = to_measured_apart(self._agreed)
         return job if self.steady is None else calibrate(job, self.steady.rate.value, compute)
 
     def find_bound(self, split: Split) -> str:
@@ -274,7 +286,7 @@ class _RankFindings:
         for one in found:
             own, waits = one.make_split(), one.wait_fraction
             others = max(0.0, own.prep_stall + own.fetch_stall - waits) if len(found) > 1 else 0.0
-            ranks.append(Rank(one.rank.rank, one._shell.rates, own, waits, others))
+            ranks.append(Rank(one.rank.rank, one._agreed.rates, own, waits, others))
         # Less than a hundredth of the time is not worth a line.
         if self.others_fraction > 0.01:
             self.notes.append(
@@ -290,7 +302,7 @@ class _RankFindings:
         if self.g is not None and self.step_cpu_s > 0 and not self.rank.described.get("cuda"):
             self.notes.append("no device was used: training runs on the host's processors")
         return msgspec.structs.replace(
-            self._shell,
+            self._agreed,
             split=split,
             bound=self.find_bound(split),
             notes=self.notes,
@@ -299,8 +311,22 @@ class _RankFindings:
         )
 
     @cached_property
+    def _agreed(self) -> Report:
+        """Return the shell with one G: the job's own speed over its fraction of compute.
+
+        Where the two measurements of G differ, its interval spans both.
+        """
+        if self.steady is None or self.g is None:
+            return self._shell
+        value = self.steady.rate.value / self.compute
+        scaled = _scale_rate(self.g, value)
+        g = Rate(value, min(scaled.low, self.g.low), max(scaled.high, self.g.high))
+        agreed = msgspec.structs.replace(self._shell.rates, G=g)
+        return msgspec.structs.replace(self._shell, rates=agreed)
+
+    @cached_property
     def _shell(self) -> Report:
-        """Return the report without its conclusions: the split and the limit."""
+        """Return the report without its conclusions: G as it was measured, no split, no limit."""
         trace, rank = self.trace, self.rank
         loaders = [self._make_loader(about) for about in rank.about["loaders"]]
         bytes_each = None
@@ -322,7 +348,7 @@ class _RankFindings:
             seconds=trace.seconds,
             starts=trace.starts,
             crash=trace.crash,
-            cores=max(1, resources.usable_cores() // len(trace.ranks)),
+            cores=max(1, trace.cores // len(trace.ranks)),
             memory_bytes=resources.usable_memory_bytes(),
             trains_on_cpu=not rank.described.get("cuda", False),
             loader=loaders[rank.about["loaders"].index(self.about)],
@@ -331,6 +357,7 @@ class _RankFindings:
             example_bytes=bytes_each,
             cached_fraction=self.x,
             rates=Rates(self.g, self.p_known, self.s, self.c, self.f),
+            replayed=self.g,
             reasons=self.reasons,
             split=Split(1.0, 0.0, 0.0),
             verdict="",

@@ -215,7 +215,7 @@ class CachedDataset:
         return self._read([index])[0]
 
     def _warn_of_repeats(self, count: int) -> None:
-        """Warn, once, when examples come again before an epoch's worth of them has come."""
+        """Warn once if examples come again before an epoch's worth of examples has come."""
         own = vars(self)  # without ``__setattr__``, which takes a third of a microsecond
         own["_asked"] = asked = own["_asked"] + count
         if asked < _LEAST_ASKED:

@@ -57,9 +57,9 @@ def target_of(function: Callable[[], Any] | str) -> str:
 
 
 def make_pipeline(target: str) -> Pipeline:
-    """Import what a target names, call it, and return its pipeline.
+    """Import a target's function, call it, and return its pipeline.
 
-    Raises FeedError with the problem; the error of the import or the call is its cause.
+    Raises FeedError with the problem; its cause is the error of the import or of the call.
     """
     where, _, name = target.rpartition(":")
     with _as_feed_error(f"importing {where}"):

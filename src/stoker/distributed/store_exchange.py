@@ -1,7 +1,7 @@
 """Exchange between ranks before an epoch, over their job's key-value store.
 
-Each rank puts its claim there. The first rank reads all claims, and puts an answer, which all read.
-So every other rank can name a rank that does not come, and no collective operation or accelerator
+Each rank writes its claim there. The first rank reads all claims and writes an answer, which all
+ranks read. So every other rank can name a missing rank, and no collective operation or accelerator
 is needed. A number in each key counts its rank's exchanges; the store holds the count, so it starts
 again with a new store, and continues if a new process group uses the same store.
 """
@@ -44,11 +44,11 @@ class RankStore(Protocol):
         ...
 
     def look(self, key: str) -> str | None:
-        """Return a value, None while there is none."""
+        """Return a value; None if it is not set."""
         ...
 
     def drop(self, key: str) -> None:
-        """Forget a value."""
+        """Delete a value."""
         ...
 
 
@@ -101,7 +101,7 @@ class RankExchange:
     Args:
         store: their key-value store.
         rank: this process's rank.
-        among: all of them, the first of which decides.
+        among: all ranks; the first of them decides.
     """
 
     def __init__(self, store: RankStore, rank: int, among: Sequence[int]) -> None:
@@ -158,7 +158,7 @@ class RankExchange:
         return said["decided"]
 
     def _collect(self, keys: dict[int, str], wait_s: float) -> dict[int, Any]:
-        """Return the values of keys that came within the time."""
+        """Return the values of keys that were set in time."""
         found: dict[int, Any] = {}
         began = time.monotonic()
         while True:

@@ -1,7 +1,7 @@
-"""Warns if each of several ranks iterates over all of the data, where each should have its part.
+"""Warns if each of several ranks iterates over all of the data instead of its part.
 
-Under a framework that shards data it is an error: it cannot shard a stoker pipeline, and its users
-rely on it.
+Under a framework that shards data it is an error: the framework cannot shard a stoker pipeline, and
+its users rely on sharding.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _ranks() -> int:
 
 
 def _tell(what: str, advice: str, under: Callable[[Framework], str | None]) -> None:
-    """Warn once; raise ValueError if a framework shards, and there is advice for it."""
+    """Warn once; raise ValueError if a framework shards data, and there is advice for it."""
     if _ranks() < 2:
         return
     told = f"each of {_ranks()} ranks iterates over all {what}: "

@@ -1,4 +1,4 @@
-"""Accelerate: it shards loaders, keeps one state, and wants to know the last batch of an epoch.
+"""Accelerate: it shards loaders, keeps one state, and must know the last batch of an epoch.
 
 ``Accelerator.accumulate`` steps the optimizer after every n-th batch and after the last one of an
 epoch. It finds the last one by asking the loader that began last and has not ended.

@@ -69,7 +69,7 @@ def refuse_too_large(nbytes: int, path: str) -> None:
 
 
 def files_below(folder: str, suffixes: tuple[str, ...], left_out: list[str]) -> Iterator[str]:
-    """Yield files with these suffixes, without hidden ones, each folder once however linked.
+    """Yield files with these suffixes, without hidden ones, and each linked folder only once.
 
     Paths with such a suffix that are not regular files, and folders that cannot be listed, are
     added to ``left_out``.
@@ -164,7 +164,7 @@ class OpenFiles:
     def read_values(
         self, path: str, version: FileVersion, starts: Iterable[int], out: NDArray[Any]
     ) -> None:
-        """Read as many values as a row of ``out`` has, from each byte of ``starts`` on.
+        """Fill each row of ``out`` from one of the bytes ``starts`` on.
 
         ``out`` is C-ordered, with two axes. Raises as ``read``.
         """
@@ -231,7 +231,7 @@ class OpenFile:
         return data
 
     def read_parts(self, starts: Iterable[int], out: memoryview, nbytes: int) -> None:
-        """Fill ``out`` with so many bytes from each start on. Raises as ``read``."""
+        """Fill ``out``, a row from each start on. Raises as ``read``."""
         descriptor, preadv = self.descriptor, os.preadv
         for at, start in zip(range(0, len(out), nbytes), starts, strict=True):
             part = out[at : at + nbytes]

@@ -1,4 +1,4 @@
-"""Class folders: files in one sub-folder a class, and the classes' numbers."""
+"""Class folders: files in one sub-folder per class, and the numbers of the classes."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ class FolderSource(OwnSource, Fingerprinted[Any], Labeled[Any], ReadsFiles[Any])
         return [kind(read_file(os.path.join(self.folder, f)), label) for f, label in files]
 
     def identity(self) -> str | None:
-        """Return the folder's real path: files are known below it by path, size, times, inode."""
+        """Return the folder's real path: its files are identified by path, size, times, inode."""
         return self._asked.identity_of(os.path.realpath(self.folder))
 
     def name_of(self, index: int) -> str:

@@ -1,4 +1,4 @@
-"""A source whose examples carry their number, as one field more."""
+"""A source whose examples carry their number in one more field."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from stoker.stats import PartStats
 
 
 class NumberedSource(IndexedSource):
-    """Another source, with the number of each example in a field (see ``pytree.with_field``).
+    """Another source, with each example's number as one more field (see ``pytree.with_field``).
 
     Args:
         within: the source.
@@ -199,7 +199,7 @@ class _NumberedReader:
 
 
 class _NumberedRows(Rows):
-    """Rows with their numbers, which stand beside the batch until it is split."""
+    """Rows with their numbers, which are kept beside the batch until it is split."""
 
     def __init__(self, within: Rows, field: str) -> None:
         self._within, self._field = within, field

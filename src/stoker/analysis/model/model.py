@@ -285,7 +285,7 @@ def warm_rate(measured: Measured, workers: int) -> float:
 
 
 def worker_seconds_behind(measured: Measured, place: str) -> float:
-    """Return the worker seconds an example that are paid behind an echo at a place."""
+    """Return the worker seconds per example that stages after an echo at a place cost."""
     for name, seconds in measured.after_s:
         if name == place:
             return seconds

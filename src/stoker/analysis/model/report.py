@@ -50,7 +50,7 @@ class Split(msgspec.Struct, frozen=True):
 
 
 class Action(msgspec.Struct, frozen=True):
-    """Something to do, and what it would bring."""
+    """An action, and its predicted gain."""
 
     title: str
     """What to do, in a few words."""
@@ -94,7 +94,7 @@ class Loader(msgspec.Struct, frozen=True):
 
 
 class Wait(msgspec.Struct, frozen=True):
-    """One batch, as the training process met it."""
+    """One batch, as the training process received it."""
 
     at_s: float
     """When it was asked for, since the first one."""
@@ -105,7 +105,7 @@ class Wait(msgspec.Struct, frozen=True):
 
 
 class AsItIs(msgspec.Struct, frozen=True):
-    """The job, left alone."""
+    """The job without any change."""
 
     rate: Rate
     """Examples/s in steady state."""
@@ -143,7 +143,7 @@ class Crash(msgspec.Struct, frozen=True):
 
 
 class Packing(msgspec.Struct, frozen=True):
-    """What packing the files into shards would bring, by a trial on a sample of them.
+    """The gain of packing the files into shards, by a trial on a sample of them.
 
     Rates in examples/s: of reading alone, with nothing in the page cache, and by as many readers as
     the job has. Behind URLs, by as many requests.

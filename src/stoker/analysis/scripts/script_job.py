@@ -95,7 +95,7 @@ class ScriptJob:
         return time.monotonic() >= self._deadline
 
     def run_start(self, folder: Path) -> None:
-        """Start the script once, and run as many phases as it lives for."""
+        """Start the script once, and run as many phases as fit into its life."""
         self.trace.starts += 1
         self._plan = {}
         if self._site is not None:  # it ended early: at its first batch, go on where it stopped

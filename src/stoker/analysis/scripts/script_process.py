@@ -128,7 +128,7 @@ class ScriptProcess:
         return self._process.poll()
 
     def output(self) -> list[str]:
-        """Return the last lines that it and its processes printed; after its end, all are read."""
+        """Return the last printed lines of the script's processes; after its end, all are read."""
         if self.exit_code is not None:
             self._reader.join(_LAST_WORDS_S)  # a process that it left may hold the pipe open
         return list(self._lines)

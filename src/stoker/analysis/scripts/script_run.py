@@ -311,7 +311,7 @@ class Session:
         return time.monotonic() - self._gone_since > _GONE_S
 
     def _note_why(self, phase: str) -> None:
-        """Say why a phase stopped: the probe failed, or the script ended, in whichever way."""
+        """Record why a phase stopped: the probe failed, or the script ended, in whichever way."""
         trace, reasons = self._trace, self._trace.reasons
         for path in self.folder.glob("failed-*"):
             trace.note(f"the probe took itself out: {path.read_text()}")
@@ -347,7 +347,7 @@ class Session:
         return [(rank, text) for _, rank, text in sorted(said, key=lambda one: one[0])]
 
     def _find_processes(self) -> None:
-        """Take note of processes that iterate loaders."""
+        """Record processes that iterate loaders."""
         for path in self.folder.glob("process-*.json"):
             about = records.read_json(str(path))
             if about is None:

@@ -41,7 +41,7 @@ _RARELY = 20
 
 
 class _Footers:
-    """The metadata of files, of the last ones up to a size. Pickles as an empty one."""
+    """The metadata of the files read last, up to a total size. Pickles as an empty one."""
 
     def __init__(self) -> None:
         self._held: dict[str, Any] = {}
@@ -170,11 +170,11 @@ class ParquetSource(
 
     @property
     def row_groups(self) -> int:
-        """How many row groups there are, with one number for those of all files."""
+        """The number of all row groups, which are numbered through all files."""
         return len(self._groups)
 
     def of_columns(self, names: Sequence[str]) -> Self:
-        """Return this for ``tables`` of other columns. Raises ValueError where one is missing."""
+        """Return this source with other columns. Raises ValueError if one is missing."""
         number, _ = self._groups[0]
         path = self._files[number].path
         schema = self._metadata_of(path).schema.to_arrow_schema()
@@ -184,11 +184,11 @@ class ParquetSource(
         return twin
 
     def tables(self, groups: Sequence[int]) -> Iterator[Any]:
-        """Yield the tables of row groups, read anew."""
+        """Yield the tables of row groups, read from the files again."""
         return map(self._read, groups)
 
     def statistics(self, group: int) -> dict[str, Any]:
-        """Return the statistics of a row group's columns, where there are some."""
+        """Return the statistics of a row group's columns, as far as the file has them."""
         number, within = self._groups[group]
         about = self._metadata_of(self._files[number].path).row_group(within)
         columns = [about.column(at) for at in range(about.num_columns)]
@@ -232,7 +232,7 @@ class ParquetSource(
         return f"{os.path.basename(file.path)}, row {row}"
 
     def identity(self) -> str | None:
-        """Return the columns; rows are known by file, size and times, and number."""
+        """Return the columns; rows are identified by file, size and times, and by number."""
         return f"parquet {self._columns}"
 
     def fingerprint(self, index: int) -> Fingerprint:

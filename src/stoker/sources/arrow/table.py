@@ -64,7 +64,7 @@ class TableSource(OwnSource, GathersRows[Any], ReadsColumns[Any]):
 
 
 def import_pyarrow(asked: str, module: str = "pyarrow") -> Any:
-    """Import a module of the extra, or raise ImportError with what to install."""
+    """Import a module of the extra. Raises ImportError with the command to install it."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -72,9 +72,9 @@ def import_pyarrow(asked: str, module: str = "pyarrow") -> Any:
 
 
 def numbers_in(column: Any, name: str) -> NDArray[Any]:
-    """Return the numbers of an Arrow column; of lists, text and bytes their lengths.
+    """Return the numbers in an Arrow column; for lists, text and bytes, their lengths.
 
-    Raises TypeError for other columns, ValueError where a value is null.
+    Raises TypeError for other columns, ValueError if a value is null.
     """
     import pyarrow as pa
 
@@ -94,15 +94,15 @@ def numbers_in(column: Any, name: str) -> NDArray[Any]:
 
 
 def is_table(data: object) -> bool:
-    """True if something is a table by its protocol: an Arrow table, or a DataFrame of any kind."""
+    """True if an object offers a table by protocol: an Arrow table, or any library's DataFrame."""
     return hasattr(data, "__arrow_c_stream__") or hasattr(data, "__dataframe__")
 
 
 def to_table(data: Any, asked: str) -> Any:
-    """Return a ``pyarrow.Table`` of the same columns, without copies where possible.
+    """Return a ``pyarrow.Table`` with the same columns, without copies if possible.
 
-    Raises TypeError for an object that is not a table, ValueError for a table that Arrow cannot
-    convert, and where two columns have one name.
+    Raises TypeError for an object that is not a table; ValueError if Arrow cannot convert it, or if
+    two columns have one name.
     """
     pa = import_pyarrow(asked)
     if isinstance(data, pa.Table):
@@ -130,7 +130,7 @@ def to_table(data: Any, asked: str) -> Any:
 
 
 def _without_runs(table: Any, asked: str) -> Any:
-    """Return a table with run-end-encoded columns decoded: Arrow cannot take rows of those."""
+    """Return a table with run-end-encoded columns decoded: Arrow cannot take their rows."""
     import pyarrow as pa
 
     for place, field in enumerate(table.schema):
@@ -145,9 +145,9 @@ def _without_runs(table: Any, asked: str) -> Any:
 
 
 def without_views(table: Any) -> Any:
-    """Return a table without Polars's views of text or bytes: Arrow cannot take rows of those.
+    """Return a table with Polars's string views copied to plain text.
 
-    Those are copied; all else is the same.
+    Arrow cannot take rows of string views.
     """
     import pyarrow as pa
 

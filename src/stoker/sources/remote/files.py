@@ -47,17 +47,17 @@ class File(NamedTuple):
 
 
 class RemoteFolderSource(ReadsRanges[Any], OwnSource, Fingerprinted[Any], Labeled[Any]):
-    """Files in one sub-folder a class, at a URL; in the order that a local folder has.
+    """Files in one sub-folder per class, at a URL; in the order that a local folder has.
 
     Args:
-        url: the folder: for HTTP, of index pages with links.
-        options: how they are listed and read.
-        asked: the suffixes of examples, and the classes' numbers.
+        url: the folder; over HTTP, with index pages of links.
+        options: how its files are listed and read.
+        asked: the suffixes of examples, and the numbers of the classes.
 
     Raises:
         FileNotFoundError: there is no such folder.
-        ValueError: it has no sub-folders, no such files in them, a sub-folder that is not a class,
-        or cannot be listed.
+        ValueError: it has no sub-folders, no such files in them, or a sub-folder that is not a
+            class; or it cannot be listed.
         RemoteError: the server failed for longer than ``retry_s``, or for good.
         ImportError: a package is missing.
     """
@@ -128,14 +128,15 @@ class FilesSource(OwnSource, Fingerprinted[Any], ReadsAhead[Any], ReadsFiles[Any
     Args:
         files: paths or URLs, all of one file system, in this order; or one of them; or a pattern
             (``*``, ``?``, ``[...]``, and ``**`` for folders at any depth), listed once and sorted.
-            In URLs of HTTP a ``?`` is none. Hidden files fit only patterns that name such.
+            In URLs of HTTP ``?`` is not a wildcard. Hidden files match only patterns that name
+            them.
         options: for URLs, how they are listed and read.
 
     Raises:
         FileNotFoundError: no file matches the pattern.
         ValueError: the list is empty, or has files of several file systems; or a single named file
-        is a pipe, a socket or a device. (In a list it is an example that fails; one that matches a
-        pattern is left out, with a warning.)
+            is a pipe, a socket or a device. (In a list such a file is an example that fails; one
+            that matches a pattern is left out, with a warning.)
         TypeError: the list contains other objects than paths.
         RemoteError, ImportError: as in ``RemoteFolderSource``.
     """
@@ -167,7 +168,7 @@ class FilesSource(OwnSource, Fingerprinted[Any], ReadsAhead[Any], ReadsFiles[Any
         return len(self._files)
 
     def reader(self, selection: Selection | None = None) -> RemoteReader | None:
-        """Open the file system for reading ahead; None for local files, which the kernel does."""
+        """Open the file system for reading ahead; None for local files, as the kernel does it."""
         return None if self.access is None else self.access.reader(self)
 
     def fetch(self, indices: Indices) -> list[Any]:
@@ -190,13 +191,16 @@ class FilesSource(OwnSource, Fingerprinted[Any], ReadsAhead[Any], ReadsFiles[Any
         return os.path.basename(file) if self.access is None else file
 
     def identity(self) -> str | None:
-        """Return "files" if every file's version is known, so that fingerprints identify them."""
+        """Return "files" if every file's version is known: then fingerprints identify the data."""
         if self.access is None:
             return "files"
         return "files" if self._versions is not None and self._versions.all() else None
 
     def fingerprint(self, index: int) -> Fingerprint:
-        """Return a local file's current fingerprint; of a remote one, URL, size, listed version."""
+        """Return a local file's current fingerprint; for a remote file, the listed one.
+
+        The listed one is URL, size and version.
+        """
         if self.access is None:
             path = os.path.abspath(self._files[index])
             return of_file(path, os.stat(path))

@@ -595,8 +595,8 @@ def _part(chain: Chain, number: int, *, has_budget: bool) -> MixedPart:
     source, what = chain.source, f"mix(): part {number}, {chain.source.name},"
     if not isinstance(source, IndexedSource):
         raise ValueError(
-            f"{what} has no examples that can be asked for by number: mix from_folder, "
-            "from_dataset, from_tar and the like"
+            f"{what} has no examples with numbers: mix from_folder, from_dataset, from_tar and "
+            "the like"
         )
     if source.has_own_order:
         raise ValueError(f"{what} is a mixture: give its parts to one mix()")
@@ -605,13 +605,13 @@ def _part(chain: Chain, number: int, *, has_budget: bool) -> MixedPart:
         if traits.shards or not (traits.selects or isinstance(stage, Operation)):
             raise ValueError(
                 f"{what} has .{stage.name}: a part has .shuffle(), .take(), .skip(), .map(), "
-                ".random_map() and .filter(); put what concerns all of them behind mix(), such "
-                "as .echo(2), or .echo([2, 1, ...]) with a factor for each"
+                ".random_map() and .filter(); put stages for all parts after mix(), such as "
+                ".echo(2), or .echo([2, 1, ...]) with a factor for each"
             )
     if chain.selection.calls_user:
         raise ValueError(
-            f"{what} is ordered by a function, and the epochs of a part are not those of the "
-            "mixture: give it weights that stay, .shuffle(weights=w), or .select()"
+            f"{what} is ordered by a function, but a part's epochs differ from those of the "
+            "mixture: give it constant weights, .shuffle(weights=w), or .select()"
         )
     for said, is_said in (
         ("steps", chain.steps is not None),
@@ -619,7 +619,7 @@ def _part(chain: Chain, number: int, *, has_budget: bool) -> MixedPart:
         ("repeat", chain.flows),
     ):
         if is_said:
-            raise ValueError(f"{what} has .{said}(), which belongs behind mix()")
+            raise ValueError(f"{what} has .{said}(), which belongs after mix()")
     if chain.budget != RAISE and not has_budget:
         raise ValueError(f"{what} has a skip budget: give it to the mixture, mix(..., on_error=)")
     described = ".".join([source.name, *(stage.name for stage in chain.stages)])

@@ -483,7 +483,7 @@ def test_what_is_no_mixture() -> None:
             stoker.mix(wrong)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="at least one"):
         stoker.mix({})
-    with pytest.raises(ValueError, match=r"part 1, .*, would never come"):
+    with pytest.raises(ValueError, match=r"part 1, .*, would never be read"):
         stoker.mix({a: 1, stoker.from_arrays(numbers): 100})
     with pytest.raises(ValueError, match="stop="):
         stoker.mix({a: 1}, stop="never")

@@ -41,8 +41,8 @@ class LrSchedule:
             if self._taken - 1 == self._length:
                 name = type(self.scheduler).__name__
                 warn(
-                    f"{name} was made for {self._length:,} steps, and fresh data goes on: give it "
-                    f"{self._steps_per_epoch:,} for each epoch"
+                    f"{name} was made for {self._length:,} steps, but there is more fresh data: "
+                    f"give it {self._steps_per_epoch:,} for each epoch"
                 )
             self.scheduler.step()
 

@@ -95,7 +95,7 @@ def check_threads(pipeline: Pipeline[Any], *, examples: int = 32, seconds: float
     at = sorted({each for each in running[:] if each})
     busy = " and ".join(steps[each - 1].name for each in at) or "making examples alone"
     if not ended:
-        raise AssertionError(f"threads that called {busy} did not come back: they wait for others")
+        raise AssertionError(f"threads that called {busy} did not return: they wait for each other")
     if os.WIFSIGNALED(status):
         name = signal.Signals(os.WTERMSIG(status)).name
         raise AssertionError(f"{name} ended the process while {_THREADS} threads called {busy}")
@@ -103,7 +103,9 @@ def check_threads(pipeline: Pipeline[Any], *, examples: int = 32, seconds: float
         raise AssertionError(f"the process ended by itself (status {status}) in {busy}")
     report = json.loads(text)
     for each in report["unclear"]:
-        warn(f"{each} comes out differently twice alone, so check_threads cannot tell")
+        warn(
+            f"{each} gives two different results in one thread, so check_threads cannot compare it"
+        )
     if report["found"]:
         raise AssertionError("; ".join(report["found"]))
     return int(report["compared"])

@@ -43,8 +43,8 @@ def load(group: str, name: str) -> Any:
     points = _points(group).get(name)
     if points is None:
         raise LookupError(
-            f"no installed package registers {name!r} in {group}; stoker's own names "
-            "need it installed (pip install): sources on the path register nothing"
+            f"no installed package registers {name!r} in {group}; stoker itself must be installed "
+            "(pip install) for its own names: a source folder on sys.path registers nothing"
         )
     if len(points) > 1:
         claimants = ", ".join(map(_package, points))

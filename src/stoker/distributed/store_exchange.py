@@ -152,7 +152,7 @@ class RankExchange:
             raise StokerError(
                 f"rank{'s' * (len(said['missing']) > 1)} {ranks} did not come to iter() of {what} "
                 f"within {wait_s:g} s: all ranks iterate over sharded pipelines, in the same "
-                "order. What one rank alone reads takes .shard(rank=0, world=1); where ranks may "
+                "order. If one rank alone reads it, use .shard(rank=0, world=1); if ranks may "
                 "come late, give init_process_group a timeout="
             )
         return said["decided"]

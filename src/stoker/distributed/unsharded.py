@@ -38,7 +38,10 @@ def warn_unsharded() -> None:
 
     Raises ValueError under a framework that shards data, as do the functions below.
     """
-    shard = ".shard() gives each its part (.shard(rank=0, world=1) says that all are meant)"
+    shard = (
+        "add .shard(), so that each gets its part (or .shard(rank=0, world=1) if each should "
+        "read everything)"
+    )
 
     def under(framework: Framework) -> str:
         return f"build the pipeline {framework.where_ranks_are_known}, and {shard}"
@@ -53,7 +56,10 @@ def warn_unsharded_loader(loader: Any) -> None:
     """
     if _ranks() < 2 or _divides(loader, _DEPTH):  # nothing of it is touched if there is one rank
         return
-    says = "A dataset or a sampler that divides by itself says so by attributes num_replicas, rank"
+    says = (
+        "A dataset or a sampler that shards by itself declares that by attributes "
+        "num_replicas and rank"
+    )
 
     def under(framework: Framework) -> str | None:
         way = framework.way_to_shard(loader)
@@ -61,15 +67,15 @@ def warn_unsharded_loader(loader: Any) -> None:
 
     _tell(
         f"batches of the {type(loader).__name__}",
-        f"no DistributedSampler was found in it. {SAMPLER}. (Where the dataset divides itself, or "
-        "all are meant: warnings.filterwarnings('ignore', 'each of '))",
+        f"no DistributedSampler was found in it. {SAMPLER}. (If the dataset shards itself, or "
+        "each rank should read everything: warnings.filterwarnings('ignore', 'each of '))",
         under,
     )
 
 
 def warn_unsharded_feed() -> None:
     """Warn if each of several ranks receives all batches of a feed."""
-    advice = "have the feed serve examples (no .batch() there), and .shard() and .batch() them here"
+    advice = "let the feed serve examples (no .batch() there), and add .shard() and .batch() here"
     _tell("batches of the feed", advice, lambda framework: advice)
 
 

@@ -71,9 +71,9 @@ class Accelerate(Framework):
             return None
         if epoch.ends_unequally:
             warn(
-                ".shard(uneven=True) leaves ranks last batches of unequal length, and gather() and "
-                "gather_for_metrics() of Accelerate want equal ones: they fail, or add examples "
-                "that do not exist. For evaluation take .shard(pad=True)"
+                ".shard(uneven=True) gives ranks last batches of unequal length, but gather() "
+                "and gather_for_metrics() of Accelerate need equal ones: they fail, or add "
+                "examples that do not exist. For evaluation use .shard(pad=True)"
             )
         return AccelerateEpoch(epoch, state.GradientState())
 

@@ -62,8 +62,8 @@ class EpochPass:
             self._iterator, self._next = iter(self._pipeline), number
         if number != self._next:
             raise StokerError(
-                f"batch {number} of an epoch was asked for behind batch {self._next - 1}: a "
-                "pipeline is divided by .shard(), not by leaving out batches"
+                f"batch {number} of an epoch was requested after batch {self._next - 1}: shard a "
+                "pipeline by .shard(), not by leaving out batches"
             )
         self._next += 1
         return next(self._iterator)

@@ -95,8 +95,8 @@ class CropAdvice:
             lines += [
                 f"crop files while that keeps up with training: up to R = {self.keeps_up_to:.1f}, "
                 "measured with full decodes",
-                "above that, decode before the echo and crop pixels behind it: cheaper from "
-                f"a factor of {self.least_factor:.1f} on",
+                "above that, decode before the echo and crop pixels after it: cheaper from a "
+                f"factor of {self.least_factor:.1f} on",
             ]
         return "\n".join(lines)
 

@@ -46,9 +46,9 @@ class Passes:
     def __init__(self, given: Any, name: str, what: str) -> None:
         if isinstance(given, Iterator) and not hasattr(given, "reset"):  # DALI's start over
             raise TypeError(
-                f"{name} needs what can be iterated once every epoch; this {type(given).__name__} "
-                "is used up after one: pass the object it came from, or a function that returns a "
-                "new iterator"
+                f"{name} needs an object that can be iterated in every epoch; this "
+                f"{type(given).__name__} is used up after one: pass the object it came from, or a "
+                "function that returns a new iterator"
             )
         if not hasattr(given, "__iter__") and not callable(given):
             raise TypeError(
@@ -74,7 +74,7 @@ class Passes:
             if self._last is not None and self._last() is made:
                 raise TypeError(
                     f"{self.name}: the function returned the same generator again, which is used "
-                    "up: it must make a new one every epoch"
+                    "up: it must make a new one in every epoch"
                 )
             self._last = weakref.ref(made)
         return iter(made)

@@ -104,7 +104,7 @@ class LoaderSource(Origin):
             )
         if chain.has_fixed_echo:
             raise StateError(
-                "in the middle of a pass over a loader a pool of a fixed factor cannot be made "
+                "in the middle of a pass over a loader, the pool of a fixed factor cannot be made "
                 f"again: {'leave .repeat() out and ' if chain.flows else ''}save between epochs, "
                 'or take .echo("auto"), whose pool may begin empty'
             )

@@ -92,8 +92,8 @@ class MixtureSource(IndexedSource):
         for number, drawn in enumerate(self.proportions.counts(count), 1):
             if not drawn:
                 raise ValueError(
-                    f"mix(): part {number}, {parts[number - 1].described}, would never come: an "
-                    f"epoch of {count:,} examples has none of it. Give it more weight, or "
+                    f"mix(): part {number}, {parts[number - 1].described}, would never be read: "
+                    f"an epoch of {count:,} examples has none of it. Give it more weight, or "
                     "stop='all'"
                 )
 
@@ -123,8 +123,8 @@ class MixtureSource(IndexedSource):
             if part.source.with_current_length() is not part.source:
                 raise ValueError(
                     f"mix(): part {number}, {part.described}, had {len(part.source):,} examples "
-                    "when it was mixed, and has another number now, from which it does not follow "
-                    "where the mixture's epochs begin: mix anew"
+                    "when it was mixed, but has another number now, so the mixture's epochs "
+                    "would begin elsewhere: mix again"
                 )
         return self
 
@@ -205,8 +205,8 @@ class MixtureSource(IndexedSource):
     def check_leg(self, selection: Selection) -> None:
         if self._is_in_step(selection):
             raise StateError(
-                "each rank has a run of its own of each part, because parts are shuffled by blocks "
-                "or have factors of their own"
+                "each rank has its own run of each part, because parts are shuffled by blocks or "
+                "have their own factors"
             )
 
     def part_stats(self, order: RankOrder, examples: int) -> tuple[PartStats, ...]:

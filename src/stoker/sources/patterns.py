@@ -45,7 +45,7 @@ def find_files(given: Paths, asked: str, suffix: str = "") -> list[str]:
         raise ValueError(f"{asked} needs at least one file")
     for path in found:
         if is_special(path):  # to open a pipe would wait for its writer
-            raise ValueError(f"{path} is no regular file: {asked} takes files, or a pattern")
+            raise ValueError(f"{path} is not a regular file: {asked} takes files, or a pattern")
     return found
 
 

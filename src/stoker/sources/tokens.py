@@ -241,7 +241,7 @@ def token_file(
             raise ValueError(f"{path} holds {kind}, not {np.dtype(dtype)}: leave dtype out")
         if version.size_bytes < start + shape[0] * kind.itemsize:
             raise ValueError(
-                f"{path} is no array of tokens: it is truncated, with {version.size_bytes:,} "
+                f"{path} is not an array of tokens: it is truncated, with {version.size_bytes:,} "
                 f"bytes for {shape[0]:,} tokens"
             )
     elif dtype is None:
@@ -267,9 +267,9 @@ def _npy_header(path: str, file: BinaryIO) -> tuple[tuple[int, ...], np.dtype[An
         shape, _, kind = read(file)
     except Exception as error:  # NumPy parses the header as Python: anything may be wrong with it
         pass_on(error)
-        raise ValueError(f"{path} is no array of tokens: {error}") from error
+        raise ValueError(f"{path} is not an array of tokens: {error}") from error
     if any(length < 0 for length in shape):
-        raise ValueError(f"{path} is no array of tokens: its shape is {list(shape)}")
+        raise ValueError(f"{path} is not an array of tokens: its shape is {list(shape)}")
     return shape, kind
 
 

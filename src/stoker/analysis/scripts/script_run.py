@@ -298,7 +298,7 @@ class Session:
         if records.TOLD_AGAIN in told:
             return ": it catches SystemExit"
         if records.TOLD_A_THREAD in told:
-            return ": it reads its loader in a thread, which is all that SystemExit ends there"
+            return ": it reads its loader in a thread, and SystemExit ends only that thread"
         return ""
 
     def _has_lost_rank(self) -> bool:
@@ -314,7 +314,7 @@ class Session:
         """Record why a phase stopped: the probe failed, or the script ended, in whichever way."""
         trace, reasons = self._trace, self._trace.reasons
         for path in self.folder.glob("failed-*"):
-            trace.note(f"the probe took itself out: {path.read_text()}")
+            trace.note(f"the probe removed itself: {path.read_text()}")
             reasons.setdefault(phase, f"the probe failed: {path.read_text()}")
         code = self._process.exit_code
         gone = self._gone_since is not None

@@ -120,8 +120,8 @@ class HuggingFaceSource(
         named = [each.names for each in features if type(each).__name__ == "ClassLabel"]
         if len(named) != 1:
             raise AttributeError(
-                f"class_names are those of one column, and {self.name} has {len(named)} of the "
-                "kind ClassLabel"
+                f"class_names needs one column of kind ClassLabel, but {self.name} has "
+                f"{len(named)} of the kind ClassLabel"
             )
         return list(named[0])
 
@@ -130,12 +130,12 @@ def _check_kind(dataset: Any) -> None:
     """Raise TypeError unless this is a map-style dataset, judged by its methods."""
     if not hasattr(dataset, "__len__") and hasattr(dataset, "load_state_dict"):
         raise TypeError(
-            f"from_huggingface reads rows by number, and a {type(dataset).__name__} is a stream: "
+            f"from_huggingface reads rows by number, but a {type(dataset).__name__} is a stream: "
             "use from_iterable, which keeps its state"
         )
     if isinstance(dataset, dict):
         shown = ", ".join(map(repr, dataset))
-        raise TypeError(f"from_huggingface reads one data set, and here are several: {shown}")
+        raise TypeError(f"from_huggingface reads one dataset, but these are several: {shown}")
     for method in ("column_names", "format", "with_format", "__getitems__"):
         if not hasattr(dataset, method):
             raise TypeError(
@@ -144,8 +144,8 @@ def _check_kind(dataset: Any) -> None:
             )
     if dataset.format["type"] == "custom":
         raise ValueError(
-            "the data set transforms what it gives (with_transform): take that away by "
-            ".reset_format() and put it into .map(), or use from_dataset, which asks it as it is"
+            "the dataset transforms its rows (with_transform): remove that by .reset_format() "
+            "and put it into .map(), or use from_dataset, which keeps it"
         )
 
 
@@ -191,7 +191,7 @@ def _read(data: bytes | None, path: str | None) -> bytes | None:
         return data
     if "://" in path:
         raise ValueError(
-            f"{path} lies in an archive or behind a URL, and the data set holds no bytes of it: "
-            "use from_dataset, which lets the data set fetch it"
+            f"{path} is in an archive or at a URL, and the dataset does not hold its bytes: use "
+            "from_dataset, which lets the dataset fetch it"
         )
     return read_file(path)

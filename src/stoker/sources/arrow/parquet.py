@@ -251,7 +251,7 @@ class ParquetSource(
         try:
             return parquet.read_metadata(path if file is None else file)
         except (OSError, ValueError) as error:
-            raise ValueError(f"{path} is no Parquet file, or a truncated one: {error}") from error
+            raise ValueError(f"{path} is not a Parquet file, or is truncated: {error}") from error
 
     def _locate(self, index: int) -> tuple[_File, int]:
         """Return the file of a row, and the row's number in it."""
@@ -267,7 +267,7 @@ class ParquetSource(
         parquet = import_pyarrow("from_parquet", "pyarrow.parquet")
         found = os.stat(path)
         if version_of(found) != version:
-            raise ValueError(f"{path} has changed since the pipeline was built: build it anew")
+            raise ValueError(f"{path} has changed since the pipeline was built: build it again")
         try:
             footer = self._footers.get(path)
             with parquet.ParquetFile(path, metadata=footer) as file:
@@ -285,10 +285,10 @@ class ParquetSource(
             return
         self._told = True
         warn(
-            f"{self.name}: {held.rows_read // max(1, self._used):,} rows are read for each that is "
-            f"used. Its row groups of {format_bytes(self._nbytes)} are read whole, in random "
-            f"order, and {format_bytes(held.limit_bytes)} of them are kept. Put .cache(...) behind "
-            "it, or write smaller row groups"
+            f"{self.name}: {held.rows_read // max(1, self._used):,} rows are read for each one "
+            f"that is used. Its row groups of {format_bytes(self._nbytes)} are read whole, in "
+            f"random order, and {format_bytes(held.limit_bytes)} of them are kept. Put "
+            ".cache(...) behind it, or write smaller row groups"
         )
 
 
@@ -314,7 +314,8 @@ def _check_schema(
         if here != there:
             raise ValueError(
                 f"{path}: column {name!r} is {here or 'not there'}; in {files[0].path} it is "
-                f"{there or 'not there'}. Write them alike, or leave it out by columns="
+                f"{there or 'not there'}. =Give it one type in all files, or leave it out by "
+                "columns="
             )
     return first  # the same in another order
 

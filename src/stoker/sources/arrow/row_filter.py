@@ -87,8 +87,8 @@ def _may_match(conditions: Sequence[_Condition], statistics: dict[str, Any]) -> 
 def _checked(filters: Any) -> list[list[_Condition]]:
     """Return filters as alternatives, each a list of conditions. Raises TypeError or ValueError."""
     shape = (
-        "from_parquet() takes filters= as a list of (column, operator, value), all of which hold, "
-        "such as [('height', '>=', 256)], or a list of such lists, one of which holds"
+        "from_parquet() takes filters= as a list of conditions (column, operator, value), such "
+        "as [('height', '>=', 256)], or a list of such lists"
     )
     if not isinstance(filters, (list, tuple)) or not filters:
         raise TypeError(f"{shape}; not {filters!r}")

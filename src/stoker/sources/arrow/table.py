@@ -112,7 +112,7 @@ def to_table(data: Any, asked: str) -> Any:
             table = pa.table(data)
         except pa.ArrowInvalid as error:  # a single column, values that Arrow does not know
             kind = type(data).__name__
-            raise ValueError(f"{asked}: this {kind} is no table for Arrow: {error}") from error
+            raise ValueError(f"{asked}: this {kind} is not a table for Arrow: {error}") from error
     elif hasattr(data, "__dataframe__"):
         table = import_pyarrow(asked, "pyarrow.interchange").from_dataframe(data)
     elif isinstance(data, pa.RecordBatch):

@@ -224,7 +224,7 @@ class FilesSource(OwnSource, Fingerprinted[Any], ReadsAhead[Any], ReadsFiles[Any
             found = [pattern] if literal else sorted(glob.glob(pattern, recursive=True))
             special = [file for file in found if is_special(file)]
             if literal and special:
-                raise ValueError(f"{pattern} is no regular file, and cannot be an example")
+                raise ValueError(f"{pattern} is not a regular file, and cannot be an example")
             warn_left_out(self._name, special)
             files = Names([file for file in found if os.path.isfile(file)])
         elif (start := _find_pattern(pattern)) is None:

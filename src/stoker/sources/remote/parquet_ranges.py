@@ -82,7 +82,7 @@ class RemoteParquetSource(ReadsRanges[Any], ParquetSource):
     def column(self, field: str | int) -> NDArray[Any]:
         """Refuse: a range has all columns of a row group, so one column is not cheap."""
         raise TypeError(
-            f"{self.name} does not read one column of all files: give its numbers as an array"
+            f"{self.name} cannot read one column of all files: give its numbers as an array"
         )
 
     def identity(self) -> str | None:

@@ -120,7 +120,7 @@ class RemoteShardSource(ReadsRanges[Any], ShardSource):
         if inflated_bytes < 0 and not is_header(data[:HEADER_BYTES], size):
             raise ValueError(
                 f"example {shard.keys[number]!r}: {shard.path} has changed since the pipeline was "
-                "built: build it anew"
+                "built: build it again"
             )
 
         def read(start: int, nbytes: int) -> bytes:
@@ -168,8 +168,8 @@ def _refuse_scattered(shard: ShardIndex) -> None:
     if spans[worst] > _SCATTERED * wanted[worst] + _HEADERS_BYTES:
         raise UnusableShardError(
             f"{shard.path}: the files of example {shard.keys[worst]!r} lie {int(spans[worst]):,} "
-            f"bytes apart, and one request would read all of these for {int(wanted[worst]):,}: "
-            "pack the shard anew, the files of an example behind one another"
+            f"bytes apart, so one request would read all of these for {int(wanted[worst]):,}: "
+            "pack the shard again, with the files of an example next to each other"
         )
 
 

@@ -22,7 +22,7 @@ _SLOWEST_BYTES_PER_S = 100_000
 _LARGE_BYTES = 30_000_000
 # No size is negative.
 UNKNOWN = -1
-SIZE_UNTOLD = "the server does not tell its size"
+SIZE_UNTOLD = "the server does not state its size"
 _TAGS = ("ETag", "etag", "md5Hash")  # of the content
 _TIMES = ("LastModified", "last_modified", "updated", "created")  # that servers set themselves
 _WEAK = ("mtime", "ino")  # writers may set this time back: alone it says nothing

@@ -51,7 +51,7 @@ def tar_members(file: ShardFile) -> ArchiveMembers:
             if has_ended:
                 return
             if at == 0:
-                raise UnusableShardError(f"{file.path} is no tar archive (nor a zip archive)")
+                raise UnusableShardError(f"{file.path} is not a tar archive (nor a zip archive)")
             raise DamagedError(f"is damaged: there is no header at byte {at:,}")
         has_ended = False
         # Offsets of ustar's header: checksum 148, type 156, size 124.

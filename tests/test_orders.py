@@ -435,7 +435,10 @@ PLACES: dict[str, tuple[Callable[[], stoker.Pipeline], str]] = {
     "filter": (lambda: stoker.from_arrays(np.arange(10)).filter(odd), "cannot follow filter"),
     "stream": (lambda: stoker.from_iterable(lambda: iter([1])), "a stream has none"),
     "loader": (lambda: stoker.from_loader([[1], [2]]), "a loader yields batches"),
-    "mixture": (lambda: stoker.mix({stoker.from_arrays(np.arange(10)): 1}), "in its parts"),
+    "mixture": (
+        lambda: stoker.mix({stoker.from_arrays(np.arange(10)): 1}),
+        r"in its parts, stoker.mix\(\{a.shuffle\(weights=...\): 2",
+    ),
 }
 
 

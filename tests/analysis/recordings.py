@@ -68,7 +68,7 @@ def recorded(job: Parts) -> Trace:
         "batch_size": BATCH_SIZE,
         "workers": job.workers,
     }
-    rank = RankTrace(1, 0, {"loaders": [about]}, slot=0, read_before_look=False)
+    rank = RankTrace(1, 0, {"loaders": [about]}, slot=0)
     rank.described = {"examples": EXAMPLES, "prefetch": 2, "ordered": True, "cuda": False}
     rank.rows = _rows(BATCH_SIZE / job.rate, job.wait, 0.0, TRAINS)
     rank.replayed = _rows(BATCH_SIZE / job.G, 0.0, job.step_cpu_s, TRAINS | REPLAYED)
@@ -84,7 +84,7 @@ def recorded(job: Parts) -> Trace:
         record.warm_reads = [[(10, 10 / job.C)] * 8]
         pages = [round(1000 * job.cached), 1000]
         rank.opened = [
-            {"kind": "file", "name": name, "bytes": 100_000, "pages": pages}
+            {"kind": "file", "name": name, "bytes": 100_000, "pages": pages, "unread": True}
             for name in record.files
         ]
     return record

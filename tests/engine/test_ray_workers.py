@@ -19,6 +19,7 @@ import numpy as np
 import psutil
 import pytest
 
+import order_chains
 import stoker
 from conftest import _raised
 from ray_nodes import MARKS, ray_cluster
@@ -34,7 +35,7 @@ pytestmark = MARKS
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    with ray_cluster(sys.modules[__name__]) as made:
+    with ray_cluster(sys.modules[__name__], order_chains) as made:
         yield made
 
 
@@ -161,6 +162,24 @@ def test_the_stream_is_that_of_this_process_and_resumes(cluster: Any, name: str)
     assert rest == whole[1]
     assert fleet(pipeline)[: len(before)] == before, "they are kept from epoch to epoch"
     assert 1 <= pipeline.stats().workers <= 2
+
+
+@pytest.mark.parametrize(
+    "names", shortened(["order clock keys", "select balance", "split replacement tokens"], 1)
+)
+def test_orders_of_all_kinds_are_the_same_with_actors(cluster: Any, names: str) -> None:
+    def chain() -> Any:
+        return order_chains.built(*(order_chains.NEW[name] for name in names.split()))
+
+    whole = [order_chains.seen(epoch) for epoch in [chain()] * 2]
+    pipeline = chain().workers(2, kind="ray")
+    with iter(pipeline) as batches:
+        begun = order_chains.seen(next(batches) for _ in range(3))
+        state = json.loads(json.dumps(pipeline.state_dict()))
+    assert begun == whole[0][:3]
+    assert order_chains.seen(pipeline) == whole[1]
+    pipeline.load_state_dict(state)
+    assert order_chains.seen(pipeline) == whole[0][3:]
 
 
 def test_what_lost_actors_had_to_do_is_done_by_others_and_in_the_end_here(cluster: Any) -> None:

@@ -92,7 +92,6 @@ class PipelineJob:
             "workers": resources.usable_cores() if self._workers is None else self._workers,
         }
         self._rank = RankTrace(_PID, 0, {"loaders": [about]}, slot=0)
-        self._rank.read_before_look = False
         self._batch_size = 1.0
         self._most = _EVERYTHING  # batches of a drain
         self._kept: list[Any] = []
@@ -104,7 +103,7 @@ class PipelineJob:
             self.files = self._samples = []
         for path in self._samples:
             line = {"kind": "file", "name": path, "bytes": os.path.getsize(path)}
-            self._rank.opened.append(line | {"pages": resident_pages(path)})
+            self._rank.opened.append(line | {"pages": resident_pages(path), "unread": True})
 
     def say(self, text: str) -> None:
         """Print progress to stderr."""

@@ -219,8 +219,9 @@ class Chain:
         """
         if (*self.rank_world, self.batch_size) == (rank, world, batch):
             return self
-        for echo in self.echoes:
-            echo.check_holds(batch)
+        for point in self.plan.echoes:
+            if not point.holds_batches:
+                point.echo.check_holds(batch)
         stages = [
             replace(stage, rank=rank, world=world, among=None)
             if isinstance(stage, Shard)

@@ -65,15 +65,19 @@ def estimate_batch_size(rank: RankTrace) -> float:
     return float(rank.loader(rank.slot)["batch_size"] or 1)
 
 
+def count_ahead(rank: RankTrace) -> int:
+    """Return how many batches the job's workers are given ahead."""
+    prefetch: int = rank.described.get("prefetch") or 2
+    return rank.workers * prefetch
+
+
 def estimate_steady(rank: RankTrace, batch: float) -> tuple[AsItIs | None, float]:
     """Return the job as it is, without start-up and evaluations.
 
     Also return the fraction of that time inside the ``next()`` of other training loaders. If an
     epoch is too short for a steady state, everything after its first batch counts.
     """
-    about = rank.loader(rank.slot)
-    workers = about["workers"]
-    ahead = workers * (rank.described.get("prefetch") or 2)
+    workers, ahead = rank.workers, count_ahead(rank)
     seconds: list[float] = []
     waited = others = 0.0
     waits: list[Wait] = []

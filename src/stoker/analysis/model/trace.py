@@ -50,9 +50,8 @@ class RankTrace:
     drains: dict[str, list[Drain]] = field(default_factory=dict)
     """"found", "warm-W" for W workers, "cold"; "partly" and, right after it, "whole"."""
     opened: list[dict[str, Any]] = field(default_factory=list)
-    """Files, with the part that was in the page cache, and connections."""
-    read_before_look: bool = True
-    """True if the job had run before that part was measured."""
+    """Files, with the part that was in the page cache, and connections. ``unread``: the job had
+    not read the examples for which the file was opened."""
 
     @property
     def job(self) -> str:

@@ -43,7 +43,8 @@ class DrainSession:
         process = seen.process
         self._process = process
         self._replayed = seen.bank.next() if seen.bank is not None else None
-        self._drains = LoaderDrains(iterator.__dict__["_stoker_loader"], process)
+        rest = seen.rest or iterator.__dict__.get("_sampler_iter")
+        self._drains = LoaderDrains(iterator.__dict__["_stoker_loader"], process, rest)
         self._number = 0
         self._batches: Iterator[Any] | None = None
         self._left = 0
@@ -107,10 +108,14 @@ def _mark_own_loaders() -> Iterator[None]:
 
 
 class LoaderDrains:
-    """Drains the script's dataset, through loaders made like the script's."""
+    """Drains the script's dataset, through loaders made like the script's.
 
-    def __init__(self, loader: Any, process: Any) -> None:
+    ``rest`` holds the indices of the script's present epoch that none of its workers was given.
+    """
+
+    def __init__(self, loader: Any, process: Any, rest: Iterator[Any] | None = None) -> None:
         self._loader = loader
+        self._rest = iter(()) if rest is None else rest
         self._process = process
         self._torch = process.torch
         self._module = sys.modules["torch.utils.data.dataloader"]
@@ -177,21 +182,35 @@ class LoaderDrains:
         return sorted(times)[len(times) // 2]
 
     def drain(self, command: dict[str, Any]) -> dict[str, Any]:
-        """Read batches for some seconds. ``fresh``: new ones, remembered; else these again."""
+        """Read batches for some seconds. ``fresh``: new ones, remembered; else these again.
+
+        New ones are those that the script would read next: what is in the page cache of these is
+        what it will meet. If the epoch ends too soon, the next one follows, which the script may
+        have read already.
+        """
         fresh, once, count = command["fresh"], command["once"], command["workers"]
         tag = f"{command['tag']}-{self._process.pid}"
         handed: list[Any] = []
 
-        def record() -> Iterator[Any]:
-            for index in self._loader._index_sampler:
+        def record(indices: Iterator[Any]) -> Iterator[Any]:
+            for index in indices:
                 handed.append(index)
                 yield index
 
-        indices = record() if fresh else self._indices if once else itertools.cycle(self._indices)
-        loader = self._make_loader(indices, count, tag, fresh)
+        def make_fresh(ahead: bool) -> Any:
+            indices = iter(self._loader._index_sampler)
+            if ahead:
+                indices = itertools.islice(self._rest, command["skip"], None)
+            hears = workers.UNREAD if ahead and self._is_unread(command["skip"]) else workers.READ
+            return self._make_loader(record(indices), count, tag, hears)
+
+        ahead = fresh and not self._iterable
+        if fresh:
+            loader = make_fresh(ahead)
+        else:
+            indices = self._indices if once else itertools.cycle(self._indices)
+            loader = self._make_loader(indices, count, tag, "")
         most = self._batches if self._iterable and not fresh else None
-        if count == 0:
-            workers.LISTENER.begin(tag, fresh)
         arrivals: list[int] = []
         error = None
         began, cpu = _clock(), 0
@@ -203,6 +222,11 @@ class LoaderDrains:
                 try:
                     next(iterator)
                 except StopIteration:
+                    if ahead and len(arrivals) < command["least"]:
+                        ahead = False
+                        loader = make_fresh(ahead)
+                        iterator = _begin(loader)
+                        continue
                     if not arrivals or once or fresh or not self._iterable:
                         break
                     iterator = _begin(loader)
@@ -225,15 +249,26 @@ class LoaderDrains:
             self._batches, self._indices = len(arrivals), handed[: len(arrivals)]
         return {"began_ns": began, "arrivals_ns": arrivals, "error": error, "cpu_s": cpu / 1e9}
 
+    def _is_unread(self, skip: int) -> bool:
+        """True if the script has not read what follows in its epoch, after ``skip`` batches.
+
+        These an earlier start of the script has read, if it read in the same order.
+        """
+        sampler = self._loader._index_sampler
+        order = type(getattr(sampler, "sampler", sampler)).__name__
+        return skip == 0 or order in ("SequentialSampler", "DistributedSampler")
+
     def iterate(self, workers: int) -> Iterator[Any]:
         """Yield batches of the examples of the first drain, without end."""
-        loader = self._make_loader(itertools.cycle(self._indices), workers, "", False)
+        loader = self._make_loader(itertools.cycle(self._indices), workers, "", "")
         if self._iterable:
             return itertools.chain.from_iterable(map(_begin, itertools.repeat(loader)))
         return _begin(loader)
 
-    def _make_loader(self, indices: Any, count: int, tag: str, hears: bool) -> Any:
+    def _make_loader(self, indices: Any, count: int, tag: str, hears: str) -> Any:
         """Make a loader like the script's, on other indices; it is iterated once."""
+        if count == 0 and tag:
+            workers.LISTENER.begin(tag, hears)
         loader, torch = self._loader, self._torch
         made: dict[str, Any] = {"collate_fn": loader.collate_fn, "pin_memory": loader.pin_memory}
         if self._iterable:
@@ -281,7 +316,7 @@ def _describe_in_worker(_: Any) -> dict[str, Any]:
     return example.describe_example(dataset)
 
 
-def _init(tag: str, hears: bool, init: Callable[[int], None] | None, worker: int) -> None:
+def _init(tag: str, hears: str, init: Callable[[int], None] | None, worker: int) -> None:
     workers.LISTENER.begin(tag, hears)
     if init is not None:
         init(worker)

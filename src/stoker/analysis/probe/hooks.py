@@ -189,6 +189,7 @@ def _fill_bank(iterator: Any, seen: LoaderState, advance: Any) -> list[Any]:
         elif given:
             return batches
     seen.bank, seen.conducted = replay.Bank(batches), type(iterator)
+    seen.rest = iterator._sampler_iter
     return []
 
 

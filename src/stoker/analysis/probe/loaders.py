@@ -70,6 +70,7 @@ class LoaderState:
         self.replay_at, self.take_at = find_places(slot)  # places in the header
         self.length: int | None = None  # batches of an epoch that ended by itself
         self.bank: replay.Bank | None = None
+        self.rest: Any = None  # of its epoch's indices, once the bank is full
         self.conducted: type | None = None  # of its iterators, once they read nothing any more
 
     def note_epoch(self, loader: Any, iterator: Any, entered: int, kind: int) -> None:

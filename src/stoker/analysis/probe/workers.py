@@ -14,6 +14,8 @@ from .records import WorkRecord, write_work
 
 _clock = time.perf_counter_ns
 _FILE_PAGES = "3"  # clear_refs(5): of pages mapped from files
+# What is heard of a file that a drain opens: whether the script may have read it before.
+READ, UNREAD = "read", "unread"
 _STREAMS = ("/dev/", "/proc/", "/sys/", "/memfd:", "/anon_hugepage")
 
 
@@ -87,13 +89,13 @@ class OpenedFiles:
     def __init__(self) -> None:
         self.tag = ""
         """What files about the drain under way are named after; empty when there is none."""
-        self.hears = False
+        self.hears = ""
         self._lines: list[str] = []
         self._known: set[str] = set()
         self._hooked = self._busy = False
 
-    def begin(self, tag: str, hears: bool) -> None:
-        """Begin a drain; with ``hears``, note each file that is opened, once."""
+    def begin(self, tag: str, hears: str) -> None:
+        """Begin a drain; with ``hears`` (READ or UNREAD), note each file that is opened, once."""
         self.tag, self.hears, self._lines, self._known = tag, hears, [], set()
         if hears and not self._hooked:
             sys.addaudithook(self._heard)
@@ -101,7 +103,7 @@ class OpenedFiles:
 
     def end(self) -> None:
         """End the drain."""
-        self.tag, self.hears = "", False
+        self.tag, self.hears = "", ""
 
     def _heard(self, event: str, args: tuple[Any, ...]) -> None:
         if not self.hears or self._busy:
@@ -126,8 +128,8 @@ class OpenedFiles:
             return
         self._known.add(name)
         pages = residency.resident_pages(name)
-        size = os.path.getsize(name)
-        self._lines.append(json.dumps({"kind": kind, "name": name, "bytes": size, "pages": pages}))
+        about = {"kind": kind, "name": name, "bytes": os.path.getsize(name), "pages": pages}
+        self._lines.append(json.dumps(about | {"unread": self.hears == UNREAD}))
 
     def note_held(self, held: HeldFiles, read_bytes: int) -> None:
         """Note files that stayed open or mapped and were read: archives, databases, memory maps."""

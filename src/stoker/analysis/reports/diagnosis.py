@@ -179,24 +179,32 @@ class _RankFindings:
         self.miss_s = each_s * max(1, self.about["workers"])
 
     def _estimate_cached_fraction(self) -> float | None:
-        """Return the fraction of the data in the page cache when the job began.
+        """Return the fraction in the page cache of the data that the job has not read.
 
-        It was measured after a part of the epoch had been read, and was thus cached.
+        Where the files of unread examples are known, these alone count. Of files that many examples
+        share, and of a new random order, the part that the job has read is subtracted.
         """
-        pages = [line["pages"] for line in self.rank.opened if line.get("pages") is not None]
+        known = [line for line in self.rank.opened if line.get("pages") is not None]
+        unread = [line for line in known if line["unread"]]
+        pages = [line["pages"] for line in unread or known]
         total = sum(count for _, count in pages)
         if not total:
             return None
-        later: float = sum(resident for resident, _ in pages) / total
-        examples = self.rank.described.get("examples")
-        if not self.trace.files or not examples or not self.rank.read_before_look:
-            return later
+        found: float = sum(resident for resident, _ in pages) / total
         done = sum(row.slot == self.rank.slot and row.event == BATCH for row in self.rank.rows)
-        ahead = self.about["workers"] * (self.rank.described.get("prefetch") or 0) + 8
-        read = (done + ahead) * self.batch / examples
+        if unread or not done:
+            return found
+        examples = self.rank.described.get("examples")
+        read = (done + rates.count_ahead(self.rank)) * self.batch / examples if examples else 1.0
         # Where nearly all was read by the job itself, too little is left to tell what was there
         # before.
-        return later if read >= 0.9 else max(0.0, (later - read) / (1.0 - read))
+        if read < 0.9:
+            return max(0.0, (found - read) / (1.0 - read))
+        self.notes.append(
+            f"the {found:.0%} in the page cache are of data that the job had read itself (nearly "
+            "all of it, or the beginning of a stream): a later epoch finds them, the first did not"
+        )
+        return found
 
     def _estimate_fetch_rate(self) -> Rate | None:
         x, s, c = self.x, self.s, self.c

@@ -294,6 +294,7 @@ class ScriptJob:
             "least": 4 * max(1, workers) + 8,
             "fresh": fresh,
             "once": once,
+            "skip": self._count_read_before() if fresh else 0,
         }
         answers = session.send(command)
         for answer in answers:
@@ -321,6 +322,21 @@ class ScriptJob:
                 sum(batch.examples for batch in work),
             )
             recorded.drains.setdefault(name, []).append(drain)
+
+    def _count_read_before(self) -> int:
+        """Return the most batches of an epoch that an earlier start of the script has read."""
+        if self.trace.starts == 1:
+            return 0
+        counts = [
+            count
+            for rank in self.trace.ranks
+            for count in Counter(
+                row.epoch
+                for row in (*rank.rows, *rank.replayed)
+                if row.slot == rank.slot and row.event == records.BATCH and not row.is_replayed
+            ).values()
+        ]
+        return max(counts, default=0) + max(rates.count_ahead(rank) for rank in self.trace.ranks)
 
     def train(self, workers: int, left: int) -> None:
         """Have the script train on drained batches; ``left`` phases share the time that is left.
@@ -368,6 +384,8 @@ class ScriptJob:
         self.files, why_not = cold_reads.find_files(opened, examples, read_bytes)
         if why_not:
             trace.reasons["files"] = why_not
+            for line in opened:  # the job has read other parts of them
+                line["unread"] = False
         else:
             trace.files, trace.files_examples = self.files, examples
             for rank in self._recorded:

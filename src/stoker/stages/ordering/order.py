@@ -52,7 +52,7 @@ class OwnOrder(ChainStage):
 
     def placed(self, before: ChainView) -> OwnOrder:
         """Check that there are numbers to order."""
-        check_numbers(before, "order")
+        check_numbers(before, "order(...)", "shuffle(weights=...)")
         return self
 
     def lower(self, to: EnginePlan) -> None:

@@ -55,7 +55,7 @@ class Select(ChainStage):
 
     def placed(self, before: ChainView) -> Select:
         """Choose among the numbers that are left, which must not have been ordered yet."""
-        source = check_numbers(before, "select")
+        source = check_numbers(before, "select(...)")
         if self.chosen is not None:
             return self
         length = len(source)
@@ -81,17 +81,21 @@ class Select(ChainStage):
         return f"{self.call[:-1]}, {self.digest})"
 
 
-def check_numbers(before: ChainView, method: str) -> IndexedSource:
-    """Return the source, if its examples can be chosen by number here; else raise ValueError."""
+def check_numbers(before: ChainView, call: str, of_part: str | None = None) -> IndexedSource:
+    """Return the source, if its examples can be chosen by number here; else raise ValueError.
+
+    ``call`` is what asks, and ``of_part`` what a part of a mixture can have in its place, if that
+    is something else.
+    """
     source = before.source
     if source.has_own_order:
         raise ValueError(
-            f".{method}() chooses by a source's numbers, and a mixture has several sources: choose "
-            f"in its parts, stoker.mix({{a.{method}(...): 2, b: 1}})"
+            f".{call} chooses by a source's numbers, and a mixture has several sources: choose in "
+            f"its parts, stoker.mix({{a.{of_part or call}: 2, b: 1}})"
         )
     if not isinstance(source, IndexedSource):
         what = "a loader yields batches" if source.yields_batches else "a stream has none"
-        raise ValueError(f".{method}() chooses examples by their numbers, and {what}")
+        raise ValueError(f".{call} chooses examples by their numbers, and {what}")
     stage = first_with(
         before.stages,
         lambda t: (
@@ -99,7 +103,7 @@ def check_numbers(before: ChainView, method: str) -> IndexedSource:
         ),
     )
     if stage is not None:
-        raise ValueError(f".{method}() cannot follow {stage.name}: put it behind the source")
+        raise ValueError(f".{call} cannot follow {stage.name}: put it behind the source")
     return source
 
 
@@ -184,7 +188,7 @@ def parts_of(before: ChainView, fractions: Sequence[Any], seed: Any, labels: Any
 
     Raises TypeError or ValueError for wrong arguments, and for an empty part.
     """
-    source, shares = check_numbers(before, "split"), _fractions(fractions)
+    source, shares = check_numbers(before, "split(...)", "select(...)"), _fractions(fractions)
     if not is_whole_number(seed) or seed < 0:
         raise ValueError(f".split() takes seed= as a whole number from 0, not {seed!r}")
     length = len(source)

@@ -74,7 +74,7 @@ class WeightedShuffle(ChainStage):
 
     def placed(self, before: ChainView) -> WeightedShuffle:
         """Check that there are weights for the source's examples."""
-        source = check_numbers(before, "shuffle(weights=)")
+        source = check_numbers(before, "shuffle(weights=...)")
         length = len(source)
         if callable(self.given):
             return replace(self, weights=self.given, length=length)

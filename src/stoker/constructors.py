@@ -613,13 +613,13 @@ def _part(chain: Chain, number: int, *, has_budget: bool) -> MixedPart:
             f"{what} is ordered by a function, but a part's epochs differ from those of the "
             "mixture: give it constant weights, .shuffle(weights=w), or .select()"
         )
-    for said, is_said in (
+    for stage_name, is_set in (
         ("steps", chain.steps is not None),
         ("workers", chain.workers is not None),
         ("repeat", chain.flows),
     ):
-        if is_said:
-            raise ValueError(f"{what} has .{said}(), which belongs after mix()")
+        if is_set:
+            raise ValueError(f"{what} has .{stage_name}(), which belongs after mix()")
     if chain.budget != RAISE and not has_budget:
         raise ValueError(f"{what} has a skip budget: give it to the mixture, mix(..., on_error=)")
     described = ".".join([source.name, *(stage.name for stage in chain.stages)])

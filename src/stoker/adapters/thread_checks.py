@@ -246,9 +246,9 @@ class _Trial:
         for thread in threads:
             thread.join()
         declared = sorted({each for maker in makers for each in maker.replica.declared})
-        told = f" (declared safe for threads: {', '.join(declared)})" if declared else ""
+        note = f" (declared safe for threads: {', '.join(declared)})" if declared else ""
         found = [
-            f"{self._steps[at].name}: {each}{told}"
+            f"{self._steps[at].name}: {each}{note}"
             for at, those in enumerate(self._found)
             for each in those[:_SHOWN]
         ]

@@ -136,8 +136,8 @@ class RankExchange:
             keys = {rank: f"{name}/{number}/{rank}" for rank in self._among}
             claims = self._collect(keys, wait_s)
             missing = [rank for rank in self._among if rank not in claims]
-            said = {"missing": missing} if missing else {"decided": decide(claims)}
-            store.put(answer, json.dumps(said))
+            reply = {"missing": missing} if missing else {"decided": decide(claims)}
+            store.put(answer, json.dumps(reply))
             with contextlib.suppress(Exception):  # a store that cannot forget
                 for key in keys.values():
                     store.drop(key)
@@ -146,16 +146,16 @@ class RankExchange:
             found = self._collect({0: answer}, wait_s + _GRACE_S)
             if not found and store.look(f"{name}/{number}/{first}") is not None:
                 found = self._collect({0: answer}, wait_s + _GRACE_S)  # it came late
-            said = found.get(0, {"missing": [first]})
-        if "missing" in said:
-            ranks = ", ".join(map(str, said["missing"]))
+            reply = found.get(0, {"missing": [first]})
+        if "missing" in reply:
+            ranks = ", ".join(map(str, reply["missing"]))
             raise StokerError(
-                f"rank{'s' * (len(said['missing']) > 1)} {ranks} did not come to iter() of {what} "
+                f"rank{'s' * (len(reply['missing']) > 1)} {ranks} did not come to iter() of {what} "
                 f"within {wait_s:g} s: all ranks iterate over sharded pipelines, in the same "
                 "order. If one rank alone reads it, use .shard(rank=0, world=1); if ranks may "
                 "come late, give init_process_group a timeout="
             )
-        return said["decided"]
+        return reply["decided"]
 
     def _collect(self, keys: dict[int, str], wait_s: float) -> dict[int, Any]:
         """Return the values of keys that were set in time."""
@@ -163,8 +163,8 @@ class RankExchange:
         began = time.monotonic()
         while True:
             for rank, key in keys.items():
-                if rank not in found and (said := self._store.look(key)) is not None:
-                    found[rank] = json.loads(said)
+                if rank not in found and (reply := self._store.look(key)) is not None:
+                    found[rank] = json.loads(reply)
             passed = time.monotonic() - began
             if len(found) == len(keys) or passed > wait_s:
                 return found
@@ -205,9 +205,9 @@ def patience_s(*, long: bool) -> float:
     The process group's timeout if the user set one. Otherwise ``WAIT_S``; or, with ``long``, the
     timeout of its other collective operations.
     """
-    told = _torch_timeout_s()
-    if told is not None and (long or told < WAIT_S or told not in _TORCH_DEFAULTS_S):
-        return told
+    timeout_s = _torch_timeout_s()
+    if timeout_s is not None and (long or timeout_s < WAIT_S or timeout_s not in _TORCH_DEFAULTS_S):
+        return timeout_s
     return _LONG_WAIT_S if long else WAIT_S
 
 
@@ -219,7 +219,7 @@ def _torch_timeout_s() -> float | None:
     world: Any = sys.modules["torch.distributed"].group.WORLD
     for device in ("cpu", "cuda"):
         with contextlib.suppress(AttributeError, RuntimeError):
-            told = world._get_backend(torch.device(device)).options._timeout
-            if isinstance(told, timedelta):
-                return told.total_seconds()
+            timeout_s = world._get_backend(torch.device(device)).options._timeout
+            if isinstance(timeout_s, timedelta):
+                return timeout_s.total_seconds()
     return None

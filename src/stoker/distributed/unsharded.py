@@ -30,7 +30,7 @@ _INSIDE = ("sampler", "batch_sampler", "dataset", "base_dataloader", "loader")
 # measured.
 _DEPTH = 5
 
-_told: set[str] = set()
+_warned: set[str] = set()
 
 
 def warn_unsharded() -> None:
@@ -56,14 +56,14 @@ def warn_unsharded_loader(loader: Any) -> None:
     """
     if _ranks() < 2 or _divides(loader, _DEPTH):  # nothing of it is touched if there is one rank
         return
-    says = (
+    how_to_declare = (
         "A dataset or a sampler that shards by itself declares that by attributes "
         "num_replicas and rank"
     )
 
     def under(framework: Framework) -> str | None:
         way = framework.way_to_shard(loader)
-        return None if way is None else f"{way}. {says}"
+        return None if way is None else f"{way}. {how_to_declare}"
 
     _tell(
         f"batches of the {type(loader).__name__}",
@@ -91,14 +91,14 @@ def _tell(what: str, advice: str, under: Callable[[Framework], str | None]) -> N
     """Warn once; raise ValueError if a framework shards data, and there is advice for it."""
     if _ranks() < 2:
         return
-    told = f"each of {_ranks()} ranks iterates over all {what}: "
+    text = f"each of {_ranks()} ranks iterates over all {what}: "
     # Processes of a launcher may have nothing to do with each other, so this is no error.
     framework = None if own_rank() is None else sharding_framework()
     if framework is not None and (its_advice := under(framework)) is not None:
-        raise ValueError(f"under {framework.name} {told}{its_advice}")
-    if what not in _told:
-        _told.add(what)
-        warn(told + advice)
+        raise ValueError(f"under {framework.name} {text}{its_advice}")
+    if what not in _warned:
+        _warned.add(what)
+        warn(text + advice)
 
 
 def _divides(part: Any, depth: int) -> bool:

@@ -45,5 +45,5 @@ def pack(
     errors = Console(stderr=True, highlight=False)
     with report_errors("pack", ValueError, TypeError, ImportError), errors.status("") as status:
         say = status.update if errors.is_terminal else None
-        told = pack_command(source, folder, shard_size, form, say)
-    typer.echo(told)
+        report = pack_command(source, folder, shard_size, form, say)
+    typer.echo(report)

@@ -135,8 +135,10 @@ class FileVersion(NamedTuple):
 
 def version_of(found: os.stat_result) -> FileVersion:
     """Return the version of a local file from its status."""
-    told = of_file("", found)
-    return FileVersion(told.size_bytes, told.version, told.changed_ns, told.inode)
+    fingerprint = of_file("", found)
+    return FileVersion(
+        fingerprint.size_bytes, fingerprint.version, fingerprint.changed_ns, fingerprint.inode
+    )
 
 
 class OpenFiles:

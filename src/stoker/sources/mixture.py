@@ -221,7 +221,7 @@ class MixtureSource(IndexedSource):
         fresh = (np.bincount(of_head, minlength=len(fresh)) + fresh).tolist()
         left = len(mixed) - deal.first
         of_all = self.proportions.counts(deal.first + left * examples // max(1, len(order)))
-        told = zip(
+        rows = zip(
             self.parts,
             self.proportions.weights,
             fresh,
@@ -232,7 +232,7 @@ class MixtureSource(IndexedSource):
         )
         return tuple(
             PartStats(part.source.name, weight / total, count, (begun + drawn) / each)
-            for part, weight, count, begun, drawn, each in told
+            for part, weight, count, begun, drawn, each in rows
         )
 
     def places_by_part(self, selection: Selection) -> tuple[int, ...]:

@@ -84,7 +84,7 @@ class NumberedSource(IndexedSource):
         return self.within.attribute(name)
 
     def fetch(self, indices: Indices) -> list[Any]:
-        return self.numbered(self.within.fetch(indices), indices)
+        return self.add_numbers(self.within.fetch(indices), indices)
 
     def read_into(self, examples: list[Any], indices: Indices) -> Exception | None:
         read: list[Any] = []
@@ -96,7 +96,7 @@ class NumberedSource(IndexedSource):
                 return clash
         return error
 
-    def numbered(self, examples: list[Any], indices: Indices) -> list[Any]:
+    def add_numbers(self, examples: list[Any], indices: Indices) -> list[Any]:
         """Return examples with their numbers."""
         if len(examples) != len(indices):
             return examples  # as many as were not asked for: the caller says so
@@ -192,7 +192,7 @@ class _NumberedReader:
         self.within.expect(indices)
 
     def fetch(self, indices: Indices) -> list[Any]:
-        return self._source.numbered(self.within.fetch(indices), indices)
+        return self._source.add_numbers(self.within.fetch(indices), indices)
 
     def close(self) -> None:
         self.within.close()

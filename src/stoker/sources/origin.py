@@ -329,11 +329,11 @@ class IndexedSource(Origin):
         to.read(self)
 
 
-def numbers_of(source: IndexedSource, given: Any, asked: str) -> NDArray[Any]:
+def numbers_of(source: IndexedSource, given: Any, caller: str) -> NDArray[Any]:
     """Return a number for each example of a source, shape [n]: the user's, or those of a field.
 
-    ``asked``: the argument that takes them, for errors. Raises TypeError, ValueError or LookupError
-    if they are not numbers, or not one for each example.
+    ``caller``: the argument that takes them, for errors. Raises TypeError, ValueError or
+    LookupError if they are not numbers, or not one for each example.
     """
     if isinstance(given, (str, int)):
         check_fields(source, given)
@@ -341,18 +341,18 @@ def numbers_of(source: IndexedSource, given: Any, asked: str) -> NDArray[Any]:
     numbers = np.asarray(given)
     if numbers.ndim != 1 or numbers.dtype.kind not in "iuf":
         raise TypeError(
-            f"{asked} takes a number for each example, in an array of one dimension, or the name "
+            f"{caller} takes a number for each example, in an array of one dimension, or the name "
             f"of a field that has it, not {numbers.dtype} {list(numbers.shape)}"
         )
     if len(numbers) != len(source):
         raise ValueError(
-            f"{asked} takes a number for each of the {len(source):,} examples of {source.name}, in "
-            f"the order of the source, and was given {len(numbers):,}"
+            f"{caller} takes a number for each of the {len(source):,} examples of {source.name}, "
+            f"in the order of the source, but got {len(numbers):,}"
         )
     return numbers
 
 
-def keys_of(source: IndexedSource, given: Any, asked: str) -> NDArray[np.int64]:
+def keys_of(source: IndexedSource, given: Any, caller: str) -> NDArray[np.int64]:
     """Return a number for each example of a source; examples with equal keys have equal numbers.
 
     Keys are whole numbers or text, one for each example, or a field of whole numbers. Raises as
@@ -361,7 +361,7 @@ def keys_of(source: IndexedSource, given: Any, asked: str) -> NDArray[np.int64]:
     keys = given if isinstance(given, (str, int)) else np.asarray(given)
     if isinstance(keys, np.ndarray) and keys.ndim == 1 and keys.dtype.kind in "US":
         keys = np.unique(keys, return_inverse=True)[1]
-    numbers = numbers_of(source, keys, asked)
+    numbers = numbers_of(source, keys, caller)
     found: NDArray[np.int64] = np.unique(numbers, return_inverse=True)[1]
     return found
 

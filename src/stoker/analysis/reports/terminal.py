@@ -104,13 +104,13 @@ def _draw_split(report: Report) -> Text:
 def _make_rates_table(report: Report) -> Table:
     columns = ("", _NUMBER("value"), "95 % interval", "what it is")
     table = _TITLED(*columns, title="Rates, examples/s")
-    said: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     for name, rate in asdict(report.rates).items():
         if rate is None:
             why = report.reasons.get(name, _MEANING[name])
-            if why in said:
-                why = f"as {said[why]}"
-            said.setdefault(why, name)
+            if why in reasons:
+                why = f"as {reasons[why]}"
+            reasons.setdefault(why, name)
             table.add_row(name, "-", "", Text(why, style="dim"))
         else:
             interval = f"{rate.low:,.0f} to {rate.high:,.0f}"
@@ -155,8 +155,8 @@ def _make_packing_table(found: Packing) -> Table:
     }
     for name, (rate, *each) in counts.items():
         if rate is not None:
-            told = ("not known" if count is None else f"{count:,}" for count in each)
-            table.add_row(name, _format_interval(rate), *told)
+            cells = ("not known" if count is None else f"{count:,}" for count in each)
+            table.add_row(name, _format_interval(rate), *cells)
     if found.requests is not None:
         asked = f"{found.requests.value:,.0f} requests/s for a byte each"
         table.caption = f"in runs: calculated from {asked}"
@@ -211,10 +211,10 @@ def show_answer(report: Report, answer: Answer, console: Console | None = None) 
 def _describe_change(change: Change) -> str:
     if change == NOTHING:
         return "no change: the job as it was measured"
-    asked = [said for name, (_, said) in _QUANTITIES.items() if is_asked(change, name)]
+    asked = [template for name, (_, template) in _QUANTITIES.items() if is_asked(change, name)]
     asked += ["files packed into shards"] * bool(change.records)
     values = dataclasses.asdict(change) | {"size": format_bytes(change.cache_bytes or 0)}
-    return "then: " + ", ".join(said.format(**values) for said in asked)
+    return "then: " + ", ".join(template.format(**values) for template in asked)
 
 
 def _make_outcomes_table(outcomes: tuple[Outcome, ...], unit: str) -> Table:
@@ -292,11 +292,11 @@ def _write_remarks(report: Report, answer: Answer) -> list[str]:
 def _write_packing(found: Packing, change: Change) -> list[str]:
     """Explain the basis of the prediction for shards."""
     times = dict(list_gains(found))
-    told = ", ".join(f"{faster:.2f} times {order}" for order, faster in times.items())
-    lines = [f"Reading {found.sample_files:,} of the files alone, shards gave {told}."]
+    text = ", ".join(f"{faster:.2f} times {order}" for order, faster in times.items())
+    lines = [f"Reading {found.sample_files:,} of the files alone, shards gave {text}."]
     if found.by_offset is None:
         lines = [
-            f"By the time of a request, runs of a MiB give examples {told} as fast as single files."
+            f"By the time of a request, runs of a MiB give examples {text} as fast as single files."
         ]
     elif change.jobs > 1 or change.hosts > 1:
         lines.append(f"Assumed: shards are read {change.records}.")

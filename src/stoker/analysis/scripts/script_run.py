@@ -294,10 +294,10 @@ class Session:
             )
 
     def _explain_going_on(self) -> str:
-        told = {self._watched[rank.pid].header[records.END_PLACE] for rank in self.ranks}
-        if records.TOLD_AGAIN in told:
+        ends_seen = {self._watched[rank.pid].header[records.END_PLACE] for rank in self.ranks}
+        if records.TOLD_AGAIN in ends_seen:
             return ": it catches SystemExit"
-        if records.TOLD_A_THREAD in told:
+        if records.TOLD_A_THREAD in ends_seen:
             return ": it reads its loader in a thread, and SystemExit ends only that thread"
         return ""
 
@@ -335,16 +335,16 @@ class Session:
 
         A daemonic child that its parent ends by force did not fail.
         """
-        said, went_well = [], self._process.exit_code == 0
+        failed, went_well = [], self._process.exit_code == 0
         for rank in self.ranks:
             end = records.read_json(f"{self._watched[rank.pid].base}.ended")
             if end is not None and end["error"] is not None:
-                said.append((end["at_ns"], rank, end["error"]))
+                failed.append((end["at_ns"], rank, end["error"]))
             elif end is None and went_well and rank.about["daemon"]:
                 continue
             elif end is None and rank.pid != self._process.pid and not is_running(rank.pid):
-                said.append((records.NEVER, rank, ""))
-        return [(rank, text) for _, rank, text in sorted(said, key=lambda one: one[0])]
+                failed.append((records.NEVER, rank, ""))
+        return [(rank, text) for _, rank, text in sorted(failed, key=lambda one: one[0])]
 
     def _find_processes(self) -> None:
         """Record processes that iterate loaders."""

@@ -400,9 +400,9 @@ def _valid(
     if bitmaps.max() == NOWHERE:
         return None
     begins = bitmaps.take(which)
-    told = begins != NOWHERE
+    has_bitmap = begins != NOWHERE
     valid = np.ones(len(rows), np.bool_)
-    valid[told] = _bits(begins[told] + rows[told])
+    valid[has_bitmap] = _bits(begins[has_bitmap] + rows[has_bitmap])
     return None if valid.all() else valid
 
 

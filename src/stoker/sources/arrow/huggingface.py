@@ -58,7 +58,7 @@ class HuggingFaceSource(
         if not len(dataset):
             raise ValueError(f"{self.name} has no rows")
         self._length = len(dataset)
-        self._told = getattr(dataset, "_fingerprint", None)
+        self._own_fingerprint = getattr(dataset, "_fingerprint", None)
         self._dataset = dataset.with_format("arrow", columns=self._columns)
 
     @property
@@ -111,7 +111,11 @@ class HuggingFaceSource(
 
     def identity(self) -> str | None:
         """Return the dataset's own fingerprint: a digest of its data and transforms."""
-        return None if self._told is None else f"datasets {self._told} {self._columns}"
+        return (
+            None
+            if self._own_fingerprint is None
+            else f"datasets {self._own_fingerprint} {self._columns}"
+        )
 
     @property
     def class_names(self) -> Sequence[str]:

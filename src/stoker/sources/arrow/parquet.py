@@ -126,7 +126,7 @@ class ParquetSource(
         self._rows_by_group, self._rows_by_file = Numbering(counts), Numbering(file_rows)
         self.held = HeldBlocks(int(usable_memory_bytes() * _KEPT_SHARE))
         self._used = 0
-        self._told = False
+        self._has_warned = False
 
     @property
     def name(self) -> str:
@@ -155,7 +155,7 @@ class ParquetSource(
         """Read one column of all files: nothing else is read."""
         parts = []
         for path, _ in self._files:
-            with self._opened(path) as file:
+            with self._open(path) as file:
                 found = without_views(file.read(columns=[field], use_threads=False))
             parts.append(numbers_in(found.column(field), str(field)))
         return np.concatenate(parts)
@@ -258,7 +258,7 @@ class ParquetSource(
         file, row = self._rows_by_file.find(index)
         return self._files[file], row
 
-    def _opened(self, path: str) -> Any:
+    def _open(self, path: str) -> Any:
         return import_pyarrow("from_parquet", "pyarrow.parquet").ParquetFile(path)
 
     def _read(self, group: int) -> Any:
@@ -281,9 +281,9 @@ class ParquetSource(
     def _tell_waste(self) -> None:
         """Warn once if most of the rows read are dropped unused."""
         held = self.held
-        if self._told or held.rows_read < max(_RARELY * self._used, 2 * len(self)):
+        if self._has_warned or held.rows_read < max(_RARELY * self._used, 2 * len(self)):
             return
-        self._told = True
+        self._has_warned = True
         warn(
             f"{self.name}: {held.rows_read // max(1, self._used):,} rows are read for each one "
             f"that is used. Its row groups of {format_bytes(self._nbytes)} are read whole, in "
@@ -348,6 +348,6 @@ def _size_of(group: Any, names: Sequence[str]) -> int:
 def _with_nulls(group: Any) -> Iterator[str]:
     """Yield the columns of a row group that may contain nulls."""
     for column in map(group.column, range(group.num_columns)):
-        told = column.statistics if column.is_stats_set else None
-        if told is None or not told.has_null_count or told.null_count:
+        statistics = column.statistics if column.is_stats_set else None
+        if statistics is None or not statistics.has_null_count or statistics.null_count:
             yield column.path_in_schema.partition(".")[0]

@@ -55,7 +55,7 @@ def matching_rows(source: ParquetSource, filters: Any) -> NDArray[np.bool_]:
 
     Raises TypeError or ValueError for invalid filters, and for values that do not fit the columns.
     """
-    alternatives = _checked(filters)
+    alternatives = _parse(filters)
     names = list(dict.fromkeys(each.column for one in alternatives for each in one))
     source = source.of_columns(names)
     groups = [
@@ -84,7 +84,7 @@ def _may_match(conditions: Sequence[_Condition], statistics: dict[str, Any]) -> 
     return all(each.may_match(statistics.get(each.column)) for each in conditions)
 
 
-def _checked(filters: Any) -> list[list[_Condition]]:
+def _parse(filters: Any) -> list[list[_Condition]]:
     """Return filters as alternatives, each a list of conditions. Raises TypeError or ValueError."""
     shape = (
         "from_parquet() takes filters= as a list of conditions (column, operator, value), such "

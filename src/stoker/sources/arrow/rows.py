@@ -159,7 +159,7 @@ class GroupedRows(Rows):
 
     def examples(self, indices: Indices) -> list[dict[str, Any]]:
         """Return rows as ``to_examples`` does."""
-        found, names = self._found(np.asarray(indices, np.int64)), self._columns.names
+        found, names = self._find(np.asarray(indices, np.int64)), self._columns.names
         columns = map(found.examples, range(len(names)))
         return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
@@ -186,13 +186,13 @@ class GroupedRows(Rows):
 
     def gather(self, indices: NDArray[np.int64], batch: dict[str, Any], start: int) -> None:
         """Copy rows of numbers without nulls into ``batch``."""
-        found = self._found(indices)
+        found = self._find(indices)
         for at, out in enumerate(batch.values()):
             found.numbers(at, out[start : start + len(indices)])
 
     def take(self, indices: NDArray[np.int64], recycler: Allocator) -> dict[str, Any]:
         """Return columns for ``split``; those that may differ between batches are Arrow arrays."""
-        found = self._found(indices)
+        found = self._find(indices)
         return {name: found.column(at, recycler) for at, name in enumerate(self._columns.names)}
 
     def data_bytes(self, batch: dict[str, Any]) -> int:
@@ -202,9 +202,9 @@ class GroupedRows(Rows):
             return int(len(next(iter(each))) * self._row_bytes)
         return sum(column.nbytes for column in each)
 
-    def _found(self, indices: NDArray[np.int64]) -> _Found:
+    def _find(self, indices: NDArray[np.int64]) -> _Found:
         if self._picked is not None:
-            picked = self._picked._found(indices)
+            picked = self._picked._find(indices)
             indices = picked.numbers(0, np.empty(len(indices), picked.dtype(0))).astype(np.int64)
         if self._all is not None and len(self._all[0]) == 1:
             return _Found(
@@ -333,8 +333,8 @@ def in_chunks(table: Any) -> str:
     chunks = max(column.num_chunks for column in table.columns)
     if chunks == 1:
         return ""
-    told = f" in {chunks:,} chunks of {format_bytes(table.nbytes)}"
-    return f"{told}, which are joined in a copy" if _is_joined(table) else told
+    text = f" in {chunks:,} chunks of {format_bytes(table.nbytes)}"
+    return f"{text}, which are joined in a copy" if _is_joined(table) else text
 
 
 def _is_joined(table: Any) -> bool:

@@ -52,7 +52,7 @@ class RemoteFolderSource(ReadsRanges[Any], OwnSource, Fingerprinted[Any], Labele
     Args:
         url: the folder; over HTTP, with index pages of links.
         options: how its files are listed and read.
-        asked: the suffixes of examples, and the numbers of the classes.
+        class_folders: the suffixes of examples, and the numbers of the classes.
 
     Raises:
         FileNotFoundError: there is no such folder.
@@ -66,16 +66,16 @@ class RemoteFolderSource(ReadsRanges[Any], OwnSource, Fingerprinted[Any], Labele
         self,
         url: str,
         options: RemoteOptions,
-        asked: ClassFolders | None = None,
+        class_folders: ClassFolders | None = None,
     ) -> None:
         self.access = Access(url, options)
-        self._asked = asked = asked or ClassFolders.of()
-        suffixes = asked.suffixes
+        self._class_folders = class_folders = class_folders or ClassFolders.of()
+        suffixes = class_folders.suffixes
         listed = self.access.list(lambda lister: lister.list_classes(suffixes))
         self._root, (folders, self._found) = listed
-        self.classes, self._labels = asked.number(folders, url)
+        self.classes, self._labels = class_folders.number(folders, url)
         self._numbering = Numbering([len(listing.names) for listing in self._found])
-        asked.refuse_empty(len(self), len(folders), url)
+        class_folders.refuse_empty(len(self), len(folders), url)
 
     @property
     def name(self) -> str:
@@ -83,7 +83,7 @@ class RemoteFolderSource(ReadsRanges[Any], OwnSource, Fingerprinted[Any], Labele
 
     @property
     def fields(self) -> Sequence[str | int]:
-        return self._asked.kind._fields
+        return self._class_folders.kind._fields
 
     def __len__(self) -> int:
         return self._numbering.total
@@ -100,8 +100,8 @@ class RemoteFolderSource(ReadsRanges[Any], OwnSource, Fingerprinted[Any], Labele
 
     def identity(self) -> str | None:
         """Return the folder's URL, if its server sent a version of every file."""
-        told = all(listing.versions.all() for listing in self._found)
-        return self._asked.identity_of(self._root.url) if told else None
+        has_versions = all(listing.versions.all() for listing in self._found)
+        return self._class_folders.identity_of(self._root.url) if has_versions else None
 
     def fingerprint(self, index: int) -> Fingerprint:
         """Return the file's URL, size and version, as they were listed, and its label."""
@@ -116,7 +116,7 @@ class RemoteFolderSource(ReadsRanges[Any], OwnSource, Fingerprinted[Any], Labele
         return self._root.locate(names[number], int(sizes[number]))
 
     def example(self, index: int, data: bytes) -> LabeledImage | LabeledFile:
-        return self._asked.kind(data, self._labels[self._numbering.find(index)[0]])
+        return self._class_folders.kind(data, self._labels[self._numbering.find(index)[0]])
 
 
 class FilesSource(OwnSource, Fingerprinted[Any], ReadsAhead[Any], ReadsFiles[Any]):

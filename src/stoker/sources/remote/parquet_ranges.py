@@ -87,8 +87,8 @@ class RemoteParquetSource(ReadsRanges[Any], ParquetSource):
 
     def identity(self) -> str | None:
         """Return the columns, if the server sent a version of every file."""
-        told = all(file.version.modified_ns for file in self._files)
-        return super().identity() if told else None
+        has_versions = all(file.version.modified_ns for file in self._files)
+        return super().identity() if has_versions else None
 
     def fingerprint(self, index: int) -> Fingerprint:
         """Return the file's URL, size and version, as they were found, and the row's number."""

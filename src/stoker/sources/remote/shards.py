@@ -134,8 +134,8 @@ class RemoteShardSource(ReadsRanges[Any], ShardSource):
 
     def identity(self) -> str | None:
         """Return the fields, if the server sent a version of every shard."""
-        told = all(shard.version.modified_ns for shard in self._shards)
-        return super().identity() if told else None
+        has_versions = all(shard.version.modified_ns for shard in self._shards)
+        return super().identity() if has_versions else None
 
     def fingerprint(self, index: int) -> Fingerprint:
         """Return the shard's URL with the key, its size and its version, as they were found."""

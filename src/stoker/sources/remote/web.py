@@ -79,8 +79,8 @@ class WebStorage(Storage):
         self, path: str, start: int, nbytes: int, whole_bytes: int, version: int = 0
     ) -> bytes:
         data, answer = await self._get(path, (start, start + nbytes))
-        told = answer.headers.get("Content-Range", "")
-        size = told.rpartition("/")[2]
+        content_range = answer.headers.get("Content-Range", "")
+        size = content_range.rpartition("/")[2]
         if size.isdecimal() and int(size) != whole_bytes != UNKNOWN:
             raise UnusableError(
                 f"it has {int(size):,} bytes now, and had {whole_bytes:,} when the pipeline was "
@@ -91,8 +91,10 @@ class WebStorage(Storage):
                 "its ETag or Last-Modified has changed since the pipeline was built, so parts of "
                 "two files would be mixed: build it again"
             )
-        if len(data) != nbytes or not told.replace("=", " ").startswith(f"bytes {start}-"):
-            raise TruncatedError(f"{len(data)} bytes instead of {nbytes} ({told or 'no range'})")
+        if len(data) != nbytes or not content_range.replace("=", " ").startswith(f"bytes {start}-"):
+            raise TruncatedError(
+                f"{len(data)} bytes instead of {nbytes} ({content_range or 'no range'})"
+            )
         return data
 
     async def look_up(self, path: str) -> tuple[int, int]:
@@ -161,8 +163,8 @@ class WebStorage(Storage):
 
 def _version_of(answer: Any) -> int:
     """Return the version in an answer's headers, as in ``Entries``."""
-    told = [answer.headers[name] for name in ("ETag", "Last-Modified") if name in answer.headers]
-    return digest_of(told[:1])
+    tags = [answer.headers[name] for name in ("ETag", "Last-Modified") if name in answer.headers]
+    return digest_of(tags[:1])
 
 
 async def _read_body(answer: Any, url: str) -> bytes:

@@ -250,7 +250,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "lzma.zip", "w", zipfile.ZIP_LZMA) as odd:
         odd.writestr("1.jpg", b"x")
     wrong: list[tuple[str, Any]] = [
-        (r"b\.tar is not compressed, and others are",
+        (r"b\.tar is not compressed, but others are",
          [made("a.tar.gz", gzip.compress(tar)), made("b.tar", tar)]),
         (r"compressed by zstd, which", made("a.tar.zst", b"\x28\xb5\x2f\xfd" + tar)),
         (r"is not a tar archive", made("text.tar", b"hello" * 300)),

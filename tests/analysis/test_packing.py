@@ -260,7 +260,7 @@ def test_what_cannot_be_answered_is_refused(tmp_path: Path) -> None:
     for report, words, says in (
         (FETCH, ["--format", "records"], "could not, try packing"),
         (PACKED, ["--format", "tar"], "format=tar: must be records"),
-        (PACKED, ["--format", "records", "--storage-mbps", "9"], "no storage-mbps"),
+        (PACKED, ["--format", "records", "--storage-mbps", "9"], "leave out storage-mbps"),
     ):
         code, out = what_if(report, tmp_path, *words)
         assert code == 1

@@ -35,7 +35,9 @@ from stoker.basics import resources
 from stoker.basics.process import end_with, has_jax_started
 from stoker.basics.resources import ThreadTimer
 from stoker.basics.signals import defer_interrupts, pass_on
-from stoker.engine.work import Failure, UndeclaredRng, Work
+from stoker.engine.work.failure import Failure
+from stoker.engine.work.generators import UndeclaredRng
+from stoker.engine.work.work import Work
 from stoker.engine.workers.requests import WorkExecutor, unloadable
 from stoker.engine.workers.threads import SAMPLED_NS, TIMED, Request
 from stoker.errors import StageError, WorkerDied

@@ -485,10 +485,10 @@ class Pool:
         slots = (drawn * sizes[:, None]).astype(np.int64)
         in_order = np.sort(slots.astype(np.int32))
         repeats = (in_order[:, 1:] == in_order[:, :-1]).any(1) | (widths < widths[0])
-        for number in np.flatnonzero(repeats):
+        for number in np.flatnonzero(repeats).tolist():
             kept = self._distinct(slots[number, : widths[number]])
             if len(kept) < self.group:
-                kept = self._uniform(self.step + int(number), int(sizes[number]))
+                kept = self._uniform(self.step + number, int(sizes[number]))
             slots[number, : self.group] = kept[: self.group]
         return slots[:, : self.group].ravel()
 
@@ -529,7 +529,7 @@ class Pool:
         # are drawn that there is hardly ever a second round. (A fraction times a whole number is
         # several times as fast as bounded integers, and its bias is below 2^-30 for any pool
         # that fits in memory.)
-        kept = _NO_SLOTS
+        kept: NDArray[np.int64] = _NO_SLOTS
         while len(kept) < count:
             drawn = generator.random(self._width(held) - len(kept))
             drawn = (drawn * held).astype(np.int64)

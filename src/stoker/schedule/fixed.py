@@ -546,7 +546,8 @@ class Pool:
         """Return each slot once: of one that was drawn more than once, the last place stays."""
         places = self._places[: len(drawn)]
         self._mark[drawn] = places
-        return drawn[self._mark[drawn] == places]
+        kept: NDArray[np.int64] = drawn[self._mark[drawn] == places]
+        return kept
 
     def _drain(self) -> NDArray[np.int64]:
         if self._levels is None:

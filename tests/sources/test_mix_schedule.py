@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 import json
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -81,9 +82,9 @@ def test_each_part_follows_its_weight_and_is_gone_through_wholly(
             assert (abs(due - given)[now > 0] < len(lengths) + 1).all()
         for x in found:
             drawn[x // PART].append(x)
-    for length, own in zip(lengths, drawn, strict=True):
-        for begin in range(0, len(own) - length + 1, length):
-            assert len({*own[begin : begin + length]}) == length
+    for length, of_part in zip(lengths, drawn, strict=True):
+        for begin in range(0, len(of_part) - length + 1, length):
+            assert len({*of_part[begin : begin + length]}) == length
 
 
 LENGTHS = [70, 50]
@@ -163,7 +164,7 @@ def test_pools_that_follow_the_stall_go_on() -> None:
 
 def test_maps_are_told_the_time_of_the_mixture() -> None:
     parts = [stoker.from_arrays(np.arange(n) + PART * p).shuffle() for p, n in enumerate(LENGTHS)]
-    late = {parts[0]: 1, parts[1]: lambda time: 3 * (time.progress >= 0.5)}
+    late: dict[Any, Any] = {parts[0]: 1, parts[1]: lambda time: 3 * (time.progress >= 0.5)}
     train = stoker.mix(late, seed=1).map(lambda x, time: (x, time), clock=True)
     for epoch in range(3):
         for place, (_, time) in enumerate(train):
@@ -197,6 +198,10 @@ def test_another_function_is_refused_in_the_middle_of_an_epoch() -> None:
     assert len(rows(other)) == 120
 
 
+def constant(weight: Any, time: stoker.EpochTime) -> Any:
+    return weight
+
+
 def test_what_says_no_weights_is_refused() -> None:
     a, b = (stoker.from_arrays(np.arange(40) + PART * part).shuffle() for part in range(2))
     wrong: list[tuple[Any, str]] = [
@@ -206,7 +211,7 @@ def test_what_says_no_weights_is_refused() -> None:
     ]
     for weight, message in wrong:
         with pytest.raises(stoker.StageError, match=message):
-            stoker.mix({a: 1, b: lambda time, weight=weight: weight})
+            stoker.mix({a: 1, b: functools.partial(constant, weight)})
     with pytest.raises(stoker.StageError, match=r"all weights are 0 for EpochTime"):
         stoker.mix({a: lambda time: 0, b: lambda time: 0})
     late = stoker.mix({a: 1, b: lambda time: 1 / (time.progress < 0.5)}, seed=0)

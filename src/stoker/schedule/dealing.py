@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from stoker.schedule.leg import Remainder
 from stoker.schedule.orders.mixed import interleave_places, parts_and_numbers
 from stoker.schedule.orders.order import Order, Places, as_array, offset_places
-from stoker.schedule.proportions import Row
+from stoker.schedule.proportions import PartRow
 
 # Rows whose places and numbers are remembered, in 4 MB at most: a resumed pool reaches back, and
 # readers ahead. Chosen, not measured.
@@ -384,7 +384,7 @@ class PartDeal:
 
     def __init__(
         self,
-        row: Row,
+        row: PartRow,
         parts: int,
         rank: int,
         world: int,
@@ -466,7 +466,7 @@ class InStepDeal:
     together = _MIXED_ROWS
     first = 0
 
-    def __init__(self, row: Row, rank: int, count: int) -> None:
+    def __init__(self, row: PartRow, rank: int, count: int) -> None:
         self._row = row
         self._begins = rank * np.array(row.counts(count), np.int64)
 

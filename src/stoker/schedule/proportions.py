@@ -64,7 +64,7 @@ def whole_weights(weights: Sequence[Any]) -> tuple[int, ...]:
     return tuple(weight // divisor for weight in whole)
 
 
-class Row(Protocol):
+class PartRow(Protocol):
     """A row of places, each for one of several parts."""
 
     def counts(self, places: int) -> list[int]:
@@ -285,7 +285,8 @@ def _no_weights() -> None:
 def _shares_of(weights: Sequence[float]) -> NDArray[np.int64]:
     """Return whole shares in proportion to weights, which add up to ``_WHOLE``."""
     exact = np.array(weights, np.float64)
-    shares = np.round(exact / exact.max() / (exact / exact.max()).sum() * _WHOLE).astype(np.int64)
+    exact /= exact.max()
+    shares: NDArray[np.int64] = np.round(exact / exact.sum() * _WHOLE).astype(np.int64)
     shares[shares.argmax()] += _WHOLE - shares.sum()
     return shares
 

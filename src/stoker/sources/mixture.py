@@ -34,7 +34,7 @@ from stoker.schedule.epoch_time import Pace
 from stoker.schedule.numbering import Numbering
 from stoker.schedule.orders.mixed import MixedOrder, interleave_places, part_bits, parts_and_numbers
 from stoker.schedule.orders.order import Order
-from stoker.schedule.proportions import ChangingWeights, PieceRow, Proportions, Row
+from stoker.schedule.proportions import ChangingWeights, PartRow, PieceRow, Proportions
 from stoker.schedule.selection import Selection
 from stoker.schedule.sizing.batch_plan import PlannedDeal
 from stoker.sources.origin import IndexedSource, UserObject
@@ -190,7 +190,7 @@ class MixtureSource(IndexedSource):
         selection, length = self.parts[number].selection, self._lengths[number]
         return selection.order(length, seed, epoch, purpose=rng.SHUFFLE + number)
 
-    def _row(self, selection: Selection, epoch: int) -> Row:
+    def _row(self, selection: Selection, epoch: int) -> PartRow:
         """Return the parts of an epoch's places; in step, of those that each rank has."""
         if self.proportions is not None:
             return self.proportions

@@ -104,8 +104,8 @@ class MixtureSource(IndexedSource):
         for number, drawn in enumerate(self.proportions.counts(count), 1):
             if not drawn:
                 raise ValueError(
-                    f"mix(): part {number}, {parts[number - 1].described}, would never come: an "
-                    f"epoch of {count:,} examples has none of it. Give it more weight, or "
+                    f"mix(): part {number}, {parts[number - 1].described}, would never be read: "
+                    f"an epoch of {count:,} examples has none of it. Give it more weight, or "
                     "stop='all'"
                 )
 
@@ -137,8 +137,8 @@ class MixtureSource(IndexedSource):
             if part.source.with_current_length() is not part.source:
                 raise ValueError(
                     f"mix(): part {number}, {part.described}, had {len(part.source):,} examples "
-                    "when it was mixed, and has another number now, from which it does not follow "
-                    "where the mixture's epochs begin: mix anew"
+                    "when it was mixed, but has another number now, so the mixture's epochs "
+                    "would begin elsewhere: mix again"
                 )
         return self
 
@@ -209,7 +209,7 @@ class MixtureSource(IndexedSource):
         return known[epoch]
 
     def _length(self, selection: Selection) -> int:
-        """Return how many examples an epoch has over all ranks, uncut."""
+        """Return the number of examples in an epoch over all ranks, uncut."""
         if self.proportions is None:
             if self._is_in_step(selection):
                 raise ValueError(
@@ -232,7 +232,7 @@ class MixtureSource(IndexedSource):
         return find(each) * world
 
     def _is_in_step(self, selection: Selection) -> bool:
-        """True if ranks have the same part at a time, and runs of each, as blocks need it."""
+        """True if all ranks read the same part at a time, each its own run of it, for blocks."""
         by_blocks = any(part.selection.blocks is not None for part in self.parts)
         return selection.share is not None and (selection.in_step or by_blocks)
 
@@ -249,8 +249,8 @@ class MixtureSource(IndexedSource):
     def check_leg(self, selection: Selection) -> None:
         if self._is_in_step(selection):
             raise StateError(
-                "each rank has a run of its own of each part, because parts are shuffled by blocks "
-                "or have factors of their own"
+                "each rank has its own run of each part, because parts are shuffled by blocks or "
+                "have their own factors"
             )
 
     def part_stats(self, order: RankOrder, examples: int) -> tuple[PartStats, ...]:
@@ -273,10 +273,10 @@ class MixtureSource(IndexedSource):
         else:
             left = len(mixed) - deal.first
             of_all = self.proportions.counts(deal.first + left * examples // max(1, len(order)))
-        told = zip(self.parts, weights, fresh, mixed.begun, of_all, mixed.sizes, strict=True)
+        rows = zip(self.parts, weights, fresh, mixed.begun, of_all, mixed.sizes, strict=True)
         return tuple(
             PartStats(part.source.name, weight / sum(weights), count, (begun + drawn) / each)
-            for part, weight, count, begun, drawn, each in told
+            for part, weight, count, begun, drawn, each in rows
         )
 
     def paces(self, selection: Selection, epoch: int) -> tuple[Pace, ...]:
@@ -369,7 +369,7 @@ class MixtureSource(IndexedSource):
         return f"{number}/{self.parts[number].source.name_of(own)}"
 
     def identity(self) -> str | None:
-        """Return those of the parts, if all have one."""
+        """Return the identities of the parts, if all have one."""
         each = [part.source.identity() for part in self.parts]
         known = [identity for identity in each if identity is not None]
         return "\0".join(["mix", *known]) if len(known) == len(each) else None
@@ -379,7 +379,7 @@ class MixtureSource(IndexedSource):
         return "\0".join(each)
 
     def fingerprint(self, index: int) -> Fingerprint:
-        """Return that of the part's example, with the part's number in its name."""
+        """Return the fingerprint of the part's example, with the part's number in its name."""
         number, own = self.locate(index)
         found = self.parts[number].source.fingerprint(own)
         if isinstance(found.name, bytes):
@@ -420,7 +420,7 @@ class MixtureSource(IndexedSource):
         return each[0]
 
     def _read_by(self, selection: Selection) -> list[Selection]:
-        """Return the examples of each part that this rank reads, about in their order."""
+        """Return the examples of each part that this rank reads, roughly in their order."""
         each, share = [part.selection for part in self.parts], selection.share
         if share is None or self._is_in_step(selection):  # in runs
             return each

@@ -77,7 +77,6 @@ class RankTrace:
         return count
 
     def loader(self, slot: int) -> dict[str, Any]:
-        """Return a loader by its slot."""
         return next(about for about in self.about["loaders"] if about["slot"] == slot)
 
 

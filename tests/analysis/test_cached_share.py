@@ -57,7 +57,9 @@ def test_it_is_that_of_files_which_the_job_has_not_read(sampler: str, tmp_path: 
     found = analyze(tmp_path, "train.py")
     assert found.report is not None, found.errors
     assert found.report["starts"] == 1
-    assert found.report["cached_fraction"] == pytest.approx(2 / 3, abs=0.1), found.report["notes"]
+    # Of at least 48 examples. In a random order that is within 0.3 but for one run in 100,000.
+    near = 0.3 if sampler in ("random", "distributed, shuffled") else 0.1
+    assert found.report["cached_fraction"] == pytest.approx(2 / 3, abs=near), found.report["notes"]
     assert not any("had read itself" in note for note in found.report["notes"])
 
 

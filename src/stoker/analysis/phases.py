@@ -173,7 +173,7 @@ def _drain_warm(job: DrivenJob) -> None:
             # Of this round, those after this one; of each round, one that prefetches more.
             left = (rounds - again) * (len(counts) + 1) - place
             job.train(count, left)
-            if own:
+            if own and time.monotonic() < until:
                 job.prefetch_more(left - 1)
     with contextlib.suppress(OSError):
         if drained:

@@ -24,7 +24,6 @@ from stoker.sources.origin import IndexedSource, Origin
 from stoker.stages.cache import CacheStage
 from stoker.stages.map import Map
 
-
 # Of so many items uses are counted for a mean, which factors of parts spread evenly.
 _MANY_ITEMS = 1_000_000
 

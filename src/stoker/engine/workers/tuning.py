@@ -556,10 +556,8 @@ class Tuning:
         costs = tuner.costs.values()
         slow = cost.row_ns is not None and cost.row_ns > INLINE_BATCH_NS
         known = slow or sum(each.work_ns for each in costs) > _INLINE_TRIAL_NS
-        known = known and cost.rows > 1  # the first row of all imports modules
-        known = known and (
-            slow or all(each.notes >= _FIRST_NOTES or not each.rows for each in costs)
-        )
+        # The first row of all imports modules, and so may the first batch.
+        known = known and all(each.notes >= _FIRST_NOTES or not each.rows for each in costs)
         for each in costs:
             each.inline_row_ns = each.row_ns
         batch_ns = sum(each.batch_ns() for each in costs)

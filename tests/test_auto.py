@@ -726,7 +726,7 @@ def test_copies_are_at_least_so_far_apart(case: str, min_distance: int | None) -
         stats = pipeline.stats()
         assert stats.uses == sum(map(len, batches))
         if epoch == 0 or case != "a cache":
-            assert stats.realised_factor > 1.5  # it is slower than this loop
+            assert stats.realised_factor > 1  # it is slower than this loop
 
 
 @pytest.mark.parametrize("batches", [2, 3, 5])

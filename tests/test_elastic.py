@@ -40,8 +40,8 @@ def rows(length: int) -> stoker.Pipeline:
 
 def mixture(length: int, stop: Any = "all") -> stoker.Pipeline:
     a = stoker.from_arrays(np.arange(length)).shuffle()
-    b = stoker.from_arrays(np.arange(length, length + 90))
-    c = stoker.from_arrays(np.arange(length + 90, length + 150)).shuffle()
+    b = stoker.from_arrays(np.arange(length, length + 60))
+    c = stoker.from_arrays(np.arange(length + 60, length + 96)).shuffle()
     return stoker.mix({a: 0.55, b: 0.3, c: 0.15}, stop=stop, seed=7)
 
 

@@ -37,16 +37,16 @@ class Bookmark:
         self.position: Position | None = None  # in self.epoch, where to begin or where it ended
         self.sizes: dict[int, PoolSize] = {}
         self.before = Clock()  # what was handed out before the epoch at hand
-        self._carried: dict[int, Item] = {}  # what a pool holds that goes on in the next epoch
-        self._spent = Totals()  # before the last run
+        self._carry: dict[int, Item] = {}  # what a pool holds that goes on in the next epoch
+        self._totals_before = Totals()  # before the last run
         self._records: dict[int, EchoRecord] = {}
         self._fresh_start = True  # whether the next iter() begins here rather than behind
         self._run: Run | None = None
         self._iterator: weakref.ref[PipelineIterator[Any]] | None = None
         # Where outputs of runs that are over stand, with the epoch, and the clock before that.
-        self._unfinished: deque[tuple[int, Position | None, Clock]] = deque()
-        self._acknowledged = False  # whether the trainer says what it has finished with
-        self._to_agree = True  # whether ranks compare their pipelines at the next iter()
+        self._pending: deque[tuple[int, Position | None, Clock]] = deque()
+        self._is_acknowledging = False  # whether the trainer says what it has finished with
+        self._must_agree = True  # whether ranks compare their pipelines at the next iter()
         self._set_by_epoch = False  # whether that is because of set_epoch
 
     def _live(self) -> PipelineIterator[Any] | None:
@@ -60,14 +60,14 @@ class Bookmark:
         return None if run is None or run.closed or run.is_inherited else run
 
     @property
-    def coming(self) -> Chain:
+    def next_chain(self) -> Chain:
         """The chain as the next epoch finds it; while one is run, as that found it."""
         return self.chain if self._live_run() is not None else self.chain.with_current_length()
 
     def count(self) -> int:
         """Return the outputs of the epoch at hand, or else of the next; raises as a chain does."""
         is_next = self._live_run() is None and not self._fresh_start
-        return self.coming.count(self.epoch + is_next)
+        return self.next_chain.count(self.epoch + is_next)
 
     @property
     def is_loaded(self) -> bool:
@@ -89,15 +89,15 @@ class Bookmark:
 
     def _agree_again(self) -> None:
         """Have ranks compare at the next ``iter()``, to which they may come late."""
-        self._set_by_epoch = self._set_by_epoch or not self._to_agree
-        self._to_agree = True
+        self._set_by_epoch = self._set_by_epoch or not self._must_agree
+        self._must_agree = True
 
     def go_to(self, epoch: int, position: Position | None) -> None:
         live = self._live()
         if live is not None:
             live.close()
-        self._unfinished.clear()
-        self._carried = {}
+        self._pending.clear()
+        self._carry = {}
         if not self._fresh_start:
             self.before += self.of_epoch()
         self.epoch, self.position, self._fresh_start = epoch, position, True
@@ -111,19 +111,19 @@ class Bookmark:
         if not is_whole_number(outputs) or outputs < 0:
             raise ValueError(f"a number of batches is a whole number from 0, not {outputs!r}")
         outputs = int(outputs)
-        self._acknowledged = True
+        self._is_acknowledging = True
         run = self._live_run()
-        earlier = min(outputs, len(self._unfinished))
+        earlier = min(outputs, len(self._pending))
         if run is not None:
             run.acknowledge(outputs - earlier)
         elif outputs > earlier:
             raise ValueError("every batch that was handed out is acknowledged already")
         for _ in range(earlier):
-            self._unfinished.popleft()
+            self._pending.popleft()
 
-    def _forget_unfinished(self) -> None:
+    def _forget_pending(self) -> None:
         """An epoch begins: what was not acknowledged of those before counts as finished."""
-        self._unfinished.clear()
+        self._pending.clear()
 
     def of_epoch(self) -> Clock:
         """Return what was handed out in the epoch at hand."""
@@ -144,9 +144,9 @@ class Bookmark:
         return (self.position or Position()).loaded
 
     def _note(self, run: Run) -> None:
-        for position, (echo, made) in run.decisions().items():
+        for position, (echo, decisions) in run.decisions().items():
             epochs = dict(self._records.get(position, echo).epochs)
-            epochs[made.epoch] = made.after(epochs.get(made.epoch))
+            epochs[decisions.epoch] = decisions.after(epochs.get(decisions.epoch))
             self._records[position] = replace(echo, epochs=epochs)
 
     def where(self) -> tuple[int, Position, Clock]:
@@ -156,13 +156,13 @@ class Bookmark:
         that is the beginning of the next.
         """
         run = self._run
-        if self._unfinished:
-            epoch, oldest, before = self._unfinished[0]
+        if self._pending:
+            epoch, oldest, before = self._pending[0]
             if oldest is None:
                 raise StateError(FORGOTTEN)
             return epoch, oldest, before
         if run is None or run.closed:
-            if self._is_left():
+            if self._is_epoch_left():
                 return self.epoch + 1, Position(), self.before + self.of_epoch()
             return self.epoch, self.position or Position(), self.before
         if run.is_inherited:
@@ -173,7 +173,7 @@ class Bookmark:
         if not late and run.is_over:
             epoch, before = self._behind(run)
             return epoch, run.next_start() or Position(), before
-        if not late and self._is_left():
+        if not late and self._is_epoch_left():
             return self.epoch + 1, Position(), self.before + self.of_epoch()
         if run.wrapper and run.finished is None and run.yielded > run.began_at:
             raise StateError(
@@ -187,7 +187,7 @@ class Bookmark:
         """Return the epoch that follows a whole run, and the clock then."""
         return self.epoch + 1, self.before + self._clock(run)
 
-    def _is_left(self) -> bool:
+    def _is_epoch_left(self) -> bool:
         """Return whether a framework asks for no more of the epoch at hand, which is not over."""
         return not self._fresh_start and calling_loop().has_ended_epoch()
 
@@ -198,7 +198,7 @@ class Bookmark:
             return run.late
         return min(calling_loop().untrained_batches(), run.yielded - run.began_at)
 
-    def _left_data_epoch(self) -> bool:
+    def _has_left_data_epoch(self) -> bool:
         """Return whether a loader's epoch was ended in its middle, as ``.steps(n)`` does."""
         run, source = self._run, self.chain.source
         if run is None:
@@ -211,7 +211,7 @@ class Bookmark:
             return False
         return 0 < (run.loaded if source.yields_batches else run.fresh) < whole
 
-    def saved(self) -> dict[str, Any]:
+    def save(self) -> dict[str, Any]:
         """Return the state where ``where()`` says, ready for JSON but for a loader's own state."""
         chain = self.chain
         epoch, position, before = self.where()
@@ -224,36 +224,36 @@ class Bookmark:
             run = self._live_run()
             if run is not None:
                 run.leave()
-            between = chain.source.state_between(left=self._left_data_epoch())
+            between = chain.source.state_between(left=self._has_left_data_epoch())
             position = replace(position, loader_state=between)
-        return state.saved(chain, epoch, position, self.sizes, before, self._handed_out())
+        return state.write(chain, epoch, position, self.sizes, before, self._handed_out())
 
     def _handed_out(self) -> int | None:
         """Return how many outputs there were in all epochs; None if these are the data's own."""
         return None
 
-    def load(self, saved: Any, *, elastic: bool = True) -> state.Loaded:
+    def load(self, states: Any, *, elastic: bool = True) -> state.Loaded:
         """Go to a saved state, or to those of all ranks.
 
         Raises StateError when it is another chain's, or damaged, or if not ``elastic`` when it is
         of other ranks or has other batches.
         """
         chain = self.chain.with_current_length()
-        given = saved if isinstance(saved, list) else [saved]
-        if not given:
+        states = states if isinstance(states, list) else [states]
+        if not states:
             raise StateError("this is no state of a stoker pipeline: the list of states is empty")
-        loaded = take_over([state.read(one, chain, elastic=elastic) for one in given], chain)
-        begun = bool(loaded.epoch) or loaded.position is not None
+        start = take_over([state.read(one, chain, elastic=elastic) for one in states], chain)
+        has_begun = bool(start.epoch) or start.position is not None
         self.chain = replace(
-            chain.with_seed(loaded.seed), is_seed_open=chain.is_seed_drawn and not begun
+            chain.with_seed(start.seed), is_seed_open=chain.is_seed_drawn and not has_begun
         )
-        self._to_agree, self._set_by_epoch = True, False
-        self.go_to(loaded.epoch, loaded.position)
-        self.sizes = loaded.sizes
-        self.before = loaded.before
+        self._must_agree, self._set_by_epoch = True, False
+        self.go_to(start.epoch, start.position)
+        self.sizes = start.sizes
+        self.before = start.before
         if chain.source.yields_batches:
             self._records = {}  # pools begin empty: what was decided does not go on
-        return loaded
+        return start
 
     def record(self) -> dict[str, Any]:
         """Return what echoes that follow the stall decided, ready for JSON.
@@ -269,12 +269,12 @@ class Bookmark:
 
     def progress(self) -> float:
         """Return how much of the epoch's fresh examples, or steps, was handed out, from 0 to 1."""
-        chain, done = self.chain, self.of_epoch()
-        share = done.steps / chain.data_epoch_steps if chain.data_epoch_steps is not None else None
+        chain, clock = self.chain, self.of_epoch()
+        share = clock.steps / chain.data_epoch_steps if chain.data_epoch_steps is not None else None
         if self._run is not None and not self._run.closed and self._run.has_handed_out_all:
             return 1.0
         try:
-            fresh = self._loaded_batches() if chain.source.yields_batches else done.fresh_examples
+            fresh = self._loaded_batches() if chain.source.yields_batches else clock.fresh_examples
             examples = chain.examples_in_batches(self.epoch)
             of_all = chain.clock(self.epoch, examples, 0, 0).fresh_examples
             share = max(share or 0.0, fresh / max(1, of_all))
@@ -296,16 +296,16 @@ class Bookmark:
         if self._run is None or self._run.is_inherited:
             return Stats(
                 self.epoch, 0, 0, 0, 0.0, 0, 0, 0.0, 0.0, 0.0, 0.0, (), 0, 0, 0, 0, self._pools({}),
-                totals=self._spent,
+                totals=self._totals_before,
             )  # fmt: skip
         of_run = self._run.stats(self._pools(self._run.held()))
-        return replace(of_run, totals=self._spent + of_run.epoch_totals())
+        return replace(of_run, totals=self._totals_before + of_run.epoch_totals())
 
-    def _pools(self, held: dict[int, int]) -> tuple[PoolStats, ...]:
+    def _pools(self, counts: dict[int, int]) -> tuple[PoolStats, ...]:
         pools = []
         for echo in self.chain.echoes:
-            known = self.sizes.get(echo.position, PoolSize(echo.pool or 0))
-            size_bytes = known.size * known.item_bytes
-            count = held.get(echo.position, 0)
-            pools.append(PoolStats(echo.name, count, known.size, size_bytes))
+            pool_size = self.sizes.get(echo.position, PoolSize(echo.pool or 0))
+            size_bytes = pool_size.size * pool_size.item_bytes
+            count = counts.get(echo.position, 0)
+            pools.append(PoolStats(echo.name, count, pool_size.size, size_bytes))
         return tuple(pools)

@@ -87,10 +87,10 @@ class Chain:
 
     def then(self, stage: ChainStage) -> Chain:
         """Return this with one more stage; raises what the stage does where it cannot stand."""
-        placed = replace(stage.placed(self), part_of=stage.part_of)
-        return replace(self, stages=(*self.stages, placed))
+        bound = replace(stage.bind(self), part_of=stage.part_of)
+        return replace(self, stages=(*self.stages, bound))
 
-    def applying(self, stage: Stage, plan: Any) -> Chain:
+    def apply(self, stage: Stage, plan: Any) -> Chain:
         """Return this with the steps that a user's stage is made of.
 
         Args:
@@ -102,14 +102,14 @@ class Chain:
         if not isinstance(stage, Stage):
             raise TypeError(f".apply() takes a stoker.Stage, not {type(stage).__name__}")
         stage.check(self)
-        made, before, name = stage.lower(plan), len(self.stages), stage.describe()
-        chain: Any = getattr(made, "chain", None)
+        extended, before, name = stage.lower(plan), len(self.stages), stage.describe()
+        chain: Any = getattr(extended, "chain", None)
         is_fit = isinstance(chain, Chain) and chain.stages[:before] == self.stages
         if not is_fit or replace(chain, stages=self.stages, applied=self.applied) != self:
             raise TypeError(
                 f"lower() of {name} returned something else than the plan that it was given with "
-                f"steps added ({type(made).__name__}): return what the plan's methods return, such "
-                "as plan.map(fn)"
+                f"steps added ({type(extended).__name__}): return what the plan's methods return, "
+                "such as plan.map(fn)"
             )
         parts = [
             replace(each, part_of=f"{name}: {each.part_of}" if each.part_of else name)
@@ -118,7 +118,7 @@ class Chain:
         own = Applied(stage, range(before, before + len(parts)))
         return replace(self, stages=(*self.stages, *parts), applied=(*chain.applied, own))
 
-    def measuring(self) -> Chain:
+    def for_measuring(self) -> Chain:
         """Return this over all examples of the source, one by one, in its order.
 
         Raises ValueError where they do not all come by, as they are in every epoch.
@@ -188,7 +188,7 @@ class Chain:
             chain = chain.then(stage)
         return chain
 
-    def ending(self, steps: Any) -> Chain:
+    def with_steps(self, steps: Any) -> Chain:
         """Return this with an end of epochs. Raises TypeError or ValueError for what is none."""
         if not is_whole_number(steps):
             raise TypeError(f".steps() takes a whole number of batches, not {steps!r}")
@@ -196,7 +196,7 @@ class Chain:
             raise ValueError(f"an epoch has at least one step, not {steps}")
         return replace(self, steps=int(steps))
 
-    def flowing(self) -> Chain:
+    def repeat(self) -> Chain:
         """Return this with data that flows on beneath its epochs."""
         return replace(self, flows=True)
 
@@ -204,9 +204,9 @@ class Chain:
         """Return this for what is left of an epoch that other ranks began; itself for a whole."""
         if leg is None or leg.held is None:
             return self if leg is None else replace(self, leg=leg)
-        held = leg.held.of_rank(self.rank_world[0])
+        held_items = leg.held.of_rank(self.rank_world[0])
         stages = [
-            replace(stage, counts=UsesOfLeg(held.remaining, held.spent, stage.counts))
+            replace(stage, counts=UsesOfLeg(held_items.remaining, held_items.spent, stage.counts))
             if isinstance(stage, Echo) and stage.counts is not None
             else stage
             for stage in self.stages
@@ -404,7 +404,9 @@ class Chain:
         """Return how many fresh examples this rank has in an epoch at most."""
         if not self.plans_batches:
             return self.examples()
-        return self.source.examples(self.selection.undealt())  # all ranks together have no more
+        return self.source.examples(
+            self.selection.of_all_ranks()
+        )  # all ranks together have no more
 
     def examples_in_batches(self, epoch: int) -> int:
         """Return ``examples()`` without those that a last batch would leave out without echoing."""
@@ -424,27 +426,27 @@ class Chain:
 
     def count_of_data_epoch(self, epoch: int) -> int:
         """Return the outputs of a pass over the data; raises as ``count`` does."""
-        return self._count_of_data_epoch(epoch, promised=True)
+        return self._count_of_data_epoch(epoch, trusts_user=True)
 
-    def _count_of_data_epoch(self, epoch: int, *, promised: bool) -> int:
+    def _count_of_data_epoch(self, epoch: int, *, trusts_user: bool) -> int:
         limit = self.data_epoch_steps
         try:
-            count = self._all_steps(epoch, promised=promised)
+            count = self._all_steps(epoch, trusts_user=trusts_user)
         except TypeError:
             if limit is None:
                 raise
             return limit
         return count if limit is None else min(count, limit)
 
-    def count_unechoed(self, epoch: int = 0) -> int:
+    def count_without_echo(self, epoch: int = 0) -> int:
         """Return the outputs that a pass over the data would have without echoing.
 
         ``.steps(n)`` without ``.repeat()``: ``n``. Raises TypeError where only the end tells.
         """
         limit = self.data_epoch_steps
-        return self._all_steps(epoch, echoed=False) if limit is None else limit
+        return self._all_steps(epoch, with_echo=False) if limit is None else limit
 
-    def _all_steps(self, epoch: int, *, echoed: bool = True, promised: bool = True) -> int:
+    def _all_steps(self, epoch: int, *, with_echo: bool = True, trusts_user: bool = True) -> int:
         count, at, cuts = self.examples(epoch), 0, self.cuts(epoch)
         if self.budget != RAISE:
             raise not_known()
@@ -455,10 +457,10 @@ class Chain:
             try:
                 if cuts is not None and traits.batches:
                     count = cuts.batches
-                elif not traits.selects and (echoed or not traits.repeats):
+                elif not traits.selects and (with_echo or not traits.repeats):
                     count = self.stages[at].count(count)
             except TypeError:
-                own = self._promised(at, counts) if promised else None
+                own = self._count_by_user(at, counts) if trusts_user else None
                 if own is None:
                     raise
                 count, at = own
@@ -466,7 +468,7 @@ class Chain:
                 at += 1
         return count
 
-    def _promised(self, at: int, counts: Mapping[int, int]) -> tuple[int, int] | None:
+    def _count_by_user(self, at: int, counts: Mapping[int, int]) -> tuple[int, int] | None:
         """Return what a user's stage says that it lets through, and the number of the next one."""
         for own, parts in self.applied:
             count = own.count(counts[parts.start]) if at in parts else None
@@ -479,7 +481,7 @@ class Chain:
         if not self.source.is_counted:
             return self.data_epoch_steps
         try:
-            return self._count_of_data_epoch(epoch, promised=False)
+            return self._count_of_data_epoch(epoch, trusts_user=False)
         except Exception:  # a foreign loader's may raise anything
             return None
 
@@ -502,7 +504,7 @@ class Chain:
     def _check_ranks(self) -> None:
         """Refuse what gives ranks unequal numbers of steps; warn if nothing is sharded."""
         share = self.selection.share
-        if share is not None and share.padded is not None:
+        if share is not None and share.padding is not None:
             return  # its stage says what it allows
         if share is not None and share.world > 1 and self.steps is None:
             if self.follows_clock and (share.uneven or process_group() is None):
@@ -512,8 +514,8 @@ class Chain:
                     "factor"
                 )
             decides = self.plan.has_filter or self.plan.scans or self.plan.packs
-            agreed = self.follows_clock and not decides
-            if not share.uneven and self.may_leave_out and not agreed:
+            ranks_agree = self.follows_clock and not decides
+            if not share.uneven and self.may_leave_out and not ranks_agree:
                 if self.plan.packs:
                     raise ValueError(
                         ".shard() gives every rank equally many steps, but the number of packed "

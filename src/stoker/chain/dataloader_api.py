@@ -212,7 +212,7 @@ class DataLoaderApi:
                 "differ: filters, skip budgets and uneven=True give them unequal parts. Leave "
                 "examples out before sharding, or save each rank's state_dict() yourself"
             )
-        return wrap_state(self._cursor.saved())
+        return wrap_state(self._cursor.save())
 
     def acknowledge(self, batches: int = 1) -> None:
         """Say that training has finished with so many more of the batches of this iteration.

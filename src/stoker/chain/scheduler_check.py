@@ -35,10 +35,10 @@ def warn_of_overshooting(chain: Chain, steps: int, epoch_steps: int) -> None:
     if module is None or chain.steps is not None:
         return
     try:
-        unechoed = chain.count_unechoed()
+        without_echo = chain.count_without_echo()
     except Exception:  # a foreign loader's len() may raise anything
         return
-    if epoch_steps <= unechoed + 1:  # one that is stepped for fresh batches has taken as many
+    if epoch_steps <= without_echo + 1:  # one that is stepped for fresh batches has taken as many
         return
     planned = chain.sure_count(0)  # of a fixed factor: a schedule may well count these
     # Torch keeps no list of schedulers, so the collector's is gone through, once.
@@ -49,12 +49,12 @@ def warn_of_overshooting(chain: Chain, steps: int, epoch_steps: int) -> None:
         length, taken = length_of(found), found.last_epoch
         if not length or abs(taken - steps) > 1 or (planned and length % planned == 0):
             continue
-        epochs = length // unechoed
-        if length % unechoed == 0 and epochs > 1:
+        epochs = length // without_echo
+        if length % without_echo == 0 and epochs > 1:
             warn(
-                f"{name} was made for {length:,} steps, {epochs} epochs of {unechoed:,} batches, "
-                f"but it is stepped with each of the {epoch_steps:,} of an epoch that echoes: it "
-                f"comes to its end after {length / epoch_steps:.1f} epochs. "
+                f"{name} was made for {length:,} steps, {epochs} epochs of {without_echo:,} "
+                f"batches, but it is stepped with each of the {epoch_steps:,} of an epoch that "
+                f"echoes: it comes to its end after {length / epoch_steps:.1f} epochs. "
                 "stoker.lr_schedule(scheduler, train) has it follow fresh data"
             )
             return

@@ -66,7 +66,7 @@ class Loaded:
     handed_out: int | None
 
 
-def saved(
+def write(
     chain: Chain,
     epoch: int,
     position: Position,

@@ -19,7 +19,7 @@ from stoker.chain import state
 from stoker.chain.chain import Chain
 from stoker.chain.cursor import Cursor
 from stoker.chain.iterator import PipelineIterator, T, warn_of_second_iterator
-from stoker.chain.seek import can_jump, nearest, passed
+from stoker.chain.seek import can_jump, seek, skip_epochs
 from stoker.engine.checkpoint import Position
 from stoker.engine.run import Run
 from stoker.errors import StateError, StokerError
@@ -63,7 +63,7 @@ class StepEpochs(Cursor):
             live.close()
         if self._run is not None and self._run.is_inherited:
             self._data_epoch = None
-        self._heed(loop)
+        self._follow(loop)
         skip, self._skip = self._skip, 0
         if not self._goes_on:
             self.handed_out = self.next_step_epoch * (self.chain.steps or 0)
@@ -147,13 +147,13 @@ class StepEpochs(Cursor):
             run.rest()
 
     def _begin_data_epoch(self) -> PipelineIterator[Any]:
-        passed = self._step_epoch_stats(is_whole=True)
+        skip_epochs = self._step_epoch_stats(is_whole=True)
         iterator = super()._begin_data_epoch()
         before = self._data_epoch_stats()
         if before is not None:
             # Its places may be from before a resume, but its time is this step epoch's.
             before = replace(before, elapsed_s=0.0, consumer_wait_s=0.0)
-        self._ended_stats, self._earlier_stats = passed, before
+        self._ended_stats, self._earlier_stats = skip_epochs, before
         return iterator
 
     # -- statistics
@@ -190,7 +190,7 @@ class StepEpochs(Cursor):
             if owner is None:
                 run.close()
             else:
-                owner._ended(run)
+                owner._end(run)
 
         return PipelineIterator(run, ended)
 
@@ -245,8 +245,8 @@ class StepEpochs(Cursor):
         epoch, position, before = self.where()
         if position.leg is not None:
             return ahead
-        whole_epochs, rest, passed_by = passed(chain, epoch, position.yielded + ahead)
-        self.go_to(epoch + whole_epochs, nearest(chain, epoch + whole_epochs, rest)[0])
+        whole_epochs, rest, passed_by = skip_epochs(chain, epoch, position.yielded + ahead)
+        self.go_to(epoch + whole_epochs, seek(chain, epoch + whole_epochs, rest)[0])
         self.before = before + passed_by
         self.handed_out += ahead
         self._goes_on = True
@@ -283,12 +283,12 @@ class StepEpochs(Cursor):
         )
         return epoch + 1, Position(), before + self._clock(position)
 
-    def _forget_unfinished(self) -> None:
+    def _forget_pending(self) -> None:
         """Keep them: a trainer may finish with them when the next data epoch has begun."""
 
     def _finish_all(self) -> None:
         """A step epoch begins: what was not acknowledged of those before counts as finished."""
-        self._unfinished.clear()
+        self._pending.clear()
         run = self._live_run()
         if run is not None and run.late:
             run.acknowledge(run.late)
@@ -296,14 +296,14 @@ class StepEpochs(Cursor):
     def _handed_out(self) -> int:
         run, steps = self._live_run(), self.chain.steps
         late = 0 if run is None else self._late(run)
-        finished = self.handed_out - late - len(self._unfinished)
+        finished = self.handed_out - late - len(self._pending)
         return (
             -(-finished // steps) * steps
             if steps and calling_loop().has_ended_epoch()
             else finished
         )
 
-    def _is_left(self) -> bool:
+    def _is_epoch_left(self) -> bool:
         """Return False: the next epoch goes on behind the last output."""
         return False
 

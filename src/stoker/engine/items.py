@@ -218,15 +218,15 @@ class DrivenStream(PulledStream):
     """A stream that works in the calling thread: peeking at an item takes it from upstream."""
 
     def __init__(self) -> None:
-        self._peeked: Item | None = None
+        self._next_item: Item | None = None
 
     @abstractmethod
     def _take(self, may_block: bool) -> Item | None:
         """Take the next item from upstream, None at the end; raises as ``pull`` does."""
 
     def pull(self, *, may_block: bool = True) -> Item | None:
-        if self._peeked is not None:
-            item, self._peeked = self._peeked, None
+        if self._next_item is not None:
+            item, self._next_item = self._next_item, None
             return item
         return self._take(may_block)
 
@@ -238,8 +238,8 @@ class DrivenStream(PulledStream):
             yield item
 
     def peek(self) -> Item | None:
-        self._peeked = self.pull()
-        return self._peeked
+        self._next_item = self.pull()
+        return self._next_item
 
 
 class HeadStream(DrivenStream):
@@ -251,7 +251,7 @@ class HeadStream(DrivenStream):
     is_full = False
 
     def poll(self, count: int) -> tuple[int, bool]:
-        return min(count, int(self._peeked is not None)), False
+        return min(count, int(self._next_item is not None)), False
 
     def wait_for(self, count: int) -> None:
         """Do nothing."""

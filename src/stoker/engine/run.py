@@ -44,7 +44,7 @@ FORGOTTEN = (
 )
 
 
-class _Handed(NamedTuple):
+class _Progress(NamedTuple):
     """How far an epoch was when an output had been handed out."""
 
     yielded: int
@@ -76,7 +76,7 @@ class Run:
         self.fresh = position.fresh
         self.loaded = position.loaded
         # Plain tuples, read as _Handed: one is made for each output.
-        self._handed: deque[tuple[int, int, int, int]] = deque(maxlen=_REMEMBERED)
+        self._history: deque[tuple[int, int, int, int]] = deque(maxlen=_REMEMBERED)
         self._remember()
         self._repeats = 0
         self._last: Item | None = None
@@ -164,14 +164,14 @@ class Run:
         """Say why there was no output; "" where there was one, or other ranks have some."""
         if self.yielded or self.together:
             return ""
-        left_out = self._filtered + self._skip_log.skipped
+        left_out = self._filter_count + self._skip_log.skipped
         if left_out:
             return f"filters, scans and skip budgets left out {left_out:,} examples"
         batch = next((s.segment.batch for s in self._segments if s.segment.batch), None)
-        dropped = self._dropped()
-        if batch is not None and dropped:
+        drop_count = self._drop_count()
+        if batch is not None and drop_count:
             return (
-                f"drop_last left out {dropped:,} examples, and a batch has {batch.n:,}: take a "
+                f"drop_last left out {drop_count:,} examples, and a batch has {batch.n:,}: take a "
                 "smaller batch, or keep the last one"
             )
         share = self._plan.selection.share
@@ -182,7 +182,7 @@ class Run:
         return "the loader gave none" if self._plan.loader else "there are no examples"
 
     @property
-    def _filtered(self) -> int:
+    def _filter_count(self) -> int:
         """How many examples filters and scans have left out."""
         return self._skip_log.filtered + sum(s.dropped for s in self._streams.scans)
 
@@ -193,8 +193,8 @@ class Run:
         Not where the length is known beforehand: parts of equal length end alike.
         """
         share = self._plan.selection.share
-        sharded = share is not None and share.world > 1 and self._streams.last.total is None
-        return self._setup.ranks is not None or sharded
+        is_sharded = share is not None and share.world > 1 and self._streams.last.total is None
+        return self._setup.ranks is not None or is_sharded
 
     def rest(self) -> None:
         """Stop the clock until ``wake``: nobody iterates."""
@@ -216,8 +216,8 @@ class Run:
         self.was_asked = True
         if self._streams.tally.misdrawn:
             warn_of_misdrawn(self._plan.random_maps, self._streams.tally.misdrawn)
-        for said in self._setup.kept_workers.warnings():
-            warn(said)
+        for message in self._setup.kept_workers.warnings():
+            warn(message)
         began = time.perf_counter_ns()
         if self._has_looked:
             item, self._ahead, self._has_looked = self._ahead, None, False
@@ -258,8 +258,8 @@ class Run:
         if not self._batch_bytes:
             self._batch_bytes = pytree.nbytes(value)
             for feed in self._pools.feeds:
-                known = self._setup.sizes[feed.echo.position]
-                known.item_bytes = known.item_bytes or feed.item_bytes()
+                pool_size = self._setup.sizes[feed.echo.position]
+                pool_size.item_bytes = pool_size.item_bytes or feed.item_bytes()
         if self.yielded % _PRUNE_BATCHES == 0:
             self._forget()
         return value
@@ -327,16 +327,18 @@ class Run:
         return first != last
 
     def _remember(self) -> None:
-        self._handed.append((self.yielded, self.uses, self.fresh, self.loaded))
+        self._history.append((self.yielded, self.uses, self.fresh, self.loaded))
 
     def _forget(self) -> None:
         if self._streams.head is not None:
-            oldest = _Handed(*self._handed[0])
+            oldest = _Progress(*self._history[0])
             self._streams.head.forget_states(oldest.fresh, oldest.loaded)
         if not self._planning.lock.acquire(blocking=False):
             return  # another time will do
         try:
-            checkpoint.forget(self._streams.last, _Handed(*self._handed[0]).yielded, self._planning)
+            checkpoint.forget(
+                self._streams.last, _Progress(*self._history[0]).yielded, self._planning
+            )
         finally:
             self._planning.lock.release()
 
@@ -361,20 +363,20 @@ class Run:
                 f"{self.yielded - self.began_at} were handed out"
             )
         self.finished = finished
-        while len(self._handed) > 1 and _Handed(*self._handed[0]).yielded < finished:
-            self._handed.popleft()
+        while len(self._history) > 1 and _Progress(*self._history[0]).yielded < finished:
+            self._history.popleft()
 
-    def unfinished(self) -> deque[Position | None]:
+    def pending_positions(self) -> deque[Position | None]:
         """Return the start positions of the outputs not yet acknowledged, oldest first.
 
         None for outputs that are no longer remembered. Empty if ``acknowledge`` was never called.
         """
         if self.finished is None:
             return deque()
-        handed = [_Handed(*at) for at in self._handed]
-        known = [at for at in handed if self.finished <= at.yielded < self.yielded]
-        forgotten = self.late - len(known)
-        return deque([*[None] * forgotten, *map(self._position, known)])
+        history = [_Progress(*at) for at in self._history]
+        pending = [at for at in history if self.finished <= at.yielded < self.yielded]
+        forgotten = self.late - len(pending)
+        return deque([*[None] * forgotten, *map(self._position, pending)])
 
     @property
     def late(self) -> int:
@@ -387,11 +389,11 @@ class Run:
         For a loader or a stream it has no nodes, as nothing can be made again; and it does not
         wait for the thread that may be reading.
         """
-        if late >= len(self._handed):
+        if late >= len(self._history):
             raise StateError(FORGOTTEN)
-        return self._position(_Handed(*self._handed[-1 - late]))
+        return self._position(_Progress(*self._history[-1 - late]))
 
-    def _position(self, at: _Handed) -> Position:
+    def _position(self, at: _Progress) -> Position:
         head = self._streams.head
         if head is not None:
             state, loaded = head.state_at(at.fresh, at.loaded)
@@ -416,23 +418,23 @@ class Run:
 
         None if the next epoch begins with nothing.
         """
-        feed = self._carrying()
+        feed = self._inputs_to_carry()
         if feed is None:
             return None
         with self._planning.lock:
             moment = adaptive.carry_over(feed.pool, self._segments[0].total or 0)
         return Position(parts=[PoolStart(moment)])
 
-    def carried(self) -> dict[int, Item]:
+    def items_to_carry(self) -> dict[int, Item]:
         """Return what the pool hands on to the next epoch, by the numbers that it has there."""
-        feed = self._carrying()
+        feed = self._inputs_to_carry()
         return {} if feed is None else feed.handed_on(self._segments[0].total or 0)
 
-    def _carrying(self) -> AdaptiveInputs | None:
+    def _inputs_to_carry(self) -> AdaptiveInputs | None:
         if not self._plan.carries_pool or self._setup.ranks is not None or self.leg is not None:
             return None
         (feed,) = self._pools.following
-        return feed if feed.started and feed.pool.held else None
+        return feed if feed.has_started and feed.pool.held else None
 
     def close(self) -> None:
         """End every thread and process of this run, and let go of a loader's iterator."""
@@ -460,20 +462,20 @@ class Run:
 
     def decisions(self) -> dict[int, tuple[EchoRecord, Decisions]]:
         """Return what each echo that follows the stall decided so far, by its position."""
-        found = {}
+        decisions = {}
         for feed in self._pools.following:
-            if feed.started:
+            if feed.has_started:
                 pool = feed.pool
                 echo = EchoRecord(pool.max_factor, pool.min_distance, pool.size, pool.group, {})
-                carried = adaptive.pack(feed.carried) if feed.carried else None
+                carry = adaptive.pack(feed.carried) if feed.carried else None
                 codes = bytes(pool.codes)
-                made = Decisions(self._setup.epoch, pool.first_step, codes, carried)
-                found[feed.echo.position] = echo, made
-        return found
+                decision = Decisions(self._setup.epoch, pool.first_step, codes, carry)
+                decisions[feed.echo.position] = echo, decision
+        return decisions
 
     def held(self) -> dict[int, int]:
         """Return how many items each pool holds."""
-        return {f.echo.position: f.pool.held for f in self._pools.feeds if f.started}
+        return {f.echo.position: f.pool.held for f in self._pools.feeds if f.has_started}
 
     def stats(self, pools: tuple[PoolStats, ...]) -> Stats:
         """Return what happened so far."""
@@ -491,7 +493,7 @@ class Run:
             uses=self.uses,
             batches=self.yielded,
             realised_factor=self._factor(),
-            dropped_uses=self._dropped(),
+            dropped_uses=self._drop_count(),
             repeats_in_batches=self._repeats,
             copy_distance=tally.distance_sum / tally.distances if tally.distances else 0.0,
             elapsed_s=(ended_ns - self._began_ns - self._rested_ns) / 1e9,
@@ -503,7 +505,7 @@ class Run:
             window_size=size,
             window_bytes=self._window_bytes() + self._streams.recycler.held_bytes(),
             pools=pools,
-            filtered_examples=self._filtered,
+            filtered_examples=self._filter_count,
             skipped_examples=self._skip_log.skipped,
             cache=self._cache.stats(self._cache_before) if self._cache is not None else None,
             skips=tuple(self._skip_log.skips),
@@ -523,26 +525,26 @@ class Run:
             rows, *times = spent[TIMED]
             if not rows:
                 continue
-            wall_ns, wanted_ns, _ = times
+            wall_ns, running_ns, _ = times
             sums += times
-            blocked_ns = max(0, wall_ns - wanted_ns)
+            blocked_ns = max(0, wall_ns - running_ns)
             alone_ns = self._setup.autotuner.cost(part, self._plan.group).asleep_row_ns
             # Where half a processor does all of it, the GIL is free most of the time.
-            sleeps = pool.remote or pool.active < 2 or pool.active * wanted_ns < 0.5 * wall_ns
+            sleeps = pool.remote or pool.active < 2 or pool.active * running_ns < 0.5 * wall_ns
             if sleeps:
                 asleep_ns += blocked_ns
             elif alone_ns is not None:
                 asleep_ns += min(blocked_ns, alone_ns * rows)
             else:
                 are_told_apart = False
-        wall, wanted, cpu = sums.tolist()
+        wall, running, cpu = sums.tolist()
         if not wall:
             return None
-        wanted = min(wall, wanted)
-        cpu = min(cpu, wanted)
-        blocked = wall - wanted
+        running = min(wall, running)
+        cpu = min(cpu, running)
+        blocked = wall - running
         asleep = min(blocked, asleep_ns) / wall if are_told_apart else None
-        return WorkerTime(wall / 1e9, cpu / wall, (wanted - cpu) / wall, blocked / wall, asleep)
+        return WorkerTime(wall / 1e9, cpu / wall, (running - cpu) / wall, blocked / wall, asleep)
 
     def _factor(self) -> float:
         """Return the uses of each fresh example.
@@ -561,16 +563,16 @@ class Run:
         for stream in self._segments:
             unit = self._batch_bytes
             if stream.segment.into_pool:  # the pool it fills is the next one that is left
-                known = self._setup.sizes.get(echoes.pop(0) if echoes else -1)
-                unit = known.item_bytes if known else 0
+                pool_size = self._setup.sizes.get(echoes.pop(0) if echoes else -1)
+                unit = pool_size.item_bytes if pool_size else 0
             total += stream.ahead() * unit
         prefetcher = self._streams.prefetcher
         if prefetcher is not None and self._pools.feeds:
-            known = self._setup.sizes.get(self._pools.feeds[0].echo.position)
-            total += prefetcher.size * (known.item_bytes if known else 0)
+            pool_size = self._setup.sizes.get(self._pools.feeds[0].echo.position)
+            total += prefetcher.size * (pool_size.item_bytes if pool_size else 0)
         return total
 
-    def _dropped(self) -> int:
+    def _drop_count(self) -> int:
         for stream in self._segments:
             batch = stream.segment.batch
             if batch is not None and batch.drop_last:

@@ -132,8 +132,8 @@ class SegmentStream(PulledStream):
         self._last_ns = 0  # what an output took that was made here
         self._next = 0  # the output to be submitted next
         self._window: deque[Item] = deque()
-        self._ended = False
-        self._pulled = False
+        self._has_ended = False
+        self._has_pulled = False
         self._output_bytes: int | None = None  # of a finished output
         self.dropped_inputs = 0  # where only the end tells
         self.earlier: dict[int, SegmentStream] = {}  # makes what is numbered below 0 again
@@ -163,14 +163,14 @@ class SegmentStream(PulledStream):
             with self._planning.lock:
                 self._planning.may_block = may_block
                 if not self._window and self._passes_here:
-                    item = self._passed()
+                    item = self._copy_next()
                 elif self._window or self._submit_next():
                     item = self._window.popleft()
                 else:
                     item = None
-        if item is not None and (self._pulled or self._gathers):
+        if item is not None and (self._has_pulled or self._gathers):
             self._worker_pool.plan()
-        self._pulled = True  # the first output is handed out before planning ahead
+        self._has_pulled = True  # the first output is handed out before planning ahead
         return item
 
     def plan_ahead(self) -> bool:
@@ -202,10 +202,10 @@ class SegmentStream(PulledStream):
             at_most = count if self._worker_pool.inline else None
             if not window and not self._submit_next(at_most):
                 return
-            taken = min(count, len(window))
-            for _ in range(taken):
+            count_now = min(count, len(window))
+            for _ in range(count_now):
                 yield window.popleft()
-            count -= taken
+            count -= count_now
         self._fill(self.ahead())
 
     def poll(self, count: int) -> tuple[int, bool]:
@@ -220,7 +220,7 @@ class SegmentStream(PulledStream):
             if ready == count or not item.task.done:
                 break
             ready += 1
-        return ready, ready == len(window) and (self._ended or self._next == self.total)
+        return ready, ready == len(window) and (self._has_ended or self._next == self.total)
 
     def _fill(self, least: int) -> None:
         """Submit outputs until the window holds so many, or that would have to wait."""
@@ -285,8 +285,8 @@ class SegmentStream(PulledStream):
     def indices(self, start: int, stop: int) -> list[int]:
         """Return the indices of fresh examples ``start .. stop - 1`` that the epoch has."""
         assert self._order is not None
-        found: list[int] = self._order.span(start, max(start, min(stop, self._examples))).tolist()
-        return found
+        indices: list[int] = self._order.span(start, max(start, min(stop, self._examples))).tolist()
+        return indices
 
     def index_before(self, ordinal: int) -> int:
         """Return the index of a fresh example of an earlier epoch, numbered up to this one."""
@@ -344,7 +344,7 @@ class SegmentStream(PulledStream):
             item.task.waiting = item.task.items = None  # tasks that wait for each other are a cycle
         self._window.clear()
 
-    def _passed(self) -> Item | None:
+    def _copy_next(self) -> Item | None:
         """Hand the next use on, here and now: a copy, or what is stored if it is the last."""
         assert self._planning.is_held()
         assert self.feed is not None
@@ -357,21 +357,21 @@ class SegmentStream(PulledStream):
         began = time.perf_counter_ns()
         (value,) = self._runner.stored_values([item], own=False)
         self._cost.note(1, time.perf_counter_ns() - began)
-        return self._used(uses[0], DoneTask(value), self.feed.fresh)
+        return self._use_of(uses[0], DoneTask(value), self.feed.fresh)
 
-    def _used(self, use: Use, task: Any, fresh: int) -> Item:
+    def _use_of(self, use: Use, task: Any, fresh: int) -> Item:
         item, use_key, age = use
         assert self.feed is not None
         if self.feed.in_order:  # what was read by then for later ones does not count
             return with_value(item, task, use_key, item.fresh)
-        made = with_value(item, task, use_key, fresh)
-        made.age, made.examples = age, None
-        return made
+        output = with_value(item, task, use_key, fresh)
+        output.age, output.examples = age, None
+        return output
 
     def _submit_next(self, at_most: int | None = None) -> bool:
         assert self._planning.is_held()
         number = self._next
-        if self._ended or number == self.total:
+        if self._has_ended or number == self.total:
             return False
         here = self._count_here(at_most)
         count = here or self._task_size(at_most)
@@ -388,8 +388,8 @@ class SegmentStream(PulledStream):
             uses = self.feed.take(self._cuts.start(number + count) - self._cuts.start(number))
             batch = self.segment.batch
             if not uses or (batch and batch.drop_last and len(uses) < batch.n):
-                self._ended = True
-                if not any(map(_ended_stream, uses)):
+                self._has_ended = True
+                if not any(map(_has_stream_ended, uses)):
                     self.dropped_inputs = len(uses)
                     return False
         self._next += count
@@ -482,15 +482,15 @@ class SegmentStream(PulledStream):
                 for i, (start, stop) in enumerate(zip(starts, stops, strict=True))
             ]
         if self.segment.batch is not None:
-            made = Item(task, 0, number, 0, task.fresh, rows)
+            output = Item(task, 0, number, 0, task.fresh, rows)
             if uses is not None:
-                made.repeats = rows - len(set(task.places))
-                made.examples = [key for _, key, _ in uses], [age for _, _, age in uses]
-            return [made]
+                output.repeats = rows - len(set(task.places))
+                output.examples = [key for _, key, _ in uses], [age for _, _, age in uses]
+            return [output]
         if uses is None:
             return [Item(task, row, first + row, 0, first + row + 1, 1) for row in range(rows)]
         if self._batches:
-            return [self._used(uses[0], task, task.fresh)]
+            return [self._use_of(uses[0], task, task.fresh)]
         assert self.feed is not None
         return [
             Item(
@@ -501,7 +501,7 @@ class SegmentStream(PulledStream):
         ]  # fmt: skip
 
 
-def _ended_stream(use: Use) -> bool:
+def _has_stream_ended(use: Use) -> bool:
     item = use[0]
     value = item.task.values[item.row] if item.task.done else None
     return type(value) is Failure and value.part == ENDED

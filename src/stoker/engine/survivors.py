@@ -59,8 +59,8 @@ class OrderedStream(Stream):
         self._worker_pool = worker_pool
         self._planning = planning
         self._arriving: deque[Item] = deque()
-        self._kept: deque[Item] = deque()  # what is decided
-        self._ended = False
+        self._survivors: deque[Item] = deque()  # what is decided
+        self._has_ended = False
         self._inputs = 0  # that were decided upon
         self._fresh: int | None = None
 
@@ -70,8 +70,8 @@ class OrderedStream(Stream):
 
     def pull_many(self, count: int) -> Iterator[Item]:
         self._have(count)
-        for _ in range(min(count, len(self._kept))):
-            item = self._kept.popleft()
+        for _ in range(min(count, len(self._survivors))):
+            item = self._survivors.popleft()
             self._fresh = item.fresh
             yield item
 
@@ -87,8 +87,8 @@ class OrderedStream(Stream):
             pass
         finally:
             self._planning.may_block = may_block
-        kept = len(self._kept)
-        return min(count, kept), self._ended and kept <= count
+        kept = len(self._survivors)
+        return min(count, kept), self._has_ended and kept <= count
 
     def wait_for(self, count: int) -> None:
         self._have(count)
@@ -96,7 +96,7 @@ class OrderedStream(Stream):
     def ready_since(self) -> tuple[int, int | None]:
         """Return how many items wait, decided or not, and since when there is no room for more."""
         ready, since = self.upstream.ready_since()
-        return len(self._kept) + ready, since
+        return len(self._survivors) + ready, since
 
     @property
     def is_full(self) -> bool:
@@ -104,11 +104,11 @@ class OrderedStream(Stream):
 
     def peek(self) -> Item | None:
         self._have(1)
-        return self._kept[0] if self._kept else None
+        return self._survivors[0] if self._survivors else None
 
     def clear(self) -> None:
         self._arriving.clear()
-        self._kept.clear()
+        self._survivors.clear()
 
     @abstractmethod
     def _decide(self, item: Item) -> None:
@@ -125,13 +125,13 @@ class OrderedStream(Stream):
     def _have(self, count: int) -> None:
         """Make ``count`` items available, or all that are left. May raise WouldBlock."""
         assert self._planning.is_held()
-        while len(self._kept) < count and not self._ended:
+        while len(self._survivors) < count and not self._has_ended:
             if self._make():
                 continue
             if not self._arriving:
-                self._arriving.extend(self.upstream.pull_many(count - len(self._kept)))
+                self._arriving.extend(self.upstream.pull_many(count - len(self._survivors)))
                 if not self._arriving:
-                    self._ended = True
+                    self._has_ended = True
                     self._end()
                     return
             task: Task = self._arriving[0].task
@@ -293,9 +293,9 @@ class FilteredStream(OrderedStream):
 
     def left_to(self, number: int, taken: int) -> int:
         """Return how many survivors wait of the items up to a number, once all are decided."""
-        while self._inputs < number and not self._ended:
-            self._have(len(self._kept) + 1)
-        return sum(item.fresh <= number for item in self._kept)
+        while self._inputs < number and not self._has_ended:
+            self._have(len(self._survivors) + 1)
+        return sum(item.fresh <= number for item in self._survivors)
 
     def recompute(self, number: int) -> Item:
         """Make a survivor once more. It was decided to survive; it may fail, but not be dropped."""
@@ -359,7 +359,7 @@ class FilteredStream(OrderedStream):
         if drop:
             item.task.values[item.row] = None
         else:
-            self._kept.append(item)
+            self._survivors.append(item)
 
     def _skips(self, item: Item, failure: Failure) -> bool:
         """True if a failure is skipped. Raises BudgetSpent if that exceeds the budget.

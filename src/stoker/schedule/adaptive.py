@@ -262,16 +262,16 @@ class AdaptivePool:
             numbers.append(at + 1)
             ages.append(now - stretch.after)
             arrivals[at + 1].append(stretch.ordinals)
-        arrived = 0
+        arrival_count = 0
         for level, came in zip(levels, arrivals, strict=False):
             items = came[0] if len(came) == 1 else np.concatenate(came) if came else _NONE
             if len(items):
                 level.append(RunLength(items, now))
-                arrived += len(items)
-        self.held += arrived
+                arrival_count += len(items)
+        self.held += arrival_count
         self.copies_left += len(entering) * len(levels) - repeats
-        self._resting[now] = arrived
-        dropped = self._drop_surplus() if self.held > self.size else _NONE
+        self._resting[now] = arrival_count
+        surplus = self._drop_surplus() if self.held > self.size else _NONE
         if self.group == 1:  # one part is empty, or there is none: scalars cost less
             which = 0 if len(entering) else -1
             ordinals, count = parts[which], len(parts[which])
@@ -280,12 +280,12 @@ class AdaptivePool:
             ordinals, lengths = np.concatenate(parts), [len(part) for part in parts]
             uses, since = np.repeat(np.array([numbers, ages]), lengths, axis=1)
         last = uses == len(levels)
-        return Draw(ordinals, uses, last, since, distance_sum, repeats, 0, dropped)
+        return Draw(ordinals, uses, last, since, distance_sum, repeats, 0, surplus)
 
     def _drop_surplus(self) -> NDArray[np.int64]:
         """Drop what is too much: the most used first, of these the oldest."""
         excess = self.held - self.size
-        dropped: list[NDArray[np.int64]] = []
+        surplus: list[NDArray[np.int64]] = []
         for uses, level in reversed([*enumerate(self._levels, 1)]):
             while excess > 0 and level:
                 stretch = level.popleft()
@@ -296,8 +296,8 @@ class AdaptivePool:
                 self._leave(count, stretch.after)
                 self.copies_left -= count * (self.max_factor - uses)
                 excess -= count
-                dropped.append(stretch.ordinals)
-        return np.concatenate(dropped) if dropped else _NONE
+                surplus.append(stretch.ordinals)
+        return np.concatenate(surplus) if surplus else _NONE
 
     def _leave(self, count: int, after: int) -> None:
         """Count out items that were last used in the step before ``after``."""
@@ -317,15 +317,15 @@ class AdaptivePool:
         """Let items go, before a step."""
         for uses, level in enumerate(self._levels, 1):
             for at, stretch in enumerate(level):
-                kept = stretch.ordinals[~np.isin(stretch.ordinals, list(ordinals))]
-                gone = len(stretch.ordinals) - len(kept)
-                if gone:
-                    level[at] = RunLength(kept, stretch.after)
-                    self._leave(gone, stretch.after)
-                    self.copies_left -= gone * (self.max_factor - uses)
-            kept_stretches = [stretch for stretch in level if len(stretch.ordinals)]
+                rest = stretch.ordinals[~np.isin(stretch.ordinals, list(ordinals))]
+                count = len(stretch.ordinals) - len(rest)
+                if count:
+                    level[at] = RunLength(rest, stretch.after)
+                    self._leave(count, stretch.after)
+                    self.copies_left -= count * (self.max_factor - uses)
+            rest_of_level = [stretch for stretch in level if len(stretch.ordinals)]
             level.clear()
-            level.extend(kept_stretches)
+            level.extend(rest_of_level)
 
     def held_ordinals(self) -> NDArray[np.int64]:
         """Return the items in the pool."""
@@ -418,10 +418,12 @@ def unpack(
     step = check_integer(state["step"], 0, (max_factor * admitted + before) // group + 1)
     if len(state["levels"]) != max_factor - 1:
         raise ValueError("the packed pool has other levels than its factor")
-    held, levels, seen = 0, [], []
+    item_count, levels, all_ordinals = 0, [], []
     for text in state["levels"]:
-        packed, lengths_text, ages_text = str(text).split(" ")
-        ordinals = compact_integers.decode_ascending(packed, first, size - held, admitted)
+        ordinals_text, lengths_text, ages_text = str(text).split(" ")
+        ordinals = compact_integers.decode_ascending(
+            ordinals_text, first, size - item_count, admitted
+        )
         lengths = compact_integers.decode_small(lengths_text, len(ordinals), len(ordinals) + 1)
         ages = compact_integers.decode_small(ages_text, len(lengths), step - began)
         sound = len(lengths) == len(ages) and int(lengths.sum()) == len(ordinals)
@@ -429,9 +431,9 @@ def unpack(
             raise ValueError("the packed pool is damaged")
         pieces = np.split(ordinals, np.cumsum(lengths)[:-1]) if len(lengths) else []
         levels.append(tuple(RunLength(p, step - int(a)) for p, a in zip(pieces, ages, strict=True)))
-        held += len(ordinals)
-        seen.append(ordinals)
-    if len(np.unique(np.concatenate(seen))) != held:
+        item_count += len(ordinals)
+        all_ordinals.append(ordinals)
+    if len(np.unique(np.concatenate(all_ordinals))) != item_count:
         raise ValueError("an item is in the packed pool twice")
     steps = (max_factor * items + before) // group + 1  # in the epoch
     codes = compact_integers.decode_bytes(state["codes"], max(0, steps - step)).tobytes()

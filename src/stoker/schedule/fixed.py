@@ -139,8 +139,8 @@ class Pool:
         self._mark = np.zeros(0, np.int32)
         self._reserve(min(size, _FEW if items is None else items))
         self._places = np.arange(2 * group + _SLACK, dtype=np.int32)
-        self._held = 0
-        self._held_before = 0
+        self._item_count = 0
+        self._count_before = 0
         self._extent = 0  # slots in use; those of exhausted items are filled by the next fresh ones
         self._holes: Any = _NO_SLOTS
         self._fractions = Fractions(key)
@@ -158,7 +158,7 @@ class Pool:
     @property
     def held(self) -> int:
         """Items in the pool that have uses left."""
-        return self._held
+        return self._item_count
 
     @property
     def uses_left(self) -> int:
@@ -191,8 +191,8 @@ class Pool:
             # Admitted in two steps, so short an epoch could not always be drained distinctly.
             return self.items - self.admitted
         ramp = self.counts.held + self.group * (self.step + 1)
-        wanted = max(0, min(self.size, ramp) - self._held)
-        return wanted if self.items is None else min(wanted, self.items - self.admitted)
+        missing = max(0, min(self.size, ramp) - self._item_count)
+        return missing if self.items is None else min(missing, self.items - self.admitted)
 
     def admit(self, count: int) -> None:
         """Let the next ``count`` fresh items in, at most as many as are wanted."""
@@ -212,8 +212,8 @@ class Pool:
             slots, self._holes = self._holes[:count], self._holes[count:]
             new = count - len(slots)
             if new:
-                added = slice(self._extent, self._extent + new)
-                slots = np.r_[slots, added] if len(slots) else added
+                new_slots = slice(self._extent, self._extent + new)
+                slots = np.r_[slots, new_slots] if len(slots) else new_slots
                 self._extent += new
                 self._reserve(self._extent)
             ordinals = np.arange(start, stop)
@@ -221,7 +221,7 @@ class Pool:
         self._ordinal[slots] = ordinals
         self._uses[slots] = self._remaining[slots] = uses
         self._after[slots] = 0
-        self._held += count
+        self._item_count += count
         self.admitted = stop
         if stop == self.items:
             self.ended = True
@@ -261,49 +261,49 @@ class Pool:
         ages = np.where(after > 0, self.step + 1 - after, np.where(uses > 0, -1, 0))
         self._after[slots] = self.step + 1
         duplicates = 0
-        if self.ended and len(slots) > self._held_before:
+        if self.ended and len(slots) > self._count_before:
             duplicates = _number_repeats(slots, uses, remaining)
         self.seen += len(slots) - int(np.count_nonzero(uses))
         self._remaining[slots] = remaining  # of a slot that occurs twice the last value stays
         last = remaining == 0
-        gone = slots[last]
-        self._held -= len(gone)
+        free = slots[last]
+        self._item_count -= len(free)
         if not self.ended:
-            self._holes = gone
+            self._holes = free
         self.uses += len(slots)
         self._advance()
         return Draw(ordinals, uses, last, ages, distance_sum, repeats, duplicates)
 
     def _draw_one(self) -> Draw:
         """Draw a group of one: what ``draw`` does, without arrays."""
-        held, step = self._held, self.step
+        held, step = self._item_count, self.step
         previous = self._previous
         if previous is None:
-            found = np.flatnonzero(self._after[:held] == step) if step else _NO_SLOTS
-            previous = int(found[0]) if found.size else -1
+            slots_before = np.flatnonzero(self._after[:held] == step) if step else _NO_SLOTS
+            previous = int(slots_before[0]) if slots_before.size else -1
         others = held > 1 and previous >= 0
         slot = int(self._fractions.at(step) * (held - others))
         if others and slot >= previous:
             slot += 1
         remaining = int(self._remaining[slot])
-        used = int(self._uses[slot]) - remaining
+        use = int(self._uses[slot]) - remaining
         ordinal, after = int(self._ordinal[slot]), int(self._after[slot])
         self._remaining[slot] = remaining - 1
         self._after[slot] = step + 1
         self._previous = slot
         if remaining == 1:
-            self._held = held - 1
+            self._item_count = held - 1
             self._holes = [slot]
             self._previous = -1
         self.uses += 1
-        self.seen += not used
+        self.seen += not use
         self._advance()
         age = step + 1 - after if after else 0
         return Draw(
             np.array([ordinal]),
-            np.array([used]),
+            np.array([use]),
             np.array([remaining == 1]),
-            np.array([age or (-1 if used else 0)]),
+            np.array([age or (-1 if use else 0)]),
             age,
             int(after > 0),
             0,
@@ -339,7 +339,7 @@ class Pool:
         """Go to where a snapshot was taken; the pool must be new."""
         held = len(snapshot.ordinals)
         self._reserve(held)
-        self._held = self._extent = held
+        self._item_count = self._extent = held
         self._ordinal[:held] = snapshot.ordinals
         self._remaining[:held] = snapshot.remaining
         self._uses[:held] = self.counts.of(snapshot.ordinals)
@@ -356,36 +356,36 @@ class Pool:
     def _uniform(self) -> NDArray[np.int64]:
         """Draw distinct slots, uniformly, in time that the group alone sets."""
         generator = self._random.at(self._key, self.step)
-        held, count = self._held, self.group
+        held, count = self._item_count, self.group
         if held < 4 * count:
             return generator.permutation(held)[:count]
         # Rejecting what was drawn before leaves a uniform draw without replacement; so few more
         # are drawn that there is hardly ever a second round. (A fraction times a whole number is
         # several times as fast as bounded integers, and its bias is below 2^-30 for any pool
         # that fits in memory.)
-        kept = _NO_SLOTS
-        while len(kept) < count:
-            drawn = generator.random(count - len(kept) + count * count // held + _SLACK)
-            drawn = (drawn * held).astype(np.int64)
-            if len(kept):
-                drawn = np.concatenate([drawn, kept])
+        distinct = _NO_SLOTS
+        while len(distinct) < count:
+            slots = generator.random(count - len(distinct) + count * count // held + _SLACK)
+            slots = (slots * held).astype(np.int64)
+            if len(distinct):
+                slots = np.concatenate([slots, distinct])
             # Of a slot that was drawn more than once the last place stays in the mark.
-            places = self._places[: len(drawn)]
-            self._mark[drawn] = places
-            kept = drawn[self._mark[drawn] == places]
-        return kept[:count]
+            places = self._places[: len(slots)]
+            self._mark[slots] = places
+            distinct = slots[self._mark[slots] == places]
+        return distinct[:count]
 
     def _drain(self) -> NDArray[np.int64]:
         if self._levels is None:
             self._levels = self._begin_drain()
         levels = self._levels
-        self._held_before = self._held
+        self._count_before = self._item_count
         need = min(self.group, self.uses_left)
-        avoid = self.step if self.step and self.group == 1 and self._held > 1 else None
-        picked: list[NDArray[np.int64]] = []
+        avoid = self.step if self.step and self.group == 1 and self._item_count > 1 else None
+        picks: list[NDArray[np.int64]] = []
         while need:
             # One pass picks distinct items; only when all of them are picked does another start.
-            passed: list[tuple[int, NDArray[np.int64]]] = []
+            round_picks: list[tuple[int, NDArray[np.int64]]] = []
             for level in sorted(levels, reverse=True):
                 queue = levels[level]
                 while need and queue:
@@ -399,12 +399,12 @@ class Pool:
                         queue.appendleft(slots[need:])
                         slots = slots[:need]
                     need -= len(slots)
-                    passed.append((level, slots))
-            for level, slots in passed:
+                    round_picks.append((level, slots))
+            for level, slots in round_picks:
                 if level > 1:
                     levels.setdefault(level - 1, deque()).append(slots)
-                picked.append(slots)
-        return picked[0] if len(picked) == 1 else np.concatenate(picked)
+                picks.append(slots)
+        return picks[0] if len(picks) == 1 else np.concatenate(picks)
 
     def _begin_drain(self) -> dict[int, deque[NDArray[np.int64]]]:
         slots = self._slots_held()
@@ -428,7 +428,7 @@ class Pool:
         """Move the items in these slots, all that there are, to the first slots."""
         for column in (self._ordinal, self._uses, self._remaining, self._after):
             column[: len(slots)] = column[slots]
-        self._extent = self._held
+        self._extent = self._item_count
         self._holes = _NO_SLOTS
         self._previous = None
 
@@ -449,13 +449,13 @@ def _number_repeats(
     slots: NDArray[np.int64], uses: NDArray[np.int64], remaining: NDArray[np.int64]
 ) -> int:
     """Number the uses of slots that occur more than once in a draw; return the repeats."""
-    seen: dict[int, int] = {}
+    counts: dict[int, int] = {}
     for i, slot in enumerate(slots.tolist()):
-        before = seen.get(slot, 0)
+        before = counts.get(slot, 0)
         uses[i] += before
         remaining[i] -= before
-        seen[slot] = before + 1
-    return len(slots) - len(seen)
+        counts[slot] = before + 1
+    return len(slots) - len(counts)
 
 
 def pack(snapshot: Snapshot) -> dict[str, int | str]:
@@ -483,8 +483,8 @@ def unpack(state: Any, *, counts: UseCounts, size: int, group: int, items: int) 
     """
     admitted = check_integer(state["admitted"], 0, items)
     held = check_integer(state["held"], 0, min(max(size, counts.held), admitted))
-    assigned = counts.of_first(admitted)
-    step = check_integer(state["step"], 0, assigned // group)
+    total_uses = counts.of_first(admitted)
+    step = check_integer(state["step"], 0, total_uses // group)
     ordinals_text, remaining_text, recent = str(state["packed"]).split(" ")
     ordinals = compact_integers.decode_ascending(ordinals_text, 0, held, admitted)
     remaining = compact_integers.decode_small(remaining_text, held, counts.most + 1)
@@ -493,7 +493,7 @@ def unpack(state: Any, *, counts: UseCounts, size: int, group: int, items: int) 
         raise ValueError("the packed pool is damaged")
     if ((remaining < 1) | (remaining > counts.of(ordinals))).any():
         raise ValueError("items have other uses left than their factor gives them")
-    if assigned - int(remaining.sum()) != step * group or step % snapshot_steps(size, group):
+    if total_uses - int(remaining.sum()) != step * group or step % snapshot_steps(size, group):
         raise ValueError(f"no pool is like that at step {step:,}")
     was_used = np.unpackbits(flags, count=held).astype(bool)
     return Snapshot(step, admitted, ordinals, remaining, was_used)

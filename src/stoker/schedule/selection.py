@@ -50,7 +50,7 @@ class Share:
         uneven: whether all examples are kept, so that parts may differ by one in length.
         anew: whether parts are drawn anew every epoch, rather than fixed.
         is_dealt: whether they are dealt inside the global batch, by who keeps what.
-        padded: how they are dealt with padding, so that equal parts hold all examples.
+        padding: how they are dealt with padding, so that equal parts hold all examples.
         costs: what examples cost, where they are dealt inside the global batch for equal work.
     """
 
@@ -59,7 +59,7 @@ class Share:
     uneven: bool
     anew: bool
     is_dealt: bool = False
-    padded: PaddedDeal | None = None
+    padding: PaddedDeal | None = None
     costs: Costs | None = None
 
     @property
@@ -69,8 +69,8 @@ class Share:
 
     def count(self, length: int) -> int:
         """Return how many of so many examples are this rank's in an epoch, with padding."""
-        if self.padded is not None:
-            return replace(self.padded, length=length).rows
+        if self.padding is not None:
+            return replace(self.padding, length=length).rows
         if self.uneven:
             return len(range(self.rank, length, self.world))
         return length // self.world
@@ -93,11 +93,11 @@ class Cut:
     start: int = 0
     stop: int | None = None
 
-    def taken(self, count: int) -> Cut:
+    def take(self, count: int) -> Cut:
         """Return the first ``count`` of these."""
         return Cut(self.start, _least(self.stop, self.start + count))
 
-    def skipped(self, count: int) -> Cut:
+    def skip(self, count: int) -> Cut:
         """Return these without the first ``count``."""
         return Cut(self.start + count, self.stop)
 
@@ -139,15 +139,15 @@ class Selection:
         """Whether the examples of a stream are handed out as they are read."""
         return not self.is_shuffled and self.share is None
 
-    def shuffled(self, blocks: NDArray[np.int64] | None = None) -> Selection:
+    def shuffle(self, blocks: NDArray[np.int64] | None = None) -> Selection:
         """Return this, drawn anew every epoch; by blocks with these ends, or as a whole."""
         return replace(self, is_shuffled=True, blocks=blocks)
 
-    def selected(self, chosen: Chosen) -> Selection:
+    def select(self, chosen: Chosen) -> Selection:
         """Return this of chosen numbers, all of which it had: nothing is cut off any more."""
         return replace(self, chosen=chosen, first=Cut())
 
-    def drawn(self, drawing: Drawing) -> Selection:
+    def draw(self, drawing: Drawing) -> Selection:
         """Return this in an order that is drawn anew every epoch, by weights or a function."""
         return replace(self, is_shuffled=True, drawing=drawing)
 
@@ -158,16 +158,16 @@ class Selection:
 
     def candidates(self, length: int) -> Candidates:
         """Return the numbers of a source of ``length`` that an epoch chooses from."""
-        count = self._chosen(length)
+        count = self._count_chosen(length)
         start = min(self.first.start, count)
         return Candidates(self.chosen, start, start + self.first.count(count))
 
-    def _drawn_count(self, length: int) -> int:
+    def _order_length(self, length: int) -> int:
         """Return how many places an order has, over all ranks, before it is cut."""
-        count = self.first.count(self._chosen(length))
+        count = self.first.count(self._count_chosen(length))
         return count if self.drawing is None else self.drawing.count(count)
 
-    def _chosen(self, length: int) -> int:
+    def _count_chosen(self, length: int) -> int:
         return length if self.chosen is None else len(self.chosen)
 
     @property
@@ -175,7 +175,7 @@ class Selection:
         """Whether ranks' parts are dealt by who keeps what."""
         return self.share is not None and self.share.is_dealt
 
-    def undealt(self) -> Selection:
+    def of_all_ranks(self) -> Selection:
         """Return this for all ranks together."""
         return replace(self, share=None, in_step=False)
 
@@ -189,39 +189,39 @@ class Selection:
             return by_these and not (self.share is not None and self.share.mixes_ranks)
         return self.share is None
 
-    def shared(
+    def shard(
         self,
         rank: int,
         world: int,
         *,
         uneven: bool,
-        dealt: bool = False,
+        by_owner: bool = False,
         costs: Costs | None = None,
     ) -> Selection:
         """Return a rank's part of this."""
-        share = Share(rank, world, uneven, self.is_shuffled, dealt, costs=costs)
+        share = Share(rank, world, uneven, self.is_shuffled, by_owner, costs=costs)
         return replace(self, share=share)
 
-    def padded(self, *, fills: bool) -> Selection:
+    def pad(self, *, fills: bool) -> Selection:
         """Return this with padding, up to the size of batches that ``in_batches`` says."""
         assert self.share is not None
         deal = PaddedDeal(self.share.rank, self.share.world, fills=fills)
-        return replace(self, share=replace(self.share, padded=deal))
+        return replace(self, share=replace(self.share, padding=deal))
 
     def in_batches(self, group: int) -> Selection:
         """Return this where a rank's batches have so many examples."""
-        if self.share is None or self.share.padded is None:
+        if self.share is None or self.share.padding is None:
             return self
-        deal = replace(self.share.padded, each=group)
-        return replace(self, share=replace(self.share, padded=deal))
+        deal = replace(self.share.padding, each=group)
+        return replace(self, share=replace(self.share, padding=deal))
 
-    def taken(self, count: int) -> Selection:
+    def take(self, count: int) -> Selection:
         """Return the first ``count`` examples of this."""
-        return self._cut(lambda cut: cut.taken(count))
+        return self._cut(lambda cut: cut.take(count))
 
-    def skipped(self, count: int) -> Selection:
+    def skip(self, count: int) -> Selection:
         """Return this without the first ``count`` examples."""
-        return self._cut(lambda cut: cut.skipped(count))
+        return self._cut(lambda cut: cut.skip(count))
 
     def _cut(self, change: Callable[[Cut], Cut]) -> Selection:
         """Return this with a change of the last of its cuts."""
@@ -233,7 +233,7 @@ class Selection:
 
     def count(self, length: int) -> int:
         """Return the examples of an epoch, or of its leg, over a source of ``length``."""
-        share, count = self.share, self._drawn_count(length)
+        share, count = self.share, self._order_length(length)
         if self.leg is not None:
             rest = len(self.leg.rest)
             return self.leg.head_each + (rest if share is None else share.count(rest))
@@ -246,8 +246,8 @@ class Selection:
 
     def places(self, length: int) -> int:
         """Return how many places an epoch over a source of ``length`` has, over all ranks."""
-        share, count = self.share, self._drawn_count(length)
-        if share is not None and not share.anew and share.padded is None:
+        share, count = self.share, self._order_length(length)
+        if share is not None and not share.anew and share.padding is None:
             world = share.world if self.leg is None else self.leg.begun_by
             return world * self.between.count(replace(share, world=world).count(count))
         return self.between.count(count)
@@ -267,17 +267,17 @@ class Selection:
 
         What is dealt is so by the owners of ``dealer``, ``group`` examples to a rank at a time.
         """
-        drawn = self._drawn(length, seed, epoch, rng.SHUFFLE)
-        order = self._order(length, seed, epoch, rng.SHUFFLE, drawn)
-        found = self._of_rank(order, length, dealer, group)
-        if drawn is not None:
-            found.digest = drawn.digest
-        return found
+        draw_order = self._draw_order(length, seed, epoch, rng.SHUFFLE)
+        order = self._order(length, seed, epoch, rng.SHUFFLE, draw_order)
+        rank_order = self._of_rank(order, length, dealer, group)
+        if draw_order is not None:
+            rank_order.digest = draw_order.digest
+        return rank_order
 
     def _of_rank(self, order: Order, length: int, dealer: Dealer | None, group: int) -> RankOrder:
         count = self.count(length)
         share, start, leg = self.share, self.last.start, self.leg
-        if share is not None and share.padded is not None:
+        if share is not None and share.padding is not None:
             order = RepeatedEnd(order)
         if leg is None:
             deal = self._deal(order, self.places(length), dealer, group, start + count)
@@ -295,8 +295,8 @@ class Selection:
         share = self.share
         if share is None:
             return Stride()
-        if share.padded is not None:
-            return replace(share.padded, length=length)
+        if share.padding is not None:
+            return replace(share.padding, length=length)
         if share.is_dealt:
             assert dealer is not None
             return OwnerDeal(order, dealer, share.rank, group, count)
@@ -311,22 +311,24 @@ class Selection:
 
         ``purpose`` tells the draws of the parts of a mixture apart.
         """
-        return self._order(length, seed, epoch, purpose, self._drawn(length, seed, epoch, purpose))
+        return self._order(
+            length, seed, epoch, purpose, self._draw_order(length, seed, epoch, purpose)
+        )
 
-    def _drawn(self, length: int, seed: int, epoch: int, purpose: int) -> DrawnOrder | None:
+    def _draw_order(self, length: int, seed: int, epoch: int, purpose: int) -> DrawnOrder | None:
         """Return the whole order of an epoch that is not a permutation."""
         if self.drawing is None:
             return None
         return self.drawing.order(self.candidates(length), length, seed, epoch, purpose)
 
     def _order(
-        self, length: int, seed: int, epoch: int, purpose: int, drawn: DrawnOrder | None
+        self, length: int, seed: int, epoch: int, purpose: int, draw_order: DrawnOrder | None
     ) -> Order:
-        if drawn is not None:
+        if draw_order is not None:
             before = self.between.start
-            return CutOrder(drawn, before) if before else drawn
+            return CutOrder(draw_order, before) if before else draw_order
         share = self.share
-        is_as_it_lies = not self.is_shuffled and (share is None or share.padded is not None)
+        is_as_it_lies = not self.is_shuffled and (share is None or share.padding is not None)
         if self.chosen is not None and is_as_it_lies:  # neighbours are found 20 times as fast
             whole = self.candidates(length)
             return replace(whole, start=min(whole.start + self.between.start, whole.stop))
@@ -337,9 +339,9 @@ class Selection:
         """Return the order of an epoch as places among the chosen examples."""
         begins, length = self.first.start, len(self.candidates(length))
         share, before = self.share, self.between.start
-        if share is None or share.anew or share.padded is not None:
+        if share is None or share.anew or share.padding is not None:
             key = rng.key(seed, epoch, purpose) if self.is_shuffled else None
-            order = self._permuted(begins, length, key)
+            order = self._permutation(begins, length, key)
             return CutOrder(order, before, begins) if before or begins else order
         if self.leg is not None:  # only of what is not shuffled
             return FixedParts(length, self.leg.begun_by, epoch, begins)
@@ -354,9 +356,9 @@ class Selection:
             part = permutation(own, key)
             return FixedPart(part, world, begins + rank + before * world, world, left_out)
         start = begins + share.run(length, whole=True) + before
-        return FixedPart(self._permuted(start, own, key), world, start, 1, left_out)
+        return FixedPart(self._permutation(start, own, key), world, start, 1, left_out)
 
-    def _permuted(self, first: int, length: int, key: NDArray[np.uint64] | None) -> Order:
+    def _permutation(self, first: int, length: int, key: NDArray[np.uint64] | None) -> Order:
         """Return a permutation of examples ``first ...``, from 0 on; by blocks if there are some.
 
         No more blocks than are drawn from at a time need no order of their own.

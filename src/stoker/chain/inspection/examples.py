@@ -117,7 +117,7 @@ def _place_of(chain: Chain, number: int, epoch: int) -> int:
     assert source is not None
     selection = plan.selection
     if selection.is_dealt or plan.batches is not None:  # whose it is changes no place
-        selection = selection.undealt()
+        selection = selection.of_all_ranks()
     order = source.order(selection, chain.seed, epoch, group=plan.group)
     for start in range(0, len(order), _SEARCHED):
         stop = min(start + _SEARCHED, len(order))
@@ -149,7 +149,7 @@ def next_output(bookmark: Bookmark) -> Any:
         )
     alone = replace(chain.apart(), workers=Workers(0, "thread"))
     twin = StepEpochs(alone) if chain.flows else Cursor(alone)
-    twin.load(bookmark.saved())
+    twin.load(bookmark.save())
     iterator = twin.begin()
     try:
         return next(iterator)

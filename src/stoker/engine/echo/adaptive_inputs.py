@@ -88,13 +88,13 @@ class AdaptiveInputs(EchoInputs[AdaptivePool]):
         self._decides = decides
         self._steps = steps
         self._leaks = point.leaks
-        self._decided: deque[int] = deque()  # before a resume, about steps behind it
+        self._codes_ahead: deque[int] = deque()  # before a resume, about steps behind it
         self.carried: AdaptiveSnapshot | None = (
             None  # what the epoch began with, if not with nothing
         )
         self._carried_examples: dict[int, int] = {}  # numbers by index
         self._empty: AdaptiveSnapshot | None = None  # what it begins with over a loader or stream
-        self._retired = 0  # up to this fresh example carried ones have left
+        self._last_uses = 0  # up to this fresh example carried ones have left
 
     def _step(self) -> bool:
         pool, upstream = self.pool, self.upstream
@@ -102,10 +102,10 @@ class AdaptiveInputs(EchoInputs[AdaptivePool]):
             return False
         self._retire()
         code: int | None
-        if self._decided:
-            code = self._decided[0]
+        if self._codes_ahead:
+            code = self._codes_ahead[0]
             upstream.wait_for(max(pool.fresh_of(code), pool.needed))
-            self._decided.popleft()
+            self._codes_ahead.popleft()
         else:
             code = self._decides.code(pool, upstream)
         if code is None:
@@ -126,9 +126,9 @@ class AdaptiveInputs(EchoInputs[AdaptivePool]):
         """Let go of carried examples that the next step may bring anew."""
         if not self._carried_examples:
             return
-        first, self._retired = self._retired, self.pool.admitted + self.pool.group
+        first, self._last_uses = self._last_uses, self.pool.admitted + self.pool.group
         upstream: Any = self.upstream
-        coming = self._carried_examples.keys() & set(upstream.indices(first, self._retired))
+        coming = self._carried_examples.keys() & set(upstream.indices(first, self._last_uses))
         gone = [self._carried_examples.pop(index) for index in coming]
         if gone:
             self.pool.discard(gone)
@@ -137,7 +137,7 @@ class AdaptiveInputs(EchoInputs[AdaptivePool]):
     @property
     def taken_of_source(self) -> int:
         """How many of the source's items were taken, those in between that were left out too."""
-        if not self.started:
+        if not self.has_started:
             return 0
         return self.fresh if self.upstream.leaves_out else self.pool.admitted
 
@@ -191,7 +191,7 @@ class AdaptiveInputs(EchoInputs[AdaptivePool]):
             at = pool.step
             if at * pool.group >= taken:
                 if self._leaks:
-                    self._decided.extend(moment.codes[place - 1 :])
+                    self._codes_ahead.extend(moment.codes[place - 1 :])
                 break
             got = pool.fresh_of(code)
             if items is not None:
@@ -214,7 +214,7 @@ class AdaptiveInputs(EchoInputs[AdaptivePool]):
         upstream: Any = self.upstream
         before = [number for number in self.pool.held_ordinals().tolist() if number < 0]
         self._carried_examples = {upstream.index_before(n): n for n in before}
-        self._retired = moment.admitted
+        self._last_uses = moment.admitted
 
 
 class Replay:

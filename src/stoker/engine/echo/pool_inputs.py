@@ -102,12 +102,12 @@ class EchoInputs(Inputs, Generic[AnyPool]):
         self.upstream: Stream = upstream
         self.blocking = upstream.blocking
         self._items: dict[int, Item] = {}
-        self._drawn: deque[Use] = deque()
-        self._recalled: dict[int, list[tuple[int, int, int]]] = {}
+        self._draws: deque[Use] = deque()
+        self._draws_again: dict[int, list[tuple[int, int, int]]] = {}
         self._tally = tally
         self._uses = self._first_uses = 0  # that were drawn
         self._fresh = 0
-        self._begun: tuple[Draw, int] | None = None
+        self._has_begun: tuple[Draw, int] | None = None
 
     @cached_property
     def pool(self) -> AnyPool:
@@ -115,7 +115,7 @@ class EchoInputs(Inputs, Generic[AnyPool]):
         return self._make_pool(self)
 
     @property
-    def started(self) -> bool:
+    def has_started(self) -> bool:
         """Whether the schedule exists yet."""
         return "pool" in self.__dict__
 
@@ -131,7 +131,7 @@ class EchoInputs(Inputs, Generic[AnyPool]):
         It is a mean if filters make items stand for unequal numbers of examples.
         """
         read = self._fresh
-        if not self.started or not self.pool.admitted:
+        if not self.has_started or not self.pool.admitted:
             return read
         admitted, seen = self.pool.admitted, self.pool.seen
         each = -(-read // admitted)
@@ -152,17 +152,17 @@ class EchoInputs(Inputs, Generic[AnyPool]):
         for item in self._items.values():
             item.task.waiting = None
         self._items.clear()
-        self._drawn.clear()
+        self._draws.clear()
         self._make_pool = _over  # it holds the run, which holds this
 
     def together(self, count: int) -> int:
-        if not self._drawn:
+        if not self._draws:
             self._step()
-        return min(count, len(self._drawn) or count)
+        return min(count, len(self._draws) or count)
 
     def take(self, count: int) -> list[Use]:
         """Return the next uses, fewer only at the end."""
-        drawn = self._drawn
+        drawn = self._draws
         while len(drawn) < count:
             if not self._step():
                 break
@@ -173,7 +173,7 @@ class EchoInputs(Inputs, Generic[AnyPool]):
         """Draw once more, if the epoch has more."""
 
     def resume_point(self, use: int) -> tuple[PoolStart | None, int]:
-        if not self.started:
+        if not self.has_started:
             return None, 0
         pool = self.pool
         snapshot = pool.snapshot(self._within(use) // pool.group)
@@ -196,7 +196,9 @@ class EchoInputs(Inputs, Generic[AnyPool]):
         steps = {number // group for number in asked.again}
         pool.restore(snapshot)
         held = self._replay(node, taken, steps)
-        if not steps <= self._recalled.keys() or (pool.step * group < taken and not pool.exhausted):
+        if not steps <= self._draws_again.keys() or (
+            pool.step * group < taken and not pool.exhausted
+        ):
             raise damage_error("its pool does not come to where the run was")
         again = frozenset(held).union(pool.held_ordinals().tolist())
         return Asked(pool.admitted, pool.admitted, snapshot.oldest, again)
@@ -204,9 +206,9 @@ class EchoInputs(Inputs, Generic[AnyPool]):
     def catch_up(self) -> None:
         """Finish the work that ``resume`` left."""
         self._fresh = self.upstream.fresh
-        if self._begun is not None:
-            self._schedule(*self._begun)
-            self._begun = None
+        if self._has_begun is not None:
+            self._schedule(*self._has_begun)
+            self._has_begun = None
 
     def _within(self, use: int) -> int:
         """Return a use's number, at most that of the end: the last batch may have been short."""
@@ -228,7 +230,7 @@ class EchoInputs(Inputs, Generic[AnyPool]):
         """Return uses from before a resume, their items made again."""
         group, uses = self.pool.group, []
         for number in range(start, start + count):
-            drawn = self._recalled[number // group]
+            drawn = self._draws_again[number // group]
             if number % group >= len(drawn):
                 break
             ordinal, use, age = drawn[number % group]
@@ -251,15 +253,15 @@ class EchoInputs(Inputs, Generic[AnyPool]):
             if last:
                 item.settled = True
                 del self._items[number]
-            self._drawn.append((item, fold_use(item.use_key, use), age))
+            self._draws.append((item, fold_use(item.use_key, use), age))
 
     def _recall(self, draw: Draw, step: int, wanted: bool, skip: int | None) -> set[int]:
         """Note a draw from before a resume; return those of its items that are still needed."""
         if wanted:
             columns = (draw.ordinals, draw.uses, draw.ages)
-            self._recalled[step] = list(zip(*(c.tolist() for c in columns), strict=True))
+            self._draws_again[step] = list(zip(*(c.tolist() for c in columns), strict=True))
         if skip is not None:  # the resume begins within this step
-            self._begun = draw, skip
+            self._has_begun = draw, skip
         return set(draw.ordinals.tolist()) if wanted or skip is not None else set()
 
 

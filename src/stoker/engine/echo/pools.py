@@ -86,7 +86,7 @@ class Pools:
         """Return what feeds the segment behind an echo from ``stream``."""
 
         def make(feed: EchoInputs[Any]) -> Any:
-            return self._made(feed, worker_pool)
+            return self._make(feed, worker_pool)
 
         feed: EchoInputs[Any]
         if point.echo.is_adaptive:
@@ -106,10 +106,10 @@ class Pools:
             return Replay(echo.record.of(echo.position, self._epoch), planning)
         if self._ranks is None:
             return OnDemandPolicy()
-        self.planned = self._agreed(point, stream, self._ranks, planning)
+        self.planned = self._agree_policy(point, stream, self._ranks, planning)
         return self.planned
 
-    def _agreed(
+    def _agree_policy(
         self, point: EchoPoint, stream: Stream, ranks: Ranks, planning: Planning
     ) -> AgreedPolicy:
         """Return what decides where ranks agree. Raises ValueError where they cannot."""
@@ -140,7 +140,7 @@ class Pools:
             leaky=point.leaks,
         )
 
-    def _made(self, feed: EchoInputs[Any], worker_pool: WorkerPool) -> Any:
+    def _make(self, feed: EchoInputs[Any], worker_pool: WorkerPool) -> Any:
         echo = feed.echo
         group = feed.point.group
         known = self._sizes.get(echo.position)
@@ -148,7 +148,7 @@ class Pools:
             size = echo.record.size(echo.position, echo.name, group)
             known = self._sizes[echo.position] = PoolSize(size)
         if known is None:
-            known = self._sizes[echo.position] = self._sized(feed, group, worker_pool)
+            known = self._sizes[echo.position] = self._choose_size(feed, group, worker_pool)
         if known.size < echo.smallest_distinct(group):
             what = "repeat a batch at once" if group == 1 else "hold an example twice"
             what = "find nothing to use again" if echo.is_adaptive else what
@@ -164,7 +164,7 @@ class Pools:
         # The pool admits an epoch of less than two groups whole.
         return Pool(counts, known.size, group, key, feed.count(2 * group if group > 1 else 0))
 
-    def _sized(self, feed: EchoInputs[Any], group: int, worker_pool: WorkerPool) -> PoolSize:
+    def _choose_size(self, feed: EchoInputs[Any], group: int, worker_pool: WorkerPool) -> PoolSize:
         """Return a pool's size, by its first item where that decides."""
         echo = feed.echo
         # Of a loader, and on a device, the first batch is looked at to say what the pool may take.

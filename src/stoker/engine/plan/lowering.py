@@ -91,35 +91,35 @@ class Lowering:
 
         Streams are shuffled through a buffer of so many examples.
         """
-        self._selection, self._buffer = self._selection.shuffled(blocks), buffer
+        self._selection, self._buffer = self._selection.shuffle(blocks), buffer
 
     def select(self, chosen: Chosen) -> None:
         """Only chosen examples are read; all of them are among those that are left by now."""
-        self._selection = self._selection.selected(chosen)
+        self._selection = self._selection.select(chosen)
 
     def draw(self, drawing: Drawing) -> None:
         """An order is drawn every epoch, by weights or a function."""
-        self._selection = self._selection.drawn(drawing)
+        self._selection = self._selection.draw(drawing)
 
     def shard(
-        self, rank: int, world: int, *, uneven: bool, dealt: bool, costs: Costs | None
+        self, rank: int, world: int, *, uneven: bool, by_owner: bool, costs: Costs | None
     ) -> None:
         """Only this rank's part of the epoch is read, dealt by who keeps what, by costs, or not."""
-        self._selection = self._selection.shared(
-            rank, world, uneven=uneven, dealt=dealt, costs=costs
+        self._selection = self._selection.shard(
+            rank, world, uneven=uneven, by_owner=by_owner, costs=costs
         )
 
     def pad(self, *, fills: bool, mask: str | None) -> None:
         """This rank's part is padded, up to a whole batch or not; batches get the mask as field."""
-        self._selection, self._mask = self._selection.padded(fills=fills), mask
+        self._selection, self._mask = self._selection.pad(fills=fills), mask
 
     def take(self, count: int) -> None:
         """Only the first ``count`` examples are read."""
-        self._selection = self._selection.taken(count)
+        self._selection = self._selection.take(count)
 
     def skip(self, count: int) -> None:
         """The first ``count`` examples are left out."""
-        self._selection = self._selection.skipped(count)
+        self._selection = self._selection.skip(count)
 
     def map(self, stage: Map) -> None:
         """A function is applied to each item."""

@@ -85,7 +85,7 @@ class Plan:
         known = self._planned.get((seed, epoch))
         if known is not None:
             return known
-        whole = self.indexed.order(self.selection.undealt(), seed, epoch)
+        whole = self.indexed.order(self.selection.of_all_ranks(), seed, epoch)
         share = self.selection.share
         rank, world = (0, 1) if share is None else (share.rank, share.world)
         deal = PlannedDeal(whole, self.batches, seed, epoch, rank, world, self.indexed.parts_count)

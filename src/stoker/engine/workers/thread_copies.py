@@ -59,7 +59,7 @@ class KeptCopies:
         self.unset: UnsetAttributes | None = None
         self.unfit: dict[int, str] = {}
         self.warnings: list[str] = []
-        self._told: set[int] = set()
+        self._has_warned: set[int] = set()
         self._are_private = False
         self._process = OwningProcess()
         self._free: deque[Replica] = deque()
@@ -99,17 +99,20 @@ class KeptCopies:
                 return
         error = error.__cause__ or error
         for number in copies:
-            said = f"{type(error).__name__}: {error}"
-            self.unfit.setdefault(number, f"a copy of it raised {said}, which it does not itself")
+            warning = f"{type(error).__name__}: {error}"
+            self.unfit.setdefault(
+                number, f"a copy of it raised {warning}, which it does not itself"
+            )
 
     def tell(self, objects: Sequence[UserObject], replica: Replica) -> None:
         """Have the user told of what is called by one thread at a time, once of each."""
         for number, (each, reason) in enumerate(zip(objects, replica.locked, strict=True)):
-            if reason is not None and number not in self._told:
-                self._told.add(number)
+            if reason is not None and number not in self._has_warned:
+                self._has_warned.add(number)
+                name = _name_to_declare(each.value)
                 self.warnings.append(
                     f"{each.name} runs one call at a time: {reason}. Take .workers(n, "
-                    f'kind="process"), or declare stoker.thread_safe({_called(each.value)}) if '
+                    f'kind="process"), or declare stoker.thread_safe({name}) if '
                     "calls at once are right"
                 )
 
@@ -150,7 +153,7 @@ class ThreadCopies:
     ) -> None:
         self._segments = segments
         self._works = works
-        self._kept = kept
+        self._keeper = kept
         self._objects = [each for segment in segments for each in segment.user_objects]
         self._roots = [each.value for each in self._objects]
         if kept.unset is None:
@@ -175,8 +178,8 @@ class ThreadCopies:
     def leave(self) -> None:
         """Keep what the calling thread has called: it ends."""
         mine, self._here.mine = self._here.mine, None
-        if mine is not None and mine.age == self._kept.age:
-            self._kept.give(mine.replica)
+        if mine is not None and mine.age == self._keeper.age:
+            self._keeper.give(mine.replica)
 
     def work(self, original: Work) -> Work:
         """Return the work that the calling thread is to do in place of the consumer's."""
@@ -191,28 +194,30 @@ class ThreadCopies:
             if not mine.is_kept:
                 return None
             with USER_LOCK:
-                self._here.mine = self._made()
+                self._here.mine = self._make_copies()
         return self.work(original)
 
     def distrust(self, copies: tuple[int, ...], error: BaseException) -> None:
         mine = self._here.mine
         with USER_LOCK:
-            if mine is not None and mine.age == self._kept.age:  # else somebody was faster
-                self._kept.distrust(mine.replica, copies, error)
+            if mine is not None and mine.age == self._keeper.age:  # else somebody was faster
+                self._keeper.distrust(mine.replica, copies, error)
 
     def _own(self) -> _Mine:
         mine = self._here.mine
-        if mine is None or mine.age != self._kept.age:
+        if mine is None or mine.age != self._keeper.age:
             with USER_LOCK:
-                kept = self._kept.take(self._generation)
-                mine = self._here.mine = self._made() if kept is None else self._calling(kept, True)
+                kept = self._keeper.take(self._generation)
+                mine = self._here.mine = (
+                    self._make_copies() if kept is None else self._calling(kept, True)
+                )
         return mine
 
-    def _made(self) -> _Mine:
+    def _make_copies(self) -> _Mine:
         began = time.thread_time_ns()
-        replica = replicate(self._roots, self._kept.unset, self._kept.unfit)
+        replica = replicate(self._roots, self._keeper.unset, self._keeper.unfit)
         self.copying_ns = max(self.copying_ns, time.thread_time_ns() - began)
-        self._kept.tell(self._objects, replica)
+        self._keeper.tell(self._objects, replica)
         return self._calling(replica, False)
 
     def _calling(self, replica: Replica, is_kept: bool) -> _Mine:
@@ -235,10 +240,10 @@ class ThreadCopies:
             work: work.with_calls(segments[work.address.at], source, calls[work.address.at], self)
             for work in self._works
         }
-        return _Mine(replica, works, self._kept.age, is_kept)
+        return _Mine(replica, works, self._keeper.age, is_kept)
 
 
-def _called(value: Any) -> str:
+def _name_to_declare(value: Any) -> str:
     """Return what a declaration would name."""
     name = getattr(value, "__name__", None) or type(value).__name__
     return name if isinstance(name, str) and name.isidentifier() else "fn"

@@ -56,10 +56,10 @@ class Builder:
         self._collate = collate
         self._recycler = recycler
         self._examples: list[Any] | None = [None] * rows if collate else None
-        self._stacked: Any = None  # a batch that came in one piece
+        self._batch: Any = None  # a batch that came in one piece
         self._template: Any = None
         self._leaves: list[Leaf] | None = None
-        self._refused: dict[int, list[Any]] = {}
+        self._misfits: dict[int, list[Any]] = {}
         self._lock = threading.Lock()
 
     def put(self, start: int, examples: list[Any]) -> None:
@@ -68,8 +68,8 @@ class Builder:
             self._examples[start : start + len(examples)] = examples
             return
         if 0 < len(examples) == self._rows:
-            self._stacked = stack(examples, self._recycler)
-        if examples and self._stacked is None:
+            self._batch = stack(examples, self._recycler)
+        if examples and self._batch is None:
             self.put_each(start, examples)
 
     def put_each(self, start: int, examples: list[Any]) -> None:
@@ -78,14 +78,14 @@ class Builder:
         try:
             self._put(start, template, _columns(template, examples))
         except UnlikeError:
-            self._refused[start] = examples
+            self._misfits[start] = examples
 
-    def put_columns(self, start: int, made: Columns) -> None:
+    def put_columns(self, start: int, columns: Columns) -> None:
         """Write columns that another process made, as rows ``start ..``."""
         try:
-            self._put(start, made.template, made.columns)
+            self._put(start, columns.template, columns.columns)
         except UnlikeError:
-            self._refused[start] = made.rows()
+            self._misfits[start] = columns.rows()
 
     def _put(self, start: int, template: Any, columns: Sequence[Any]) -> None:
         leaves = self._leaves or self._allocate(template, columns)
@@ -112,9 +112,9 @@ class Builder:
             collate = collate or self._collate
             assert collate is not None
             return collate_examples(collate, self._examples)
-        if self._stacked is not None:
-            return self._stacked
-        if self._refused:
+        if self._batch is not None:
+            return self._batch
+        if self._misfits:
             raise self._misfit()
         if self._leaves is None:
             raise AssertionError("a batch has at least one row")
@@ -127,7 +127,7 @@ class Builder:
         Where most do not fit beside a few, and are alike, it is the first of those few.
         """
         unfit: dict[int, UnlikeError] = {}
-        for start, examples in sorted(self._refused.items()):
+        for start, examples in sorted(self._misfits.items()):
             for row, example in enumerate(examples, start):
                 template = self._template if self._leaves else example
                 try:
@@ -173,18 +173,18 @@ def _rebuilt(template: Any, leaves: Iterator[Any]) -> Any:
 def collated(examples: list[Any], allocator: Allocator) -> Columns:
     """Turn examples into columns whose arrays are stacked (shapes are checked)."""
     template = examples[0]
-    stacked = []
+    arrays = []
     try:
         for place, column in enumerate(_columns(template, examples)):
             leaf = make_leaf(LeafName(template, place), column[0], len(examples), allocator)
             leaf.put(0, column)
-            stacked.append(leaf.column())
+            arrays.append(leaf.column())
     except UnlikeError:
         builder = Builder(len(examples), None, Recycler())
         builder.put(0, examples)
         builder.finish()  # says which is to blame
         raise
-    return Columns(pytree.map_leaves(lambda _: None, template), stacked)
+    return Columns(pytree.map_leaves(lambda _: None, template), arrays)
 
 
 def _columns(template: Any, examples: Sequence[Any]) -> list[Any]:

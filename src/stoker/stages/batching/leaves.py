@@ -76,15 +76,15 @@ class Leaf(ABC):
     def unlike(self, column: Any, fits: Callable[[Any], bool], usual: Any) -> UnlikeError:
         """Return the error of rows of which some do not fit beside those before, as ``usual``."""
         odd = next(value for value in column if not fits(value))
-        seen = list(dict.fromkeys(self.text(value) for value in [odd, *column, usual]))
-        if len(seen) == 1:
-            seen.append("another in rows before")
-        shown = ", ".join(seen[:4]) + (", ..." if len(seen) > 4 else "")
+        kinds = list(dict.fromkeys(self.text(value) for value in [odd, *column, usual]))
+        if len(kinds) == 1:
+            kinds.append("another in rows before")
+        text = ", ".join(kinds[:4]) + (", ..." if len(kinds) > 4 else "")
         way = "make the examples alike in a map (resize, crop, pad)"
-        if type(None).__name__ in seen:
+        if type(None).__name__ in kinds:
             way = "leave such examples out with .filter(), put a value in place of None in a map"
         return UnlikeError(
-            f"{self.name} differs within a batch: {shown}; {way}, or give .batch(collate=...)"
+            f"{self.name} differs within a batch: {text}; {way}, or give .batch(collate=...)"
         )
 
 

@@ -179,9 +179,9 @@ class PlannedBatch(Batch):
         said += ["padded=False"] * (not sizing.padded)
         return f"batch({', '.join(said)})"
 
-    def placed(self, before: ChainView) -> Batch:
+    def bind(self, before: ChainView) -> Batch:
         """Check that all examples come here, once, in an order that all ranks know."""
-        super().placed(before)
+        super().bind(before)
         source = before.source
         if not isinstance(source, IndexedSource):
             raise ValueError(

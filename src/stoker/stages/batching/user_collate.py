@@ -31,12 +31,12 @@ def collate_examples(collate: Collate, examples: list[Any]) -> Any:
     Raises what the function raises, as RowError where it is one example's fault; TypeError where
     it returns None.
     """
-    kept = examples.copy()
+    inputs = examples.copy()
     try:
         batch = collate(examples)
     except Exception as error:
         pass_on(error)
-        row = _blame(collate, kept, type(error))
+        row = _blame(collate, inputs, type(error))
         if row is None:
             raise
         raise RowError(error, row) from None

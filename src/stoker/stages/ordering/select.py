@@ -53,7 +53,7 @@ class Select(ChainStage):
         count = "" if self.chosen is None else f"{len(self.chosen):,} of {self.length:,}"
         return f"select({count})"
 
-    def placed(self, before: ChainView) -> Select:
+    def bind(self, before: ChainView) -> Select:
         """Choose among the numbers that are left, which must not have been ordered yet."""
         source = check_numbers(before, "select(...)")
         if self.chosen is not None:

@@ -72,7 +72,7 @@ class WeightedShuffle(ChainStage):
         count = "" if self.num_samples is None else f", num_samples={self.num_samples:,}"
         return f"shuffle(weights{count}{', replacement' * self.replacement})"
 
-    def placed(self, before: ChainView) -> WeightedShuffle:
+    def bind(self, before: ChainView) -> WeightedShuffle:
         """Check that there are weights for the source's examples."""
         source = check_numbers(before, "shuffle(weights=...)")
         length = len(source)

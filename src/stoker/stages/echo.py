@@ -50,7 +50,7 @@ class Echo(ChainStage):
         pool_bytes: the pool's size in bytes, or None; with neither, the default.
         position: how many echoes come before it in the chain: part of its address.
         record: decisions of an earlier run that are replayed, or None.
-        counts: how often each item is used, once it is placed; None if it follows the stall.
+        counts: how often each item is used, once it is bound; None if it follows the stall.
     """
 
     uses: tuple[EvenUses, ...]

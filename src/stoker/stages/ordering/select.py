@@ -32,7 +32,7 @@ class Select(ChainStage):
 
     Attributes:
         which: numbers, a mask, or a function of number and name; None once it is ``chosen``.
-        chosen: the numbers that it leaves of those before it; None until it is placed.
+        chosen: the numbers that it leaves of those before it; None until it is bound.
         length: of the source then.
         digest: the same for the same numbers.
     """

@@ -41,7 +41,7 @@ class WeightedShuffle(ChainStage):
         given: the weights, or a function of the epoch that returns some.
         num_samples: how many examples an epoch has, None for as many as there are.
         replacement: whether each of them is drawn by itself.
-        weights: what is drawn by; a function is asked in each epoch. None until it is placed.
+        weights: what is drawn by; a function is asked in each epoch. None until it is bound.
         length: of the source then.
     """
 

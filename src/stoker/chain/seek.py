@@ -1,7 +1,7 @@
-"""Where an epoch is, by arithmetic: behind its first outputs, and where other ranks take it over.
+"""Positions in an epoch by arithmetic: after a number of outputs, and where other ranks take over.
 
-A state is of so many ranks with batches of one size. Others that load it begin a new leg of the
-epoch (``schedule.leg``): a row of what is left of it.
+A state belongs to a number of ranks and a batch size. If another number of ranks loads it, or the
+batch size differs, a new leg of the epoch begins (``schedule.leg``): a row of the unread examples.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _log = logging.getLogger("stoker")
 
 
 def can_jump(chain: Chain) -> bool:
-    """Return whether arithmetic alone tells what stands behind the first outputs of an epoch.
+    """True if arithmetic alone finds the position after a number of outputs.
 
-    Not over streams and loaders, not where examples may be left out, and not behind a pool.
+    That excludes streams and loaders, dropped examples, and pools.
     """
     if chain.sorts_examples and chain.selection.calls_user:
         return False
@@ -45,9 +45,8 @@ def can_jump(chain: Chain) -> bool:
 
 
 def seek(chain: Chain, epoch: int, number: int) -> tuple[Position | None, int]:
-    """Return a position in an epoch at an output, or as near before it as it can be told.
-
-    Also how many outputs come before it from there: those of which only what came before can tell.
+    """Return the position at an output, and 0; or the nearest computable position before it, and
+    the number of outputs from there to the output.
     """
     if not number or not can_jump(chain):
         return None, number
@@ -58,10 +57,10 @@ def seek(chain: Chain, epoch: int, number: int) -> tuple[Position | None, int]:
 
 
 def skip_epochs(chain: Chain, epoch: int, outputs: int) -> tuple[int, int, Clock]:
-    """Return how many whole epochs so many outputs are, and how many are left behind these.
+    """Return how many whole epochs ``outputs`` span, how many outputs are left, and the clock.
 
-    From the beginning of an epoch on, where outputs can be jumped over. Also what all ranks have
-    handed out in those epochs.
+    Counts from the beginning of ``epoch``; the clock is that of the whole epochs, over all ranks.
+    Needs ``can_jump``.
     """
     epochs, before = 0, Clock()
     while outputs >= (count := chain.count_of_data_epoch(epoch + epochs)):
@@ -78,10 +77,9 @@ def skip_epochs(chain: Chain, epoch: int, outputs: int) -> tuple[int, int, Clock
 def seek_behind_pool(
     chain: Chain, epoch: int, number: int, sizes: Mapping[int, PoolSize]
 ) -> Position | None:
-    """Return the position at an output behind one pool of a fixed factor, its draws repeated.
+    """Return the position at an output behind a single pool of a fixed factor, by its draws.
 
-    None where there is another pool, where it is not the pool alone that decides, and where its
-    size is not known yet.
+    None with another pool, with dropped examples, or while the pool's size is unknown.
     """
     if not chain.source.is_indexed or chain.may_leave_out or len(chain.echoes) != 1:
         return None
@@ -115,13 +113,13 @@ def seek_behind_pool(
 
 
 def take_over(states: Sequence[Loaded], chain: Chain) -> Loaded:
-    """Return the state with which a chain goes on: of its own rank, or a new leg of the epoch.
+    """Return the state that a chain goes on with: its own rank's, or the start of a new leg.
 
     Args:
-        states: those of all ranks, or one of them.
-        chain: of the rank that loads them.
+        states: the states of all ranks, or one of them.
+        chain: the chain of the rank that loads them.
 
-    Raises StateError where that one does not tell enough, or other ranks cannot go on.
+    Raises StateError if one state is not enough, or if other ranks cannot go on with the epoch.
     """
     ranks = _by_rank(states) if len(states) > 1 else None
     first, (rank, world) = states[0], chain.rank_world
@@ -156,7 +154,7 @@ def take_over(states: Sequence[Loaded], chain: Chain) -> Loaded:
 
 
 def _by_rank(states: Sequence[Loaded]) -> list[Loaded]:
-    """Return the states of all ranks in the order of these; raises StateError for others."""
+    """Return the states by rank. Raises StateError unless there is one of each rank."""
     first = states[0]
     world = first.by.rank_world[1]
     ranks = [at if each.rank is None else each.rank for at, each in enumerate(states)]
@@ -179,7 +177,7 @@ def _place_of(loaded: Loaded) -> tuple[int, int, int]:
 
 
 def _check_leg(by: Chain) -> None:
-    """Raise StateError for what other ranks, or other batches, cannot go on with in mid-epoch."""
+    """Raise StateError if other ranks, or other batches, cannot go on in the middle of an epoch."""
     share, selection = by.selection.share, by.selection
     by.source.check_leg(selection)
     if by.sorts_examples:
@@ -221,7 +219,7 @@ def _check_leg(by: Chain) -> None:
 
 
 class _Progress(NamedTuple):
-    """What a rank had read of its rows: up to ``rows``; of these a pool holds some."""
+    """The rows that a rank had read, and the items of them that its pool holds."""
 
     rows: int
     ordinals: NDArray[np.int64]
@@ -230,12 +228,11 @@ class _Progress(NamedTuple):
 
 
 def _begin_leg(ranks: Sequence[Loaded], chain: Chain) -> tuple[Position, dict[int, PoolSize], int]:
-    """Return where other ranks begin their leg, the sizes of their pools, and how many uses of
-    items of the pools are lost.
+    """Return the first position of a new leg, the pool sizes, and the number of lost uses.
 
     Args:
-        ranks: the states of all ranks that leave the epoch; for each the same, if they are alike.
-        chain: of a rank that goes on with it.
+        ranks: the states of all ranks that leave the epoch; equal ranks share one.
+        chain: the chain of a rank that goes on with the epoch.
     """
     first, world = ranks[0], len(ranks)
     at, by = first.position, first.by
@@ -288,8 +285,10 @@ def _begin_leg(ranks: Sequence[Loaded], chain: Chain) -> tuple[Position, dict[in
 def _in_turns(
     by: Chain, rest: Remainder, unused: NDArray[np.int64], world: int
 ) -> tuple[Remainder, NDArray[np.int64]]:
-    """Return places that ranks can take in turns, and what is left of the row: of that come as many
-    as are lacking; if it has not as many, the last places are too few for all ranks."""
+    """Move places from the row until their number is a multiple of ``world``; return both.
+
+    If the row has too few, surplus places are dropped.
+    """
     indexed, lacking = by.plan.indexed, -len(unused) % world
     assert indexed is not None
     if lacking > len(rest):
@@ -306,7 +305,7 @@ def _whole(by: Chain) -> Remainder:
 
 
 def _pool_size(echo: Echo, loaded: Loaded, group: int) -> PoolSize:
-    """Return the size of a pool, which the run that left the epoch chose, as far as it fits."""
+    """Return the size that the earlier run chose for a pool, at most the size allowed here."""
     if echo.pool is not None:
         return PoolSize(echo.pool)
     size = max(group, loaded.sizes[echo.position].size)
@@ -315,9 +314,9 @@ def _pool_size(echo: Echo, loaded: Loaded, group: int) -> PoolSize:
 
 
 def _progress_of_alike(loaded: Loaded) -> list[_Progress]:
-    """Return what each of several ranks had read, whose states are the same.
+    """Return the progress of each of several ranks with equal states.
 
-    What pools held when their own leg began had other uses before, on each rank its own.
+    Items that pools held when their leg began had earlier uses, which differ between ranks.
     """
     left, leg = _progress_of(loaded), loaded.position and loaded.position.leg
     rank, world = loaded.by.rank_world
@@ -334,14 +333,14 @@ def _progress_of_alike(loaded: Loaded) -> list[_Progress]:
 
 
 def _progress_of(loaded: Loaded) -> _Progress:
-    """Return what a rank had read when it left the epoch."""
+    """Return the progress of a rank when it left the epoch."""
     position, none = loaded.position or Position(), np.empty(0, np.int64)
     by = loaded.by.on_leg(position.leg)
     node = position.parts[0] if position.parts else None
     if isinstance(node, FilterRecord):
         return _Progress(node.number, none, none, none)
     if not isinstance(node, PoolStart) or not by.has_fixed_echo:
-        # (What enters a pool that follows the stall is used at once; the rest of it are copies.)
+        # (Items that enter an adaptive pool are used at once; the pool only has further copies.)
         return _Progress(position.fresh, none, none, none)
     (point,) = by.plan.echoes
     echo, uses_drawn = point.echo, position.yielded * by.batch_size
@@ -358,8 +357,7 @@ def _progress_of(loaded: Loaded) -> _Progress:
 def _unread(
     ranks: Sequence[Loaded], each: Sequence[_Progress], rest: Remainder
 ) -> tuple[list[tuple[int, int]], NDArray[np.int64], NDArray[np.int64]]:
-    """Return what no rank had read of a row, the places before it that a rank had not read, and the
-    places of what their pools hold."""
+    """Return the unread ranges of a row, unread places before them, and the places in pools."""
     first, size, world = ranks[0], len(rest), len(ranks)
     by, selection = first.by, first.by.selection
     position = first.position or Position()
@@ -395,7 +393,7 @@ def _unread(
 
 
 def _describe(loaded: Loaded, position: Position, chain: Chain, lost_uses: int) -> str:
-    """Say where other ranks go on."""
+    """Describe for the log where other ranks go on."""
     by, leg = loaded.by, position.leg
     indexed = by.plan.indexed
     assert indexed is not None
@@ -409,7 +407,7 @@ def _describe(loaded: Loaded, position: Position, chain: Chain, lost_uses: int) 
 
 
 def _describe_change(by: Chain, chain: Chain) -> str:
-    """Say what is other than it was."""
+    """Describe the change of ranks and batch size."""
     (_, was), (_, now) = by.rank_world, chain.rank_world
     changes = [] if now == was else [f"{now} rank{'s' * (now > 1)} instead of {was}"]
     if chain.batch_size != by.batch_size:

@@ -68,7 +68,7 @@ class IterableHead(HeadStream):
         self._whole: Iterator[Any] | None = examples
         self._world = selection.share.world if selection.share is not None else 1
         self._examples: Iterator[Any] | None = _read_selection(examples, selection, start)
-        self._skip_count = selection.first.start  # by the source, in front of what is counted
+        self._skip_count = selection.first.start  # examples that the source skips, not counted
         handed = _handed_selection(selection)
         self._to_drop = self._drop_count = handed.start
         if selection.share is not None and not selection.share.anew:
@@ -91,7 +91,7 @@ class IterableHead(HeadStream):
         return self._outputs
 
     def _take(self, may_block: bool) -> Item | None:
-        """Take the next example; an error of the iterable comes as a failure."""
+        """Return the next example; an error of the iterable becomes a failure."""
         if self._left is not None:
             if self._left <= 0:
                 return None
@@ -106,7 +106,7 @@ class IterableHead(HeadStream):
         return item
 
     def has_ended(self) -> bool:
-        """Return True: this is asked only if the length is known beforehand."""
+        """Return True: callers ask only if the length is known beforehand."""
         return True
 
     def state_at(self, fresh: int, loaded: int) -> tuple[Any, int]:
@@ -119,9 +119,9 @@ class IterableHead(HeadStream):
         self._source.forget_before(fresh and fresh + self._skip_count)
 
     def leave(self, fresh: int, loaded: int, *, ended: bool) -> None:
-        """Tell the source how much was read when the last taken example was drawn.
+        """Tell the source how much was read when the consumer's last example was drawn.
 
-        Examples that a shuffle buffer held then are left out.
+        Examples that a shuffle buffer held then are lost.
         """
         drawn = self._drop_count + fresh + self._size - 1
         read = self._skip_count + drawn * self._world if fresh else 0
@@ -146,7 +146,7 @@ class IterableHead(HeadStream):
             item = self._next()
             if item is not None:
                 buffer.append(item)
-        if not buffer:  # the iterable's error comes after all examples before it
+        if not buffer:  # an error of the iterable comes after all examples before it
             item, self._failure = self._failure, None
             return item
         at = int(self._fractions.at(self._drawn_count) * len(buffer))
@@ -178,7 +178,7 @@ class IterableHead(HeadStream):
 def _read_selection(examples: Iterator[Any], selection: Selection, start: int) -> Iterator[Any]:
     """Return the cut that this rank reads, before any shuffling; ``start`` were read before."""
     share, first = selection.share, selection.first
-    behind = first.start + start if start else 0  # where the source begins
+    behind = first.start + start if start else 0  # where the source starts
     stop = None if first.stop is None else max(0, first.stop - behind)
     examples = islice(examples, 0 if start else first.start, stop)
     if share is not None:
@@ -210,7 +210,7 @@ def _rounds(examples: Iterator[Any], rank: int, world: int) -> Iterator[Any]:
 
 
 class Direct(Inputs):
-    """Feeds a segment with each item of a stream once."""
+    """The items of a stream as the inputs of a segment, each once."""
 
     in_order = True
     follows = False
@@ -273,19 +273,21 @@ class LoaderHead(HeadStream):
         tally.open(HEAD, [source.name])
         self._has_pulled = self._has_begun = loaded
         self._fresh = fresh
-        self._has_failed: Exception | None = None  # while it was asked whether that is all
+        self._has_failed: Exception | None = None  # raised while it was asked for its end
         self._errors: list[BaseException] = []
         self._source = source
-        self._states: deque[tuple[int, Any]] = deque()  # the loader's, behind so many batches
+        self._states: deque[tuple[int, Any]] = (
+            deque()
+        )  # the loader's states, by the number of batches
         self._iterator = source.open()
-        self._earlier: tuple[int, Any] = (loaded, source.before)  # from before those
+        self._earlier: tuple[int, Any] = (loaded, source.before)  # the state before all of these
 
     @property
     def fresh(self) -> int:
         return self._fresh
 
     def _take(self, may_block: bool) -> Item | None:
-        """Ask the loader. Its errors pass unchanged, and it may be asked again."""
+        """Return the loader's next batch. Its errors pass unchanged, and it may be asked again."""
         if not may_block:
             raise WouldBlock(None)
         if self._has_failed is not None:

@@ -86,10 +86,10 @@ class PackedStream(OrderedStream):
         super().__init__(upstream, worker_pool, planning)
         self._stage, self._length = point.pack, point.pack.length
         self._pieces: deque[_Piece] = deque()
-        self._tokens = 0  # in the pieces
+        self._tokens = 0  # tokens in the pieces
         self._skip_count = 0  # tokens of the next input that came before a resume
         self._sequences = 0
-        self._starts: deque[PackStart] = deque()  # of the last ones made
+        self._starts: deque[PackStart] = deque()  # of the latest full sequences
         self._fresh_in = 0
 
     def ready_since(self) -> tuple[int, int | None]:

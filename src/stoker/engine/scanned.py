@@ -1,4 +1,4 @@
-"""The stream of a scan: a function with a state passes or makes items, one after another.
+"""The stream of a scan: a function with a state makes items from inputs, one after another.
 
 A scan is called with inputs in order, by the thread that plans, with the planning lock held. So it
 runs ahead of the consumer, and a position needs an earlier state. States are therefore dumped now
@@ -29,7 +29,7 @@ from stoker.errors import StateError
 from stoker.stages.scan import DROP, Scan, ScanState
 
 _DUMP_EACH = 30
-"""The time between two dumps, as a multiple of a dump's own: dumps cost at most 3 % of planning."""
+"""The time between two dumps, as a multiple of a dump's: dumps cost at most 3 % of planning."""
 _KEPT_DUMPS = 16
 """The most dumps that are kept. Their memory is bounded, and of the inputs between the oldest
 needed item and a position, a resume scans about an eighth in vain."""
@@ -94,8 +94,8 @@ class ScannedStream(OrderedStream):
         super().__init__(upstream, worker_pool, planning)
         self._scan, self._part = point.scan, point.at
         self._tally = tally
-        self._first = self._least = 0  # before a resume, outputs came: at most, and at least
-        self._replay_to: frozenset[int] = frozenset()  # of these, what is asked for again
+        self._first = self._least = 0  # outputs before a resume: at most, and at least
+        self._replay_to: frozenset[int] = frozenset()  # outputs to keep from before a resume
         self._again: dict[int, Item] = {}
         self._begin(ScanStart(0, 0, point.scan.initial))
 
@@ -139,7 +139,7 @@ class ScannedStream(OrderedStream):
         return Asked(start.input, start.input, start.input)
 
     def catch_up(self) -> None:
-        """Scan up to the run's position, if earlier outputs are needed again; waits for them.
+        """Scan up to the run's position if earlier outputs are needed again.
 
         Raises errors on the way.
         """

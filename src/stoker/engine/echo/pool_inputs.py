@@ -76,11 +76,11 @@ class PoolStart(Node):
 
 
 class EchoInputs(Inputs, Generic[AnyPool]):
-    """Feeds a segment with the uses of items that it keeps.
+    """The uses of the items in a pool, as the inputs of a segment.
 
     Args:
-        point: its place in the plan.
-        make_pool: makes its schedule in this epoch, when the first use is requested: the size may
+        point: the echo's point in the plan.
+        make_pool: makes the schedule of this epoch, when the first use is requested: its size may
             depend on the first item.
         upstream: the stream of fresh items.
     """
@@ -105,13 +105,13 @@ class EchoInputs(Inputs, Generic[AnyPool]):
         self._draws: deque[Use] = deque()
         self._draws_again: dict[int, list[tuple[int, int, int]]] = {}
         self._tally = tally
-        self._uses = self._first_uses = 0  # that were drawn
+        self._uses = self._first_uses = 0  # drawn so far
         self._fresh = 0
         self._has_begun: tuple[Draw, int] | None = None
 
     @cached_property
     def pool(self) -> AnyPool:
-        """The schedule."""
+        """The schedule of uses."""
         return self._make_pool(self)
 
     @property
@@ -148,12 +148,12 @@ class EchoInputs(Inputs, Generic[AnyPool]):
         return 0
 
     def clear(self) -> None:
-        """Drop what will not be used any more."""
+        """Drop all items."""
         for item in self._items.values():
             item.task.waiting = None
         self._items.clear()
         self._draws.clear()
-        self._make_pool = _over  # it holds the run, which holds this
+        self._make_pool = _over  # it refers to the run, which refers to this
 
     def together(self, count: int) -> int:
         if not self._draws:
@@ -170,7 +170,7 @@ class EchoInputs(Inputs, Generic[AnyPool]):
 
     @abstractmethod
     def _step(self) -> bool:
-        """Draw once more, if the epoch has more."""
+        """Draw the next step; return False at the end of the epoch."""
 
     def resume_point(self, use: int) -> tuple[PoolStart | None, int]:
         if not self.has_started:
@@ -186,7 +186,7 @@ class EchoInputs(Inputs, Generic[AnyPool]):
         return oldest
 
     def resume(self, node: PoolStart | None, asked: Asked) -> Asked:
-        """Replay the draws from a snapshot on."""
+        """Replay the draws from the node's snapshot on."""
         if node is None:
             raise damage_error("a pool is missing in it")
         taken, snapshot, pool = self._within(asked.next), node.snapshot, self._begin(node)
@@ -211,7 +211,7 @@ class EchoInputs(Inputs, Generic[AnyPool]):
             self._has_begun = None
 
     def _within(self, use: int) -> int:
-        """Return a use's number, at most that of the end: the last batch may have been short."""
+        """Return a use's number, at most the number of uses: the last batch may be short."""
         return use if self.total is None else min(use, self.total)
 
     def _begin(self, node: PoolStart) -> AnyPool:
@@ -256,11 +256,11 @@ class EchoInputs(Inputs, Generic[AnyPool]):
             self._draws.append((item, fold_use(item.use_key, use), age))
 
     def _recall(self, draw: Draw, step: int, wanted: bool, skip: int | None) -> set[int]:
-        """Note a draw from before a resume; return those of its items that are still needed."""
+        """Record a draw from before a resume; return the numbers of its items still needed."""
         if wanted:
             columns = (draw.ordinals, draw.uses, draw.ages)
             self._draws_again[step] = list(zip(*(c.tolist() for c in columns), strict=True))
-        if skip is not None:  # the resume begins within this step
+        if skip is not None:  # the resume is in the middle of this step
             self._has_begun = draw, skip
         return set(draw.ordinals.tolist()) if wanted or skip is not None else set()
 
@@ -280,7 +280,7 @@ class PooledInputs(EchoInputs[Pool]):
         # If the number of items is unknown, one is peeked at, so that the end is seen in time.
         self._unknown = upstream.total is None and not upstream.blocking
         self._prefetcher: deque[Item] = deque()
-        self._items_before: int | None = None  # in the epoch, as the run before a resume knew
+        self._items_before: int | None = None  # items in the epoch, from the state
         self._replaying = False
 
     def count(self, at_least: int) -> int | None:
@@ -296,7 +296,7 @@ class PooledInputs(EchoInputs[Pool]):
         return None if self._have(at_least) else len(self._prefetcher)
 
     def clear(self) -> None:
-        """Drop what will not be used any more."""
+        """Drop all items."""
         super().clear()
         self._prefetcher.clear()
 
@@ -308,7 +308,7 @@ class PooledInputs(EchoInputs[Pool]):
                 self._items[first + got] = item
                 self._fresh = item.fresh
                 got += 1
-        finally:  # a loader may raise, and go on
+        finally:  # a loader may raise an error, and go on
             pool.admit(got)
         if got < wanted or (self._unknown and not pool.ended and not self._have(1)):
             pool.end()

@@ -18,8 +18,8 @@ from stoker.engine.items import HeadStream, Item, Planning, PulledStream, WouldB
 from stoker.engine.workers.threads import WorkerPool
 from stoker.stages.functions.stray_draws import WORKER_NAME
 
-# Closing waits so long for a loader's next() to return, then goes on without it: about as long as a
-# user waits without a message. Chosen, not measured.
+# The longest time that closing waits for a loader's next() to return: about as long as a user waits
+# without a message. Chosen, not measured.
 _JOIN_S = 5.0
 
 
@@ -47,7 +47,7 @@ class Prefetcher(PulledStream):
         self._lock = threading.RLock()
         self._change = threading.Condition(self._lock)
         self._queue: deque[Item | BaseException] = deque()
-        self._room = size  # more, where more was asked for at a time than the queue holds
+        self._room = size  # larger while a caller waits for more than that
         self._has_ended = False
         self._is_closed = False
         self._fresh = 0
@@ -121,7 +121,7 @@ class Prefetcher(PulledStream):
         raise AssertionError("what a thread read ahead cannot be made again")
 
     def clear(self) -> None:
-        """End the thread, once its present item has come; drop the read items."""
+        """End the thread after its current read; drop the items in the queue."""
         with self._lock:
             self._is_closed = True
             self._queue.clear()
@@ -167,14 +167,14 @@ class Prefetcher(PulledStream):
                     elif not self._is_closed:
                         self._queue.append(item)
                     self._change.notify_all()
-                self._worker_pool.plan()  # before it waits: planning may make the room
+                self._worker_pool.plan()  # before waiting, as planning may make room
                 with self._lock:
                     while not self._is_closed and not self._has_ended and self._must_wait(item):
                         self._change.wait()
         finally:
-            self._inner.clear()  # here: nobody else may use it meanwhile
+            self._inner.clear()  # in this thread, which alone uses it
 
     def _must_wait(self, last: Item | BaseException | None) -> bool:
-        """True if no more must be read for now, also if a read error was not raised yet."""
+        """True while the queue is full, or a read error in it was not raised yet."""
         is_error = isinstance(last, BaseException)
         return len(self._queue) >= self._room or (is_error and bool(self._queue))

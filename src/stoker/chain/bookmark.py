@@ -41,9 +41,7 @@ class Bookmark:
         self._carry: dict[int, Item] = {}  # items of a pool that goes on in the next epoch
         self._totals_before = Totals()  # of all runs before the last one
         self._records: dict[int, EchoRecord] = {}
-        self._fresh_start = (
-            True  # whether the next iter() begins at ``position``
-        )
+        self._fresh_start = True  # whether the next iter() begins at ``position``
         self._run: Run | None = None
         self._iterator: weakref.ref[PipelineIterator[Any]] | None = None
         # Unacknowledged outputs of finished runs: epoch, position, and the clock before.

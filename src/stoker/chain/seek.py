@@ -22,7 +22,7 @@ from stoker.engine.echo.pools import pool_key
 from stoker.engine.survivors import FilterRecord
 from stoker.errors import StateError
 from stoker.schedule import rng
-from stoker.schedule.fixed import Pool, Snapshot
+from stoker.schedule.fixed import Pool, Snapshot, snapshot_steps
 from stoker.schedule.leg import Leg, Remainder, deal_held
 from stoker.schedule.orders.order import as_array
 from stoker.schedule.selection import Cut
@@ -99,11 +99,11 @@ def seek_behind_pool(
     lacking = max(0, items * each - chain.examples())  # in the last item
     key = rng.key(chain.seed, epoch, rng.ECHO + echo.position)
     pool = Pool(echo.counts, pool_size.size, point.group, key, items)
-    number, uses = min(number, chain.count_of_data_epoch(epoch)), 0
-    for _ in range(number):
-        ordinals = pool.advance().ordinals
-        uses += each * len(ordinals) - lacking * int(np.count_nonzero(ordinals == items - 1))
+    number = min(number, chain.count_of_data_epoch(epoch))
+    while pool.step < number:
+        pool.skip(min(number - pool.step, snapshot_steps(pool.size, pool.group)))
         pool.forget_before(pool.step)
+    uses = each * pool.uses - lacking * pool.uses_of(items - 1)
     return Position(
         number,
         uses,
@@ -218,7 +218,7 @@ def _check_leg(by: Chain) -> None:
         )
 
 
-class _Progress(NamedTuple):
+class _RankProgress(NamedTuple):
     """The rows that a rank had read, and the items of them that its pool holds."""
 
     rows: int
@@ -313,7 +313,7 @@ def _pool_size(echo: Echo, loaded: Loaded, group: int) -> PoolSize:
     return PoolSize(min(size, most))
 
 
-def _progress_of_alike(loaded: Loaded) -> list[_Progress]:
+def _progress_of_alike(loaded: Loaded) -> list[_RankProgress]:
     """Return the progress of each of several ranks with equal states.
 
     Items that pools held when their leg began had earlier uses, which differ between ranks.
@@ -324,7 +324,7 @@ def _progress_of_alike(loaded: Loaded) -> list[_Progress]:
         return [left] * world
     is_held = left.ordinals < leg.held_each
     at = left.ordinals[is_held]
-    of_rank, of_ranks = leg.held.of_rank(rank).spent[at], list[_Progress]()
+    of_rank, of_ranks = leg.held.of_rank(rank).spent[at], list[_RankProgress]()
     for each in range(world):
         spent = left.spent.copy()
         spent[is_held] += leg.held.of_rank(each).spent[at] - of_rank
@@ -332,16 +332,16 @@ def _progress_of_alike(loaded: Loaded) -> list[_Progress]:
     return of_ranks
 
 
-def _progress_of(loaded: Loaded) -> _Progress:
+def _progress_of(loaded: Loaded) -> _RankProgress:
     """Return the progress of a rank when it left the epoch."""
     position, none = loaded.position or Position(), np.empty(0, np.int64)
     by = loaded.by.on_leg(position.leg)
     node = position.parts[0] if position.parts else None
     if isinstance(node, FilterRecord):
-        return _Progress(node.number, none, none, none)
+        return _RankProgress(node.number, none, none, none)
     if not isinstance(node, PoolStart) or not by.has_fixed_echo:
         # (Items that enter an adaptive pool are used at once; the pool only has further copies.)
-        return _Progress(position.fresh, none, none, none)
+        return _RankProgress(position.fresh, none, none, none)
     (point,) = by.plan.echoes
     echo, uses_drawn = point.echo, position.yielded * by.batch_size
     assert echo.counts is not None
@@ -349,13 +349,12 @@ def _progress_of(loaded: Loaded) -> _Progress:
     size = loaded.sizes[echo.position].size
     pool = Pool(echo.counts, size, point.group, key, by.examples())
     pool.restore(node.snapshot)
-    while pool.step * point.group < uses_drawn and not pool.exhausted:
-        pool.advance()
-    return _Progress(pool.admitted, *pool.left())
+    pool.skip(-(-uses_drawn // point.group) - pool.step)
+    return _RankProgress(pool.admitted, *pool.left())
 
 
 def _unread(
-    ranks: Sequence[Loaded], each: Sequence[_Progress], rest: Remainder
+    ranks: Sequence[Loaded], each: Sequence[_RankProgress], rest: Remainder
 ) -> tuple[list[tuple[int, int]], NDArray[np.int64], NDArray[np.int64]]:
     """Return the unread ranges of a row, unread places before them, and the places in pools."""
     first, size, world = ranks[0], len(rest), len(ranks)

@@ -1,4 +1,4 @@
-"""What is used next with a fixed factor: the counted pool, on integers only.
+"""The schedule of an echo with a fixed factor: the counted pool, on integers only.
 
 Each fresh item enters once, with its number of uses. Each step draws a group of items without
 replacement. The draws depend on the seed, the epoch and the step alone, never on time or on data,
@@ -50,8 +50,7 @@ A restored pool replays at most as many steps, and a drain. Drawn in groups, whi
 is eight times the items.
 """
 
-# Slots to begin with, where the number of items is not known: some tens of KB, and more as they
-# fill.
+# The first slots, if the number of items is unknown: some tens of KB, and more as they fill.
 _FEW = 1024
 # Draws beyond those that chance is expected to waste, so that most steps draw once. Chosen, not
 # measured.
@@ -65,7 +64,7 @@ _NO_SLOTS = np.empty(0, np.int64)
 
 
 def snapshot_steps(size: int, group: int) -> int:
-    """Return how many steps of a pool there are from one snapshot to the next."""
+    """Return the steps from one snapshot of a pool to the next."""
     return max(SNAPSHOT_STEPS, (2 if group == 1 else 8) * size // group)
 
 
@@ -106,7 +105,7 @@ class Snapshot:
 
     @property
     def oldest(self) -> int:
-        """The first item that anything from here on may ask for."""
+        """The first item that later steps may use."""
         return int(self.ordinals[0]) if len(self.ordinals) else self.admitted
 
 
@@ -114,9 +113,9 @@ class Pool:
     """The schedule of one echo in one epoch.
 
     Args:
-        counts: how often each item is used.
-        size: how many items the pool holds when it is full, at least ``group``.
-        group: how many items are drawn in a step.
+        counts: the number of uses of each item.
+        size: the items in a full pool, at least ``group``.
+        group: the number of items in a step.
         key: the Philox key of this echo in this epoch.
         items: the number of fresh items in the epoch, or None where only its end will tell.
     """
@@ -149,7 +148,7 @@ class Pool:
         self._extent = 0  # slots in use; those of exhausted items are filled by the next fresh ones
         self._holes: Any = _NO_SLOTS
         self._fractions = Fractions(key)
-        self._previous: int | None = None  # the slot of the last draw of one; -1: it is gone
+        self._previous: int | None = None  # the slot of the last draw of one; -1: its item has left
         self._snapshot_steps = snapshot_steps(size, group)
         self._levels: dict[int, deque[NDArray[np.int64]]] | None = None  # while draining
         self.step = 0
@@ -167,7 +166,7 @@ class Pool:
 
     @property
     def uses_left(self) -> int:
-        """Uses that admitted items still have."""
+        """The uses that admitted items have left."""
         return self.counts.of_first(self.admitted) - self.uses
 
     @property
@@ -176,7 +175,7 @@ class Pool:
         return self.ended and self.uses_left == 0
 
     def left(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """Return the items that have uses left, how many, and how many they had."""
+        """Return the items with uses left, the numbers of these, and of uses so far."""
         slots = self._slots_held()
         remaining = self._remaining[slots]
         return self._ordinal[slots], remaining, self._uses[slots] - remaining
@@ -190,14 +189,14 @@ class Pool:
         return int(self.counts.of(np.array([ordinal]))[0]) - left
 
     def held_ordinals(self) -> NDArray[np.int64]:
-        """Return the items that have uses left."""
+        """Return the ordinals of the items with uses left."""
         return self._ordinal[self._slots_held()]
 
     def _slots_held(self) -> NDArray[np.int64]:
         return np.flatnonzero(self._remaining[: self._extent])
 
     def fresh_needed(self) -> int:
-        """Return how many fresh items the next draw is to be preceded by."""
+        """Return how many fresh items must enter before the next draw."""
         if self.ended:
             return 0
         if self.items is not None and self.group < self.items < 2 * self.group <= self.size:
@@ -208,12 +207,12 @@ class Pool:
         return missing if self.items is None else min(missing, self.items - self.admitted)
 
     def admit(self, count: int) -> None:
-        """Let the next ``count`` fresh items in, at most as many as are wanted."""
+        """Admit the next ``count`` fresh items, at most ``fresh_needed()``."""
         if not count:
             return
         start, stop = self.admitted, self.admitted + count
         slots: Any
-        if count == 1:  # batches come one by one, and scalars cost less than arrays
+        if count == 1:  # batches enter one by one, and scalars cost less than arrays
             if len(self._holes):
                 slots, self._holes = int(self._holes[0]), self._holes[1:]
             else:
@@ -240,7 +239,7 @@ class Pool:
             self.ended = True
 
     def _reserve(self, slots: int) -> None:
-        """Have so many slots, and as many again for what comes."""
+        """Have at least ``slots`` slots; doubles their number."""
         if slots <= self._slots:
             return
         slots = max(slots, min(2 * self._slots, self.size))
@@ -252,11 +251,11 @@ class Pool:
         self._slots = slots
 
     def end(self) -> None:
-        """Note that no further fresh item comes in this epoch."""
+        """Record that the epoch has no further fresh item."""
         self.ended = True
 
     def draw(self) -> Draw:
-        """Choose the next group of uses. What is wanted must have been admitted, or ended."""
+        """Choose the next group of uses; call after ``admit(fresh_needed())``, or after the end."""
         if len(self._holes) and not self.ended:  # it held more than its size: nothing was admitted
             self._close_holes(self._slots_held())
         if self.group == 1 and not self.ended:
@@ -334,12 +333,12 @@ class Pool:
 
     @property
     def replayed_steps(self) -> int:
-        """How many steps are replayed at most behind a snapshot: until the next one, or a drain."""
+        """The most steps replayed after a snapshot: up to the next one, or through a drain."""
         most = max(self.size, self.counts.held) * self.counts.most
         return self._snapshot_steps + -(-most // self.group) + 1
 
     def advance(self) -> Draw:
-        """Admit what is wanted and draw; for pools that know their number of items."""
+        """Admit the fresh items needed, and draw; for pools with a known number of items."""
         self.admit(self.fresh_needed())
         return self.draw()
 
@@ -495,7 +494,7 @@ class Pool:
         return slots[:, : self.group].ravel()
 
     def snapshot(self, step: int) -> Snapshot:
-        """Return the newest kept snapshot taken at or before ``step``."""
+        """Return the newest snapshot at or before ``step``."""
         return next(s for s in reversed(self._snapshots) if s.step <= step)
 
     def forget_before(self, step: int) -> None:
@@ -504,7 +503,7 @@ class Pool:
             self._snapshots.popleft()
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Go to where a snapshot was taken; the pool must be new."""
+        """Restore a snapshot into a new pool."""
         held = len(snapshot.ordinals)
         self._reserve(held)
         self._item_count = self._extent = held
@@ -522,15 +521,15 @@ class Pool:
         self._snapshots.append(snapshot)
 
     def _uniform(self, step: int, held: int) -> NDArray[np.int64]:
-        """Draw distinct slots of those that hold items, uniformly, in time that the group sets."""
+        """Draw distinct slots with items uniformly, in time proportional to the group."""
         generator = self._random.at(self._key, step)
         count = self.group
         if held < 4 * count:
             return generator.permutation(held)[:count]
         # Rejecting what was drawn before leaves a uniform draw without replacement; so few more
         # are drawn that there is hardly ever a second round. (A fraction times a whole number is
-        # several times as fast as bounded integers, and its bias is below 2^-30 for any pool
-        # that fits in memory.)
+        # several times as fast as bounded integers; its bias is below 2^-30 for any pool that fits
+        # in memory.)
         distinct: NDArray[np.int64] = _NO_SLOTS
         while len(distinct) < count:
             slots = generator.random(self._width(held) - len(distinct))
@@ -560,14 +559,14 @@ class Pool:
         avoid = self.step if self.step and self.group == 1 and self._item_count > 1 else None
         picks: list[NDArray[np.int64]] = []
         while need:
-            # One pass picks distinct items; only when all of them are picked does another start.
+            # A pass picks distinct items; another pass starts only after all items were picked.
             round_picks: list[tuple[int, NDArray[np.int64]]] = []
             for level in sorted(levels, reverse=True):
                 queue = levels[level]
                 while need and queue:
                     slots = queue.popleft()
                     if avoid is not None and self._after[slots[0]] == avoid:
-                        queue.append(slots)  # groups of one: chunks behind it are of one, too
+                        queue.append(slots)  # in groups of one, all chunks have one item
                         if len(queue) == 1:
                             break
                         slots = queue.popleft()
@@ -585,7 +584,7 @@ class Pool:
     def _begin_drain(self) -> dict[int, deque[NDArray[np.int64]]]:
         slots = self._slots_held()
         after = self._after[slots]
-        after[after < self._snapshots[-1].step] = 0  # a resumed run would not know of these
+        after[after < self._snapshots[-1].step] = 0  # a resumed run does not know these
         order = slots[np.lexsort((self._ordinal[slots], after))]
         remaining = self._remaining[order]
         levels: dict[int, deque[NDArray[np.int64]]] = {}
@@ -601,7 +600,7 @@ class Pool:
         self._close_holes(slots[np.argsort(self._ordinal[slots])])
 
     def _close_holes(self, slots: NDArray[np.int64]) -> None:
-        """Move the items in these slots, all that there are, to the first slots."""
+        """Move the items in these slots, which are all items, to the first slots."""
         for column in (self._ordinal, self._uses, self._remaining, self._after):
             column[: len(slots)] = column[slots]
         self._extent = self._item_count

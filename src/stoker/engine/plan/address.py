@@ -6,14 +6,14 @@ from typing import NamedTuple
 
 
 class WorkAddress(NamedTuple):
-    """What tells a work from others of its pipeline.
+    """The address of a segment's work among all works of a pipeline.
 
     Attributes:
-        at: its segment's place among the parts of the plan.
-        seed, epoch: what its random draws are keyed by.
-        rank, world: this process among those that share an epoch.
-        batches: how many batches all ranks had of the epoch before its leg.
-        places: how many places the epoch has, over all ranks, by part of a mixture; empty where no
+        at: the segment's place among the parts of the plan.
+        seed, epoch: the key of its random draws.
+        rank, world: this process's rank, and the number of ranks.
+        batches: the number of batches of all ranks before the epoch's leg.
+        places: the number of places in the epoch, over all ranks, by part of a mixture; empty if no
             map asks for the time.
     """
 

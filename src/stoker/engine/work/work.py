@@ -99,7 +99,7 @@ class Work:
         )
 
     def _call(self, segment: Segment, calls: Sequence[Call]) -> None:
-        """Set up the calls of the user's objects of a segment, by the way of each caller."""
+        """Prepare the calls of a segment's user objects, one ``Call`` for each caller."""
         seed, epoch = self.address.seed, self.address.epoch
         rest = iter(calls)
         self._reading = FREELY if segment.source is None else next(rest)
@@ -157,7 +157,7 @@ class Work:
     ) -> None:
         """Run the maps over ``values``, in place, stage by stage.
 
-        With ``copied`` the values are lent by a pool; it copies those that would be written to.
+        With ``copied`` the values belong to a pool; it copies those that maps would write to.
         """
         if copied is not None:
             return self._apply_to_lent(values, places, use_keys, ns, copied)
@@ -180,9 +180,9 @@ class Work:
         ns: list[int],
         copied: Callable[[Any], Any],
     ) -> None:
-        """Run the maps over values that a pool keeps; none of these values may come out.
+        """Run the maps over values that belong to a pool; the results share no memory with them.
 
-        A last use gets a copy like the others: while it writes, another one may still be reading.
+        A last use gets a copy, too: while it writes, another use may still be reading.
         """
         originals, reading = list(values), self.segment.reading
         self._apply(slice(0, reading), values, places, use_keys, ns)

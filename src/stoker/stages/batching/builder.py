@@ -23,7 +23,7 @@ from stoker.stages.batching.user_collate import Collate, collate_examples
 
 
 class Columns:
-    """A run of examples turned into one column for each leaf; what process workers send."""
+    """Examples as one column for each leaf: worker processes send them so."""
 
     def __init__(self, template: Any, columns: list[Any]) -> None:
         self.template = template
@@ -39,16 +39,16 @@ class Columns:
 
 
 class Misfits(list[Any]):
-    """Examples that a worker process could not stack: the builder says which is to blame."""
+    """Examples that a worker process could not stack: the builder finds the one that differs."""
 
 
 class Builder:
-    """One batch in the making. Several threads may put rows; the last one calls ``finish``.
+    """Builds one batch. Several threads may put rows; the last one calls ``finish``.
 
     Args:
         rows: the number of examples in this batch.
-        collate: the user's collate function, which is then given the list of examples.
-        recycler: where arrays come from.
+        collate: the user's collate function, which gets the list of examples; None to stack them.
+        recycler: the owner of the arrays.
     """
 
     def __init__(self, rows: int, collate: Collate | None, recycler: Recycler) -> None:
@@ -56,7 +56,7 @@ class Builder:
         self._collate = collate
         self._recycler = recycler
         self._examples: list[Any] | None = [None] * rows if collate else None
-        self._batch: Any = None  # a batch that came in one piece
+        self._batch: Any = None  # a batch that was stacked in one go
         self._template: Any = None
         self._leaves: list[Leaf] | None = None
         self._misfits: dict[int, list[Any]] = {}
@@ -81,7 +81,7 @@ class Builder:
             self._misfits[start] = examples
 
     def put_columns(self, start: int, columns: Columns) -> None:
-        """Write columns that another process made, as rows ``start ..``."""
+        """Write columns from another process, as rows ``start ..``."""
         try:
             self._put(start, columns.template, columns.columns)
         except UnlikeError:
@@ -105,8 +105,8 @@ class Builder:
     def finish(self, collate: Collate | None = None) -> Any:
         """Return the batch; ``collate`` is called in place of the builder's own.
 
-        Raises UnlikeError when the examples do not fit together; what the user's function does, as
-        RowError where it is one example's fault.
+        Raises UnlikeError if the examples do not fit together; the errors of a user's function, as
+        RowError if a single example causes them.
         """
         if self._examples is not None:
             collate = collate or self._collate
@@ -122,9 +122,9 @@ class Builder:
         return _rebuilt(self._template, iter([leaf.finish(tensors) for leaf in self._leaves]))
 
     def _misfit(self) -> UnlikeError:
-        """Return the error of the row to blame: the first that does not fit beside the others.
+        """Return the error of the row that differs: the first that does not fit the others.
 
-        Where most do not fit beside a few, and are alike, it is the first of those few.
+        If most rows do not fit a few, and are alike, it is the first of those few.
         """
         unfit: dict[int, UnlikeError] = {}
         for start, examples in sorted(self._misfits.items()):
@@ -136,7 +136,7 @@ class Builder:
                     unfit[row] = error
         fit = [row for row in range(self._rows) if row not in unfit]
         first = min(unfit)
-        kinds = {str(error) for error in unfit.values()}  # a number may have come in two forms
+        kinds = {str(error) for error in unfit.values()}  # a number may come as two types
         are_alike = 2 * len(kinds) <= len(unfit)
         return UnlikeError(
             str(unfit[first]), fit[0] if 0 < len(fit) < len(unfit) and are_alike else first
@@ -154,9 +154,9 @@ class Builder:
 
 
 def batch_of(examples: list[Any], recycler: Recycler) -> Any:
-    """Return the batch of these examples, one or more, which are copied; as ``Builder`` makes it.
+    """Return the batch of one or more examples, which are copied; the same as by ``Builder``.
 
-    Most need no builder, which is 7 % of what a batch of one costs (bench/paths.py).
+    Most batches need no builder, which is 7 % of the cost of a batch of one (bench/paths.py).
     """
     batch = stack(examples, recycler)
     if batch is not None:
@@ -182,7 +182,7 @@ def collated(examples: list[Any], allocator: Allocator) -> Columns:
     except UnlikeError:
         builder = Builder(len(examples), None, Recycler())
         builder.put(0, examples)
-        builder.finish()  # says which is to blame
+        builder.finish()  # raises the error of the row that differs
         raise
     return Columns(pytree.map_leaves(lambda _: None, template), arrays)
 

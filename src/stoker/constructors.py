@@ -375,9 +375,10 @@ def from_parquet(
     Args:
         paths: files, URLs, patterns, or folders of files ``*.parquet``; URLs of one file system.
         columns: the columns to read; all by default.
-        filters: ``[("height", ">=", 256), ...]``: only rows for which all of these hold, or, of a
-            list of such lists, those of one; decided now, by the statistics of row groups and one
-            pass over the columns that are named. Then as ``.select()``.
+        filters: ``[("height", ">=", 256), ...]``: read only rows that meet all of these conditions;
+            with a list of such lists, rows that meet all conditions of one list. Decided now, by
+            the statistics of row groups and one pass over the named columns; then like
+            ``.select()``.
         seed, on_error: as in ``from_dataset``.
         requests, retry_s, storage_options: for URLs, as in ``from_folder``; each row group is one
             range request.
@@ -418,20 +419,20 @@ def from_tar(
 ) -> Pipeline[dict[str, Any]]:
     """Read tar shards in WebDataset's format, or zip archives: examples are dicts of bytes.
 
-    Files that share their path up to the first dot of its last part are an example:
-    ``a/01.jpg`` and ``a/01.cls`` become ``{"__key__": "a/01", "jpg": b"...", "cls": b"..."}``.
-    Headers are read once, now; their index is kept in the user's cache folder until the shard
-    changes. Examples are read by offset.
+    Files with the same path up to the first dot of its last part form an example: ``a/01.jpg`` and
+    ``a/01.cls`` become ``{"__key__": "a/01", "jpg": b"...", "cls": b"..."}``. Headers are read
+    once, now; their index is kept in the user's cache folder until the shard changes. Examples are
+    read by offset.
 
     Args:
         shards: paths, URLs or patterns (``*``, ``{000..146}``); URLs of one file system. Local tar
             archives that are compressed as a whole (``.tar.gz``) come as a stream, with a warning:
             see ``from_iterable``.
         fields: the fields to read, which every example must have; by default all its fields.
-        seed, on_error: as in ``from_dataset``. With a budget, a truncated shard is a warning,
-            and incomplete examples may be skipped.
-        requests, retry_s, storage_options: for URLs, as in ``from_folder``; one range is
-            requested for each run of neighbours of about a MiB, or for each example.
+        seed, on_error: as in ``from_dataset``. With a budget, a truncated shard is a warning, and
+            incomplete examples may be skipped.
+        requests, retry_s, storage_options: for URLs, as in ``from_folder``; one range is requested
+            for each run of neighbours of about a MiB, or for each example.
 
     Raises FileNotFoundError if a path or a pattern fits no file; ValueError for a file that is no
     archive, is truncated, or lacks the fields, and for a compressed archive at a URL; RemoteError
@@ -543,24 +544,26 @@ def mix(
     seed: int | None = None,
     on_error: OnError = "raise",
 ) -> Pipeline[T]:
-    """Mix pipelines: of any run of examples each part has its share, as exactly as can be.
+    """Mix pipelines in exact proportions.
 
-    Parts are sources whose examples have numbers, with ``.shuffle()``, ``.take()``, ``.skip()``,
-    ``.map()``, ``.random_map()`` and ``.filter()`` of their own; all else stands behind the
-    mixture. Each part has epochs of its own: it is gone through wholly, in its order, before it
-    begins anew, and an epoch of the mixture goes on in a part where the one before ended.
+    In the first n examples each part has its share, within two. A part is a source of numbered
+    examples, with its own ``.shuffle()``, ``.take()``, ``.skip()``, ``.map()``, ``.random_map()``
+    and ``.filter()``; put all other stages after ``mix``. Each part has its own epochs: it is read
+    to its end, in its own order, before it begins again. An epoch of the mixture continues in each
+    part where the previous one ended.
 
     Args:
-        parts: of each pipeline its weight, a number above 0. What a part's filter leaves out counts
-            for its share.
-        stop: an epoch ends before the ``"first"`` part would begin anew; or when ``"all"`` were
-            gone through at least once.
-        seed: of the parts' orders and all random draws; by default that of the parts, which is
-            then the same for all that were given one; drawn if there is none.
-        on_error: as in ``from_dataset``, for all parts together, whatever they say themselves.
+        parts: pipelines with their weights, numbers above 0. Examples that a part's filter drops
+            count towards its share.
+        stop: an epoch ends before the ``"first"`` part would begin again, or when ``"all"`` parts
+            were read at least once.
+        seed: of the parts' orders and all random draws; by default the seed of the parts, which
+            must not differ; a random one if no part has one.
+        on_error: as in ``from_dataset``, for all parts together; it replaces theirs.
 
-    Raises TypeError or ValueError for wrong weights, for parts that cannot be asked for examples by
-    number or have other stages, for parts that would never come, and for different seeds of parts.
+    Raises TypeError or ValueError for invalid weights, for parts whose examples have no numbers,
+    for other stages in a part, for a weight too small to occur in an epoch, and for parts with
+    different seeds.
     """
     if not isinstance(parts, Mapping) or not all(isinstance(part, Pipeline) for part in parts):
         raise TypeError("mix() takes a dict of pipelines and their weights: {a: 0.7, b: 0.3}")
@@ -588,12 +591,12 @@ def _begin(source: Source[Any], seed: Any, on_error: OnError = "raise") -> Pipel
 
 
 def _part(chain: Chain, number: int, *, has_budget: bool) -> MixedPart:
-    """Return a part of a mixture; raises ValueError for what cannot be one."""
+    """Return a part of a mixture; raises ValueError if the pipeline cannot be one."""
     source, what = chain.source, f"mix(): part {number}, {chain.source.name},"
     if not isinstance(source, IndexedSource):
         raise ValueError(
-            f"{what} has no examples that can be asked for by number: mix from_folder, "
-            "from_dataset, from_tar and the like"
+            f"{what} has no examples with numbers: mix from_folder, from_dataset, from_tar and "
+            "the like"
         )
     if source.has_own_order:
         raise ValueError(f"{what} is a mixture: give its parts to one mix()")
@@ -602,21 +605,21 @@ def _part(chain: Chain, number: int, *, has_budget: bool) -> MixedPart:
         if traits.shards or not (traits.selects or isinstance(stage, Operation)):
             raise ValueError(
                 f"{what} has .{stage.name}: a part has .shuffle(), .take(), .skip(), .map(), "
-                ".random_map() and .filter(); put what concerns all of them behind mix(), such "
-                "as .echo(2), or .echo([2, 1, ...]) with a factor for each"
+                ".random_map() and .filter(); put stages for all parts after mix(), such as "
+                ".echo(2), or .echo([2, 1, ...]) with a factor for each"
             )
     if chain.selection.calls_user:
         raise ValueError(
-            f"{what} is ordered by a function, and the epochs of a part are not those of the "
-            "mixture: give it weights that stay, .shuffle(weights=w), or .select()"
+            f"{what} is ordered by a function, but a part's epochs differ from those of the "
+            "mixture: give it constant weights, .shuffle(weights=w), or .select()"
         )
-    for said, is_said in (
+    for stage_name, is_set in (
         ("steps", chain.steps is not None),
         ("workers", chain.workers is not None),
         ("repeat", chain.flows),
     ):
-        if is_said:
-            raise ValueError(f"{what} has .{said}(), which belongs behind mix()")
+        if is_set:
+            raise ValueError(f"{what} has .{stage_name}(), which belongs after mix()")
     if chain.budget != RAISE and not has_budget:
         raise ValueError(f"{what} has a skip budget: give it to the mixture, mix(..., on_error=)")
     described = ".".join([source.name, *(stage.name for stage in chain.stages)])
@@ -624,7 +627,7 @@ def _part(chain: Chain, number: int, *, has_budget: bool) -> MixedPart:
 
 
 def _seed(chains: list[Chain]) -> Any:
-    """Return the seed that parts were given, None if none was."""
+    """Return the seed of the parts; None if the user gave none."""
     seeds = sorted({chain.seed for chain in chains if not chain.is_seed_drawn})
     if len(seeds) > 1:
         raise ValueError(

@@ -519,7 +519,7 @@ _SUMS = (
 
 
 def _combine(first: Stats, second: Stats, latest: Stats, sign: int) -> Stats:
-    """Return ``one`` with ``other`` added or taken away; what is of a moment is the latest's."""
+    """Return ``first`` plus or minus ``second``; values of a moment are those of ``latest``."""
 
     def mean(name: str, weight: Callable[[Stats], int]) -> float:
         weights = weight(first), sign * weight(second)

@@ -300,4 +300,4 @@ def test_data_from_a_network_gets_advice_too() -> None:
     assert "num_workers=" in report.actions[0].code
     said = io.StringIO()
     show_answer(report, answer(to_measured(report), Change()), Console(file=said))
-    assert "P holds fetching over the network" in said.getvalue()
+    assert "P includes fetching over the network" in said.getvalue()

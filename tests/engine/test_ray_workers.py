@@ -347,7 +347,7 @@ def test_no_room_at_first_is_no_reason_to_wait(
     options = {"resources": {"nowhere": 1}}
     pipeline = CHAINS["no batches"]().workers(1, kind="ray", ray_options=options)
 
-    with pytest.warns(UserWarning, match="no actor of Ray has come up within 1 s"):
+    with pytest.warns(UserWarning, match="no Ray actor has started within 1 s"):
         assert seen(pipeline) == alone(CHAINS["no batches"])[0]
 
 

@@ -92,8 +92,8 @@ class MixtureSource(IndexedSource):
         for number, drawn in enumerate(self.proportions.counts(count), 1):
             if not drawn:
                 raise ValueError(
-                    f"mix(): part {number}, {parts[number - 1].described}, would never come: an "
-                    f"epoch of {count:,} examples has none of it. Give it more weight, or "
+                    f"mix(): part {number}, {parts[number - 1].described}, would never be read: "
+                    f"an epoch of {count:,} examples has none of it. Give it more weight, or "
                     "stop='all'"
                 )
 
@@ -123,8 +123,8 @@ class MixtureSource(IndexedSource):
             if part.source.with_current_length() is not part.source:
                 raise ValueError(
                     f"mix(): part {number}, {part.described}, had {len(part.source):,} examples "
-                    "when it was mixed, and has another number now, from which it does not follow "
-                    "where the mixture's epochs begin: mix anew"
+                    "when it was mixed, but has another number now, so the mixture's epochs "
+                    "would begin elsewhere: mix again"
                 )
         return self
 
@@ -172,7 +172,7 @@ class MixtureSource(IndexedSource):
         return selection.order(length, seed, epoch, purpose=rng.SHUFFLE + number)
 
     def _row(self, selection: Selection) -> int:
-        """Return how many examples an epoch has over all ranks, uncut."""
+        """Return the number of examples in an epoch over all ranks, uncut."""
         find = self.proportions.shortest if self._until_all else self.proportions.longest
         if not self._is_in_step(selection):
             return find(self._sizes)
@@ -188,7 +188,7 @@ class MixtureSource(IndexedSource):
         return find(each) * world
 
     def _is_in_step(self, selection: Selection) -> bool:
-        """True if ranks have the same part at a time, and runs of each, as blocks need it."""
+        """True if all ranks read the same part at a time, each its own run of it, for blocks."""
         by_blocks = any(part.selection.blocks is not None for part in self.parts)
         return selection.share is not None and (selection.in_step or by_blocks)
 
@@ -205,8 +205,8 @@ class MixtureSource(IndexedSource):
     def check_leg(self, selection: Selection) -> None:
         if self._is_in_step(selection):
             raise StateError(
-                "each rank has a run of its own of each part, because parts are shuffled by blocks "
-                "or have factors of their own"
+                "each rank has its own run of each part, because parts are shuffled by blocks or "
+                "have their own factors"
             )
 
     def part_stats(self, order: RankOrder, examples: int) -> tuple[PartStats, ...]:
@@ -221,7 +221,7 @@ class MixtureSource(IndexedSource):
         fresh = (np.bincount(of_head, minlength=len(fresh)) + fresh).tolist()
         left = len(mixed) - deal.first
         of_all = self.proportions.counts(deal.first + left * examples // max(1, len(order)))
-        told = zip(
+        rows = zip(
             self.parts,
             self.proportions.weights,
             fresh,
@@ -232,7 +232,7 @@ class MixtureSource(IndexedSource):
         )
         return tuple(
             PartStats(part.source.name, weight / total, count, (begun + drawn) / each)
-            for part, weight, count, begun, drawn, each in told
+            for part, weight, count, begun, drawn, each in rows
         )
 
     def places_by_part(self, selection: Selection) -> tuple[int, ...]:
@@ -317,7 +317,7 @@ class MixtureSource(IndexedSource):
         return f"{number}/{self.parts[number].source.name_of(own)}"
 
     def identity(self) -> str | None:
-        """Return those of the parts, if all have one."""
+        """Return the identities of the parts, if all have one."""
         each = [part.source.identity() for part in self.parts]
         known = [identity for identity in each if identity is not None]
         return "\0".join(["mix", *known]) if len(known) == len(each) else None
@@ -327,7 +327,7 @@ class MixtureSource(IndexedSource):
         return "\0".join(each)
 
     def fingerprint(self, index: int) -> Fingerprint:
-        """Return that of the part's example, with the part's number in its name."""
+        """Return the fingerprint of the part's example, with the part's number in its name."""
         number, own = self.locate(index)
         found = self.parts[number].source.fingerprint(own)
         if isinstance(found.name, bytes):
@@ -360,7 +360,7 @@ class MixtureSource(IndexedSource):
         return each[0]
 
     def _read_by(self, selection: Selection) -> list[Selection]:
-        """Return the examples of each part that this rank reads, about in their order."""
+        """Return the examples of each part that this rank reads, roughly in their order."""
         each, share = [part.selection for part in self.parts], selection.share
         if share is None or self._is_in_step(selection):  # in runs
             return each

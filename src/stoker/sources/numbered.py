@@ -1,4 +1,4 @@
-"""A source whose examples carry their number, as one field more."""
+"""A source whose examples carry their number in one more field."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from stoker.stats import PartStats
 
 
 class NumberedSource(IndexedSource):
-    """Another source, with the number of each example in a field (see ``pytree.with_field``).
+    """Another source, with each example's number as one more field (see ``pytree.with_field``).
 
     Args:
         within: the source.
@@ -84,7 +84,7 @@ class NumberedSource(IndexedSource):
         return self.within.attribute(name)
 
     def fetch(self, indices: Indices) -> list[Any]:
-        return self.numbered(self.within.fetch(indices), indices)
+        return self.add_numbers(self.within.fetch(indices), indices)
 
     def read_into(self, examples: list[Any], indices: Indices) -> Exception | None:
         read: list[Any] = []
@@ -96,7 +96,7 @@ class NumberedSource(IndexedSource):
                 return clash
         return error
 
-    def numbered(self, examples: list[Any], indices: Indices) -> list[Any]:
+    def add_numbers(self, examples: list[Any], indices: Indices) -> list[Any]:
         """Return examples with their numbers."""
         if len(examples) != len(indices):
             return examples  # as many as were not asked for: the caller says so
@@ -192,14 +192,14 @@ class _NumberedReader:
         self.within.expect(indices)
 
     def fetch(self, indices: Indices) -> list[Any]:
-        return self._source.numbered(self.within.fetch(indices), indices)
+        return self._source.add_numbers(self.within.fetch(indices), indices)
 
     def close(self) -> None:
         self.within.close()
 
 
 class _NumberedRows(Rows):
-    """Rows with their numbers, which stand beside the batch until it is split."""
+    """Rows with their numbers, which are kept beside the batch until it is split."""
 
     def __init__(self, within: Rows, field: str) -> None:
         self._within, self._field = within, field

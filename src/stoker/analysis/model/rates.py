@@ -75,7 +75,7 @@ def estimate_steady(rank: RankTrace, batch: float) -> tuple[AsItIs | None, float
     """Return the job as it is, without start-up and evaluations.
 
     Also return the fraction of that time inside the ``next()`` of other training loaders. If an
-    epoch is too short for a steady state, all but its first batch counts.
+    epoch is too short for a steady state, everything after its first batch counts.
     """
     workers, ahead = rank.workers, count_ahead(rank)
     seconds: list[float] = []
@@ -136,7 +136,7 @@ def _split_epochs(rows: Sequence[Row], slot: int) -> list[list[tuple[Row, Row | 
 def find_steps(rows: Sequence[Row], slot: int) -> list[tuple[Row, Row]]:
     """Return the batches that the probe handed over, each with the next call for one.
 
-    The time between two epochs is no step, nor is a step with an evaluation in it.
+    The time between two epochs is not a step, nor is a step with an evaluation in it.
     """
     found = []
     before: Row | None = None

@@ -320,7 +320,7 @@ def _tell_prices(place: str, ratio: float) -> str:
     if place == "batch":
         kinds = [("loader with a transform", " with a transform"), ("loader", " without")]
     prices = [(find_price(kind, ratio), words) for kind, words in kinds]
-    told = [
+    texts = [
         f"{price.low:.2f} to {price.high:.2f} times as soon{words} ({price.tasks} tasks"
         + (f"; at most {price.others_at_most:.2f} on {price.others} more" if price.others else "")
         + ")"
@@ -328,10 +328,10 @@ def _tell_prices(place: str, ratio: float) -> str:
         if price is not None
     ]
     known = next((price.ratio for price, _ in prices if price is not None), 0.0)
-    if not told:
+    if not texts:
         return ""
     return (
-        f"; where R was {known:g}, targets came {', '.join(told)}: docs/evidence.md. "
+        f"; where R was {known:g}, targets came {', '.join(texts)}: docs/evidence.md. "
         f"R is {ratio:.1f} here"
     )
 

@@ -88,7 +88,7 @@ class _RankFindings:
         self.has_model = self.g is not None and self.p is not None
 
     def _explain(self, phase: str) -> str:
-        return self.trace.reasons.get(phase, "this phase did not come about")
+        return self.trace.reasons.get(phase, "this phase did not take place")
 
     def _estimate_prep(self) -> None:
         warm = [drains for name, drains in self.rank.drains.items() if name.startswith("warm-")]
@@ -107,14 +107,14 @@ class _RankFindings:
             self.reasons["P"] = self._explain("P")
         elif self.is_networked:
             self.reasons["P"] = (
-                "the data comes over the network and cannot be held in memory, so that preparing "
-                "was never seen without fetching"
+                "the data comes over the network and cannot be kept in memory, so preparing was "
+                "never measured without fetching"
             )
         # Less than a hundredth changes P by less than its interval.
         elif self.trace.warm_fraction is not None and self.trace.warm_fraction < 0.99:
             self.notes.append(
                 f"P: only {self.trace.warm_fraction:.0%} of the data stayed in memory during the "
-                "warm drains, so that P holds some reading from storage; give the host more memory"
+                "warm drains, so P includes some reading from storage; give the host more memory"
             )
 
     def _estimate_fetch(self) -> None:
@@ -130,14 +130,14 @@ class _RankFindings:
         elif self.cold is not None and p is not None and self.cold.high < p.low:
             self._use_drains(p, self.cold)
             self.notes.append(
-                "S comes from cold and warm drains of the loader, for its files cannot be "
+                "S comes from cold and warm drains of the loader, because its files cannot be "
                 f"read again as it reads them: {self._explain('files')}"
             )
-            self.reasons["C"] = "reading from memory is a part of P here"
+            self.reasons["C"] = "P includes reading from memory here"
         elif self.cold is not None and p is not None:
             self.reasons["S"] = self.reasons["C"] = (
-                "the loader is as fast with nothing in memory as with everything: what it "
-                f"fetches is hidden behind what it prepares ({self._explain('files')})"
+                "the loader is as fast with nothing in memory as with everything: preparing "
+                f"takes so long that fetching costs no time ({self._explain('files')})"
             )
         else:
             why = trace.reasons.get("S") or trace.reasons.get("files") or self._explain("P")
@@ -352,7 +352,7 @@ class _RankFindings:
         each = trace.files_examples / max(1, len(trace.files))
         found = estimate_packing(trace.packing_trials, each / len(trace.ranks), examples)
         if found is None:
-            too_short = "too little was read of its files to tell"
+            too_short = "too little of its files was read"
             why = trace.reasons.get("packing") or self.reasons.get("S", too_short)
             self.reasons["packing"] = why
         return found

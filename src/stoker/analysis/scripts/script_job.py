@@ -95,7 +95,7 @@ class ScriptJob:
         return time.monotonic() >= self._deadline
 
     def run_start(self, folder: Path) -> None:
-        """Start the script once, and run as many phases as it lives for."""
+        """Start the script once, and run as many phases as fit into its life."""
         self.trace.starts += 1
         self._plan = {}
         if self._site is not None:  # it ended early: at its first batch, go on where it stopped
@@ -135,7 +135,7 @@ class ScriptJob:
                 f"it trained for {patience_s:.0f} s without iterating a DataLoader"
             )
             raise Stopped
-        self.say("as it is: measuring the job, left alone")
+        self.say("as it is: measuring the job without any change")
 
         def is_enough(patient: bool) -> bool:
             ranks = session.ranks
@@ -211,9 +211,9 @@ class ScriptJob:
         if len(jobs) > 1:
             arguments = " ".join(first.about["arguments"])
             self.trace.note(
-                f"the script runs {len(jobs)} training jobs, each on its own (no process group "
-                f"joins them); this is about one of them, process {first.pid} ({arguments}), "
-                "while the others went on beside it"
+                f"the script runs {len(jobs)} separate training jobs (no process group joins "
+                f"them); this report is about one of them, process {first.pid} ({arguments}), "
+                "while the others continued"
             )
 
     # G
@@ -358,7 +358,7 @@ class ScriptJob:
             if steps_wanted < _FEWEST:
                 self.trace.note(
                     f"the script ends after {self._life} batches, too few to have it train on "
-                    "data in memory: predictions take it to reach what its parts can do"
+                    "data in memory: predictions assume that it reaches the speed of its parts"
                 )
                 return
         began = [len(session.read_rows(rank)) for rank in self._ranks]

@@ -102,8 +102,9 @@ class ActiveActors:
             losses += connection.was_asked
             if losses == _FATAL_LOSSES:
                 raise WorkerDied(
-                    f"{losses} actors were lost over the same examples, {connection.actor} last: "
-                    "does the pipeline crash on them, or is memory short?"
+                    f"{losses} actors in a row were lost over the same examples, "
+                    f"{connection.actor} last: the pipeline probably crashes on them, or memory "
+                    "is short"
                 )
         yield None
 

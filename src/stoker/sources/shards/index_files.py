@@ -149,8 +149,8 @@ def load_index(path: str, version: FileVersion) -> ShardIndex | None:
                 os.utime(file.fileno())  # it is in use
     except (OSError, msgspec.MsgspecError):
         return None
-    told = FileVersion(stored.size_bytes, stored.modified_ns, stored.changed_ns, stored.inode)
-    if (stored.format, told) != (_FORMAT, version):
+    indexed = FileVersion(stored.size_bytes, stored.modified_ns, stored.changed_ns, stored.inode)
+    if (stored.format, indexed) != (_FORMAT, version):
         return None
     if len(stored.columns) != len(Places._fields):
         return None

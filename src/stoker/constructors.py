@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import numbers
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -12,7 +14,9 @@ from numpy.typing import DTypeLike, NDArray
 from stoker.basics.warn import warn
 from stoker.chain.chain import Chain
 from stoker.pipeline import Pipeline
-from stoker.schedule.proportions import whole_weights
+from stoker.schedule.epoch_time import EpochTime
+from stoker.schedule.orders.drawing import by_user
+from stoker.schedule.proportions import ChangingWeights, whole_weights
 from stoker.sources.arrays import ArraySource
 from stoker.sources.arrow.huggingface import HuggingFaceSource
 from stoker.sources.dataset import DatasetSource, of_dataset
@@ -538,7 +542,7 @@ def from_tokens(
 
 
 def mix(
-    parts: Mapping[Pipeline[T], float],
+    parts: Mapping[Pipeline[T], float | Callable[[EpochTime], float]],
     *,
     stop: str = "first",
     seed: int | None = None,
@@ -554,7 +558,9 @@ def mix(
 
     Args:
         parts: pipelines with their weights, numbers above 0. Examples that a part's filter drops
-            count towards its share.
+            count towards its share. Or ``fn(time)``: returns the weight, from 0 on, at that point
+            of training (a ``stoker.EpochTime``); it is asked 128 times an epoch. An epoch then has
+            as many examples as all parts together, and ``stop=`` has no meaning.
         stop: an epoch ends before the ``"first"`` part would begin again, or when ``"all"`` parts
             were read at least once.
         seed: of the parts' orders and all random draws; by default the seed of the parts, which
@@ -571,7 +577,7 @@ def mix(
         raise ValueError("mix() takes at least one pipeline")
     if stop not in ("first", "all"):
         raise ValueError(f"stop= is 'first' or 'all', not {stop!r}")
-    weights = whole_weights(list(parts.values()))
+    weights = _weights(list(parts.values()), stop)
     chains = [part.chain for part in parts]
     has_budget = budget_of(on_error) != RAISE
     mixed = [_part(chain, number, has_budget=has_budget) for number, chain in enumerate(chains, 1)]
@@ -583,6 +589,36 @@ def mix(
             if isinstance(stage, Operation):
                 chain = chain.then(replace(stage, part=own))
     return Pipeline(chain)
+
+
+def _weights(given: list[Any], stop: str) -> tuple[int, ...] | ChangingWeights:
+    """Return weights that stay, as whole numbers, or what says those that change.
+
+    Raises TypeError, ValueError or StageError for what are none.
+    """
+    if not any(map(callable, given)):
+        return whole_weights(given)
+    if stop != "first":
+        raise ValueError(
+            "mix(): with weights that change, an epoch has as many examples as all parts together: "
+            "leave stop= out (.repeat().steps(n) ends one where you want)"
+        )
+    whole_weights([weight for weight in given if not callable(weight)] or [1])
+
+    def weights(time: EpochTime) -> list[float]:
+        with by_user("mix()"):
+            found = [weight(time) if callable(weight) else weight for weight in given]
+            for weight in found:
+                if isinstance(weight, bool) or not isinstance(weight, numbers.Real):
+                    raise TypeError(f"a weight is a number from 0, not {weight!r}, for {time}")
+            if not all(math.isfinite(weight) and weight >= 0 for weight in found):
+                raise ValueError(f"weights are finite numbers from 0, not {found}, for {time}")
+            if not any(found):
+                raise ValueError(f"all weights are 0 for {time}: one part at least has to come")
+            return [float(weight) for weight in found]
+
+    weights(EpochTime(0, 0.0))
+    return ChangingWeights(weights, len(given))
 
 
 def _begin(source: Source[Any], seed: Any, on_error: OnError = "raise") -> Pipeline[Any]:

@@ -249,7 +249,7 @@ def _begin_leg(ranks: Sequence[Loaded], chain: Chain) -> tuple[Position, dict[in
     unused = np.sort(np.concatenate([behind, places[~is_used]]))
     rest = Remainder(sorted(ranges))
     if by.source.has_own_order:
-        rest, unused = _in_turns(by, rest, unused, new_world)
+        rest, unused = _in_turns(first, rest, unused, new_world)
     else:
         ranges += [(place, place + 1) for place in unused.tolist()]
         rest, unused = Remainder(sorted(ranges)), unused[:0]
@@ -283,17 +283,21 @@ def _begin_leg(ranks: Sequence[Loaded], chain: Chain) -> tuple[Position, dict[in
 
 
 def _in_turns(
-    by: Chain, rest: Remainder, unused: NDArray[np.int64], world: int
+    loaded: Loaded, rest: Remainder, unused: NDArray[np.int64], world: int
 ) -> tuple[Remainder, NDArray[np.int64]]:
     """Move places from the row until their number is a multiple of ``world``; return both.
 
     If the row has too few, surplus places are dropped.
     """
-    indexed, lacking = by.plan.indexed, -len(unused) % world
+    by, lacking = loaded.by, -len(unused) % world
+    indexed = by.plan.indexed
     assert indexed is not None
     if lacking > len(rest):
         return Remainder([]), unused[: len(unused) // world * world]
-    more = [as_array(indexed.places_of(range(*each))) for each in rest.cut(0, lacking)]
+    more = [
+        as_array(indexed.places_of(range(*each), by.selection, loaded.epoch))
+        for each in rest.cut(0, lacking)
+    ]
     left = Remainder(rest.cut(lacking, len(rest)))
     return left, np.sort(np.concatenate([unused, *more]))
 

@@ -117,7 +117,7 @@ class Run:
     @property
     def order_digest(self) -> str:
         """The digest of an order that a user's function decides; "" for other orders."""
-        return self._streams.order_digest if self._plan.selection.calls_user else ""
+        return self._streams.order_digest if self._plan.calls_user else ""
 
     @property
     def leg(self) -> Leg | None:

@@ -13,6 +13,7 @@ from stoker.basics import pytree
 from stoker.basics.buffers import Allocator
 from stoker.basics.fingerprint import Fingerprint
 from stoker.schedule.dealing import Dealer, RankOrder
+from stoker.schedule.epoch_time import Pace
 from stoker.schedule.orders.order import Places
 from stoker.schedule.selection import Selection
 from stoker.sources.origin import ChainOfSource, IndexedSource, UserObject
@@ -156,14 +157,18 @@ class NumberedSource(IndexedSource):
     def places(self, selection: Selection) -> int:
         return self.within.places(selection)
 
-    def places_of(self, numbers: range) -> Places:
-        return self.within.places_of(numbers)
+    def places_of(self, numbers: range, selection: Selection, epoch: int) -> Places:
+        return self.within.places_of(numbers, selection, epoch)
 
     def places_end(self, selection: Selection) -> int:
         return self.within.places_end(selection)
 
-    def places_by_part(self, selection: Selection) -> tuple[int, ...]:
-        return self.within.places_by_part(selection)
+    def paces(self, selection: Selection, epoch: int) -> tuple[Pace, ...]:
+        return self.within.paces(selection, epoch)
+
+    @property
+    def changes_shares(self) -> bool:
+        return self.within.changes_shares
 
     def part_stats(self, order: RankOrder, examples: int) -> tuple[PartStats, ...]:
         return self.within.part_stats(order, examples)

@@ -20,6 +20,7 @@ from stoker.basics.fingerprint import Fingerprint
 from stoker.distributed.unsharded import warn_unsharded
 from stoker.errors import StateError
 from stoker.schedule.dealing import Dealer, RankOrder
+from stoker.schedule.epoch_time import Pace
 from stoker.schedule.orders.order import Places
 from stoker.schedule.selection import Selection
 from stoker.sources.source import Indices, Reader, Rows
@@ -268,9 +269,14 @@ class IndexedSource(Origin):
         """Return the order of an epoch's examples on this rank."""
         return selection.rank_order(len(self), seed, epoch, dealer, group)
 
-    def places_by_part(self, selection: Selection) -> tuple[int, ...]:
-        """Return the number of places in an epoch, over all ranks, for each part of a mixture."""
-        return (self.places(selection),)
+    def paces(self, selection: Selection, epoch: int) -> tuple[Pace, ...]:
+        """Return how examples come over an epoch, over all ranks, by part of a mixture."""
+        return (Pace.even(self.places(selection)),)
+
+    @property
+    def changes_shares(self) -> bool:
+        """Whether a user's function says which share of examples is of which part."""
+        return False
 
     @property
     def parts_count(self) -> int:
@@ -281,7 +287,7 @@ class IndexedSource(Origin):
         """Return the number of places in an epoch, over all ranks."""
         return selection.places(len(self))
 
-    def places_of(self, numbers: range) -> Places:
+    def places_of(self, numbers: range, selection: Selection, epoch: int) -> Places:
         """Return the places of numbers in an epoch's row: here they are equal."""
         return numbers
 

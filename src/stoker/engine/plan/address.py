@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from stoker.schedule.epoch_time import Pace
+
 
 class WorkAddress(NamedTuple):
     """The address of a segment's work among all works of a pipeline.
@@ -13,8 +15,8 @@ class WorkAddress(NamedTuple):
         seed, epoch: the key of its random draws.
         rank, world: this process's rank, and the number of ranks.
         batches: the number of batches of all ranks before the epoch's leg.
-        places: the number of places in the epoch, over all ranks, by part of a mixture; empty if no
-            map asks for the time.
+        paces: how examples come over the epoch; of a mixture, those of each part; empty if no map
+            asks for the time.
     """
 
     at: int
@@ -23,4 +25,4 @@ class WorkAddress(NamedTuple):
     rank: int = 0
     world: int = 1
     batches: int = 0
-    places: tuple[int, ...] = ()
+    paces: tuple[Pace, ...] = ()

@@ -280,7 +280,7 @@ def test_examples_that_kill_actors_are_told(cluster: Any, tmp_path: Path) -> Non
     all_there(pipeline, 4)
     fatal.touch()
 
-    with pytest.raises(WorkerDied, match="3 actors were lost over the same examples"):
+    with pytest.raises(WorkerDied, match="3 actors in a row were lost over the same examples"):
         list(pipeline)
 
 

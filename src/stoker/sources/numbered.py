@@ -98,7 +98,6 @@ class NumberedSource(IndexedSource):
         return error
 
     def add_numbers(self, examples: list[Any], indices: Indices) -> list[Any]:
-        """Return examples with their numbers."""
         if len(examples) != len(indices):
             return examples  # as many as were not asked for: the caller says so
         field = self.field

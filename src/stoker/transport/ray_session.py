@@ -79,15 +79,12 @@ class RayStore:
         return value
 
     def keys(self, prefix: str) -> list[str]:
-        """Return the keys with this prefix."""
         return [key.decode() for key in self._kv._internal_kv_list(prefix, **self._space)]
 
     def remove(self, key: str) -> None:
-        """Remove a key."""
         self._kv._internal_kv_del(key, **self._space)
 
     def remove_all(self, prefix: str) -> None:
-        """Remove the keys with this prefix."""
         self._kv._internal_kv_del(prefix, del_by_prefix=True, **self._space)
 
     def token(self) -> bytes:

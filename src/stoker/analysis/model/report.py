@@ -14,7 +14,7 @@ import msgspec
 from stoker.analysis.model.calibration import calibrate
 from stoker.analysis.model.formulas import INFINITE
 from stoker.analysis.model.model import Measured, warm_rate
-from stoker.analysis.porting import Port
+from stoker.analysis.porting import Port, Prepared
 from stoker.stats import ThreadTrial
 
 SCHEMA = "stoker-analysis/1"
@@ -201,6 +201,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """The reason for each of G, P, S, C, F that is None; and why packing was not tried."""
     predicted: float | None = None
     """Examples/s that the separately measured rates predict for the job; None without a model."""
+    replayed: Rate | None = None
+    """The rate of training on the same batches again and again. It is G, unless the job's own speed
+    and waits contradict it: then G is what these show, and a doubt says so."""
     split: Split
     verdict: str
     """The conclusion in sentences; doubts come first."""
@@ -229,6 +232,13 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Worker seconds per example after each place of an echo, where they are known."""
     packing: Packing | None = None
     """None if it was not tried; ``reasons["packing"]`` says why."""
+    prefetched: Rate | None = None
+    """What training reaches with the data in memory, the job's own workers, and eight batches ahead
+    for each; None where it was not tried, or the job has as many."""
+    startup_s: float = 0.0
+    """Seconds from ``iter()`` to the first batch of an epoch, where workers start anew in each."""
+    prepared: Prepared | None = None
+    """Examples as the dataset returns them; None where no cache could hold them, or of a stream."""
     port: Port | None = None
     """The parts of a pipeline in place of the loader; None if no pipeline can do the same."""
     stages: dict[str, Rate] = {}
@@ -266,6 +276,11 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
             lines.append(f"  {number}. {action.gain.value:.2f}x  {when}{action.title}: {code}")
         lines += [f"  note: {note}" for note in self.notes]
         return "\n".join(lines)
+
+
+def find_prep(report: Report) -> Rate | None:
+    """Return P with the job's own number of workers, fetching over a network included."""
+    return next((p.rate for p in report.prep if p.workers == report.loader.workers), None)
 
 
 def to_measured(report: Report) -> Measured:

@@ -326,7 +326,7 @@ def _write_calibration(report: Report) -> list[str]:
     """Name the separate measurements that were corrected by the job's speed."""
     apart, found = predict(to_measured_apart(report)), predict(to_measured(report))
     changed = []
-    for letter, name in (("F", "fetch"), ("P", "prep"), ("G", "ingestion"), ("H", "processors")):
+    for letter, name in (("F", "fetch"), ("P", "prep"), ("H", "processors")):
         taken, before = (_format_rate(getattr(one, name)) for one in (found, apart))
         if taken != before:
             changed.append(f"{letter} is taken as {taken}, measured apart {before}")

@@ -65,7 +65,6 @@ class ActiveActors:
             return [actor for actor in actors if not actor.is_leaving]
 
     def add(self, actor: Actor) -> None:
-        """Add an actor."""
         with self._lock:
             token = self._pool.token
             self._free.extend(_ActorConnection(actor, token) for _ in range(CONNECTIONS_EACH))

@@ -131,7 +131,6 @@ class _Stored(msgspec.Struct, array_like=True):
 
 
 def index_folder() -> str:
-    """Return the folder of indexes."""
     return os.path.join(user_folder("XDG_CACHE_HOME", "~/.cache"), "stoker", "indexes")
 
 

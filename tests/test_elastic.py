@@ -40,8 +40,8 @@ def rows(length: int) -> stoker.Pipeline:
 
 def mixture(length: int, stop: Any = "all") -> stoker.Pipeline:
     a = stoker.from_arrays(np.arange(length)).shuffle()
-    b = stoker.from_arrays(np.arange(length, length + 90))
-    c = stoker.from_arrays(np.arange(length + 90, length + 150)).shuffle()
+    b = stoker.from_arrays(np.arange(length, length + 60))
+    c = stoker.from_arrays(np.arange(length + 60, length + 96)).shuffle()
     return stoker.mix({a: 0.55, b: 0.3, c: 0.15}, stop=stop, seed=7)
 
 
@@ -141,7 +141,7 @@ def plans(draw: Any, length: int, most: int = 4) -> list[Stretch]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@few(8)
+@few(5)
 @given(data=st.data(), length=st.integers(60, 200), epoch=st.integers(0, 2))
 def test_what_was_not_handed_out_comes_once_with_its_own_draws(
     kind: str, data: st.DataObject, length: int, epoch: int
@@ -186,7 +186,7 @@ def test_parts_as_they_lie_go_on_where_those_left_them_that_began(
 
 
 @pytest.mark.parametrize("kind", ["shuffled", "whole", "balanced", "mixture"])
-@few(6)
+@few(4)
 @given(
     length=st.integers(200, 260),
     worlds=st.lists(st.sampled_from([1, 2, 3, 4, 6, 12]), min_size=2, max_size=4),
@@ -209,8 +209,8 @@ def test_global_batches_stay_the_same_where_their_size_does(
 @few(2)
 @given(data=st.data())
 def test_a_leg_is_resumed_bit_for_bit(kind: str, workers: int, data: st.DataObject) -> None:
-    plan = data.draw(plans(100, most=3), label="plan")
-    build, (world, each, _) = of_kind(kind, 150), plan[-1]
+    plan = data.draw(plans(60, most=3), label="plan")
+    build, (world, each, _) = of_kind(kind, 90), plan[-1]
     saved = through_json(run(build, plan[:-1])[-1].ranks[0].state_dict())
     rank = data.draw(st.integers(0, world - 1), label="rank")
     tails_are_equal(lambda: build(rank, world, each).workers(workers), saved)
@@ -301,10 +301,10 @@ def test_an_echo_s_leg_is_resumed_bit_for_bit(
     data: st.DataObject, factor: float, workers: int
 ) -> None:
     def build(rank: int, world: int, each: int) -> stoker.Pipeline:
-        train = rows(160).shuffle().shard(rank=rank, world=world).echo(factor, pool=40)
+        train = rows(100).shuffle().shard(rank=rank, world=world).echo(factor, pool=30)
         return train.random_map(drawing).batch(each).workers(0)
 
-    plan = data.draw(plans(int(110 * factor), most=3), label="plan")
+    plan = data.draw(plans(int(66 * factor), most=3), label="plan")
     with small_pools_allowed():
         legs = run(build, plan[:-1])
         saved = through_json(legs[-1].ranks[0].state_dict())

@@ -716,7 +716,7 @@ def test_what_is_dealt_by_owners_is_so_in_a_leg(
     leg = Leg(4, Remainder([(start, length)]), stoker.Clock(), 0, world=world)
     each = []
     for rank in range(world):
-        selection = Selection().shuffled().shared(rank, world, uneven=False, dealt=True)
+        selection = Selection().shuffle().shard(rank, world, uneven=False, by_owner=True)
         order = replace(selection, leg=leg).rank_order(length, 1, 0, Alternating(world), group)
         each.append(np.asarray(order.places(range(len(order)))))
     count = (length - start) // world

@@ -1431,7 +1431,7 @@ def test_parts_of_known_length_end_alike_and_warn_of_too_many_steps(
         .shard(rank=rank, world=2, uneven=uneven)
         .echo(factor)
         .batch(4)
-        .steps(64)  # of 40 to 160 batches, as the factor is
+        .steps(99)
         for rank in range(2)
     ]
     for part in parts:

@@ -365,6 +365,11 @@ class EpochStreams:
             return self._worker_pools[1], self._planning_apart
         return self.worker_pool, self.planning
 
+    def end_whole(self, is_whole: bool) -> None:
+        """Say whether the consumer has all outputs: processes may then stay for another epoch."""
+        for pool in self._worker_pools:
+            pool.is_whole = is_whole
+
     def close(self) -> None:
         """End every thread and process, and let go of what a source has open."""
         with contextlib.ExitStack() as rest:  # all of it, should Ctrl-C come in between

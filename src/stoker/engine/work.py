@@ -205,6 +205,10 @@ class Work:
         twin._order = twin.index_before = None
         return twin
 
+    def at(self, address: WorkAddress) -> Work:
+        """Return what does the same in another epoch, in another process."""
+        return Work(self.segment, address, self._source, None, misdrawn=[])
+
     def places(self, ordinals: range | list[int]) -> Sequence[int]:
         """Return the places of inputs by their ordinals in this process.
 

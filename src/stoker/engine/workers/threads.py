@@ -63,6 +63,9 @@ _AHEAD_FRACTION = 1 / 64
 _COPYING_NS = 500_000_000
 # As long as a user waits without a word for examples that are under way when a run is closed.
 _JOIN_S = 5.0
+# Worker processes that are busy behind the last output of an epoch, with examples that nobody wants,
+# end if they take longer: to start others costs less.
+_REST_S = 0.5
 
 
 def is_worker() -> bool:
@@ -218,10 +221,12 @@ class WorkerPool:
         remotes: worker processes, as each thread uses one, or one for all; None for threads.
         threads_each: how many threads use a worker.
         grows: whether there may be more threads than that, while they sleep.
+        rest: takes idle worker processes that another epoch may use; False: they cannot stay.
 
     Attributes:
         copies: what the threads call in place of the user's own objects, if there are any.
         most_ahead: how far they may be ahead of the consumer; None: as far as they need.
+        is_whole: whether the consumer has all outputs of its epoch.
     """
 
     def __init__(
@@ -233,6 +238,7 @@ class WorkerPool:
         *,
         threads_each: int = 1,
         grows: bool = False,
+        rest: Callable[[list[Any]], bool] | None = None,
     ) -> None:
         self.copies: OwnCopies | None = None
         self.most_ahead: Ahead | None = None
@@ -243,6 +249,8 @@ class WorkerPool:
         self._ready: list[deque[Task]] = [deque() for _ in range(depths)]
         self.limit = threads
         self._remotes = remotes
+        self._rest = rest
+        self.is_whole = False
         self.closed = False
         self._autotuner = autotuner
         self._threads: list[threading.Thread] = []
@@ -407,22 +415,45 @@ class WorkerPool:
         """End the threads after the example that each is at. Never waits for its own thread."""
         self.shut()
         remotes, self._remotes = self._remotes or [], None
+        if self._come_to_rest(remotes):
+            remotes = []
         for remote in remotes:
             remote.stop()
-        deadline = time.monotonic() + _JOIN_S
-        held = _let_go()
-        try:
-            for thread in self._threads:
-                if thread is not threading.current_thread():
-                    thread.join(max(0.0, deadline - time.monotonic()))
-        finally:
-            _take_back(held)
+        self._join(_JOIN_S)
         if self.copies is not None:
             self.copies.end()
         for remote in remotes:
             remote.close()
         self._chore = self._tuning = None  # both refer to what holds this pool
         self._broken = None  # its traceback holds all that ran
+
+    def _come_to_rest(self, remotes: list[Any]) -> bool:
+        """Have worker processes stay for another epoch, if they can."""
+        rest, self._rest = self._rest, None
+        try:
+            return (
+                rest is not None
+                and self.is_whole
+                and self._join(_REST_S)
+                and self._broken is None
+                and rest(remotes)
+            )
+        except BaseException:  # Ctrl-C
+            for remote in remotes:
+                remote.stop()
+            raise
+
+    def _join(self, timeout_s: float) -> bool:
+        """Wait for the threads, but for the calling one. False if some are still at work."""
+        deadline = time.monotonic() + timeout_s
+        others = [each for each in self._threads if each is not threading.current_thread()]
+        held = _let_go()
+        try:
+            for thread in others:
+                thread.join(max(0.0, deadline - time.monotonic()))
+        finally:
+            _take_back(held)
+        return not any(thread.is_alive() for thread in others)
 
     def _may_grow(self, threads: int, cost: CostEstimate) -> bool:
         """Whether memory and time allow so many threads."""

@@ -63,7 +63,8 @@ from stoker.cache import location, store_dir
 from stoker.cache.handles import Handle
 from stoker.cache.layout import StoredItem
 from stoker.sources.folder import LabeledImage
-from stoker.transport import codec
+from stoker.transport.codec.decoder import decode
+from stoker.transport.codec.encoder import encode
 
 ITEM_BYTES = 110_000 // 8 * 8
 SPEED_BYTES_PER_S = 200_000_000
@@ -111,7 +112,7 @@ def reading(made: Report, count: int, rounds: int) -> None:
                 for key, item in batch:
                     txn.put(key, item)
             for store, value in ((handle.store, bytes), (nested.store, _labelled)):
-                records = [(key, codec.encode(value(item))) for key, item in batch]
+                records = [(key, encode(value(item))) for key, item in batch]
                 store.add([StoredItem(k, r, sum(map(len, r)), (1, 1)) for k, r in records])
 
         def bare_loop() -> float:
@@ -139,14 +140,14 @@ def reading(made: Report, count: int, rounds: int) -> None:
         def several(these: Sequence[Sequence[bytes]]) -> float:
             began = time.perf_counter()
             for chunk in these:
-                for value in handle.store.get_many(chunk, codec.decode, _fail):
+                for value in handle.store.get_many(chunk, decode, _fail):
                     summed(value)
             return count / (time.perf_counter() - began)
 
         def labelled() -> float:
             began = time.perf_counter()
             for chunk in chunks:
-                values: list[Any] = nested.store.get_many(chunk, codec.decode, _fail)
+                values: list[Any] = nested.store.get_many(chunk, decode, _fail)
                 for value in values:
                     summed(value.image)
             return count / (time.perf_counter() - began)

@@ -116,9 +116,10 @@ print(json.dumps((len(came) - 1) / (came[-1] - came[0])), flush=True)
 @contextlib.contextmanager
 def feeding(case: str, jobs: int) -> Any:
     """Serve a pipeline of this script; yield its name, its port and the feeder."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    held = socket.socket()  # bound while the feeder listens: nobody else is given the port
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("127.0.0.1", 0))
+    port = held.getsockname()[1]
     name = f"bench-{os.getpid()}"
     command = ["feed", f"{__file__}:{case}", "--name", name, "--listen", f"127.0.0.1:{port}"]
     feeder = subprocess.Popen(
@@ -130,6 +131,7 @@ def feeding(case: str, jobs: int) -> Any:
     finally:
         feeder.kill()
         feeder.wait()
+        held.close()
 
 
 def cpu_s(roots: list[int]) -> float:

@@ -7,6 +7,7 @@ import json
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -128,6 +129,19 @@ def run(folder: Path, body: str, first: str = "") -> list[Any]:
     assert code == 0, errors
     assert errors == "", errors
     return [json.loads(line) for line in out.splitlines()]
+
+
+@contextlib.contextmanager
+def reserved_port() -> Iterator[int]:
+    """Yield a port that the system gives to nobody else; a server that names it may listen there.
+
+    It stays bound, and servers say SO_REUSEADDR. Were it let go, what asks for any port could have
+    it before the server does.
+    """
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
 
 
 def children() -> list[psutil.Process]:

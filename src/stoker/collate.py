@@ -11,7 +11,7 @@ import numpy as np
 from stoker.basics import pytree
 from stoker.basics.buffers import Recycler
 from stoker.basics.validate import is_whole_number
-from stoker.stages.batching.batch import Builder
+from stoker.stages.batching.builder import Builder
 
 
 class Padded(NamedTuple):

@@ -367,7 +367,7 @@ class Stats:
     """How workers spent their time; None without samples. Under ``.repeat()``, of the current pass
     over the data."""
     new_processes: str | None = None
-    """Why the worker processes were started anew, for this epoch or for each one. None if they stayed
+    """Why worker processes were started anew, for this epoch or for each one. None if they stayed
     from the epoch before, in the first epoch, and for other workers."""
     totals: Totals = Totals()
     """The totals since the pipeline was made, in this process."""

@@ -18,7 +18,7 @@ from analysis.analyses import PRELUDE, write_script
 from stoker.analysis.porting import find_port, write_port
 from stoker.analysis.probe import drain_session, epochs
 from stoker.analysis.probe.example import describe_example
-from stoker.transport.codec import encode
+from stoker.transport.codec.encoder import encode
 
 torch = pytest.importorskip("torch")
 Image = pytest.importorskip("PIL.Image")

@@ -23,7 +23,7 @@ from stoker.cluster.keeper.server import Keeper
 from stoker.cluster.members.membership import Members, NamedHosts
 from stoker.cluster.remote_node import key_of
 from stoker.schedule.owners import Member
-from stoker.transport.codec import encode
+from stoker.transport.codec.encoder import encode
 from stoker.transport.link import Link, LinkError
 
 pytestmark = pytest.mark.filterwarnings(f"ignore:{NO_STORE}:stoker.CacheWarning")

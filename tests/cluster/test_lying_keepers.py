@@ -174,7 +174,7 @@ def test_a_store_of_what_was_never_written_is_read_from_its_source(tmp_path: Pat
     train = stoker.from_dataset(Numbered(), seed=0).cache("8MiB", version="1", path=folder).batch(7)
     with pytest.MonkeyPatch.context() as patch:
         odd = iter(ODD_RECORDS.values())
-        patch.setattr("stoker.transport.codec.encode", lambda _: [next(odd, b"\x01")])
+        patch.setattr("stoker.cache.example_cache.encode", lambda _: [next(odd, b"\x01")])
         patch.setattr("stoker.cache.admission.RandomCheck.run", lambda *_: None)
         for _ in train:
             pass

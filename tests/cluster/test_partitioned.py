@@ -7,7 +7,6 @@ import os
 import pickle
 import shutil
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +20,7 @@ from hypothesis import strategies as st
 from nodes import EXAMPLES, NO_STORE, TOKEN, Numbered, keepers, over, write_token
 
 import stoker
+from scripts import reserved_port
 from stoker.cache import inventory
 from stoker.cluster.keeper import client
 from stoker.cluster.keeper.server import Keeper
@@ -160,13 +160,11 @@ def test_on_another_host_the_store_of_the_first_is_one_of_the_others(
 
 
 def test_a_keeper_that_comes_after_the_job_on_its_host_is_brought_its_part(tmp_path: Path) -> None:
-    with keepers(tmp_path, 1) as (first,), socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        late = f"127.0.0.1:{held.getsockname()[1]}"
+    with keepers(tmp_path, 1) as (first,), reserved_port() as port:
+        late = f"127.0.0.1:{port}"
         folder = str(tmp_path / "late")
         hosts = [first.address, late]
         dataset = stoker.cached(Numbered(), "8MiB", cluster=hosts, version="1", path=folder)
-        held.close()
         cache = dataset._cache
         assert isinstance(cache, PartitionedCache)
         with contextlib.closing(Keeper(late, TOKEN, limit=8 << 20, folder=folder)):

@@ -10,7 +10,7 @@ from stoker.engine.build import EpochSetup, EpochStreams
 from stoker.engine.checkpoint import Position, resume_points, row
 from stoker.engine.items import PulledStream
 from stoker.engine.survivors import FilteredStream
-from stoker.engine.work import Failure
+from stoker.engine.work.failure import Failure
 from stoker.engine.workers.make import Workers
 from stoker.engine.workers.tuning import Autotuner
 from stoker.pipeline import Pipeline

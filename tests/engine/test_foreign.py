@@ -22,7 +22,7 @@ from stoker.engine.heads import (
     interrupt,
 )
 from stoker.engine.items import EpochCounters, Item, Planning, WouldBlock
-from stoker.engine.work import Failure
+from stoker.engine.work.failure import Failure
 from stoker.engine.workers.threads import WorkerPool
 from stoker.engine.workers.tuning import Autotuner
 from stoker.errors import StageError

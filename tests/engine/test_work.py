@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import stoker
-from stoker.engine.work import REJECTED, Failure, UndeclaredRng, Work
+from stoker.engine.work.failure import REJECTED, Failure
+from stoker.engine.work.generators import UndeclaredRng
+from stoker.engine.work.work import Work
 from stoker.errors import StageError
 from stoker.pipeline import Pipeline
 from stoker.stages.cache import LeftOutBefore, Miss
@@ -81,7 +83,7 @@ def test_what_cannot_be_read_is_a_failure_in_its_place(
 ) -> None:
     data = kind(20, bad)
     work = work_of(stoker.from_dataset(data, seed=0).batch(4))
-    values = work.fetch(np.array(asked, np.int64), spent(work))
+    values = work.fetcher.fetch(np.array(asked, np.int64), spent(work))
     assert len(values) == len(asked)
     for index, value in zip(asked, values, strict=True):
         if index not in bad:
@@ -99,7 +101,7 @@ def test_a_failure_to_read_names_the_file(tmp_path: Path) -> None:
     files = [str(tmp_path / name) for name in ("a", "b")]
     work = work_of(stoker.from_files(files, seed=0))
     (tmp_path / "b").unlink()
-    good, bad = work.fetch(np.array([0, 1]), spent(work))
+    good, bad = work.fetcher.fetch(np.array([0, 1]), spent(work))
     assert type(good) is not Failure
     error = error_of(bad)
     assert (error.index, error.path) == (1, files[1])
@@ -170,8 +172,8 @@ def test_in_a_stream_failures_tell_how_many_examples_came_before() -> None:
     work = work_of(stoker.from_iterable(range(20), seed=0).map(fail_on_three))
     error = error_of(made(work, [3])[0])
     assert (error.number, error.index, error.batch) == (3, None, None)
-    assert error_of(work.copy_failure(ValueError(), 4)).number == 4
-    assert error_of(work.send_failure(ValueError(), 5)).number == 5
+    assert error_of(work.inputs.copy_failure(ValueError(), 4)).number == 4
+    assert error_of(work.inputs.send_failure(ValueError(), 5)).number == 5
 
 
 numbers = st.lists(st.integers(0, 99), min_size=1, max_size=12, unique=True)
@@ -207,7 +209,7 @@ def test_time_is_counted_for_each_stage() -> None:
     pipeline = stoker.from_dataset(range(20), seed=0).map(fail_on_three).filter(even).batch(2)
     work = work_of(pipeline.map(fail_on_three))
     ns = spent(work)
-    values = work.fetch(np.array([0, 1]), ns)
+    values = work.fetcher.fetch(np.array([0, 1]), ns)
     assert ns[0] > 0
     work.apply(values, [0, 1], None, ns)
     assert all(each > 0 for each in ns[:3])
@@ -242,7 +244,7 @@ def test_what_is_in_the_cache_is_neither_read_nor_made_again() -> None:
     for _ in range(2):
         made_of.clear()
         work = work_of(pipeline)
-        values = work.fetch(np.array(numbers), spent(work))
+        values = work.fetcher.fetch(np.array(numbers), spent(work))
         kinds.append([type(value) for value in values])
         work.apply(values, numbers, None, spent(work))
         rounds.append(values)

@@ -1,4 +1,4 @@
-"""A network between the processes of a test: ports, and a line that fails as it is told to."""
+"""A line between the processes of a test that fails as it is told to."""
 
 from __future__ import annotations
 
@@ -6,13 +6,6 @@ import contextlib
 import socket
 import threading
 from collections.abc import Callable, Iterator
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
 
 Damage = Callable[[int, bytes], bytes | None]
 """What becomes of bytes behind so many others on their way to who connects; None: it is cut."""

@@ -22,7 +22,7 @@ import pytest
 import served
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from network import cut_at, flip_at, free_port, line_to
+from network import cut_at, flip_at, line_to
 from playing import (
     Play,
     check_outputs,
@@ -39,6 +39,7 @@ from playing import (
 
 import stoker
 from authority import certificates
+from scripts import reserved_port
 from stoker.feed.relay import protocol
 from stoker.transport.token import make_token_file
 from strategies import FULL, shortened
@@ -71,14 +72,16 @@ class Somewhere:
         return f"tcp://{host}:{port or self.port}/{self.name}"
 
 
-def somewhere() -> Somewhere:
-    return Somewhere(f"across-{os.getpid()}-{next(_names)}", free_port())
+@contextlib.contextmanager
+def somewhere() -> Iterator[Somewhere]:
+    with reserved_port() as port:
+        yield Somewhere(f"across-{os.getpid()}-{next(_names)}", port)
 
 
 @pytest.fixture
 def feed() -> Iterator[Somewhere]:
-    made = somewhere()
-    yield made
+    with somewhere() as made:
+        yield made
     wait_until(lambda: not any(feeder_of(made.url(host)) for host in HOSTS), "the relays end")
 
 
@@ -237,11 +240,10 @@ def test_contents_cross_the_network_once_for_all_jobs_of_a_host(
 def test_relays_and_jobs_that_are_killed(
     cast: list[Play], kind: str, kills: list[tuple[int, str]]
 ) -> None:
-    feed = somewhere()
-    names = [feed.url(HOSTS[0]), feed.url(HOSTS[1]), feed.name]
-    makes = [joining(names[number % 3]) for number in range(len(cast))]
     make: Callable[[], Any] = getattr(served, kind)
-    with feeding(make, feed.name, listen=feed.listen):
+    with somewhere() as feed, feeding(make, feed.name, listen=feed.listen):
+        names = [feed.url(HOSTS[0]), feed.url(HOSTS[1]), feed.name]
+        makes = [joining(names[number % 3]) for number in range(len(cast))]
         play_out(makes, cast, kind, [(behind, feed.url(host)) for behind, host in kills])
 
 
@@ -256,11 +258,10 @@ def test_a_feeder_that_is_killed_goes_on_for_relays(
     cast: list[Play], kind: str, kills: list[tuple[int, bool]]
 ) -> None:
     """As long as there is a job beside it that starts it again."""
-    feed = somewhere()
-    share = sharing(kind, feed.name, patience_s=2.0, listen=feed.listen)
     stays = Play(epochs=3, step_s=0.01)
-    whom = [(behind, feed.url() if relay else feed.name) for behind, relay in kills]
-    with tempfile.TemporaryDirectory() as home:
+    with somewhere() as feed, tempfile.TemporaryDirectory() as home:
+        share = sharing(kind, feed.name, patience_s=2.0, listen=feed.listen)
+        whom = [(behind, feed.url() if relay else feed.name) for behind, relay in kills]
         first = start(share, Play(epochs=9, step_s=0.02), Path(home) / "first")
         wait_until(lambda: feeder_of(feed.name), "the feeder is there")
         makes = [share, *(joining(feed.url(HOSTS[n % 2])) for n in range(len(cast)))]
@@ -283,9 +284,12 @@ def test_a_feeder_that_is_killed_goes_on_for_relays(
     ),
 )
 def test_lines_that_are_cut_and_bytes_that_change(kind: str, damages: list[Any]) -> None:
-    feed = somewhere()
     make: Callable[[], Any] = getattr(served, kind)
-    with feeding(make, feed.name, listen=feed.listen), line_to(feed.port, damages) as port:
+    with (
+        somewhere() as feed,
+        feeding(make, feed.name, listen=feed.listen),
+        line_to(feed.port, damages) as port,
+    ):
         train = stoker.from_feed(feed.url(port=port))
         for epoch in range(2):
             assert [served.digest(value) for value in train] == served.expected(kind, epoch)

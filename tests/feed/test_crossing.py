@@ -38,20 +38,21 @@ from stoker.feed.relay.protocol import (
     RemoteItem,
     checksum,
 )
-from stoker.transport import codec
+from stoker.transport.codec.decoder import Damaged, RecordView, UnknownType, decode, decode_views
+from stoker.transport.codec.encoder import encode, encode_views
 from stoker.transport.link import Link
 from strategies import FULL
 
 
 def lent(value: Any) -> tuple[bytes, bytearray]:
     """Return the head and the contents of a value's record."""
-    head, contents = codec.encode_views(value)
+    head, contents = encode_views(value)
     return head, bytearray(b"".join(contents))
 
 
 @given(nested)
 def test_all_that_a_cache_keeps_crosses_as_it_was(value: Any) -> None:
-    head, contents = codec.encode_views(value)
+    head, contents = encode_views(value)
     item = RemoteItem(0, 5, 1, 2, checksum(*contents), head)
     ours, theirs = socket.socketpair()
     gateway, relay = (
@@ -62,29 +63,29 @@ def test_all_that_a_cache_keeps_crosses_as_it_was(value: Any) -> None:
         gateway.send(item, *contents)
         message, body = relay.receive(place)
     assert isinstance(message, RemoteItem)
-    made = pickle.loads(pickle.dumps(codec.RecordView(message.head, body), 5))
+    made = pickle.loads(pickle.dumps(RecordView(message.head, body), 5))
     assert shown(made) == shown(value)
-    assert shown(codec.decode(memoryview(b"".join(codec.encode(value))))) == shown(value)
+    assert shown(decode(memoryview(b"".join(encode(value))))) == shown(value)
 
 
 def test_what_cannot_be_said_is_refused_with_its_place() -> None:
     with pytest.raises(TypeError, match=r"\(at field\.1\)"):
-        codec.encode_views({"field": [0, object()]})
+        encode_views({"field": [0, object()]})
 
 
 def test_a_class_that_nobody_has_imported() -> None:
     """A named tuple is made up; a dataclass cannot be."""
     made, none = (
-        codec.encode_views(value)[0].replace(b"encodable", b"somewhere")
+        encode_views(value)[0].replace(b"encodable", b"somewhere")
         for value in (Pair(1, 2), Record(1, 2))
     )
-    value = codec.decode_views(made, b"")
+    value = decode_views(made, b"")
     assert value == (1, 2)
     assert (type(value).__name__, value.right) == ("Pair", 2)
-    with pytest.raises(codec.UnknownType, match=r"somewhere\.Record"):
-        codec.decode_views(none, b"")
-    with pytest.raises(codec.UnknownType, match=r"somewhere\.Pair"):
-        codec.decode(memoryview(made))  # a store gives back what it was given, or nothing
+    with pytest.raises(UnknownType, match=r"somewhere\.Record"):
+        decode_views(none, b"")
+    with pytest.raises(UnknownType, match=r"somewhere\.Pair"):
+        decode(memoryview(made))  # a store gives back what it was given, or nothing
 
 
 WELCOME = Welcome("n", "t", True, 3, 11, ["a", "b"], True, False, 2, 7, 0)
@@ -130,7 +131,7 @@ def frame_of(message: Message, *contents: memoryview) -> bytes:
 def test_damaged_frames_harm_nobody() -> None:
     """Each end takes them for what they are; no value comes out that is another."""
     draw = random.Random(3)
-    head, contents = codec.encode_views(VALUE)
+    head, contents = encode_views(VALUE)
     item = RemoteItem(0, 5, 1, 2, checksum(*contents), head)
     by_relays = [frame_of(message) for message in SAID_BY_RELAYS]
     by_gateways = [frame_of(message) for message in SAID_BY_GATEWAYS]
@@ -153,7 +154,7 @@ def test_damaged_frames_harm_nobody() -> None:
                         assert isinstance(message, Message)
                         if isinstance(message, RemoteItem):
                             assert message == item
-                            assert shown(codec.decode_views(message.head, body)) == shown(VALUE)
+                            assert shown(decode_views(message.head, body)) == shown(VALUE)
                     good += 1
             except (EOFError, OSError, Malformed):
                 bad += 1
@@ -177,8 +178,8 @@ def test_damaged_heads_are_values_or_refused() -> None:
     for _ in range(100_000 if FULL else 5_000):
         damaged = mutated(head, draw)
         try:
-            codec.decode_views(damaged, body[: draw.choice([len(body), len(body), 64, 0])])
-        except (codec.Damaged, codec.UnknownType):
+            decode_views(damaged, body[: draw.choice([len(body), len(body), 64, 0])])
+        except (Damaged, UnknownType):
             refused += 1
     assert refused
 
@@ -188,21 +189,21 @@ def test_what_no_feed_hands_out_is_refused(name: str) -> None:
     record = ODD_RECORDS[name]
     lengths = struct.unpack_from("<II", record.ljust(8, b"\0"))
     start = min(len(record), 8 + sum(lengths))
-    with pytest.raises(codec.Damaged):
-        codec.decode_views(record[:start], bytearray(record[start:]))
+    with pytest.raises(Damaged):
+        decode_views(record[:start], bytearray(record[start:]))
 
 
 @pytest.mark.parametrize("fields", [["a b"], ["_a"], ["class"]])
 def test_named_tuples_of_odd_names_are_not_made_up(fields: list[str]) -> None:
     record = record_of(["named", "m:N", fields, "plain"], [1])
-    with pytest.raises(codec.Damaged):
-        codec.decode_views(record, b"")
+    with pytest.raises(Damaged):
+        decode_views(record, b"")
 
 
 def test_large_claims_take_no_memory() -> None:
     for shape in ([2**40], [0, 2**61], [2**31, 2**31, 2**31]):
-        with pytest.raises(codec.Damaged, match=r"too small|offset|too big|dimension"):
-            codec.decode_views(record_of(["array", "<f8"], [shape]), b"")
+        with pytest.raises(Damaged, match=r"too small|offset|too big|dimension"):
+            decode_views(record_of(["array", "<f8"], [shape]), b"")
 
 
 @pytest.fixture

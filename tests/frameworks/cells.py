@@ -3,7 +3,9 @@
     cells.py FOLDER FRAMEWORK KIND USE [KIND USE ...]
 
 Each cell prints a line of JSON: its name, and what became of it: "works", or an error's text. What
-works is asserted by the numbers of the examples that training saw.
+works is asserted by the numbers of the examples that training saw. What else is said, and errors
+with their tracebacks, is in FOLDER/said. A rank ends when its standard input does: the first one
+serves the others, however late they come.
 """
 
 from __future__ import annotations
@@ -170,8 +172,7 @@ def run_all(uses: Any, cells: list[tuple[str, str]], results: int) -> None:
             outcome = "works"
         except Exception as error:
             outcome = f"{type(error).__name__}: {error}"
-            if os.environ.get("CELLS_TRACE"):
-                outcome = traceback.format_exc()
+            traceback.print_exc()
         os.write(results, (json.dumps([kind, use, outcome]) + "\n").encode())
         os.chdir("..")
 
@@ -181,15 +182,17 @@ def main() -> None:
     os.chdir(folder)
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
-    results, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)  # what the frameworks have to say
-    os.dup2(nowhere, 2)
+    results, said = os.dup(1), os.open("said", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(said, 1)  # what the frameworks have to say
+    os.dup2(said, 2)
     cells_of = importlib.import_module(MODULES[framework])
     run = getattr(cells_of, "in_workers", run_all)
     run(
         {**cells_of.USES, **cells_of.MORE}, list(zip(cells[::2], cells[1::2], strict=True)), results
     )
+    os.close(results)
     if WORLD > 1:
+        sys.stdin.read()
         # A thread of Gloo's that lets go of its last tensor while the interpreter is taken down
         # aborts the process (pytorch/pytorch#179291), and not every framework ends its groups.
         atexit._run_exitfuncs()

@@ -10,9 +10,9 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
+import threading
 import uuid
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from scripts import PATH, ROOT, TIMEOUT_S
+from scripts import PATH, ROOT, TIMEOUT_S, reserved_port
 
 HERE = Path(__file__).parent
 PAGE = ROOT / "docs" / "frameworks.md"
@@ -59,19 +59,19 @@ each_framework = each_of(FRAMEWORKS)
 @contextlib.contextmanager
 def started(command: list[str], **variables: str) -> Iterator[subprocess.Popen[str]]:
     """Start a program; whatever is left of its session is killed at the end."""
-    process = subprocess.Popen(
+    with subprocess.Popen(
         command,
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": PATH, **RAY, **variables},
         start_new_session=True,
-    )
-    try:
-        yield process
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate(timeout=TIMEOUT_S)
+    ) as process:
+        try:
+            yield process
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def outcomes(
@@ -79,11 +79,9 @@ def outcomes(
 ) -> dict[tuple[str, str], str]:
     """Run cells in one process, or in each of several ranks, which must agree."""
     ranks = 1 if framework == OWN_WORKERS else ranks
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    run, found = uuid.uuid4().hex[:8], []
+    run, told, found = uuid.uuid4().hex[:8], [], []
     with contextlib.ExitStack() as running:
+        port = running.enter_context(reserved_port())
         processes = []
         for rank in range(ranks):
             at = folder / f"{run}-{rank}"
@@ -104,13 +102,33 @@ def outcomes(
             command += [word for cell in cells for word in cell]
             texts = {name: str(value) for name, value in variables.items()}
             processes.append(running.enter_context(started(command, **texts)))
+
+        def end() -> None:
+            for process in processes:
+                process.kill()
+
+        late = threading.Timer(LIMIT_S, end)
+        running.callback(late.join)
+        running.callback(late.cancel)
+        late.start()
         for process in processes:
-            out, _ = process.communicate(timeout=LIMIT_S)
-            assert process.returncode == 0, out
-            lines = map(json.loads, out.splitlines())
-            found.append({(kind, use): outcome for kind, use, outcome in lines})
-    assert all(set(each) == set(cells) for each in found), found
-    assert all(each == found[0] for each in found), found
+            assert process.stdout is not None
+            told.append(process.stdout.read())
+        for process in processes:  # none ends before all have told
+            assert process.stdin is not None
+            process.stdin.close()
+        for process in processes:
+            process.wait()
+    said = "\n".join(
+        f"-- rank {rank}: code {process.returncode}\n{(folder / f'{run}-{rank}/said').read_text()}"
+        for rank, process in enumerate(processes)
+    )
+    for process, out in zip(processes, told, strict=True):
+        assert process.returncode == 0, said
+        lines = map(json.loads, out.splitlines())
+        found.append({(kind, use): outcome for kind, use, outcome in lines})
+    assert all(set(each) == set(cells) for each in found), f"{found}\n{said}"
+    assert all(each == found[0] for each in found), f"{found}\n{said}"
     return found[0]
 
 

@@ -6,13 +6,14 @@ JAX is imported into the process of the tests.
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
 import pytest
+
+from scripts import reserved_port
 
 SETUP = """
 import os
@@ -240,24 +241,23 @@ print("ok", jax.process_index(), jax.process_count())
 @pytest.mark.full
 def test_two_processes_share_global_batches(tmp_path: Path) -> None:
     (tmp_path / "rank.py").write_text(RANK)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "rank.py", str(port), str(rank)],
-            cwd=tmp_path,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        for number, rank in enumerate(ranks):
-            said, errors = rank.communicate(timeout=240)
-            assert rank.returncode == 0, errors
-            assert f"ok {number} 2" in said
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.communicate()
+    with reserved_port() as port:
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, "rank.py", str(port), str(rank)],
+                cwd=tmp_path,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(2)
+        ]
+        try:
+            for number, rank in enumerate(ranks):
+                said, errors = rank.communicate(timeout=240)
+                assert rank.returncode == 0, errors
+                assert f"ok {number} 2" in said
+        finally:
+            for rank in ranks:
+                rank.kill()
+                rank.communicate()

@@ -27,11 +27,13 @@ from stoker.basics import pytree
 from stoker.basics.buffers import Recycler
 from stoker.basics.pytree import equal
 from stoker.basics.warn import warn
-from stoker.engine.plan import Segment
-from stoker.engine.work import REJECTED, Call, Failure, Work
+from stoker.engine.plan.segment import Segment
+from stoker.engine.work.failure import REJECTED, Failure
+from stoker.engine.work.user_calls import Call
+from stoker.engine.work.work import Work
 from stoker.pipeline import Pipeline
 from stoker.replicas.replica import USER_LOCK, Replica, replicate, unset_attributes
-from stoker.stages.batching.batch import Builder
+from stoker.stages.batching.builder import Builder
 
 # More than cores, so that threads are interrupted in the middle of things. Chosen, not measured.
 _THREADS = 8
@@ -134,11 +136,11 @@ def _steps(pipeline: Pipeline[Any]) -> list[_Step]:
     order = indexed.order(replace(plan.selection, drawing=None), pipeline.seed, 0)
 
     def fetch(work: Work, ordinal: int, _: Any) -> Any:
-        return work.fetch(order.span(ordinal, ordinal + 1), work.segment.counters())[0]
+        return work.fetcher.fetch(order.span(ordinal, ordinal + 1), work.segment.counters())[0]
 
     def apply(work: Work, ordinal: int, value: Any) -> Any:
         values = [value]
-        work.apply(values, work.places([ordinal]), None, work.segment.counters())
+        work.apply(values, work.inputs.places([ordinal]), None, work.segment.counters())
         return values[0]
 
     def collate(work: Work, ordinal: int, values: Any) -> Any:

@@ -14,7 +14,7 @@ import numpy as np
 
 from stoker.basics import global_generators
 from stoker.basics.signals import pass_on
-from stoker.transport import codec
+from stoker.transport.codec.encoder import encode
 
 # Recent items whose worth is kept: enough to estimate the distribution, few enough to sort. Chosen,
 # not measured.
@@ -124,7 +124,7 @@ def _read_again(value: Any, read_again: Callable[[], Any]) -> tuple[bool, str]:
 
     A generator that only some readings advanced is left out: another thread may have used it.
     """
-    expected = b"".join(codec.encode(value))
+    expected = b"".join(encode(value))
     advanced = {*global_generators.states()}
     with _restoring_generators():
         for _ in range(_REPEATS):
@@ -135,7 +135,7 @@ def _read_again(value: Any, read_again: Callable[[], Any]) -> tuple[bool, str]:
                 pass_on(error)
                 return True, ""
             advanced &= global_generators.changed_since(states_before) if advanced else advanced
-            if b"".join(codec.encode(repeated)) != expected:
+            if b"".join(encode(repeated)) != expected:
                 return False, ""
     return True, " and ".join(sorted(advanced))
 

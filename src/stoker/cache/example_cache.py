@@ -27,7 +27,8 @@ from stoker.cache.store import MISSING
 from stoker.errors import CacheWarning
 from stoker.replicas.thread_safety import thread_safe
 from stoker.stats import CacheCounts, CacheStats
-from stoker.transport import codec
+from stoker.transport.codec.decoder import Damaged, UnknownType, decode
+from stoker.transport.codec.encoder import encode
 
 # How long a flush waits by default. A user would wait so long without an explanation. Chosen, not
 # measured.
@@ -165,10 +166,10 @@ class ExampleCache:
 
         def read(record: memoryview, lends: bool = False) -> Any:
             try:
-                value = codec.decode(record, lends=lends)
-            except codec.UnknownType:
+                value = decode(record, lends=lends)
+            except UnknownType:
                 return MISSING
-            except codec.Damaged as error:
+            except Damaged as error:
                 note_damage(f"a record that cannot be read ({error})")
                 return MISSING
             lengths.append(len(record))
@@ -259,7 +260,7 @@ class ExampleCache:
         if handle is None:
             return
         head = handle.store.counters.head
-        record = codec.encode(value)
+        record = encode(value)
         size = sum(map(len, record))
         free = handle.store.limit_bytes - int(head[USED_BYTES])
         left = self._examples - int(head[ITEMS])

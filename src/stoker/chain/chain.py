@@ -12,7 +12,8 @@ from stoker.basics import resources
 from stoker.basics.resources import process_group
 from stoker.basics.validate import is_whole_number
 from stoker.basics.warn import warn
-from stoker.engine.plan import Plan, lower
+from stoker.engine.plan.lowering import lower
+from stoker.engine.plan.plan import Plan
 from stoker.engine.workers.make import Workers
 from stoker.schedule import rng
 from stoker.schedule.factor import UsesOfLeg

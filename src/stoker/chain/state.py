@@ -27,15 +27,9 @@ from stoker.chain.chain import Chain
 from stoker.engine.checkpoint import Bounds, Node, Position
 from stoker.engine.echo.pool_inputs import PoolStart
 from stoker.engine.packed import PackStart
-from stoker.engine.plan import (
-    DevicePoint,
-    EchoPoint,
-    FilterPoint,
-    PackPoint,
-    Plan,
-    ScanPoint,
-    Segment,
-)
+from stoker.engine.plan.plan import Plan
+from stoker.engine.plan.points import DevicePoint, EchoPoint, FilterPoint, PackPoint, ScanPoint
+from stoker.engine.plan.segment import Segment
 from stoker.engine.scanned import ScanStart
 from stoker.engine.survivors import FilterRecord
 from stoker.errors import StateError

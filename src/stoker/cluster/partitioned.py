@@ -31,7 +31,7 @@ from stoker.errors import CacheError
 from stoker.replicas.thread_safety import thread_safe
 from stoker.schedule.owners import OwnerMap
 from stoker.stats import CacheCounts, CacheStats
-from stoker.transport import codec
+from stoker.transport.codec.decoder import UnknownType, decode
 
 Join = Callable[[CacheSpec, Limit, str | None], Membership]
 """Joins the cluster of a specification. The limit and the folder are those of a new store on this
@@ -261,10 +261,10 @@ class PartitionedCache(ExampleCache):
         try:
             if checksum_of(record.key, record.data) != record.checksum:
                 raise ValueError("the checksum differs")
-            value = codec.decode(memoryview(record.data))
-        except codec.UnknownType:
+            value = decode(memoryview(record.data))
+        except UnknownType:
             return None
-        except ValueError:  # codec.Damaged is one
+        except ValueError:  # Damaged is one
             self.count(damaged=1)
             return None
         client = self._connected_client()

@@ -32,20 +32,14 @@ from stoker.engine.items import (
     Stream,
 )
 from stoker.engine.packed import PackedStream
-from stoker.engine.plan import (
-    DevicePoint,
-    EchoPoint,
-    FilterPoint,
-    PackPoint,
-    Plan,
-    ScanPoint,
-    Segment,
-)
+from stoker.engine.plan.plan import Plan
+from stoker.engine.plan.points import DevicePoint, EchoPoint, FilterPoint, PackPoint, ScanPoint
+from stoker.engine.plan.segment import Segment
 from stoker.engine.scanned import ScannedStream
 from stoker.engine.segment_runner import SegmentRunner
 from stoker.engine.segment_stream import FOLLOWED_BATCHES, SegmentStream
 from stoker.engine.survivors import FilteredStream, SkipLog
-from stoker.engine.work import Work
+from stoker.engine.work.work import Work
 from stoker.engine.workers.make import KeptWorkers, Workers, make_pool
 from stoker.engine.workers.thread_copies import ThreadCopies
 from stoker.engine.workers.threads import WorkerPool, holds_user_lock
@@ -251,7 +245,7 @@ class EpochStreams:
                 self._earlier[back] = self._work(plan.segments[0], epoch, order), order
         orders = {back: order for back, (_, order) in self._earlier.items()}
         for work in self._works.values():
-            work.index_before = functools.partial(_index_before, orders, self._examples)
+            work.inputs.index_before = functools.partial(_index_before, orders, self._examples)
 
     def _hire(self) -> None:
         """Make the worker pools: one for the host, one for what runs behind a device."""
@@ -272,7 +266,7 @@ class EpochStreams:
             )
         for work in host:  # once they were pickled for processes
             if work.segment.source is not None:
-                work.reader, work.lookups = self._reader, self._lookups
+                work.fetcher.reader, work.fetcher.lookups = self._reader, self._lookups
         if plan.iterable is not None and pool.limit:
             pool.work_ahead()  # what reading costs is not known: it goes on meanwhile
         tail = WorkerPool(0, max(1, on_device), Autotuner())
@@ -322,7 +316,7 @@ class EpochStreams:
         )
 
         def stream_of(work: Work, depth: int, order: RankOrder | None) -> SegmentStream:
-            batch = part.batch
+            batch, reader = part.batch, work.fetcher.reader
             cuts: Cuts = EvenCuts(batch.n if batch is not None else 1)
             if batch is not None and isinstance(order, PlannedOrder):
                 cuts = order.cuts
@@ -343,7 +337,7 @@ class EpochStreams:
                 self._examples,
                 group=plan.group,
                 planning=planning,
-                read_ahead=2 * work.reader.requests if work.reader is not None else 0,
+                read_ahead=0 if reader is None else 2 * reader.requests,
             )
 
         stream = stream_of(work, self._depth, self._order)

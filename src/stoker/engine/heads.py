@@ -29,7 +29,7 @@ from stoker.engine.items import (
     done_item,
     with_value,
 )
-from stoker.engine.work import ENDED, Failure
+from stoker.engine.work.failure import ENDED, Failure
 from stoker.engine.workers.threads import WorkerPool
 from stoker.errors import StageError
 from stoker.schedule.rng import Fractions

@@ -21,7 +21,7 @@ from typing import Any
 
 from stoker.basics import resources
 from stoker.engine.checkpoint import Resumable
-from stoker.engine.work import UndeclaredRng
+from stoker.engine.work.generators import UndeclaredRng
 from stoker.engine.workers.threads import Task
 
 

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from stoker.basics.compact_integers import LARGEST, check_integer
 from stoker.engine.checkpoint import Asked, Bounds, Node, damage_error
 from stoker.engine.items import Item, Planning, done_item
-from stoker.engine.plan import PackPoint
+from stoker.engine.plan.points import PackPoint
 from stoker.engine.segment_stream import SegmentStream
 from stoker.engine.survivors import OrderedStream
-from stoker.engine.work import Failure
+from stoker.engine.work.failure import Failure
 from stoker.engine.workers.threads import WorkerPool
 from stoker.errors import StateError
 from stoker.stages.batching.pack import Packed

@@ -26,7 +26,8 @@ from stoker.engine.echo.adaptive_inputs import AdaptiveInputs
 from stoker.engine.echo.pool_inputs import PoolStart
 from stoker.engine.echo.rank_sync import AgreedPolicy
 from stoker.engine.items import EpochCounters, Item
-from stoker.engine.work import Failure, Rejected, warn_of_misdrawn
+from stoker.engine.work.failure import Failure, Rejected
+from stoker.engine.work.generators import warn_of_misdrawn
 from stoker.engine.workers.threads import TIMED
 from stoker.errors import StateError, StokerError
 from stoker.schedule import adaptive, rng

@@ -20,10 +20,10 @@ from stoker.basics.compact_integers import check_integer
 from stoker.basics.signals import pass_on
 from stoker.engine.checkpoint import Asked, Bounds, Node, damage_error
 from stoker.engine.items import DoneTask, EpochCounters, Item, Planning, done_item, with_value
-from stoker.engine.plan import ScanPoint
+from stoker.engine.plan.points import ScanPoint
 from stoker.engine.segment_stream import SegmentStream
 from stoker.engine.survivors import OrderedStream
-from stoker.engine.work import ENDED, Failure
+from stoker.engine.work.failure import ENDED, Failure
 from stoker.engine.workers.threads import WorkerPool
 from stoker.errors import StateError
 from stoker.stages.scan import DROP, Scan, ScanState

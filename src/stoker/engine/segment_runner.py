@@ -17,13 +17,15 @@ from stoker.basics import pytree
 from stoker.basics.buffers import Recycler
 from stoker.basics.signals import pass_on
 from stoker.engine.items import EpochCounters, Item
-from stoker.engine.work import REJECTED, Failure, Work
+from stoker.engine.work.failure import REJECTED, Failure
+from stoker.engine.work.work import Work
 from stoker.engine.workers.thread_copies import CALLING, ThreadCopies
 from stoker.engine.workers.threads import Request, Task, WorkerPool
 from stoker.engine.workers.tuning import CostEstimate
 from stoker.replicas.replica import USER_LOCK
 from stoker.schedule.sizing.cuts import Cuts
-from stoker.stages.batching.batch import Builder, Columns, Misfits, batch_of, collate_examples
+from stoker.stages.batching.builder import Builder, Columns, Misfits, batch_of
+from stoker.stages.batching.user_collate import collate_examples
 
 
 class SegmentRunner:
@@ -113,8 +115,8 @@ class SegmentRunner:
         """Return outputs from ``number`` on, made of fresh examples ``start ...``."""
         values = self._gather_batches(indices, ns) if self.rows is not None else None
         if values is None:
-            values = work.fetch(indices, ns)
-            places = work.places(range(start, start + len(indices)))
+            values = work.fetcher.fetch(indices, ns)
+            places = work.inputs.places(range(start, start + len(indices)))
             work.apply(values, places, None, ns)
             if self.segment.batch is not None:
                 values = [
@@ -208,7 +210,7 @@ class SegmentRunner:
     def _work_rows(self, work: Work, task: Task, start: int, stop: int, ns: list[int]) -> list[Any]:
         copied = None
         if task.items is None:
-            values = work.fetch(task.indices[start:stop], ns)
+            values = work.fetcher.fetch(task.indices[start:stop], ns)
         else:
             values = self.stored_values(task.items[start:stop], own=self.segment.shares_items)
             copied = self._recycler.copy if self.segment.shares_items else None
@@ -230,7 +232,7 @@ class SegmentRunner:
             pass_on(error)
             if stop - start > 1:
                 return all(self._gather(task, row, row + 1) for row in range(start, stop))
-            (read,) = self.work.fetch(indices, [0] * self._counters)
+            (read,) = self.work.fetcher.fetch(indices, [0] * self._counters)
             is_failure = type(read) is Failure
             if not is_failure:
                 number, one = task.number + start // self._group, task.places[start:stop]
@@ -290,7 +292,8 @@ class SegmentRunner:
                     value = self._recycler.copy(value)
                 except Exception as error:
                     pass_on(error)
-                    value = self.work.copy_failure(error, *self.work.places([item.ordinal]))
+                    inputs = self.work.inputs
+                    value = inputs.copy_failure(error, *inputs.places([item.ordinal]))
             values.append(value)
         with lock:
             for item in items:
@@ -328,8 +331,8 @@ class SegmentRunner:
         values = (
             None if task.items is None else self.stored_values(task.items[start:stop], own=True)
         )
-        if self.work.reader is not None:  # reads go on in this process alone
-            values = self._own_work().fetch(task.indices[start:stop], ns)
+        if self.work.fetcher.reader is not None:  # reads go on in this process alone
+            values = self._own_work().fetcher.fetch(task.indices[start:stop], ns)
         use_keys = task.use_keys[start:stop] if task.use_keys is not None else None
         indices = None if task.indices is None or values else task.indices[start:stop]
         is_batched = self.segment.batch is not None
@@ -356,15 +359,15 @@ class SegmentRunner:
             elif isinstance(answer, Misfits):
                 self._put(task, start, task.builder.put, pytree.deep_copy(answer), ns)
             elif type(answer) is Failure and is_batched:
-                self._fail(task, start, self.work.add_number(answer))
+                self._fail(task, start, self.work.inputs.add_index(answer))
             elif type(answer) is Failure:
-                task.values[start:stop] = [self.work.add_number(answer)] * (stop - start)
+                task.values[start:stop] = [self.work.inputs.add_index(answer)] * (stop - start)
             elif is_batched:  # a whole batch, its maps done
                 self._keep_batch(task, answer)
                 ns[self.work.batched_at] += stop - start
             else:
                 task.values[start:stop] = [
-                    failed.get(i) or self.work.add_number(value)
+                    failed.get(i) or self.work.inputs.add_index(value)
                     if type(value) is Failure
                     else self._keep_value(value, place)
                     for i, (value, place) in enumerate(zip(answer, places, strict=True))
@@ -384,7 +387,7 @@ class SegmentRunner:
             return pytree.deep_copy(value)
         except Exception as error:
             pass_on(error)
-            return self.work.send_failure(error, place)
+            return self.work.inputs.send_failure(error, place)
 
     def _run_here(
         self, task: Task, start: int, request: Request, failed: dict[int, Failure], ns: list[int]
@@ -393,9 +396,9 @@ class SegmentRunner:
         work = self._own_work()
         if request.values is None:
             assert request.indices is not None
-            values = work.fetch(request.indices, ns)
+            values = work.fetcher.fetch(request.indices, ns)
         else:
-            is_stored = self.work.reader is None
+            is_stored = self.work.fetcher.reader is None
             values = [
                 failed.get(i) or (self._recycler.copy(value) if is_stored else value)
                 for i, value in enumerate(request.values)

@@ -46,7 +46,7 @@ from stoker.engine.items import (
     with_value,
 )
 from stoker.engine.segment_runner import SegmentRunner
-from stoker.engine.work import ENDED, Failure
+from stoker.engine.work.failure import ENDED, Failure
 from stoker.engine.workers.threads import Task
 from stoker.engine.workers.tuning import GATHER_INLINE_BATCH_NS, IMAGE_ROW_NS, INLINE_BATCH_NS
 from stoker.schedule.dealing import RankOrder
@@ -127,7 +127,7 @@ class SegmentStream(PulledStream):
         if rows is not None and not rows.releases_gil:
             cost.whole = True
         work = runner.work
-        is_read_here = feed is None and work.reader is None and work.lookups is None
+        is_read_here = feed is None and work.fetcher.reader is None and work.fetcher.lookups is None
         self._is_read = is_read_here and not segment.into_pool
         self._last_ns = 0  # what an output took that was made here
         self._next = 0  # the output to be submitted next
@@ -290,13 +290,13 @@ class SegmentStream(PulledStream):
 
     def index_before(self, ordinal: int) -> int:
         """Return the index of a fresh example of an earlier epoch, numbered up to this one."""
-        find = self._runner.work.index_before
+        find = self._runner.work.inputs.index_before
         assert find is not None
         return find(ordinal)
 
     def failure(self, stage: str, error: Exception, ordinal: int) -> Failure:
         """Wrap what went wrong where an output was to be used."""
-        return self._runner.work.failure(stage, error, ordinal)
+        return self._runner.work.inputs.failure_behind(stage, error, ordinal)
 
     def resume_point(self, output: int) -> tuple[None, int]:
         return None, self._cuts.start(output)
@@ -458,14 +458,14 @@ class SegmentStream(PulledStream):
             task = Task(self._runner, number, stop - start)
             assert self._order is not None
             task.indices = self._order.span(start, stop)
-            task.places = self._runner.work.places(range(start, stop))
+            task.places = self._runner.work.inputs.places(range(start, stop))
             task.fresh = stop
-            self._runner.work.expect(task.indices)
+            self._runner.work.fetcher.expect(task.indices)
         else:
             task = Task(self._runner, number, len(uses))
             task.items = [item for item, _, _ in uses]
             task.use_keys = [use_key for _, use_key, _ in uses]
-            task.places = self._runner.work.places([item.ordinal for item in task.items])
+            task.places = self._runner.work.inputs.places([item.ordinal for item in task.items])
             task.fresh = self.fresh
             needs = {item.task for item in task.items if not item.task.done}
         self._runner.allocate(task)

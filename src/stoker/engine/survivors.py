@@ -34,9 +34,10 @@ from stoker.basics import compact_integers
 from stoker.basics.compact_integers import check_integer
 from stoker.engine.checkpoint import Asked, Bounds, Node, damage_error
 from stoker.engine.items import Item, Planning, Stream, WouldBlock
-from stoker.engine.plan import FilterPoint, Segment
+from stoker.engine.plan.points import FilterPoint
+from stoker.engine.plan.segment import Segment
 from stoker.engine.segment_stream import SegmentStream
-from stoker.engine.work import Failure, Rejected
+from stoker.engine.work.failure import Failure, Rejected
 from stoker.engine.workers.threads import Task, WorkerPool
 from stoker.errors import BudgetSpent, Skip, StageError
 from stoker.stages.skip import RAISE, Budget

@@ -33,7 +33,7 @@ from stoker.feed.messages import (
     Refused,
     Welcome,
 )
-from stoker.transport.codec import UnknownType
+from stoker.transport.codec.decoder import UnknownType
 from stoker.transport.payload import from_payload
 from stoker.transport.shared_memory import Stale, map_block
 

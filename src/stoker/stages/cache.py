@@ -241,7 +241,7 @@ class CacheStage(ChainStage):
         for is with ``lookups``. With ``lends``, arrays may be read-only views of the store.
         """
         from stoker.cache.store import MISSING
-        from stoker.transport.codec import LEFT_OUT
+        from stoker.transport.codec.record import LEFT_OUT
 
         numbers = indices.tolist()
         known = None if source.is_numbered else [self._known(source, each) for each in numbers]
@@ -398,7 +398,7 @@ def _kept(value: Any, left_out: bool) -> Any:
     """Return what a cache keeps of an example."""
     if not left_out:
         return value
-    from stoker.transport.codec import LEFT_OUT
+    from stoker.transport.codec.record import LEFT_OUT
 
     return LEFT_OUT
 

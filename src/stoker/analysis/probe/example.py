@@ -19,7 +19,7 @@ def describe_example(dataset: Any) -> dict[str, Any]:
     """Return the bytes of the first example's arrays, and whether reading it again changes them.
 
     The result is empty if the dataset does not give it, or a cache could not hold it. This mirrors
-    ``stoker/transport/codec.py``, because the probe must not import stoker.
+    ``stoker/transport/codec``, because the probe must not import stoker.
     """
     began = time.perf_counter()
     try:

@@ -13,8 +13,11 @@ from stoker.chain.bookmark import Bookmark
 from stoker.chain.chain import Chain
 from stoker.chain.cursor import Cursor
 from stoker.chain.step_epochs import StepEpochs
-from stoker.engine.plan import DevicePoint, EchoPoint, PackPoint, Plan, ScanPoint, Segment
-from stoker.engine.work import REJECTED, Failure, Work
+from stoker.engine.plan.plan import Plan
+from stoker.engine.plan.points import DevicePoint, EchoPoint, PackPoint, ScanPoint
+from stoker.engine.plan.segment import Segment
+from stoker.engine.work.failure import REJECTED, Failure
+from stoker.engine.work.work import Work
 from stoker.engine.workers.make import Workers
 from stoker.replicas.replica import USER_LOCK
 from stoker.schedule import rng
@@ -69,7 +72,7 @@ def _made(
                 work = Work(alone, address, source, order, misdrawn=[])
                 ns = alone.counters()
                 if part.source is not None:
-                    values = work.fetch(np.array([number], np.int64), ns)
+                    values = work.fetcher.fetch(np.array([number], np.int64), ns)
                 work.apply(values, [place], [word], ns)
                 if values[0] is REJECTED:
                     raise LookupError(f"example {number} is left out by a filter")

@@ -17,7 +17,7 @@ from typing import Any
 from stoker.cluster.workers.actor_pool import Actor, ActorPool
 from stoker.cluster.workers.link_channel import FlatValue, Inbox
 from stoker.cluster.workers.ray_actor import PURPOSE
-from stoker.engine.plan import WorkAddress
+from stoker.engine.plan.address import WorkAddress
 from stoker.engine.workers.threads import Answer, Request
 from stoker.errors import WorkerDied
 from stoker.transport.link import Link, LinkError

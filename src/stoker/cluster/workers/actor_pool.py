@@ -16,7 +16,7 @@ from stoker.basics.process import OwningProcess
 from stoker.cluster.workers.autoscaler import ActorAutoscaler
 from stoker.cluster.workers.ray_actor import ActorPlace, PreparingActor
 from stoker.cluster.workers.worker_spec import WorkerSpec
-from stoker.engine.plan import Plan
+from stoker.engine.plan.plan import Plan
 from stoker.transport.ray_session import check_installed, require_ray
 from stoker.transport.token import new_token
 

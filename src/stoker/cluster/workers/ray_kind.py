@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from stoker.cluster.workers.actor_pool import ActorPool, check
 from stoker.cluster.workers.ray_workers import RayWorkers
-from stoker.engine.plan import Plan
-from stoker.engine.work import Work
+from stoker.engine.plan.plan import Plan
+from stoker.engine.work.work import Work
 from stoker.engine.workers.make import KeptWorkers, Workers
 from stoker.engine.workers.threads import WorkerPool
 from stoker.engine.workers.tuning import Autotuner

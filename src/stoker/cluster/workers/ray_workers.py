@@ -15,7 +15,7 @@ from stoker.basics.resources import usable_cores
 from stoker.cluster.workers.active_actors import CONNECTIONS_EACH, ActiveActors
 from stoker.cluster.workers.actor_pool import ActorPool
 from stoker.cluster.workers.autoscaler import SPAN_S, Span
-from stoker.engine.work import Work
+from stoker.engine.work.work import Work
 from stoker.engine.workers.threads import Answer, Request, WorkerPool
 
 # For the first actor, whose process may take long to start: it imports the pipeline's modules.

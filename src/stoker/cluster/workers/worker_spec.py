@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stoker.engine.plan import Segment, WorkAddress
-from stoker.engine.work import UndeclaredRng, Work
+from stoker.engine.plan.address import WorkAddress
+from stoker.engine.plan.segment import Segment
+from stoker.engine.work.generators import UndeclaredRng
+from stoker.engine.work.work import Work
 from stoker.sources.origin import IndexedSource
 
 

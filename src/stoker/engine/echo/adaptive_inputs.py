@@ -28,7 +28,7 @@ from typing import Any, Protocol
 from stoker.engine.checkpoint import Asked, damage_error
 from stoker.engine.echo.pool_inputs import EchoInputs, PoolStart
 from stoker.engine.items import EpochCounters, Item, Planning, Stream, WouldBlock, done_item
-from stoker.engine.plan import EchoPoint
+from stoker.engine.plan.points import EchoPoint
 from stoker.engine.workers.threads import WorkerPool
 from stoker.schedule.adaptive import ALONE, AdaptivePool, AdaptiveSnapshot
 from stoker.schedule.echo_record import Decisions

@@ -15,8 +15,8 @@ from stoker.basics import pytree
 from stoker.basics.compact_integers import check_integer
 from stoker.engine.checkpoint import Asked, Bounds, Node, damage_error
 from stoker.engine.items import EpochCounters, Inputs, Item, Stream, Use
-from stoker.engine.plan import EchoPoint
-from stoker.engine.work import Failure
+from stoker.engine.plan.points import EchoPoint
+from stoker.engine.work.failure import Failure
 from stoker.schedule import adaptive, fixed
 from stoker.schedule.adaptive import AdaptivePool, AdaptiveSnapshot
 from stoker.schedule.fixed import Draw, Pool, Snapshot

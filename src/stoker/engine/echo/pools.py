@@ -16,9 +16,10 @@ from stoker.engine.echo.adaptive_inputs import AdaptiveInputs, OnDemandPolicy, P
 from stoker.engine.echo.pool_inputs import EchoInputs, PooledInputs
 from stoker.engine.echo.rank_sync import UNIT, AgreedPolicy, Ranks
 from stoker.engine.items import EpochCounters, Planning, Stream
-from stoker.engine.plan import EchoPoint, Plan
+from stoker.engine.plan.plan import Plan
+from stoker.engine.plan.points import EchoPoint
 from stoker.engine.survivors import SkipLog
-from stoker.engine.work import Failure
+from stoker.engine.work.failure import Failure
 from stoker.engine.workers.threads import WorkerPool
 from stoker.engine.workers.tuning import Autotuner
 from stoker.schedule import rng

@@ -1,9 +1,9 @@
 """Worker processes that a pipeline keeps from epoch to epoch.
 
 Behind a whole epoch they rest, and do the next one, as long as processes that were started then
-would be the same (``replicas.snapshot``). What the user's code has kept in them, such as open files,
-stays there, as in worker threads. An epoch that is left early ends its processes: they may be busy.
-They end with the pipeline.
+would be the same (``replicas.snapshot``). What the user's code has kept in them, such as open
+files, stays there, as in worker threads. An epoch that is left early ends its processes: they may
+be busy. They end with the pipeline.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 from stoker.basics.process import OwningProcess
 from stoker.cache.example_cache import ExampleCache
-from stoker.engine.plan import Segment
-from stoker.engine.work import Work
+from stoker.engine.plan.segment import Segment
+from stoker.engine.work.work import Work
 from stoker.engine.workers import processes
 from stoker.engine.workers.processes import ProcessSlot
 from stoker.replicas.replica import USER_LOCK
@@ -73,7 +73,7 @@ class KeptProcesses:
         if found:
             self.why_new = self._why_new(count, method, segments)
             if not self.why_new:
-                if all([slot.begin([work.address for work in works]) for slot in found]):
+                if all(slot.begin([work.address for work in works]) for slot in found):
                     return found
                 self.why_new = _ENDED
             processes.end(found)
@@ -98,9 +98,7 @@ class KeptProcesses:
         basis = self._basis
         if basis is None or basis.snapshot.unknown or not self._process.is_current:
             return False
-        if not all([slot.rest() for slot in slots]):
-            return False
-        if not all([slot.is_at_rest() for slot in slots]):
+        if not all(slot.rest() for slot in slots) or not all(slot.is_at_rest() for slot in slots):
             return False
         self._resting += slots
         return True

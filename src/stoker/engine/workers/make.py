@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from stoker.basics import plugins
 from stoker.basics.validate import is_whole_number
-from stoker.engine.plan import Plan
-from stoker.engine.work import Work
+from stoker.engine.plan.plan import Plan
+from stoker.engine.work.work import Work
 from stoker.engine.workers.thread_copies import KeptCopies
 from stoker.engine.workers.threads import Ahead, WorkerPool
 from stoker.engine.workers.tuning import Autotuner

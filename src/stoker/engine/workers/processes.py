@@ -35,8 +35,10 @@ from stoker.basics import resources
 from stoker.basics.process import end_with, has_jax_started
 from stoker.basics.resources import ThreadTimer
 from stoker.basics.signals import defer_interrupts, pass_on
-from stoker.engine.plan import WorkAddress
-from stoker.engine.work import Failure, UndeclaredRng, Work
+from stoker.engine.plan.address import WorkAddress
+from stoker.engine.work.failure import Failure
+from stoker.engine.work.generators import UndeclaredRng
+from stoker.engine.work.work import Work
 from stoker.engine.workers.requests import WorkExecutor, unloadable
 from stoker.engine.workers.threads import SAMPLED_NS, TIMED, Request
 from stoker.errors import StageError, WorkerDied
@@ -240,7 +242,7 @@ class WorkerProcess:
         return self._is_in_step and not self.is_busy and self._tell(Rest())
 
     def is_at_rest(self) -> bool:
-        """Wait until it has come to rest, as it was asked to. False if it does not, or has ended."""
+        """Wait until it has come to rest, as asked. False if it does not, or has ended."""
         try:
             if not self._connection.poll(_END_S):
                 return False

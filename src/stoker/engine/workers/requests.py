@@ -18,11 +18,13 @@ from numpy.typing import NDArray
 
 from stoker.basics import pytree
 from stoker.basics.buffers import Recycler
-from stoker.engine.work import Failure, Rejected, Work
+from stoker.engine.work.failure import Failure, Rejected
+from stoker.engine.work.work import Work
 from stoker.engine.workers.threads import Request
 from stoker.errors import StageError
 from stoker.schedule import rng
-from stoker.stages.batching.batch import Builder, Misfits, UnlikeError, collated
+from stoker.stages.batching.builder import Builder, Misfits, collated
+from stoker.stages.batching.leaves import UnlikeError
 from stoker.transport.channel import Arena
 from stoker.transport.flatten import Flattener
 
@@ -67,7 +69,7 @@ class WorkExecutor:
         except Exception as error:
             failure = work.batch_failure(error, request.number, request.places)
             return Failure(_plain(failure.error))
-        self._reseed(work, work.batch_place(request.number), _BATCHES)
+        self._reseed(work, work.inputs.batch_place(request.number), _BATCHES)
         made = work.finish(made, request.number, 0, ns, len(values))
         return Failure(_plain(made.error)) if isinstance(made, Failure) else made
 
@@ -85,7 +87,7 @@ class WorkExecutor:
         if indices is None and segment.is_plain:
             return values
         if indices is not None and segment.is_plain and not draws:
-            return work.fetch(indices, ns)
+            return work.fetcher.fetch(indices, ns)
         most = 1 if draws else _AHEAD  # each is read behind its seeds
         coming = iter(values) if indices is None else _read(work, indices, ns, most)
         examples = []
@@ -113,7 +115,7 @@ def _read(work: Work, indices: NDArray[np.int64], ns: list[int], most: int) -> I
     start, count = 0, 1
     while start < len(indices):
         before = ns[-1]
-        values = work.fetch(indices[start : start + count], ns)
+        values = work.fetcher.fetch(indices[start : start + count], ns)
         start += len(values)
         each = (ns[-1] - before) // len(values)
         count = max(1, min(most, _AHEAD_BYTES // max(1, each)))
@@ -134,7 +136,7 @@ def _sendable(work: Work, values: list[Any], places: Sequence[int]) -> list[Any]
         try:
             Flattener().flatten(value)
         except Exception as error:
-            value = _as_plain(work.send_failure(error, place))
+            value = _as_plain(work.inputs.send_failure(error, place))
         checked.append(value)
     return checked
 

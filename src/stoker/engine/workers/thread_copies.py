@@ -19,8 +19,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from stoker.basics.process import OwningProcess
-from stoker.engine.plan import Segment
-from stoker.engine.work import Call, Work
+from stoker.engine.plan.segment import Segment
+from stoker.engine.work.user_calls import Call, Retry
+from stoker.engine.work.work import Work
 from stoker.replicas.copying.attributes import UnsetAttributes
 from stoker.replicas.replica import USER_LOCK, Replica, replicate, unset_attributes
 from stoker.sources.origin import UserObject
@@ -183,9 +184,10 @@ class ThreadCopies:
             return original
         return self._own().works.get(original, original)
 
-    def fresh(self, failed: Work, original: Work) -> Work | None:
+    def fresh(self, failed: Retry[Work], original: Work) -> Work | None:
         mine = self._own()
-        if mine.works.get(original) is failed:
+        current = mine.works.get(original)
+        if current is not None and current.retry is failed:
             if not mine.is_kept:
                 return None
             with USER_LOCK:

@@ -63,8 +63,8 @@ _AHEAD_FRACTION = 1 / 64
 _COPYING_NS = 500_000_000
 # As long as a user waits without a word for examples that are under way when a run is closed.
 _JOIN_S = 5.0
-# Worker processes that are busy behind the last output of an epoch, with examples that nobody wants,
-# end if they take longer: to start others costs less.
+# Worker processes that are still busy behind an epoch's last output, with examples that nobody
+# wants, end if they take longer. Chosen, not measured.
 _REST_S = 0.5
 
 

@@ -19,7 +19,7 @@ from stoker.feed.messages import Begin, End, EpochRequest, Failed, Malformed, Re
 from stoker.feed.relay import protocol
 from stoker.feed.relay.protocol import ItemTaken, Join, RelayServerEnd, RemoteItem
 from stoker.feed.token import find_or_make_token
-from stoker.transport import codec
+from stoker.transport.codec.encoder import encode_views
 from stoker.transport.link import Link, split_address
 from stoker.transport.listener import Listener
 from stoker.transport.tls import host_tls
@@ -203,7 +203,7 @@ class RelayedJob:
             value = outputs[0]
             rows = batch_rows(value)
         try:
-            head, contents = codec.encode_views(value)
+            head, contents = encode_views(value)
         except TypeError as error:
             raise TypeError(f"this feed cannot serve other hosts: {error}") from None
         digest = protocol.checksum(*contents)

@@ -40,7 +40,7 @@ from stoker.feed.relay import protocol
 from stoker.feed.relay.protocol import ItemTaken, Join, RelaySourceEnd, RemoteItem
 from stoker.feed.relay.url import FeedUrl
 from stoker.feed.token import find_token
-from stoker.transport.codec import RecordView
+from stoker.transport.codec.decoder import RecordView
 from stoker.transport.link import LinkError, LinkRefused
 from stoker.transport.shared_memory import Blocks
 

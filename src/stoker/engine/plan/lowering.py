@@ -1,0 +1,246 @@
+"""From a chain to its plan: the source and then each stage say what they need of the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, assert_never
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.engine.plan.plan import Plan
+from stoker.engine.plan.points import (
+    DevicePoint,
+    EchoPoint,
+    FilterPoint,
+    PackPoint,
+    Part,
+    ScanPoint,
+)
+from stoker.engine.plan.segment import Segment
+from stoker.schedule.factor import UsesByPart
+from stoker.schedule.orders.chosen import Chosen
+from stoker.schedule.orders.drawing import Drawing
+from stoker.schedule.selection import Selection
+from stoker.schedule.sizing.batch_plan import BatchRule
+from stoker.schedule.sizing.costs import Costs
+from stoker.sources.iterable import IterableSource
+from stoker.sources.loader import LoaderSource
+from stoker.sources.origin import IndexedSource, Origin
+from stoker.stages.batching.batch import Batch
+from stoker.stages.batching.pack import Pack
+from stoker.stages.cache import CacheStage
+from stoker.stages.echo import Echo
+from stoker.stages.filter import Filter
+from stoker.stages.map import Map
+from stoker.stages.scan import Scan
+from stoker.stages.skip import RAISE, Budget
+from stoker.stages.stage import ChainStage
+from stoker.stages.to import To
+
+
+def lower(source: Origin, stages: Sequence[ChainStage], budget: Budget) -> Plan:
+    """Return the plan of a chain; ``budget`` is the pipeline's own for skipping examples."""
+    lowering = Lowering(budget)
+    source.lower(lowering)
+    for stage in stages:
+        stage.lower(lowering)
+    return lowering.plan()
+
+
+class Lowering:
+    """Collects what a chain needs from the engine, in order, as the parts of a plan.
+
+    The source calls one of the first three methods, then each stage one of the others.
+    """
+
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+        self._indexed: IndexedSource | None = None
+        self._iterable: IterableSource | None = None
+        self._loader: LoaderSource | None = None
+        self._selection = Selection()
+        self._buffer = 1
+        self._parts: list[Part] = []
+        self._segment: Segment | None = None  # the one at hand
+        self._on_device = False
+        self._renumbered = False
+        self._group = 1
+        self._mask: str | None = None
+        self._rule: BatchRule | None = None
+        self._batches = False  # whether what comes by are batches
+
+    def read(self, source: IndexedSource) -> None:
+        """Examples are read by number."""
+        self._indexed = source
+        self._segment = Segment(source)
+
+    def take_examples(self, source: IterableSource) -> None:
+        """Examples are taken one after another."""
+        self._iterable = source
+        self._segment = Segment()
+
+    def take_batches(self, source: LoaderSource) -> None:
+        """Ready batches are taken one after another."""
+        self._loader = source
+        self._batches = True
+
+    def shuffle(self, buffer: int, blocks: NDArray[np.int64] | None) -> None:
+        """A new order every epoch, by blocks if their ends are given.
+
+        Streams are shuffled through a buffer of so many examples.
+        """
+        self._selection, self._buffer = self._selection.shuffled(blocks), buffer
+
+    def select(self, chosen: Chosen) -> None:
+        """Only chosen examples are read; all of them are among those that are left by now."""
+        self._selection = self._selection.selected(chosen)
+
+    def draw(self, drawing: Drawing) -> None:
+        """An order is drawn every epoch, by weights or a function."""
+        self._selection = self._selection.drawn(drawing)
+
+    def shard(
+        self, rank: int, world: int, *, uneven: bool, dealt: bool, costs: Costs | None
+    ) -> None:
+        """Only this rank's part of the epoch is read, dealt by who keeps what, by costs, or not."""
+        self._selection = self._selection.shared(
+            rank, world, uneven=uneven, dealt=dealt, costs=costs
+        )
+
+    def pad(self, *, fills: bool, mask: str | None) -> None:
+        """This rank's part is padded, up to a whole batch or not; batches get the mask as field."""
+        self._selection, self._mask = self._selection.padded(fills=fills), mask
+
+    def take(self, count: int) -> None:
+        """Only the first ``count`` examples are read."""
+        self._selection = self._selection.taken(count)
+
+    def skip(self, count: int) -> None:
+        """The first ``count`` examples are left out."""
+        self._selection = self._selection.skipped(count)
+
+    def map(self, stage: Map) -> None:
+        """A function is applied to each item."""
+        segment = self._at_hand()
+        stages: list[Any] = segment.operations if segment.batch is None else segment.batch_maps
+        both = stage.behind(stages[-1]) if stages and isinstance(stages[-1], Map) else None
+        if both is not None and not (segment.cache is not None and segment.cache_at == len(stages)):
+            stages[-1] = both
+        else:
+            stages.append(stage)
+
+    def filter(self, stage: Filter) -> None:
+        """Some examples are left out."""
+        self._at_hand().operations.append(stage)
+
+    def cache(self, stage: CacheStage) -> None:
+        """What comes here is kept in a cache."""
+        segment = self._at_hand()
+        segment.cache, segment.cache_at = stage, len(segment.operations)
+
+    def batch(self, stage: Batch) -> None:
+        """Examples become batches."""
+        self._at_hand().batch = stage
+        self._group, self._batches = stage.n, True
+
+    def plan_batches(self, rule: BatchRule) -> None:
+        """These batches are planned."""
+        self._rule = rule
+
+    def pack(self, stage: Pack) -> None:
+        """Sequences are joined; a segment of work comes right before."""
+        self._close()
+        if self._parts[-1].needs_work_behind:
+            self._parts.append(Segment())
+        self._parts.append(PackPoint(stage))
+        self._renumbered = True
+
+    def scan(self, stage: Scan) -> None:
+        """A function with a state is called in order; a segment of work comes right before."""
+        self._close()
+        if self._parts[-1].needs_work_behind:
+            self._parts.append(self._new())
+        self._parts.append(ScanPoint(stage))
+
+    def echo(self, stage: Echo) -> None:
+        """Items are used several times."""
+        self._close()
+        if isinstance(stage.counts, UsesByPart):
+            self._selection = replace(self._selection, in_step=True)
+        self._parts.append(EchoPoint(stage, self._batches, self._on_device))
+
+    def move(self, stage: To) -> None:
+        """Batches go to a device."""
+        self._close()
+        self._parts.append(DevicePoint(stage))
+        self._on_device = True
+
+    def plan(self) -> Plan:
+        """Return the plan of what was collected."""
+        self._close()
+        if self._parts and self._parts[-1].needs_work_behind:
+            self._parts.append(self._new())
+        into_pool = is_followed = leaks = False  # of what comes after the part at hand
+        for at, part in reversed(list(enumerate(self._parts))):
+            part.at = at
+            match part:
+                case Segment():
+                    part.into_pool, part.is_followed = into_pool, is_followed
+                    into_pool = is_followed = False
+                case FilterPoint() | PackPoint() | ScanPoint():
+                    leaks = True
+                case EchoPoint():
+                    part.group = 1 if part.holds_batches else self._group
+                    part.leaks = leaks
+                    into_pool, is_followed = True, part.echo.is_adaptive
+                case DevicePoint():
+                    into_pool = False
+                case _:
+                    assert_never(part)
+        return Plan(
+            self._indexed,
+            self._iterable,
+            self._loader,
+            self._selection.in_batches(self._group),
+            self._buffer,
+            tuple(self._parts),
+            self._group,
+            self._mask,
+            self._rule,
+        )
+
+    def _at_hand(self) -> Segment:
+        if self._segment is None:
+            self._segment = self._new()
+        return self._segment
+
+    def _new(self) -> Segment:
+        return Segment(
+            batches_in=self._batches, on_device=self._on_device, renumbered=self._renumbered
+        )
+
+    def _close(self) -> None:
+        """End the segment at hand; between two pools there has to be one."""
+        if self._segment is not None or (self._parts and self._parts[-1].needs_work_behind):
+            self._parts += self._split(self._at_hand())
+        self._segment = None
+
+    def _split(self, segment: Segment) -> list[Part]:
+        """Split a segment behind its operations, if what comes out of them may not survive."""
+        if segment.batches_in or (segment.source is None and segment.is_plain):
+            return [segment]
+        each = segment.operations
+        budgets = {one.account: one.budget for one in each if one.budget is not None}
+        budgets[0] = self._budget
+        if not segment.has_filter and all(b == RAISE for b in budgets.values()):
+            return [segment]
+        again = segment.renumbered
+        first = Segment(segment.source, each, segment.cache, segment.cache_at, renumbered=again)
+        pieces: list[Part] = [first, FilterPoint(budgets)]
+        if segment.batch is not None:
+            pieces.append(
+                Segment(batch=segment.batch, batch_maps=segment.batch_maps, renumbered=again)
+            )
+        return pieces

@@ -1,0 +1,183 @@
+"""The plan of a chain: its source and order, and the parts that an epoch's streams are built from.
+
+A plan is made once for a chain, and shared by its epochs: nothing in it changes when they run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from stoker.engine.plan.address import WorkAddress
+from stoker.engine.plan.points import EchoPoint, PackPoint, Part, ScanPoint
+from stoker.engine.plan.segment import Segment
+from stoker.schedule.dealing import Dealer, RankOrder
+from stoker.schedule.leg import Leg
+from stoker.schedule.selection import Selection
+from stoker.schedule.sizing.batch_plan import BatchRule, PlannedDeal, PlannedOrder
+from stoker.sources.iterable import IterableSource
+from stoker.sources.loader import LoaderSource
+from stoker.sources.origin import IndexedSource, Origin
+from stoker.stages.cache import CacheStage
+from stoker.stages.map import Map
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the engine runs for a chain.
+
+    Attributes:
+        indexed, iterable, loader: the source, as the one of these that it is.
+        selection: which examples an epoch has, and in what order.
+        buffer: how many examples of a stream are shuffled among each other, 1 for none.
+        parts: in the order that data meets them; none for a bare loader. A segment stands first
+            unless a loader does, and behind every filter point and pool, but that a pool may follow
+            a filter point or the way to a device.
+        group: the number of examples in a batch, 1 where examples are never batched.
+        mask: the field of batches that tells what of them is padding, if they have one.
+        batches: how batches are planned from sizes, where they are.
+    """
+
+    indexed: IndexedSource | None
+    iterable: IterableSource | None
+    loader: LoaderSource | None
+    selection: Selection
+    buffer: int
+    parts: tuple[Part, ...]
+    group: int
+    mask: str | None = None
+    batches: BatchRule | None = None
+    _planned: dict[tuple[int, int], PlannedOrder] = field(default_factory=dict, compare=False)
+
+    def on_leg(self, leg: Leg) -> Plan:
+        """Return this for what is left of an epoch."""
+        return replace(self, selection=replace(self.selection, leg=leg))
+
+    @property
+    def source(self) -> Origin:
+        source = self.indexed or self.iterable or self.loader
+        assert source is not None
+        return source
+
+    def order(self, seed: int, epoch: int, dealer: Dealer | None = None) -> RankOrder:
+        """Return the order of an epoch of an indexed source, as this rank reads it.
+
+        Batches that are planned are planned now; the plan of the last epoch is kept, unless a
+        user's function says the order: that is called for each epoch anew.
+
+        Raises ValueError where an example is larger than a planned batch may be.
+        """
+        assert self.indexed is not None
+        if self.batches is None:
+            return self.indexed.order(self.selection, seed, epoch, dealer, self.group)
+        if self.selection.calls_user:
+            self._planned.clear()
+        return self.planned(seed, epoch)
+
+    def has_planned(self, seed: int, epoch: int) -> bool:
+        """Whether the plan of an epoch is kept."""
+        return (seed, epoch) in self._planned
+
+    def planned(self, seed: int, epoch: int) -> PlannedOrder:
+        """Return the order of an epoch whose batches are planned; raises as ``order`` does."""
+        assert self.indexed is not None
+        assert self.batches is not None
+        known = self._planned.get((seed, epoch))
+        if known is not None:
+            return known
+        whole = self.indexed.order(self.selection.undealt(), seed, epoch)
+        share = self.selection.share
+        rank, world = (0, 1) if share is None else (share.rank, share.world)
+        deal = PlannedDeal(whole, self.batches, seed, epoch, rank, world, self.indexed.parts_count)
+        order = PlannedOrder(whole, deal)
+        order.digest = whole.digest
+        self._planned.clear()
+        self._planned[seed, epoch] = order
+        return order
+
+    def address(self, at: int, seed: int, epoch: int) -> WorkAddress:
+        """Return the address of the segment at a place among the parts, in an epoch."""
+        share, leg = self.selection.share, self.selection.leg
+        rank, world = (0, 1) if share is None else (share.rank, share.world)
+        places: tuple[int, ...] = ()
+        if self.indexed is not None and any(stage.clock for stage in self.maps):
+            places = self.indexed.places_by_part(self.selection)
+        batches = 0 if leg is None else leg.batches
+        return WorkAddress(at, seed, epoch, rank, world, batches, places)
+
+    @cached_property
+    def segments(self) -> tuple[Segment, ...]:
+        """The segments among the parts."""
+        return tuple(part for part in self.parts if isinstance(part, Segment))
+
+    @cached_property
+    def echoes(self) -> tuple[EchoPoint, ...]:
+        """The pools among the parts."""
+        return tuple(part for part in self.parts if isinstance(part, EchoPoint))
+
+    @cached_property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of nodes in a state, in the order of their parts."""
+        return tuple(part.kind for part in self.parts if part.kind is not None)
+
+    @property
+    def packs(self) -> bool:
+        """Whether sequences are joined."""
+        return PackPoint.kind in self.kinds
+
+    @property
+    def scans(self) -> bool:
+        """Whether there is a scan."""
+        return ScanPoint.kind in self.kinds
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether values decide how many items there are: filters, budgets, packs and scans."""
+        return any(kind != EchoPoint.kind for kind in self.kinds)
+
+    @property
+    def has_filter(self) -> bool:
+        """Whether a filter is in the chain."""
+        return any(segment.has_filter for segment in self.segments)
+
+    @property
+    def maps(self) -> list[Map]:
+        """All maps, in order."""
+        each = [stage for part in self.segments for stage in (*part.operations, *part.batch_maps)]
+        return [stage for stage in each if isinstance(stage, Map)]
+
+    @property
+    def random_maps(self) -> list[Map]:
+        """The maps that draw, by their positions."""
+        return [stage for stage in self.maps if stage.is_random]
+
+    @property
+    def cache(self) -> CacheStage | None:
+        """The cache, if there is one."""
+        return next((part.cache for part in self.segments if part.cache is not None), None)
+
+    @property
+    def is_adaptive(self) -> bool:
+        """Whether the factor of an echo follows the stall, now or in the run that it replays."""
+        return any(point.echo.is_adaptive for point in self.echoes)
+
+    @property
+    def carries_pool(self) -> bool:
+        """Whether a pool may go on in the next epoch: whatever is in it can be made again there.
+
+        That is so for a single echo that follows the stall, right behind the first segment, if
+        nothing can be left out, so that all epochs have equally many items; and if the next epoch
+        knows the order of this one, which it does not where this one's owners deal it, or a user's
+        function says it; nor have epochs whose batches are planned equally many.
+        """
+        if self.indexed is None or self.is_decided or len(self.echoes) != 1:
+            return False
+        if self.selection.is_dealt or self.selection.calls_user or self.batches is not None:
+            return False
+        point = self.echoes[0]
+        return point.echo.is_adaptive and not point.on_device and not point.leaks
+
+    def items_of_first(self, examples: int) -> int:
+        """Return how many outputs the first segment makes of so many examples."""
+        batch = self.segments[0].batch
+        return examples if batch is None else batch.count(examples)

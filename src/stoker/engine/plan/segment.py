@@ -1,0 +1,156 @@
+"""A segment: stages that run together, between two points of a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import takewhile
+from typing import Any, TypeVar
+
+from stoker.sources.origin import IndexedSource, UserObject
+from stoker.sources.source import Rows
+from stoker.stages.batching.batch import Batch
+from stoker.stages.batching.planned import PlannedBatch
+from stoker.stages.cache import CacheStage
+from stoker.stages.functions.operation import Operation
+from stoker.stages.map import Map
+from stoker.stages.stage import ChainStage
+
+Caller = TypeVar("Caller", bound=IndexedSource | ChainStage)
+
+
+@dataclass
+class Segment:
+    """Stages that run together: examples in, examples or batches out; or batches throughout.
+
+    Attributes:
+        source: the source, in the first segment of an indexed chain.
+        operations: what is done to what comes in.
+        cache: the cache among them, in front of operation number ``cache_at``.
+        batch: the batching stage, if it is in this segment.
+        batch_maps: the maps behind it.
+        batches_in: whether what comes in are batches already.
+        on_device: whether it comes after ``.to(device)``.
+        at: its place among the parts.
+        into_pool: whether a pool keeps what comes out.
+        is_followed: whether that is the pool of an adaptive echo, on a device perhaps.
+        renumbered: whether what comes in was joined before, and is numbered anew.
+    """
+
+    source: IndexedSource | None = None
+    operations: list[Operation] = field(default_factory=list)
+    cache: CacheStage | None = None
+    cache_at: int = 0
+    batch: Batch | None = None
+    batch_maps: list[Map] = field(default_factory=list)
+    batches_in: bool = False
+    on_device: bool = False
+    at: int = 0
+    into_pool: bool = False
+    is_followed: bool = False
+    renumbered: bool = False
+    kind = None
+    needs_work_behind = False
+    is_one_to_one = True
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing happens to single inputs on their way."""
+        return not self.operations and self.cache is None
+
+    @property
+    def has_filter(self) -> bool:
+        """Whether some of what comes in may be left out by a filter."""
+        return any(not operation.makes_values for operation in self.operations)
+
+    @property
+    def rows(self) -> Rows | None:
+        """What gathers batches from arrays, where nothing is done to single examples."""
+        if self.source is None or not self.only_stacks or isinstance(self.batch, PlannedBatch):
+            return None
+        return self.source.rows
+
+    @property
+    def releases_gil(self) -> bool:
+        """Whether it is all image functions, but for what stoker itself does."""
+        if self.is_plain or self.batch_maps or self.cache is not None:
+            return False
+        is_own = self.source is None or not self.source.runs_user_code
+        collates = self.batch is not None and self.batch.collate is not None
+        return is_own and not collates and all(each.releases_gil for each in self.operations)
+
+    @property
+    def stacks(self) -> bool:
+        """Whether what comes out are copies, in the rows of a batch."""
+        return self.batch is not None and self.batch.collate is None
+
+    @property
+    def only_stacks(self) -> bool:
+        """Whether inputs are but copied into a batch."""
+        return self.is_plain and self.stacks
+
+    @cached_property
+    def reads_what_is_cached(self) -> bool:
+        """Whether examples from the cache are only read, by image functions, and then stacked."""
+        behind = self.operations[self.cache_at :]
+        return self.stacks and all(each.only_reads and each.releases_gil for each in behind)
+
+    @cached_property
+    def reading(self) -> int:
+        """How many of the first operations only read what they are given."""
+        return sum(1 for _ in takewhile(lambda each: each.only_reads, self.operations))
+
+    @property
+    def shares_items(self) -> bool:
+        """Whether a pool lends it items: the first to get hold of them does not write."""
+        return self.reading > 0 or self.only_stacks
+
+    @property
+    def names(self) -> list[str]:
+        """The stages with a time of their own, in order."""
+        names = [operation.name for operation in self.operations]
+        if self.cache is not None:
+            names.insert(self.cache_at, self.cache.name)
+        if self.source is not None:
+            names.insert(0, self.source.name)
+        if self.batch is not None:
+            names.append(self.batch.name)
+        return names + [stage.name for stage in self.batch_maps]
+
+    @property
+    def callers(self) -> list[IndexedSource | ChainStage]:
+        """What may call objects of the user's, in order."""
+        each = [self.source, *self.operations, self.batch, *self.batch_maps]
+        return [one for one in each if one is not None]
+
+    @cached_property
+    def user_objects(self) -> list[UserObject]:
+        """The objects of the user's that it calls, in order."""
+        return [each for one in self.callers for each in one.user_objects()]
+
+    def with_user_objects(self, objects: Sequence[Any]) -> Segment:
+        """Return it with others in their place."""
+        rest = iter(objects)
+
+        def copy_of(one: Caller) -> Caller:
+            made: Any = one.with_user_objects([next(rest) for _ in one.user_objects()])
+            twin: Caller = made
+            return twin
+
+        return replace(
+            self,
+            source=None if self.source is None else copy_of(self.source),
+            operations=[copy_of(each) for each in self.operations],
+            batch=None if self.batch is None else copy_of(self.batch),
+            batch_maps=[copy_of(each) for each in self.batch_maps],
+        )
+
+    def parts(self) -> list[tuple[str, object]]:
+        """Return the source and the stages, each by its name."""
+        parts = [self.source, *self.operations, self.cache, self.batch, *self.batch_maps]
+        return [(part.name, part) for part in parts if part is not None]
+
+    def counters(self) -> list[int]:
+        """Return zeros: nanoseconds in each stage, examples through each, ``TIMED``, bytes read."""
+        return [0] * (2 * len(self.names) + 5)

@@ -1,0 +1,1 @@
+"""Does a segment's work on its inputs, in any thread or process."""

@@ -1,0 +1,28 @@
+"""Failures, which stand in place of examples until an output needs them."""
+
+from __future__ import annotations
+
+
+class Failure:
+    """Stands in place of an example that a stage failed on, until a batch needs it.
+
+    Attributes:
+        error: the error to raise then.
+        part: the number of the failed segment among the parts: only the filter after it may skip
+            the example. None if it must not be skipped.
+        account: the skip budget that it counts against (see ``FilterPoint``).
+    """
+
+    def __init__(self, error: BaseException, part: int | None = None, account: int = 0) -> None:
+        self.error = error
+        self.part = part
+        self.account = account
+
+
+class Rejected(Exception):
+    """Stands in place of an error: a filter dropped the example."""
+
+
+REJECTED = Failure(Rejected())
+ENDED = -1
+"""The part of a failure that ended a stream: it is never skipped, nor left out of a batch."""

@@ -1,0 +1,251 @@
+"""Reads examples by index, through a cache if there is one.
+
+``fetch`` looks examples up and returns the found values; examples that it reads from the source
+come as a ``Miss``, which the work takes through the operations before the cache. A source that
+reads ahead is told only of examples that the cache does not hold, and these are then taken from it,
+even if the cache has them by then.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.basics import pytree
+from stoker.basics.signals import pass_on
+from stoker.engine.work.failure import REJECTED, Failure
+from stoker.engine.work.user_calls import FREELY, Call, Retry, lock_of
+from stoker.errors import CacheError, StageError
+from stoker.replicas.replica import USER_LOCK
+from stoker.sources.origin import IndexedSource
+from stoker.sources.source import Reader
+from stoker.stages.cache import CacheStage, Miss
+
+if TYPE_CHECKING:
+    from stoker.stages.cache import Lookups
+
+
+class Fetcher:
+    """Reads the examples of a segment.
+
+    Args:
+        source: the pipeline's source; None where nothing is read by index.
+        cache: the segment's cache.
+        at: the segment's place among the parts of the plan.
+        stages: how many counters of time come before those of examples; ``cache_counter``: the
+            number of the cache's.
+        lends: whether examples from the cache may be views of its memory.
+
+    Attributes:
+        reader: reads ahead, where the source can.
+        lookups: asks other nodes for examples that this host's cache lacks.
+    """
+
+    def __init__(
+        self,
+        source: IndexedSource | None,
+        cache: CacheStage | None,
+        *,
+        at: int,
+        stages: int,
+        cache_counter: int,
+        lends: bool,
+    ) -> None:
+        self.reader: Reader | None = None
+        self.lookups: Lookups | None = None
+        self._source = source
+        self._cache = cache
+        self._at = at
+        self._stages = stages
+        self._cache_counter = cache_counter
+        self._lends = lends
+        self._expected: set[int] = set()
+        self._call = FREELY
+        self._retry: Retry[Any] = Retry()
+
+    def with_calls(self, source: IndexedSource | None, call: Call, retry: Retry[Any]) -> Fetcher:
+        """Return the same fetcher for a copy of the source, called in a way of its own."""
+        own = copy.copy(self)
+        own._source, own._call, own._retry = source, call, retry
+        if own.reader is not None:
+            assert source is not None
+            own.reader = source.with_own(own.reader)
+        return own
+
+    @property
+    def _indexed(self) -> IndexedSource:
+        assert self._source is not None
+        return self._source
+
+    def expect(self, indices: NDArray[np.int64]) -> None:
+        """Have examples read ahead that will be fetched, if that is possible."""
+        if self.reader is None and self.lookups is None:
+            return
+        if self._cache is not None:
+            held = self._cache.holds(self._indexed, indices.tolist())
+            indices = indices[~np.array(held, bool)]
+            if self.lookups is not None:
+                return self._ask_others(self._cache, self.lookups, indices)
+        self._expect(indices)
+
+    def _expect(self, indices: NDArray[np.int64]) -> None:
+        if self.reader is None:
+            return
+        if self._cache is not None:
+            self._expected.update(indices.tolist())  # what is read ahead has to be taken
+        self.reader.expect(indices)
+
+    def _ask_others(self, cache: CacheStage, lookups: Lookups, indices: NDArray[np.int64]) -> None:
+        """Ask other nodes for examples that this host's cache lacks; read ahead what they lack."""
+        keys = cache.keys(self._indexed, indices.tolist())
+        places = {key: index for key, index in zip(keys, indices.tolist(), strict=True) if key}
+
+        def read_ahead(missing: list[bytes]) -> None:
+            self._expect(np.array([places[key] for key in missing], np.int64))
+
+        lookups.expect(list(places), read_ahead if self.reader is not None else None)
+
+    def fetch(self, indices: NDArray[np.int64], ns: list[int]) -> list[Any]:
+        """Return examples by index; failed ones as ``Failure``.
+
+        With a cache, they come as ``apply`` needs them: as they were found, or as a ``Miss``.
+        """
+        if self._cache is None:
+            return self._read(indices, ns)
+        found = self._look_up(indices, ns)
+        missing = [at for at, miss in enumerate(found) if type(miss) is Miss]
+        step = 1 if self._cache.weighs else max(1, len(missing))  # then each one's cost is asked
+        for start in range(0, len(missing), step):
+            some = missing[start : start + step]
+            began = time.perf_counter_ns()
+            values = self._read(indices[some], ns)
+            cost_ns = (time.perf_counter_ns() - began) // len(some)
+            for at, value in zip(some, values, strict=True):
+                found[at].value, found[at].cost_ns = value, cost_ns
+                self._expected.discard(int(indices[at]))
+                if type(value) is Failure:
+                    found[at] = value
+        return found
+
+    def _look_up(self, indices: NDArray[np.int64], ns: list[int]) -> list[Any]:
+        """Look examples up in the cache."""
+        cache = self._cache
+        assert cache is not None
+
+        # Examples that other nodes were asked for come from there; only nodes start reading ahead.
+        expected: set[int] = self._expected if self.lookups is None else set()
+
+        def find(some: NDArray[np.int64]) -> list[Any]:
+            try:
+                lends = self._lends
+                return cache.find(self._indexed, some, expected, self.lookups, lends=lends)
+            except CacheError as error:  # no example's failure: nothing may skip it
+                return [Failure(error)] * len(some)
+
+        start, at = time.perf_counter_ns(), self._cache_counter
+        found = self._each(find, cache, indices)
+        ns[at] += time.perf_counter_ns() - start
+        ns[self._stages + at] += len(indices)
+        return found
+
+    def _read(self, indices: NDArray[np.int64], ns: list[int]) -> list[Any]:
+        start = time.perf_counter_ns()
+        values = self._fetch_source(indices, self.reader or self._indexed)
+        ns[0] += time.perf_counter_ns() - start
+        ns[self._stages] += len(indices)
+        ns[-1] += self._weight(values)
+        return values
+
+    def _fetch_source(self, indices: NDArray[np.int64], reads: Reader | IndexedSource) -> list[Any]:
+        """Read examples. If a copy fails on one, the original reads it."""
+        if reads is self._indexed and not self._indexed.takes_many:
+            return self._ask(indices, self._indexed)
+        call = self._call
+        with lock_of(call):
+            values = self._each(reads.fetch, self._indexed, indices)
+        if call.copies:
+            for at, value in enumerate(values):
+                if type(value) is Failure:
+                    values[at] = self._read_by_original(value, int(indices[at]))
+        return values
+
+    def _ask(self, indices: NDArray[np.int64], source: IndexedSource) -> list[Any]:
+        """Return examples of a user's object, which is asked for each once, whatever it raises.
+
+        After an error it may be half changed, and asked again it could silently give wrong values.
+        So a copy that failed where its original does not is not asked for the rest either.
+        """
+        values: list[Any] = []
+        while len(values) < len(indices):
+            failure = self._retry.failure
+            if failure is None:
+                rest = indices[len(values) :] if values else indices
+                if self._call.is_locked:
+                    with USER_LOCK:
+                        error = source.read_into(values, rest)
+                else:  # without a ``with``: worker processes come here for each example
+                    error = source.read_into(values, rest)
+                if error is None:
+                    break
+                pass_on(error)
+                index = int(indices[len(values)])
+                failure = Failure(self._error(self._indexed.name, error, index), self._at)
+            if self._call.copies:
+                failure = self._read_by_original(failure, int(indices[len(values)]))
+            values.append(failure)
+        return values
+
+    def read_again(self, miss: Miss) -> Any:
+        """Return the example of a miss as the source has it; raises what reading raises."""
+        if self._indexed.path(miss.index) is not None and pytree.is_frozen(miss.value):
+            return miss.value  # of a file, and maps cannot have changed it
+        with lock_of(self._call):
+            (value,) = self._indexed.fetch([miss.index])
+        return value
+
+    def offer(self, miss: Miss, value: Any, again: Callable[[], tuple[Any, bool]]) -> None:
+        """Offer the cache what became of a miss; ``again`` makes it once more, for a check."""
+        assert self._cache is not None
+        self._cache.offer(self._indexed, miss, value, left_out=value is REJECTED, again=again)
+
+    def _read_by_original(self, failure: Failure, index: int) -> Any:
+        return self._retry.call(failure, self._call, lambda work: work.fetcher.read_one(index))
+
+    def read_one(self, index: int) -> Any:
+        """Return an example from the source, a failed one as ``Failure``."""
+        return self._fetch_source(np.array([index], np.int64), self._indexed)[0]
+
+    def _weight(self, values: list[Any]) -> int:
+        """Return the bytes of read examples; all of a dataset's own count as large as the first.
+
+        An example may have many small parts, and take longer to weigh than to read.
+        """
+        if self._indexed.runs_user_code:
+            return pytree.data_bytes(values[0]) * len(values) if values else 0
+        return sum(map(pytree.data_bytes, values))
+
+    def _each(
+        self,
+        get: Callable[[NDArray[np.int64]], list[Any]],
+        who: IndexedSource | CacheStage,
+        indices: NDArray[np.int64],
+    ) -> list[Any]:
+        """Return the results of ``get``; if it fails, get them one by one, to know which fails."""
+        try:
+            found = get(indices)
+            if len(found) != len(indices):
+                raise ValueError(f"{len(found)} examples came, and {len(indices)} were asked for")
+            return found
+        except Exception as error:
+            pass_on(error)
+            if len(indices) == 1:
+                return [Failure(self._error(who.name, error, index=int(indices[0])), self._at)]
+            return [self._each(get, who, indices[i : i + 1])[0] for i in range(len(indices))]
+
+    def _error(self, stage: str, error: BaseException, index: int) -> StageError:
+        return StageError(stage, error, index=index, path=self._indexed.path(index))

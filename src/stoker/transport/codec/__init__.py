@@ -1,0 +1,1 @@
+"""Values as bytes, for stores, for other nodes and for relays; nothing is pickled."""

@@ -1,0 +1,88 @@
+"""`stoker doctor`, in processes of its own with the limits and packages that it reports."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import re
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+import stoker
+
+MAIN = "from stoker.cli import main; main()"
+
+
+def report(*python: str, **variables: str) -> dict[str, tuple[str, str]]:
+    """Run the command; return what each line of its report says, and what it advises."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", *python, "-c", MAIN, "doctor"],
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    found: dict[str, tuple[str, str]] = {}
+    name = ""
+    for line in done.stdout.splitlines():
+        if " -> " in line and (not line[2:].split("->")[0].strip()):
+            found[name] = (found[name][0], line.split("-> ", 1)[1])
+        else:
+            name, text = re.split(r"  +", line[2:], maxsplit=1)
+            found[name] = (text, "")
+            assert line[:2] in ("  ", "! ")
+    return found
+
+
+def test_it_says_what_python_packages_and_limits_there_are() -> None:
+    found = report(WORLD_SIZE="3")
+    assert found["stoker"][0].startswith(stoker.__version__)
+    assert found["Python"][0].startswith(sys.version.split()[0])
+    assert f"numpy {importlib.metadata.version('numpy')}" in found["packages"][0]
+    assert found["torch"] == (importlib.metadata.version("torch"), "")
+    assert found["ranks"] == ("WORLD_SIZE=3", "")
+    assert found["cores"][0].startswith(f"{len(os.sched_getaffinity(0))} of {os.cpu_count()} ")
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    assert found["open files"][0].startswith(f"at most {limit:,};")
+
+
+def test_few_descriptors_are_named_with_the_cure() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (200, limits[1]))
+    try:
+        text, advice = report()["open files"]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert text.startswith("at most 200;")
+    assert advice == "many workers or shards need more: ulimit -n"
+
+
+def installed_with(package: str, seen: set[str]) -> set[str]:
+    """Return the names of a package and of all that it cannot do without."""
+    if package not in seen:
+        seen.add(package)
+        for needed in map(Requirement, importlib.metadata.requires(package) or ()):
+            if needed.marker is None or needed.marker.evaluate({"extra": ""}):
+                installed_with(needed.name, seen)
+    return seen
+
+
+def test_what_is_not_installed_is_named_with_its_use_and_the_extra(tmp_path: Path) -> None:
+    """Python sees stoker and what it requires alone, as after `pip install stoker`."""
+    for package in installed_with("stoker", set()):
+        distribution = importlib.metadata.distribution(package)
+        for name in {file.parts[0] for file in distribution.files or ()} - {"..", "__pycache__"}:
+            os.symlink(str(distribution.locate_file(name)), tmp_path / name)
+    source = Path(stoker.__file__).parents[1]
+    path = os.pathsep.join([str(source), str(tmp_path)])
+    found = report("-S", PYTHONPATH=path, PYTHONWARNINGS="")
+    missing = "not installed; needed for from_parquet, from_table: pip install 'stoker[parquet]'"
+    assert found["pyarrow"] == (missing, "")
+    assert found["native path"][0].startswith("not in use")
+    assert "PyTorch" not in found["GPU"][0]
+    assert f"lmdb {importlib.metadata.version('lmdb')}" in found["packages"][0]

@@ -33,7 +33,7 @@ EFFECTS: dict[str, Callable[[int], int]] = {
     "scan": lambda x: 1,
 }
 ORDERS = {"weights", "replacement", "changing weights", "order"}
-PLANS = {"tokens", "keys"}
+PLANS = {"tokens", "keys", "changing batches"}
 REFUSED = {
     **{(a, b): r"cannot follow .*: put it behind the source" for a in ORDERS for b in ORDERS - {a}},
     **{
@@ -42,7 +42,7 @@ REFUSED = {
         for b in ("echo", "fraction", "filter", "skips", "scan")
     },
     **{("balance", b): r"equally many steps" for b in ("filter", "skips", "scan")},
-    **{("balance", b): r"leave balance= out" for b in PLANS},
+    **{("balance", b): r"leave balance= out" for b in ("tokens", "keys")},
     **{(a, b): r"batch once" for a in PLANS for b in PLANS - {a}},
     ("balance", "rank"): r"cannot follow shard",
 }

@@ -46,9 +46,9 @@ from stoker.errors import (
 )
 from stoker.pipeline import Pipeline
 from stoker.replicas.thread_safety import thread_safe
+from stoker.schedule.epoch_time import EpochTime
 from stoker.sources.source import Source
 from stoker.stages.composite import Stage
-from stoker.stages.functions.epoch_time import EpochTime
 from stoker.stages.scan import DROP
 from stoker.stats import (
     CacheStats,

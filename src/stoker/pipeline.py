@@ -20,8 +20,9 @@ from stoker.chain.iterator import PipelineIterator, T
 from stoker.chain.step_epochs import StepEpochs
 from stoker.engine.workers.make import Workers
 from stoker.schedule.echo_record import decode as read_record
+from stoker.schedule.epoch_time import EpochTime
 from stoker.stages.batching.pack import Pack, Packed
-from stoker.stages.batching.planned import MEASURED, PlannedBatch, Sizing, measured
+from stoker.stages.batching.planned import MEASURED, Sizing, batch_stage, measured
 from stoker.stages.cache import CacheStage
 from stoker.stages.composite import Stage
 from stoker.stages.echo import Echo, Factor
@@ -40,6 +41,7 @@ from stoker.stats import Stats
 
 U = TypeVar("U")
 Int = int | None
+BatchSize = int | Callable[[EpochTime], int]
 On = str | int | None
 Err = OnError | None
 Draws = Callable[[Any, Any], Any]
@@ -394,16 +396,18 @@ class Pipeline(DataLoaderApi, Generic[T]):
 
     @overload
     def batch(
-        self: Pipeline[Rows], n: int, *, drop_last: bool = False, collate: None = None
+        self: Pipeline[Rows], n: BatchSize, *, drop_last: bool = False, collate: None = None
     ) -> Pipeline[Rows]: ...
 
     @overload
     def batch(
-        self, n: int, *, drop_last: bool = False, collate: Callable[[list[T]], U]
+        self, n: BatchSize, *, drop_last: bool = False, collate: Callable[[list[T]], U]
     ) -> Pipeline[U]: ...
 
     @overload
-    def batch(self, n: int, *, drop_last: bool = False, collate: None = None) -> Pipeline[Any]: ...
+    def batch(
+        self, n: BatchSize, *, drop_last: bool = False, collate: None = None
+    ) -> Pipeline[Any]: ...
 
     @overload
     def batch(
@@ -431,7 +435,7 @@ class Pipeline(DataLoaderApi, Generic[T]):
 
     def batch(
         self,
-        n: Int = None,
+        n: BatchSize | None = None,
         *,
         drop_last: bool = False,
         collate: Callable[[list[Any]], Any] | None = None,
@@ -452,7 +456,8 @@ class Pipeline(DataLoaderApi, Generic[T]):
         become one. The arrays are yours to write into; freed memory is used again.
 
         Args:
-            n: examples in a batch; the last one of an epoch may have fewer.
+            n: examples in a batch; the last one of an epoch may have fewer. Or ``fn(time)``, asked
+                where each batch begins (a ``stoker.EpochTime``): ``len()`` is the epoch's own.
             drop_last: leave out a last batch with fewer.
             collate: called with the list of examples instead; its result is the batch.
             tokens: in place of ``n``, how much a batch holds at most. Batches are planned ahead of
@@ -468,11 +473,11 @@ class Pipeline(DataLoaderApi, Generic[T]):
             max_rows: the most examples in a batch.
             padded: False: a batch holds ``tokens`` as the sum of its sizes, without padding.
 
-        Raises ValueError for planned batches behind ``filter``, ``echo``, ``scan`` or ``pack`` and
-        over streams, and when iterated for an example larger than a batch.
+        Raises ValueError for planned batches, also by ``fn``, behind ``filter``, ``echo``, ``scan``
+        or ``pack`` and over streams, and when iterated for an example larger than a batch.
         """
         sizing = Sizing(tokens, size, key, window, multiple_of, max_rows, padded)
-        return self._then(PlannedBatch.sized(n, drop_last, collate, sizing))
+        return self._then(batch_stage(n, drop_last, collate, sizing))
 
     def measure(self, fn: Callable[[Any], Any] = len) -> NDArray[Any]:
         """Return a number for each example of the source, in its order: one pass by all workers.

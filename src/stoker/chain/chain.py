@@ -20,6 +20,7 @@ from stoker.schedule.factor import UsesOfLeg
 from stoker.schedule.leg import Leg
 from stoker.schedule.owners import OwnersKnown
 from stoker.schedule.selection import Selection
+from stoker.schedule.sizing.batch_plan import BatchRule
 from stoker.schedule.sizing.cuts import PlannedCuts
 from stoker.sources.numbered import NumberedSource
 from stoker.sources.origin import IndexedSource, Origin
@@ -339,7 +340,7 @@ class Chain:
         share = self.selection.share
         if share is None or share.world == 1:
             return False
-        unequal = self.may_leave_out or (self.plans_batches and bool(self.echoes))
+        unequal = self.may_leave_out or (self.sorts_examples and bool(self.echoes))
         follows_alone = self.follows_clock and process_group() is None
         return share.uneven or unequal or follows_alone
 
@@ -367,6 +368,12 @@ class Chain:
         """Whether batches are planned, so that epochs may differ in their number."""
         return self.plan.batches is not None
 
+    @property
+    def sorts_examples(self) -> bool:
+        """Whether they are planned from sizes or keys, so that others go together than follow each
+        other."""
+        return isinstance(self.plan.batches, BatchRule)
+
     def cuts(self, epoch: int) -> PlannedCuts | None:
         """Return the batches of this rank in an epoch, where they are planned.
 
@@ -374,7 +381,7 @@ class Chain:
         """
         if not self.plans_batches:
             return None
-        if self.awaits_seed:
+        if self.awaits_seed and self.sorts_examples:
             raise TypeError(
                 "the number of batches depends on the seed, which is rank 0's and not known before "
                 "iter(): give seed="
@@ -384,7 +391,7 @@ class Chain:
                 "the number of batches depends on the order that a function says when an epoch "
                 "begins, and is not known before"
             )
-        return self.plan.planned(self.seed, epoch).cuts
+        return self.plan.cuts(self.seed, epoch)
 
     def clock(self, epoch: int, fresh: int, uses: int, outputs: int) -> Clock:
         """Return what all ranks have handed out of an epoch when this rank has so much."""
@@ -402,13 +409,15 @@ class Chain:
 
     def most_examples(self) -> int:
         """Return how many fresh examples this rank has in an epoch at most."""
-        if not self.plans_batches:
-            return self.examples()
+        if not self.sorts_examples:
+            return self.source.examples(self.selection)
         return self.source.examples(self.selection.undealt())  # all ranks together have no more
 
     def examples_in_batches(self, epoch: int) -> int:
         """Return ``examples()`` without those that a last batch would leave out without echoing."""
         examples, drops = self.examples(epoch), self.drops_last and not self.may_leave_out
+        if self.plans_batches:
+            return examples
         return examples - (examples % self.batch_size if drops else 0)
 
     def count(self, epoch: int) -> int:

@@ -39,7 +39,7 @@ def can_jump(chain: Chain) -> bool:
 
     Not over streams and loaders, not where examples may be left out, and not behind a pool.
     """
-    if chain.plans_batches and chain.selection.calls_user:
+    if chain.sorts_examples and chain.selection.calls_user:
         return False
     return chain.source.is_indexed and not chain.may_leave_out and not chain.echoes
 
@@ -182,8 +182,13 @@ def _check_leg(by: Chain) -> None:
     """Raise StateError for what other ranks, or other batches, cannot go on with in mid-epoch."""
     share, selection = by.selection.share, by.selection
     by.source.check_leg(selection)
-    if by.plans_batches:
+    if by.sorts_examples:
         raise StateError("its batches were planned for so many ranks")
+    if by.plans_batches and (by.source.has_own_order or (share and share.costs is not None)):
+        raise StateError(
+            "the examples of a mixture, and those dealt with balance=, are dealt by whole batches, "
+            "and the sizes of these change"
+        )
     if share is not None:
         if selection.last != Cut() or (not share.anew and selection.between != Cut()):
             raise StateError(

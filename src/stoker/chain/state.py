@@ -36,6 +36,8 @@ from stoker.errors import StateError
 from stoker.schedule.echo_record import difference_of
 from stoker.schedule.leg import Leg
 from stoker.schedule.owners import OwnerSnapshot
+from stoker.schedule.sizing.batch_schedule import BatchSchedule
+from stoker.schedule.sizing.cuts import PlannedCuts
 from stoker.stages.echo import DEFAULT_POOL_BATCHES
 from stoker.stages.stage import PoolSize
 from stoker.stats import Clock
@@ -135,7 +137,7 @@ def read(state: Any, chain: Chain, *, elastic: bool = True) -> Loaded:
                 f"the state belongs to another run: its seed is {theirs}, this pipeline's is {seed}"
             )
         before = [check_integer(count) for count in state["before"]]
-        fit = _schema(state, by)
+        fit = _schema(state, by, is_own=by is chain)
         sizes = pool_sizes(state["pool_sizes"], fit.plan)
         loaded = Loaded(
             by,
@@ -181,7 +183,7 @@ def _saved_by(state: dict[str, Any], chain: Chain, *, elastic: bool) -> Chain:
     return by
 
 
-def _schema(state: dict[str, Any], by: Chain) -> StateSchema:
+def _schema(state: dict[str, Any], by: Chain, *, is_own: bool) -> StateSchema:
     """Return what a state is to fit, of the chain that saved it."""
     if "leg" in state:
         indexed = by.plan.indexed
@@ -199,7 +201,7 @@ def _schema(state: dict[str, Any], by: Chain) -> StateSchema:
                 f"the state is behind batch {leg.before.steps:,}, where .steps({by.steps}) never is"
             )
     examples = by.most_examples() if by.source.is_indexed else None
-    return StateSchema(by.plan, examples, by.accounts, by.data_epoch_steps, by.leg)
+    return StateSchema(by.plan, examples, by.accounts, by.data_epoch_steps, is_own, by.leg)
 
 
 def _checksum(state: dict[str, Any]) -> int:
@@ -222,6 +224,7 @@ class StateSchema:
         examples: how many an epoch has (this rank's), None over what can only be iterated.
         accounts: the largest number of a skip budget.
         steps: with how many outputs an epoch ends, if that was said.
+        is_own: whether it was saved among as many ranks, with batches of the same size.
         leg: what was left of the epoch when other ranks took it over, if they did.
     """
 
@@ -229,6 +232,7 @@ class StateSchema:
     examples: int | None
     accounts: int
     steps: int | None
+    is_own: bool
     leg: Leg | None = None
 
 
@@ -294,8 +298,12 @@ def position(
         raise StateError("a loader's state is in it, and this pipeline has no loader")
     else:
         plan, examples, group, cuts = fit.plan, fit.examples, fit.plan.group, None
+        if isinstance(plan.batches, BatchSchedule):
+            if not fit.is_own:
+                return _of_other_batches(found, plan, examples)
+            _check_schedule(found, plan.cuts(0, epoch), plan)
         if plan.batches is not None:
-            cuts = plan.planned(check_integer(state["seed"], 0, None), epoch).cuts
+            cuts = plan.cuts(check_integer(state["seed"], 0, None), epoch)
             examples, group = cuts.examples, cuts.largest
             if not plan.echoes:  # one state serves all ranks, whose batches have unequal sizes
                 found.uses = found.fresh = cuts.start(yielded)
@@ -303,6 +311,29 @@ def position(
         found.parts = _parts(nodes, plan, bounds)
         bounds.check(found.uses)
     return found
+
+
+def _of_other_batches(found: Position, plan: Plan, examples: int) -> Position:
+    """Check a position of ranks whose batches had other sizes, which are not known here."""
+    if plan.echoes:
+        raise StateError(
+            "the state is in the middle of an epoch, and its pool holds batches that are the "
+            "rank's own: load it with the ranks and batches that it was saved with, or change them "
+            "between epochs"
+        )
+    check_integer(found.yielded, 0, found.fresh)
+    check_integer(found.uses, found.fresh, min(found.fresh, examples))
+    return found
+
+
+def _check_schedule(found: Position, cuts: PlannedCuts, plan: Plan) -> None:
+    """Raise StateError where batches of other sizes than these lead to a position."""
+    if not plan.echoes and found.fresh != cuts.start(found.yielded):
+        raise StateError(
+            f"the state is at example {found.fresh:,} of its rank after {found.yielded:,} batches, "
+            f"which have {cuts.start(found.yielded):,} by the function of .batch(fn): give it the "
+            "one that it was saved with, or change it between epochs"
+        )
 
 
 def _order(state: dict[str, Any], plan: Plan) -> str:

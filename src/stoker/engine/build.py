@@ -47,7 +47,7 @@ from stoker.engine.workers.tuning import Autotuner
 from stoker.schedule import rng
 from stoker.schedule.dealing import PaddedDeal, RankOrder
 from stoker.schedule.owners import OwnerSnapshot
-from stoker.schedule.sizing.batch_plan import PlannedOrder
+from stoker.schedule.sizing.batch_plan import BatchRule
 from stoker.schedule.sizing.cuts import Cuts, EvenCuts
 from stoker.sources.source import Reader
 from stoker.stages.padding_mask import PaddingMask
@@ -183,7 +183,8 @@ class EpochStreams:
             if self.padded is not None and plan.mask is not None:
                 self.mask = PaddingMask(plan.mask, self.padded)
             # Each rank's batches are planned from examples of all: not by runs of its own.
-            is_all = plan.batches is not None and share is not None and share.world > 1
+            by_rule = isinstance(plan.batches, BatchRule)
+            is_all = by_rule and share is not None and share.world > 1
             self._reader = plan.indexed.reader(None if is_all else plan.selection)
             if plan.cache is not None and self._setup.workers.kind == "thread":
                 self._lookups = plan.cache.cache.batch_lookups()
@@ -318,8 +319,8 @@ class EpochStreams:
         def stream_of(work: Work, depth: int, order: RankOrder | None) -> SegmentStream:
             batch, reader = part.batch, work.fetcher.reader
             cuts: Cuts = EvenCuts(batch.n if batch is not None else 1)
-            if batch is not None and isinstance(order, PlannedOrder):
-                cuts = order.cuts
+            if batch is not None and plan.batches is not None:
+                cuts = plan.cuts(self._seed, self._epoch)
             return SegmentStream(
                 SegmentRunner(
                     work,

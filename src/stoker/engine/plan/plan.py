@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import assert_never
 
 from stoker.engine.plan.address import WorkAddress
 from stoker.engine.plan.points import EchoPoint, PackPoint, Part, ScanPoint
@@ -14,7 +15,9 @@ from stoker.engine.plan.segment import Segment
 from stoker.schedule.dealing import Dealer, RankOrder
 from stoker.schedule.leg import Leg
 from stoker.schedule.selection import Selection
-from stoker.schedule.sizing.batch_plan import BatchRule, PlannedDeal, PlannedOrder
+from stoker.schedule.sizing.batch_plan import BatchRule, PlannedDeal
+from stoker.schedule.sizing.batch_schedule import BatchSchedule
+from stoker.schedule.sizing.cuts import PlannedCuts
 from stoker.sources.iterable import IterableSource
 from stoker.sources.loader import LoaderSource
 from stoker.sources.origin import IndexedSource, Origin
@@ -35,7 +38,7 @@ class Plan:
             a filter point or the way to a device.
         group: the number of examples in a batch, 1 where examples are never batched.
         mask: the field of batches that tells what of them is padding, if they have one.
-        batches: how batches are planned from sizes, where they are.
+        batches: how batches are planned: from sizes, or by a schedule; None where they are not.
     """
 
     indexed: IndexedSource | None
@@ -46,12 +49,13 @@ class Plan:
     parts: tuple[Part, ...]
     group: int
     mask: str | None = None
-    batches: BatchRule | None = None
-    _planned: dict[tuple[int, int], PlannedOrder] = field(default_factory=dict, compare=False)
+    batches: BatchRule | BatchSchedule | None = None
+    _planned: dict[tuple[int, int], RankOrder] = field(default_factory=dict, compare=False)
+    _cuts: dict[int, PlannedCuts] = field(default_factory=dict, compare=False)
 
     def on_leg(self, leg: Leg) -> Plan:
         """Return this for what is left of an epoch."""
-        return replace(self, selection=replace(self.selection, leg=leg))
+        return replace(self, selection=replace(self.selection, leg=leg), _planned={}, _cuts={})
 
     @property
     def source(self) -> Origin:
@@ -65,31 +69,58 @@ class Plan:
         Batches that are planned are planned now; the plan of the last epoch is kept, unless a
         user's function says the order: that is called for each epoch anew.
 
-        Raises ValueError where an example is larger than a planned batch may be.
+        Raises ValueError where an example is larger than a planned batch may be, StageError where
+        the function that says their sizes fails.
         """
         assert self.indexed is not None
-        if self.batches is None:
-            return self.indexed.order(self.selection, seed, epoch, dealer, self.group)
-        if self.selection.calls_user:
-            self._planned.clear()
-        return self.planned(seed, epoch)
+        match self.batches:
+            case None:
+                return self.indexed.order(self.selection, seed, epoch, dealer, self.group)
+            case BatchSchedule():
+                cuts = self.cuts(seed, epoch)
+                order = self.indexed.order(self.selection, seed, epoch, dealer, cuts.unit)
+                return order.taken(cuts.examples)
+            case BatchRule():
+                if self.selection.calls_user:
+                    self._planned.clear()
+                return self._by_rule(self.batches, seed, epoch)
+            case _:
+                assert_never(self.batches)
 
     def has_planned(self, seed: int, epoch: int) -> bool:
-        """Whether the plan of an epoch is kept."""
-        return (seed, epoch) in self._planned
+        """Whether the plan of an epoch is kept, or needs no order."""
+        return isinstance(self.batches, BatchSchedule) or (seed, epoch) in self._planned
 
-    def planned(self, seed: int, epoch: int) -> PlannedOrder:
-        """Return the order of an epoch whose batches are planned; raises as ``order`` does."""
-        assert self.indexed is not None
+    def cuts(self, seed: int, epoch: int) -> PlannedCuts:
+        """Return the batches of an epoch, where they are planned; raises as ``order`` does."""
         assert self.batches is not None
+        if isinstance(self.batches, BatchRule):
+            deal = self._by_rule(self.batches, seed, epoch).deal
+            assert isinstance(deal, PlannedDeal)
+            return deal.cuts
+        known = self._cuts.get(epoch)
+        if known is None:
+            assert self.indexed is not None
+            share, leg = self.selection.share, self.selection.leg
+            rows = self.indexed.examples(self.selection)
+            places = self.indexed.places(self.selection)
+            begun = 0 if leg is None else places - len(leg.rest) - len(leg.returned)
+            world = 1 if share is None else share.world
+            known = self.batches.cuts(epoch, rows, world, begun, places)
+            self._cuts.clear()
+            self._cuts[epoch] = known
+        return known
+
+    def _by_rule(self, rule: BatchRule, seed: int, epoch: int) -> RankOrder:
+        assert self.indexed is not None
         known = self._planned.get((seed, epoch))
         if known is not None:
             return known
         whole = self.indexed.order(self.selection.undealt(), seed, epoch)
         share = self.selection.share
         rank, world = (0, 1) if share is None else (share.rank, share.world)
-        deal = PlannedDeal(whole, self.batches, seed, epoch, rank, world, self.indexed.parts_count)
-        order = PlannedOrder(whole, deal)
+        deal = PlannedDeal(whole, rule, seed, epoch, rank, world, self.indexed.parts_count)
+        order = RankOrder(whole.order, deal, deal.cuts.examples)
         order.digest = whole.digest
         self._planned.clear()
         self._planned[seed, epoch] = order

@@ -35,11 +35,11 @@ from stoker.errors import StageError
 from stoker.replicas.replica import USER_LOCK
 from stoker.schedule import rng
 from stoker.schedule.dealing import RankOrder
+from stoker.schedule.epoch_time import EpochTime, time_at
 from stoker.schedule.rng import Rekeyed
 from stoker.sources.origin import IndexedSource
 from stoker.stages.batching.user_collate import Collate
 from stoker.stages.cache import LeftOutBefore, Miss
-from stoker.stages.functions.epoch_time import EpochTime, time_at
 from stoker.stages.functions.operation import Operation
 from stoker.stages.map import returned_nothing
 

@@ -208,18 +208,6 @@ class PlannedDeal:
         return _Window(cutting.rows[at], sizes, of_all, np.sort(left))
 
 
-class PlannedOrder(RankOrder):
-    """The order of an epoch as one rank reads it in planned batches.
-
-    Attributes:
-        cuts: the batches.
-    """
-
-    def __init__(self, whole: RankOrder, deal: PlannedDeal) -> None:
-        super().__init__(whole.order, deal, deal.cuts.examples)
-        self.cuts, self.digest = deal.cuts, whole.digest
-
-
 class _Cutting:
     """The examples of one window, sorted by key and size.
 

@@ -50,14 +50,17 @@ class PlannedCuts:
     Args:
         rows: how many examples each batch has, shape [batches].
         of_all: how many those of all ranks have together in each step, likewise.
+        unit: divides all sizes but that of a short last batch.
 
     Attributes:
+        unit: as given.
         batches: how many there are.
         examples: how many they have together.
         largest: how many the largest has, 0 if there is none.
     """
 
-    def __init__(self, rows: NDArray[np.int64], of_all: NDArray[np.int64]) -> None:
+    def __init__(self, rows: NDArray[np.int64], of_all: NDArray[np.int64], unit: int = 1) -> None:
+        self.unit = unit
         self._starts, self._of_all = (
             np.concatenate([np.zeros(1, np.int64), np.cumsum(each)]) for each in (rows, of_all)
         )

@@ -1,12 +1,13 @@
-"""Batches that are planned from sizes and keys: ``.batch(tokens=...)``, ``.batch(n, key=...)``.
+"""Batches that are planned: from sizes and keys, or by a schedule.
 
-What is in them is decided by numbers alone, before anything is read, so they stand where every
-example of the epoch comes by, once: behind ``.shuffle()`` and ``.shard()``, caches and maps.
+That is ``.batch(tokens=...)``, ``.batch(n, key=...)`` and ``.batch(fn)``. What is in them is
+decided by numbers alone, before anything is read, so they stand where every example of the epoch
+comes by, once: behind ``.shuffle()`` and ``.shard()``, caches and maps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,7 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.basics.validate import is_whole_number
+from stoker.schedule.epoch_time import EpochTime
+from stoker.schedule.orders.drawing import by_user
 from stoker.schedule.sizing.batch_plan import BatchRule
+from stoker.schedule.sizing.batch_schedule import BatchSchedule
 from stoker.schedule.sizing.costs import Costs
 from stoker.sources.origin import IndexedSource, keys_of, numbers_of
 from stoker.stages.batching.batch import Batch
@@ -144,40 +148,28 @@ class Sizing:
         return rule, typical
 
 
+def batch_stage(n: Any, drop_last: Any, collate: Any, sizing: Sizing) -> Batch:
+    """Return the stage that the arguments of ``.batch()`` mean. Raises TypeError or ValueError."""
+    if callable(n):
+        if sizing.is_given:
+            raise ValueError(
+                ".batch(fn) says how many examples a batch has: leave tokens=, key= and what "
+                "belongs to them out"
+            )
+        collate = Batch.of(1, False, collate).collate
+        label = getattr(n, "__name__", type(n).__name__)
+        return ScheduledBatch(1, bool(drop_last), collate, n, label)
+    if n is not None and not sizing.is_given:
+        return Batch.of(n, drop_last, collate)
+    sizing.check(n, drop_last)
+    plain = Batch.of(1 if n is None else n, False, collate)
+    asked = None if n is None else plain.n
+    return SizedBatch(plain.n, False, plain.collate, sizing=sizing, asked=asked)
+
+
 @dataclass(frozen=True)
 class PlannedBatch(Batch):
-    """The stage ``.batch(tokens=..., size=...)``, or ``.batch(n, key=...)``.
-
-    Attributes:
-        n: about how many examples a batch has.
-        sizing: its arguments; ``asked``: the ``n`` among them.
-        rule: what follows from them for the source, once it is placed.
-    """
-
-    sizing: Sizing = field(default_factory=Sizing, compare=False, repr=False)
-    asked: int | None = None
-    rule: BatchRule | None = None
-
-    @staticmethod
-    def sized(n: Any, drop_last: Any, collate: Any, sizing: Sizing) -> Batch:
-        """Check the arguments of ``.batch()``: some say nothing of sizes or keys."""
-        if n is not None and not sizing.is_given:
-            return Batch.of(n, drop_last, collate)
-        sizing.check(n, drop_last)
-        plain = Batch.of(1 if n is None else n, False, collate)
-        asked = None if n is None else plain.n
-        return PlannedBatch(plain.n, False, plain.collate, sizing=sizing, asked=asked)
-
-    @property
-    def call(self) -> str:
-        sizing, said = self.sizing, [] if self.asked is None else [str(self.asked)]
-        for name in ("tokens", "size", "key", "window", "multiple_of", "max_rows"):
-            value = getattr(sizing, name)
-            if value is not None:
-                is_short = isinstance(value, (str, int, np.integer))
-                said.append(f"{name}={value!r}" if is_short else f"{name}=...")
-        said += ["padded=False"] * (not sizing.padded)
-        return f"batch({', '.join(said)})"
+    """A stage whose batches are planned before anything is read."""
 
     def placed(self, before: ChainView) -> Batch:
         """Check that all examples come here, once, in an order that all ranks know."""
@@ -202,35 +194,78 @@ class PlannedBatch(Batch):
                 f".{self.call} plans batches before anything is read, and on_error="
                 f"{before.budget} may leave examples out: remove on_error="
             )
-        self._check_shard(before)
         shard = first_with(before.stages, lambda t: t.shards)
-        world = shard.world if isinstance(shard, Shard) else 1
-        rule, typical = self.sizing.rule(self.asked, source, world)
-        return replace(self, rule=rule, n=typical)
+        if isinstance(shard, Shard):
+            self._check_shard(shard)
+        return self
 
-    def _check_shard(self, before: ChainView) -> None:
+    def _check_shard(self, shard: Shard) -> None:
         """Raise ValueError where ranks get something else than their batches of each step."""
-        at = next((i for i, stage in enumerate(before.stages) if stage.traits.shards), None)
-        if at is None:
-            return
-        shard = before.stages[at]
-        assert isinstance(shard, Shard)
         for said, is_said in [
             ("uneven=True", shard.uneven),
             ("near='cache'", shard.near),
             (str(shard.padding), shard.padding is not None),
-            ("balance=", shard.balance is not None),
         ]:
             if is_said:
                 raise ValueError(
                     f".{self.call} gives all ranks equally many steps of about equal work: leave "
                     f"{said} out of .shard()"
                 )
-        stage = first_with(before.stages[at + 1 :], lambda t: t.selects)
-        if stage is not None:
+
+    def count(self, items: int) -> int:
+        """Refuse: the plan of an epoch tells (``Chain.cuts``)."""
+        raise AssertionError("batches that are planned are counted by their plan")
+
+
+@dataclass(frozen=True)
+class SizedBatch(PlannedBatch):
+    """The stage ``.batch(tokens=..., size=...)``, or ``.batch(n, key=...)``.
+
+    Attributes:
+        n: about how many examples a batch has.
+        sizing: its arguments; ``asked``: the ``n`` among them.
+        rule: what follows from them for the source, once it is placed.
+    """
+
+    sizing: Sizing = field(default_factory=Sizing, compare=False, repr=False)
+    asked: int | None = None
+    rule: BatchRule | None = None
+
+    @property
+    def call(self) -> str:
+        sizing, said = self.sizing, [] if self.asked is None else [str(self.asked)]
+        for name in ("tokens", "size", "key", "window", "multiple_of", "max_rows"):
+            value = getattr(sizing, name)
+            if value is not None:
+                is_short = isinstance(value, (str, int, np.integer))
+                said.append(f"{name}={value!r}" if is_short else f"{name}=...")
+        said += ["padded=False"] * (not sizing.padded)
+        return f"batch({', '.join(said)})"
+
+    def placed(self, before: ChainView) -> Batch:
+        """Check that ranks' examples are dealt by the plan alone."""
+        super().placed(before)
+        source = before.source
+        assert isinstance(source, IndexedSource)
+        at = next((i for i, stage in enumerate(before.stages) if stage.traits.shards), None)
+        shard = None if at is None else before.stages[at]
+        world = shard.world if isinstance(shard, Shard) else 1
+        if at is not None:
+            stage = first_with(before.stages[at + 1 :], lambda t: t.selects)
+            if stage is not None:
+                raise ValueError(
+                    f".{self.call} plans the batches of all ranks together: put .{stage.name} "
+                    "before .shard()"
+                )
+        rule, typical = self.sizing.rule(self.asked, source, world)
+        return replace(self, rule=rule, n=typical)
+
+    def _check_shard(self, shard: Shard) -> None:
+        super()._check_shard(shard)
+        if shard.balance is not None:
             raise ValueError(
-                f".{self.call} plans the batches of all ranks together: put .{stage.name} before "
-                ".shard()"
+                f".{self.call} gives all ranks equally many steps of about equal work: leave "
+                "balance= out of .shard()"
             )
 
     def lower(self, to: EnginePlan) -> None:
@@ -238,10 +273,6 @@ class PlannedBatch(Batch):
         to.plan_batches(self.rule)
         # Workers put batches together, wherever they are: they need no sizes.
         to.batch(replace(self, sizing=self.sizing.without_arrays(), rule=None))
-
-    def count(self, items: int) -> int:
-        """Refuse: the plan of an epoch tells (``Chain.cuts``)."""
-        raise AssertionError("batches that are planned are counted by their plan")
 
     def signature(self) -> str:
         """Return what decides which examples go together."""
@@ -262,3 +293,56 @@ class PlannedBatch(Batch):
         return (
             f"  about {self.n:,} examples, put together from {rule.window:,} that follow each other"
         )
+
+
+@dataclass(frozen=True)
+class ScheduledBatch(PlannedBatch):
+    """The stage ``.batch(fn)``.
+
+    Attributes:
+        n: how many examples the first batch of all has.
+        fn: says how many one has, by the time at which it begins; None in workers, which are sent
+            what belongs into their batches.
+        label: its name.
+    """
+
+    fn: Callable[[EpochTime], Any] | None = None
+    label: str = ""
+
+    @property
+    def call(self) -> str:
+        return f"batch({self.label})"
+
+    def rows_at(self, time: EpochTime) -> int:
+        """Return how many examples the batch has that begins there.
+
+        Raises StageError where the function fails, or returns no such number.
+        """
+        assert self.fn is not None
+        with by_user(self.call):
+            rows = self.fn(time)
+            if not is_whole_number(rows):
+                raise TypeError(
+                    f"it returned {rows!r} for {time}: return a whole number, how many examples "
+                    "the batch has"
+                )
+            if rows < 1:
+                raise ValueError(f"it returned {rows} for {time}: a batch has at least one example")
+            return int(rows)
+
+    def placed(self, before: ChainView) -> Batch:
+        """Check the same as for other planned batches; ask for the size of the first one."""
+        super().placed(before)
+        return replace(self, n=self.rows_at(EpochTime(0, 0.0)))
+
+    def lower(self, to: EnginePlan) -> None:
+        to.plan_batches(BatchSchedule(self.rows_at, self.drop_last))
+        to.batch(replace(self, fn=None, drop_last=False))
+
+    def signature(self) -> str:
+        """Return its call alone: a state tells how far its batches had come."""
+        return f"batch(fn, drop_last={self.drop_last})"
+
+    def note(self, chain: ChainView, sizes: Mapping[int, PoolSize]) -> str:
+        """Say with how many examples training begins."""
+        return f"  {self.n:,} examples at the beginning"

@@ -1,4 +1,4 @@
-"""Where an example stands in training, for maps that change while it goes on.
+"""Where an example stands in training, for what changes while it goes on: maps, batches, mixtures.
 
 It follows from the example's own place, so it is the same on every rank, in every worker and after
 a resume, and for each use of the example.
@@ -13,7 +13,10 @@ from stoker.schedule.orders.mixed import part_bits
 
 
 class EpochTime(NamedTuple):
-    """Where an example stands in training: what ``.map(fn, clock=True)`` tells ``fn``."""
+    """Where an example stands in training: what ``.map(fn, clock=True)`` tells ``fn``.
+
+    A function in place of a batch size, or of a weight of ``mix``, is told it of the first example.
+    """
 
     epoch: int
     """The epoch of the data, from 0."""

@@ -30,13 +30,13 @@ class _Basis(NamedTuple):
     """What processes were started from.
 
     Attributes:
-        count: how many there are.
+        number: how many there are.
         method: the start method.
         segments: what they know to do.
         snapshot: what tells whether new ones would be the same.
     """
 
-    count: int
+    number: int
     method: str
     segments: list[Segment]
     snapshot: ForkSnapshot | PickleSnapshot
@@ -86,7 +86,7 @@ class KeptProcesses:
         basis = self._basis
         assert basis is not None
         known = {*map(id, basis.segments)}
-        if (basis.count, basis.method) != (count, method) or not known.issuperset(
+        if (basis.number, basis.method) != (count, method) or not known.issuperset(
             map(id, segments)
         ):
             return _CHANGED

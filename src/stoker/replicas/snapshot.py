@@ -27,13 +27,18 @@ import xxhash
 
 from stoker.replicas.code_facts import CodeFacts, facts_of
 from stoker.replicas.copying.attributes import attributes_of, is_plainly_reduced
-from stoker.replicas.copying.copier import Copier, imported_types, same_objects
+from stoker.replicas.copying.copier import Copier, imported_types
 from stoker.replicas.copying.kinds import make_copy
 from stoker.replicas.copying.memory_blocks import LargerBlock
 from stoker.replicas.definitions import functions_of
 from stoker.replicas.findings import MISSING
-from stoker.replicas.provenance import is_users_class, is_users_function, is_users_module
-from stoker.replicas.thread_safety import LruCached
+from stoker.replicas.provenance import (
+    is_heap_class,
+    is_users_class,
+    is_users_function,
+    is_users_module,
+)
+from stoker.replicas.thread_safety import ATOMS, LruCached
 
 _LARGE_BYTES = 128 << 20
 """Of large arrays, in all, that are compared: 13 ms, a fork costs 20. Larger ones are not."""
@@ -70,6 +75,9 @@ class ForkSnapshot:
                 self._look(roots, extents)
             except LargerBlock as larger:
                 extents.append(larger.args)
+            except Exception as error:  # of a module that is loaded when it is asked for, perhaps
+                self.unknown = f"{type(error).__name__}: {error}"
+                break
             else:
                 break
 
@@ -77,7 +85,7 @@ class ForkSnapshot:
         self._copier = copier = Copier(make_copy, None, extents)
         self._modules: dict[str, types.ModuleType] = {}
         self._absent: set[str] = set()
-        self._objects: list[tuple[Any, list[Any]]] = []
+        self._objects: list[tuple[Any, dict[str, Any]]] = []
         self._seen: set[int] = set()
         self._why = ""
         collects = gc.isenabled()
@@ -130,9 +138,7 @@ class ForkSnapshot:
                 and self._absent.isdisjoint(sys.modules)
                 and all(each.cache_info() == info for each, info in self._caches)
                 and all(list(vars(cls)) == names for cls, names in self._classes)
-                and all(
-                    same_objects(attributes_of(x).values(), values) for x, values in self._objects
-                )
+                and all(_are_same(attributes_of(x), held) for x, held in self._objects)
                 and all(
                     list(table) == names and all(map(is_, table.values(), values))
                     for table, names, values in self._tables
@@ -237,10 +243,13 @@ class ForkSnapshot:
             self._cannot_tell("a torch parameter changes as it is trained")
         elif cls not in _CONTAINERS and not is_users_class(cls):
             self._look_at_package(cls.__module__)
+        is_data = isinstance(x, (np.ndarray, *imported_types("torch", "Tensor"), *_tables()))
+        if is_data or not is_heap_class(cls):
+            return  # the copier compares what is in it
         if not is_plainly_reduced(cls) or hasattr(cls, "__deepcopy__"):
-            held = list(attributes_of(x).values())  # its class may leave some out of copies
+            held = attributes_of(x)  # its class may leave some out of copies
             self._objects.append((x, held))
-            for value in held:
+            for value in held.values():
                 self._copier.root(value)
 
     def _cannot_tell(self, why: str) -> None:
@@ -280,6 +289,18 @@ class PickleSnapshot:
             )
         except Exception:
             return False
+
+
+def _are_same(left: dict[str, Any], right: dict[str, Any]) -> bool:
+    """True if attributes are the same objects, or numbers and texts that are made when read."""
+    return list(left) == list(right) and all(
+        a is b or (type(a) in ATOMS and type(a) is type(b) and a == b)
+        for a, b in zip(left.values(), right.values(), strict=True)
+    )
+
+
+def _tables() -> tuple[Any, ...]:
+    return imported_types("pandas", "DataFrame", "Series", "Index")
 
 
 class _Hash:

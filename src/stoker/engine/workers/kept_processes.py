@@ -77,18 +77,19 @@ class KeptProcesses:
                     return found
                 self.why_new = _ENDED
             processes.end(found)
-        snapshot = _snapshot(method, segments)
-        self._basis = _Basis(count, method, segments, snapshot)
-        self.why_new = snapshot.unknown or self.why_new
+        basis = self._basis
+        if basis is None or not basis.snapshot.unknown or not _are_among(segments, basis.segments):
+            basis = _Basis(count, method, segments, _snapshot(method, segments))
+            self._basis = basis
+        self.why_new = basis.snapshot.unknown or self.why_new
         return processes.start(count, works)
 
     def _why_new(self, count: int, method: str, segments: list[Segment]) -> str:
         basis = self._basis
         assert basis is not None
-        known = {*map(id, basis.segments)}
-        if (basis.number, basis.method) != (count, method) or not known.issuperset(
-            map(id, segments)
-        ):
+        if (basis.number, basis.method) != (count, method):
+            return _CHANGED
+        if not _are_among(segments, basis.segments):
             return _CHANGED
         with USER_LOCK:
             return "" if basis.snapshot.is_current() else _CHANGED
@@ -102,6 +103,10 @@ class KeptProcesses:
             return False
         self._resting += slots
         return True
+
+
+def _are_among(segments: list[Segment], known: list[Segment]) -> bool:
+    return {*map(id, segments)} <= {*map(id, known)}
 
 
 def _snapshot(method: str, segments: list[Segment]) -> ForkSnapshot | PickleSnapshot:

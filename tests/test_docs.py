@@ -24,7 +24,7 @@ from stoker.cli import app
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "stoker"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-ABOUT = [ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")]
+ABOUT = [ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "RELEASING.md", "SECURITY.md")]
 RECIPES = sorted((ROOT / "docs" / "recipes").glob("*.md"))  # their Python runs in test_recipes.py
 RUN_LIMIT_S = 240
 
@@ -39,7 +39,15 @@ _QUOTE = re.compile(
 )
 _LINK = re.compile(r"\]\((?!https?:)(?P<target>[^)#]*)(?:#(?P<heading>[^)]*))?\)")
 
-TRAINING = {"echoing.md", "loaders.md", "ranks.md", "recipes.md", "resuming.md", "schedules.md"}
+TRAINING = {
+    "coming-from.md",
+    "echoing.md",
+    "loaders.md",
+    "ranks.md",
+    "recipes.md",
+    "resuming.md",
+    "schedules.md",
+}
 HEAVY = {"frameworks.md", "jax.md", "keras.md", "sources.md", "tracking.md"}  # what they import
 
 every_page = pytest.mark.parametrize("page", PAGES + ABOUT + RECIPES, ids=lambda page: page.name)

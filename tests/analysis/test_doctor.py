@@ -10,9 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from packaging.requirements import Requirement
-
 import stoker
+from bare_environment import make_bare_environment
 
 MAIN = "from stoker.cli import main; main()"
 
@@ -62,22 +61,9 @@ def test_few_descriptors_are_named_with_the_cure() -> None:
     assert advice == "many workers or shards need more: ulimit -n"
 
 
-def installed_with(package: str, seen: set[str]) -> set[str]:
-    """Return the names of a package and of all that it cannot do without."""
-    if package not in seen:
-        seen.add(package)
-        for needed in map(Requirement, importlib.metadata.requires(package) or ()):
-            if needed.marker is None or needed.marker.evaluate({"extra": ""}):
-                installed_with(needed.name, seen)
-    return seen
-
-
 def test_what_is_not_installed_is_named_with_its_use_and_the_extra(tmp_path: Path) -> None:
     """Python sees stoker and what it requires alone, as after `pip install stoker`."""
-    for package in installed_with("stoker", set()):
-        distribution = importlib.metadata.distribution(package)
-        for name in {file.parts[0] for file in distribution.files or ()} - {"..", "__pycache__"}:
-            os.symlink(str(distribution.locate_file(name)), tmp_path / name)
+    make_bare_environment(tmp_path, "stoker")
     source = Path(stoker.__file__).parents[1]
     path = os.pathsep.join([str(source), str(tmp_path)])
     found = report("-S", PYTHONPATH=path, PYTHONWARNINGS="")

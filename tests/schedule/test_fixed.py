@@ -303,6 +303,53 @@ def test_a_restore_replays_a_bounded_number_of_steps(size: int, group: int, boun
         pool.advance()
 
 
+@st.composite
+def larger_pools(draw: st.DrawFn) -> Case:
+    """Draw pools that hold enough groups to be skipped in, with epochs that fill them."""
+    group = draw(st.integers(1, 8))
+    size = group * draw(st.integers(1, 60)) + draw(st.integers(0, group - 1))
+    items = draw(st.integers(0, 5 * size))
+    return Case(draw(use_counts()), size, group, items, draw(st.integers(0, 2**32)))
+
+
+@few(60)
+@given(larger_pools(), st.lists(st.integers(0, 400), min_size=1, max_size=4), st.booleans())
+def test_skipping_leaves_a_pool_as_drawing_does(
+    case: Case, skips: list[int], restored: bool
+) -> None:
+    drawn, skipped = case.pool(), case.pool()
+    if restored:
+        earlier = case.pool()
+        while earlier.step < 100 and not earlier.exhausted:
+            earlier.advance()
+        for pool in (drawn, skipped):
+            pool.restore(earlier.snapshot(earlier.step))
+    for steps in skips:
+        for _ in range(steps):
+            if not drawn.exhausted:
+                drawn.advance()
+        skipped.skip(steps)
+        for number in range(0, drawn.step + 1, 16):
+            if number >= drawn.snapshot(drawn.step).step:
+                assert pack(skipped.snapshot(number)) == pack(drawn.snapshot(number))
+        for name in ("step", "admitted", "held", "seen", "uses", "uses_left", "ended", "exhausted"):
+            assert getattr(skipped, name) == getattr(drawn, name), name
+        for ordinal in (0, drawn.admitted - 1, drawn.admitted):
+            assert skipped.uses_of(ordinal) == drawn.uses_of(ordinal)
+    while not drawn.exhausted:
+        one, other = drawn.advance(), skipped.advance()
+        assert plain(one) == plain(other)
+        assert one.ages.tolist() == other.ages.tolist()
+    assert skipped.exhausted
+
+
+def test_an_items_uses_are_those_drawn_so_far() -> None:
+    pool, seen = Case(EvenUses(Fraction(5, 2)), 20, 2, 70, 3).pool(), Counter[int]()
+    while not pool.exhausted:
+        seen.update(pool.advance().ordinals.tolist())
+        assert [pool.uses_of(n) for n in range(70)] == [seen[n] for n in range(70)]
+
+
 @few(10)
 @given(cases(max_items=100, max_group=5))
 def test_a_schedule_depends_on_its_key_alone(case: Case) -> None:

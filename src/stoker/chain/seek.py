@@ -22,7 +22,7 @@ from stoker.engine.echo.pools import pool_key
 from stoker.engine.survivors import FilterRecord
 from stoker.errors import StateError
 from stoker.schedule import rng
-from stoker.schedule.fixed import Pool, Snapshot
+from stoker.schedule.fixed import Pool, Snapshot, snapshot_steps
 from stoker.schedule.leg import Leg, Remainder, deal_held
 from stoker.schedule.orders.order import as_array
 from stoker.schedule.selection import Cut
@@ -101,11 +101,11 @@ def behind_pool(
     lacking = max(0, items * each - chain.examples())  # in the last item
     key = rng.key(chain.seed, epoch, rng.ECHO + echo.position)
     pool = Pool(echo.counts, known.size, point.group, key, items)
-    number, uses = min(number, chain.count_of_data_epoch(epoch)), 0
-    for _ in range(number):
-        ordinals = pool.advance().ordinals
-        uses += each * len(ordinals) - lacking * int(np.count_nonzero(ordinals == items - 1))
+    number = min(number, chain.count_of_data_epoch(epoch))
+    while pool.step < number:
+        pool.skip(min(number - pool.step, snapshot_steps(pool.size, pool.group)))
         pool.forget_before(pool.step)
+    uses = each * pool.uses - lacking * pool.uses_of(items - 1)
     return Position(
         number,
         uses,
@@ -350,8 +350,7 @@ def _left_by(loaded: Loaded) -> _Left:
     size = loaded.sizes[echo.position].size
     pool = Pool(echo.counts, size, point.group, key, by.examples())
     pool.restore(node.snapshot)
-    while pool.step * point.group < taken and not pool.exhausted:
-        pool.advance()
+    pool.skip(-(-taken // point.group) - pool.step)
     return _Left(pool.admitted, *pool.left())
 
 

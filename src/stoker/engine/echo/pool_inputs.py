@@ -338,6 +338,11 @@ class PooledInputs(EchoInputs[Pool]):
         pool, items = self.pool, node.items
         held: set[int] = set()
         while pool.step * pool.group < taken:
+            if pool.items is not None:  # go to the next step whose draw is of interest
+                of_interest = steps | {-(-taken // pool.group), taken // pool.group}
+                pool.skip(min(step for step in of_interest if step >= pool.step) - pool.step)
+                if pool.step * pool.group >= taken:
+                    break
             at = pool.step
             wanted = pool.fresh_needed()
             got = wanted if items is None else min(wanted, items - pool.admitted)

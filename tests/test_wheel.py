@@ -1,0 +1,123 @@
+"""The packages that a release uploads: what is in them, and that the wheel works alone."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from bare_environment import make_bare_environment, requirements
+from scripts import ROOT
+
+FIRST_MINUTES = """
+import warnings
+from pathlib import Path
+
+import numpy as np
+
+import stoker
+
+assert Path(stoker.__file__).is_relative_to({site!r}), stoker.__file__
+x, y = np.arange(400.0).reshape(100, 4), np.arange(100)
+train = stoker.from_arrays(x, y, seed=0).shuffle().echo(2)
+train = train.random_map(lambda v, rng: v + rng.random(), on=0).batch(10)
+uses = np.concatenate([labels for _, labels in train])
+assert sorted(uses) == sorted([*range(100)] * 2)
+for batch in stoker.monitor([1, 2, 3]):
+    pass
+assert train.state_dict() and str(train) and str(train.stats())
+
+def prepare(number):
+    return np.full(1000, number)
+
+cached = stoker.from_dataset(range(50), seed=0).map(prepare).cache("4MiB").batch(5)
+for _ in range(2):
+    assert [batch[:, 0].tolist() for batch in cached][3] == [15, 16, 17, 18, 19]
+try:
+    train.to("cpu")
+except ImportError as error:
+    assert "stoker[torch]" in str(error), error
+else:
+    raise AssertionError("there is no torch")
+"""
+
+
+def build(project: Path, folder: Path) -> tuple[Path, Path]:
+    """Build both packages as a release does; return the paths of the archive and the wheel."""
+    command = [sys.executable, "-m", "hatchling", "build", "-d", str(folder)]
+    subprocess.run(command, cwd=project, check=True, capture_output=True)
+    (sources,), (wheel,) = folder.glob("*.tar.gz"), folder.glob("*.whl")
+    return sources, wheel
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return build(ROOT, tmp_path_factory.mktemp("dist"))
+
+
+def files(folder: str) -> set[str]:
+    """Return the paths of the sources in a folder, without what is built or run there."""
+    kinds = {".py", ".typed", ".md", ".html", ".css", ".js", ".json", ".c", ".h", ".sh", ".csv"}
+    found = {path for path in (ROOT / folder).rglob("*") if path.suffix in kinds}
+    return {str(path.relative_to(ROOT)) for path in found}
+
+
+@pytest.mark.full
+def test_the_wheel_holds_the_package_and_the_archive_all(packages: tuple[Path, Path]) -> None:
+    sources, wheel = packages
+    with zipfile.ZipFile(wheel) as archive:
+        names = {name for name in archive.namelist() if not name.startswith("stoker-")}
+    assert names >= {name.removeprefix("src/") for name in files("src")}
+    assert not [name for name in names if "__pycache__" in name or not name.startswith("stoker/")]
+    with tarfile.open(sources) as tar:
+        held = {name.partition("/")[2] for name in tar.getnames()}
+    for folder in ("src", "tests", "docs", "bench", "experiments", "examples", "native/csrc"):
+        assert held >= files(folder)
+
+
+@pytest.mark.full
+def test_the_wheel_is_the_same_from_the_archive(
+    packages: tuple[Path, Path], tmp_path: Path
+) -> None:
+    sources, wheel = packages
+    with tarfile.open(sources) as tar:
+        tar.extractall(tmp_path, filter="data")
+    (unpacked,) = tmp_path.iterdir()
+    _, again = build(unpacked, tmp_path / "dist")
+    assert again.read_bytes() == wheel.read_bytes()
+
+
+@pytest.mark.full
+def test_the_wheel_works_with_what_it_requires_alone(
+    packages: tuple[Path, Path], tmp_path: Path
+) -> None:
+    site = tmp_path / "site"
+    site.mkdir()
+    make_bare_environment(site, *requirements("stoker"))
+    with zipfile.ZipFile(packages[1]) as archive:
+        archive.extractall(site)
+    environment = {**os.environ, "PYTHONPATH": str(site), "PYTHONWARNINGS": ""}
+    main = "from stoker.cli import main; main()"
+    programs = {
+        "first": [FIRST_MINUTES.format(site=str(site))],
+        "doctor": [main, "doctor"],
+        "help": [main, "analyze", "--help"],
+    }
+    said = {
+        name: subprocess.run(
+            [sys.executable, "-S", "-W", "error", "-c", *words],
+            env=environment,
+            cwd=tmp_path,
+            check=False,
+            capture_output=True,
+            text=True,
+        )
+        for name, words in programs.items()
+    }
+    assert [each.returncode for each in said.values()] == [0, 0, 0], said
+    assert "pip install 'stoker[torch]'" in said["doctor"].stdout

@@ -44,6 +44,11 @@ def read(name: str) -> int:
     return int(Path(name).read_text())
 
 
+def write_anew(name: str) -> None:
+    Path(name).write_text("18")
+    read.cache_clear()
+
+
 class Base:
     offsets: ClassVar[list[int]] = [1]
     late: int
@@ -119,7 +124,7 @@ def resting() -> list[int]:
 
 
 def plain(count: int = 12, seconds: float = 0.0) -> stoker.Pipeline:
-    def slow(index: int) -> Any:
+    def slow(index: Any) -> Any:
         time.sleep(seconds)
         return [os.getpid(), index]
 
@@ -247,7 +252,7 @@ CHANGES: dict[str, Callable[[Dataset, list[int], pytest.MonkeyPatch], object]] =
     "function": lambda d, held, m: m.setitem(globals(), "added", lambda x: x + 15),
     "default": lambda d, held, m: m.setitem(added.__defaults__[0], "a", 16.0),  # type: ignore[index]
     "closure": lambda d, held, m: held.__setitem__(0, 17),
-    "cached function": lambda d, held, m: (Path(d.file).write_text("18"), read.cache_clear()),
+    "cached function": lambda d, held, m: write_anew(d.file),
     "package": lambda d, held, m: m.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True),
     "environment": lambda d, held, m: m.setenv("OF_A_TEST", "19"),
     "folder": lambda d, held, m: m.chdir("/"),

@@ -11,14 +11,16 @@ A process that was started by another method has what was pickled for it: ``Pick
 
 from __future__ import annotations
 
+import contextvars
 import dataclasses
 import functools
 import gc
 import os
 import pickle
 import sys
+import threading
 import types
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from operator import is_
 from typing import Any
 
@@ -44,7 +46,7 @@ _LARGE_BYTES = 128 << 20
 """Of large arrays, in all, that are compared: 13 ms, a fork costs 20. Larger ones are not."""
 _ANYWHERE = frozenset({"globals", "eval", "exec", "compile", "__import__"})
 """Built-in functions by which code reaches what it does not name."""
-_BY_NAME = frozenset({"import_module", "__globals__", "_getframe", "f_globals", "get_objects"})
+_BY_NAME = frozenset({"import_module", "__globals__", "_getframe", "f_globals", "modules"})
 """The same, as attributes."""
 _TOO_MANY = 64
 """Modules of a package from which on only those that are named are looked at, not all: NumPy has 86
@@ -86,6 +88,7 @@ class ForkSnapshot:
         self._modules: dict[str, types.ModuleType] = {}
         self._absent: set[str] = set()
         self._objects: list[tuple[Any, dict[str, Any]]] = []
+        self._kinds: set[type] = set()  # of packages: programs change their classes, too
         self._seen: set[int] = set()
         self._why = ""
         collects = gc.isenabled()
@@ -123,9 +126,9 @@ class ForkSnapshot:
             (each, each.cache_info()) for each in copier.alive if isinstance(each, LruCached)
         ]
         self._classes = [(cls, list(vars(cls))) for cls in copier.classes]
-        self._tables = [
+        self._tables: list[tuple[Mapping[str, Any], list[str], list[Any]]] = [
             (table, list(table), list(table.values()))
-            for table in map(vars, self._modules_to_watch())
+            for table in map(vars, [*self._modules_to_watch(), *self._kinds])
         ]
         self._settings = _settings()
 
@@ -188,8 +191,7 @@ class ForkSnapshot:
         elif isinstance(value, type):
             if is_users_class(value):
                 self._copier.root(value)
-            else:
-                self._look_at_package(value.__module__)
+            self._look_at_kind(value)
         elif isinstance(value, types.FunctionType):
             if is_users_function(value) or value.__closure__:
                 self._copier.root(value)
@@ -206,7 +208,27 @@ class ForkSnapshot:
             if type(value).__name__ != "_tuplegetter":
                 self._cannot_tell(f"{name} is a {type(value).__qualname__}")
         else:
+            self._look_at_local(value)
             self._copier.root(value)
+
+    def _look_at_kind(self, cls: type) -> None:
+        """Look at a class and its bases, those of packages."""
+        for base in cls.__mro__:
+            if is_heap_class(base) and not is_users_class(base):
+                self._look_at_package(base.__module__)
+                if not base.__module__.startswith("stoker."):
+                    self._kinds.add(base)
+
+    def _look_at_local(self, value: Any) -> None:
+        """Look at what belongs to a thread: a forked process begins with what this one has."""
+        if isinstance(value, contextvars.ContextVar):
+            self._cannot_tell(f"the context variable {value.name} may have another value")
+        elif isinstance(value, threading.local) and id(value) not in self._seen:
+            self._seen.add(id(value))
+            held = attributes_of(value)
+            self._objects.append((value, held))
+            for each in held.values():
+                self._copier.root(each)
 
     def _look_at_module(self, module: types.ModuleType) -> None:
         if not is_users_module(module.__name__):
@@ -241,14 +263,16 @@ class ForkSnapshot:
                 self._cannot_tell("an array lies in memory of ctypes")
         elif isinstance(x, imported_types("torch.nn", "Parameter")):
             self._cannot_tell("a torch parameter changes as it is trained")
-        elif cls not in _CONTAINERS and not is_users_class(cls):
-            self._look_at_package(cls.__module__)
+        elif cls not in _CONTAINERS:
+            self._look_at_kind(cls)
         is_data = isinstance(x, (np.ndarray, *imported_types("torch", "Tensor"), *_tables()))
         if is_data or not is_heap_class(cls):
             return  # the copier compares what is in it
+        held = attributes_of(x)
+        for value in held.values():
+            self._look_at_local(value)
         if not is_plainly_reduced(cls) or hasattr(cls, "__deepcopy__"):
-            held = attributes_of(x)  # its class may leave some out of copies
-            self._objects.append((x, held))
+            self._objects.append((x, held))  # its class may leave some out of copies
             for value in held.values():
                 self._copier.root(value)
 

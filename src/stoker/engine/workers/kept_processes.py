@@ -26,6 +26,9 @@ _ENDED = "one of them had ended"
 _FOREIGN_CACHE = "each epoch sees the cache anew"
 
 
+_all: weakref.WeakSet[KeptProcesses] = weakref.WeakSet()
+
+
 class _Basis(NamedTuple):
     """What processes were started from.
 
@@ -58,6 +61,7 @@ class KeptProcesses:
         self._process = OwningProcess()
         self._resting: list[ProcessSlot] = []
         weakref.finalize(self, _end, self._resting, self._process)
+        _all.add(self)
 
     def __reduce__(self) -> tuple[type[KeptProcesses], tuple[()]]:
         return KeptProcesses, ()  # a pipeline that an object holds is copied without its processes
@@ -84,6 +88,10 @@ class KeptProcesses:
         self.why_new = basis.snapshot.unknown or self.why_new
         return processes.start(count, works)
 
+    def end(self) -> None:
+        """End those that rest."""
+        _end(self._resting, self._process)
+
     def _why_new(self, count: int, method: str, segments: list[Segment]) -> str:
         basis = self._basis
         assert basis is not None
@@ -103,6 +111,12 @@ class KeptProcesses:
             return False
         self._resting += slots
         return True
+
+
+def end_all() -> None:
+    """End the processes that rest: this process is about to end without running finalizers."""
+    for kept in list(_all):
+        kept.end()
 
 
 def _are_among(segments: list[Segment], known: list[Segment]) -> bool:

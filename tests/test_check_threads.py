@@ -110,7 +110,9 @@ def test_what_is_raised_by_threads_alone_is_found() -> None:
 def test_what_is_not_the_same_twice_cannot_be_told() -> None:
     count = itertools.count()
     tried = stoker.from_dataset(thread_programs.Numbers()).map(lambda i: next(count))
-    with pytest.warns(UserWarning, match=r"map\(<lambda>\) comes out differently twice alone"):
+    with pytest.warns(
+        UserWarning, match=r"map\(<lambda>\) gives two different results in one thread"
+    ):
         check_threads(tried, seconds=0.1)
 
 

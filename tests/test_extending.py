@@ -720,7 +720,7 @@ WRONG: dict[str, tuple[Any, type[Exception], str]] = {
     "rows for threads": (
         lambda p: p(Undeclared()),
         TypeError,
-        "several threads at once gather rows of Undeclared, .* @stoker.thread_safe above class",
+        "several threads gather rows of Undeclared at once, .* @stoker.thread_safe above class",
     ),
     "rows": (
         lambda p: p(Rowless()).batch(2),

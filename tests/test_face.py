@@ -176,7 +176,7 @@ def test_an_index_of_the_epoch_is_a_place_and_no_batch_may_be_left_out() -> None
         pipeline.dataset[0]
     places = list(zip(range(4), pipeline.batch_sampler, strict=False))
     given = [pipeline.dataset[places[0][1][0]]]
-    with pytest.raises(stoker.StokerError, match=r"divided by \.shard\(\)"):
+    with pytest.raises(stoker.StokerError, match=r"shard a pipeline by \.shard\(\)"):
         pipeline.dataset[places[2][1][0]]
     assert batches(given) == batches(small())[:1]
     del places

@@ -172,7 +172,7 @@ def test_a_mixture_is_of_as_many_as_it_was_made_of() -> None:
     mixed = stoker.mix(parts)
     list(mixed)
     data.length = 11
-    with pytest.raises(ValueError, match=r"part 1, from_dataset\(Growing\), had 10 .* mix anew"):
+    with pytest.raises(ValueError, match=r"part 1, from_dataset\(Growing\), had 10 .* mix again"):
         iter(mixed)
 
 

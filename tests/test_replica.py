@@ -449,8 +449,11 @@ READERS: dict[str, tuple[Callable[[Path], Any], str | None]] = {
     "bz2": (lambda folder: bz2.open(_of_a_file(folder, bz2.compress(b"one"))), None),  # noqa: SIM115
     "xz": (lambda folder: lzma.open(_of_a_file(folder, lzma.compress(b"one"))), None),  # noqa: SIM115
     "for both": (lambda folder: _of_a_file(folder).open("r+b", buffering=0), "open in mode"),
-    "a device": (lambda folder: open("/dev/null", "rb"), "no regular file"),  # noqa: SIM115
-    "of memory": (lambda folder: gzip.open(io.BytesIO(gzip.compress(b"one"))), "is no file"),  # noqa: SIM115
+    "a device": (lambda folder: open("/dev/null", "rb"), "not a regular file"),  # noqa: SIM115
+    "of memory": (
+        lambda folder: gzip.open(io.BytesIO(gzip.compress(b"one"))),  # noqa: SIM115
+        "does not read a file",
+    ),
     "other line ends": (
         lambda folder: _of_a_file(folder, b"one\r\n").open(newline=""),
         "end with a carriage return",

@@ -422,8 +422,8 @@ def test_rows_are_filtered_by_statistics_and_the_columns_named(
         ([("height", "~", 1)], "no operator '~'"),
         ([("height", ">", "x")], "filters="),
         ([("height", "=", -1)], "no row of .* matches"),
-        ("height > 1", "a list of \\(column, operator, value\\)"),
-        ([("height", ">")], "a list of \\(column, operator, value\\)"),
+        ("height > 1", "a list of conditions"),
+        ([("height", ">")], "a list of conditions"),
     ],
 )
 def test_filters_that_do_not_fit_are_refused(filters: Any, message: str, table: str) -> None:

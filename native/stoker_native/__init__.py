@@ -1,8 +1,7 @@
-"""JPEG crops, resampling, numbers of pixels, windows of tokens: in C.
+"""JPEG crops, resampling, pixel tables and windows of tokens, in C.
 
-NumPy allocates; every call releases the GIL.
-
-``stoker.images`` and ``stoker.from_tokens`` are what users call; this is what they call.
+Users call ``stoker.images`` and ``stoker.from_tokens``, which call these functions. NumPy allocates
+all memory; every call releases the GIL.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The functions of the library, as ``csrc/stoker_native.h`` declares them."""
+"""The functions of the library, as declared in ``csrc/stoker_native.h``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _DAMAGED, _TOO_LARGE, _NO_MEMORY = 1, 2, 3
 
 
 class TooLarge(ValueError):
-    """An image has more pixels, or more pixels times scans, than the limits say."""
+    """An image has more pixels, or more pixels times scans, than the limits allow."""
 
 
 class Limits(ctypes.Structure):
@@ -29,15 +29,15 @@ class Limits(ctypes.Structure):
 
 
 class Crop(ctypes.Structure):
-    """``struct crop``: a box, as it lies in the image, and what becomes of it.
+    """``struct crop``: a box of an image, and how to resize it.
 
     Args:
-        x, y, width, height: the box, in pixels; it need not begin or end between two of them.
-        out_height, out_width: the size that it is given.
-        flip: whether left and right change places.
-        antialias: whether all pixels of the box count where it is made smaller.
-        beyond: whether pixels around the box have a part in its edge.
-        dct: whether the codec may make the image smaller first, by 2, 4 or 8.
+        x, y, width, height: the box, in pixels; its edges may lie within pixels.
+        out_height, out_width: the size of the result.
+        flip: whether to flip left to right.
+        antialias: whether shrinking uses all pixels of the box, or only the nearest two.
+        beyond: whether pixels outside the box contribute to its edge.
+        dct: whether the codec may shrink the image first, by 2, 4 or 8.
     """
 
     _fields_ = [
@@ -95,9 +95,9 @@ _library = _load()
 
 
 def jpeg_size(data: bytes) -> tuple[int, int]:
-    """Return height and width, of the header alone.
+    """Return height and width of a JPEG. It reads only the header.
 
-    Raises OSError where the data is no JPEG, or its header is damaged or not whole.
+    Raises OSError if the data is not a JPEG, or if its header is damaged or incomplete.
     """
     found, message = (c_int32 * 3)(), ctypes.create_string_buffer(_MESSAGE_BYTES)
     outcome = _library.stoker_jpeg_size(data, len(data), found, message)
@@ -115,11 +115,11 @@ def jpeg_decode(
 ) -> NDArray[np.uint8]:
     """Decode a box ``(x, y, width, height)`` of a JPEG to RGB ``uint8 [height, width, 3]``.
 
-    Rows below the box are not looked at. Columns beside it, and rows above it, are not decoded
-    further than is needed to find the box.
+    It does not read rows below the box. Of columns beside the box and rows above it, it decodes
+    only what it needs to find the box.
 
-    Raises OSError as ``jpeg_size``, and where what is looked at is damaged; TooLarge where the
-    image is beyond the limits; ValueError where the box is not within the image.
+    Raises OSError as ``jpeg_size``, and if the data that it reads is damaged; TooLarge if the image
+    exceeds the limits; ValueError if the box is not within the image.
     """
     out = np.empty((max(box[3], 0), max(box[2], 0), 3), np.uint8)
     message = ctypes.create_string_buffer(_MESSAGE_BYTES)
@@ -135,7 +135,7 @@ def jpeg_decode(
 def jpeg_crop(
     data: bytes, crop: Crop, *, max_pixels: int, max_scan_pixels: int
 ) -> NDArray[np.uint8]:
-    """Make a resized crop of a JPEG: RGB ``uint8 [out_height, out_width, 3]``.
+    """Crop and resize a JPEG: RGB ``uint8 [out_height, out_width, 3]``.
 
     Raises as ``jpeg_decode``.
     """
@@ -151,10 +151,10 @@ def jpeg_crop(
 
 
 def pixels_crop(pixels: NDArray[np.uint8], crop: Crop) -> NDArray[np.uint8]:
-    """Make a resized crop of pixels ``uint8 [height, width, channels]``, of 1 to 4 channels.
+    """Crop and resize pixels ``uint8 [height, width, channels]`` with 1 to 4 channels.
 
-    Rows may lie anywhere; the pixels of a row lie one after the other, or are copied first. Raises
-    TypeError and ValueError where that is not what was given, or the box is not within it.
+    Rows may have any distance in memory; rows whose pixels are not contiguous are copied first.
+    Raises TypeError or ValueError for other arguments, or if the box is not within the image.
     """
     if pixels.dtype != np.uint8:
         raise TypeError(f"pixels are uint8, not {pixels.dtype}")
@@ -183,20 +183,20 @@ def read_windows(
 ) -> int:
     """Read windows of integers from open files, and widen them.
 
-    A window is ``length + 1`` integers: all but the last go into its row of ``inputs``, all but the
-    first into its row of ``targets``.
+    A window is ``length + 1`` integers: all but the last become a row of ``inputs``, all but the
+    first a row of ``targets``.
 
     Args:
-        descriptors: of the files, ``int32 [windows]``.
-        starts: where windows begin, in bytes, ``int64 [windows]``.
-        dtype: of the integers in the files: signed ones, or unsigned ones of up to 4 bytes, in this
-            machine's order of bytes.
-        inputs, targets: ``int64 [windows, length]``, C-ordered.
+        descriptors: one file descriptor for each window, ``int32 [windows]``.
+        starts: the byte at which each window begins, ``int64 [windows]``.
+        dtype: of the integers in the files: signed, or unsigned of up to 4 bytes, in this machine's
+            byte order.
+        inputs, targets: ``int64 [windows, length]``, C-ordered; filled by this call.
 
-    Returns how many windows are there: less than all where one could not be read, because its file
-    ends before or there was an error. The rows from that window on may hold anything.
+    Returns the number of windows that were read, counted from the first. It is less than all if a
+    file is too short or a read failed; later rows then hold arbitrary values.
 
-    Raises TypeError and ValueError where the arguments are not that.
+    Raises TypeError or ValueError for other arguments.
     """
     windows, length = inputs.shape
     if dtype.kind not in "iu" or not dtype.isnative or dtype == np.uint64:
@@ -227,18 +227,18 @@ def look_up_pixels(
     in_planes: bool,
     out_planes: bool,
 ) -> None:
-    """Write the number that a table has for each byte of images: ``table[channel, byte]``.
+    """Replace each byte of images by its entry in a table: ``table[channel, byte]``.
 
     Args:
-        pixels: ``uint8 [n, height, width, channels]``, or ``[n, channels, height, width]`` where
+        pixels: ``uint8 [n, height, width, channels]``, or ``[n, channels, height, width]`` with
             ``in_planes``; C-ordered.
         table: ``[channels, 256]``, of items of 1, 2 or 4 bytes; C-ordered.
         out: of the table's dtype, C-ordered and writable: ``[n, height, width, channels]``, or
-            ``[n, channels, height, width]`` where ``out_planes``.
-        in_planes, out_planes: whether the channels of an image lie one behind the other. Planes do
-            not become pixels.
+            ``[n, channels, height, width]`` with ``out_planes``.
+        in_planes, out_planes: whether channels come before height and width. From planes to pixels
+            is not supported.
 
-    Raises TypeError and ValueError where the arguments are not that.
+    Raises TypeError or ValueError for other arguments.
     """
     if pixels.dtype != np.uint8 or out.dtype != table.dtype or table.itemsize not in (1, 2, 4):
         raise TypeError(
@@ -260,14 +260,14 @@ def look_up_pixels(
 
 
 def paths() -> list[str]:
-    """Return the instruction sets that this processor can run, the best one first."""
+    """Return the instruction sets that this processor supports, the fastest one first."""
     return str(_library.stoker_paths().decode()).split()
 
 
 def use_path(name: str) -> None:
-    """Have all threads resample with this instruction set from now on; "" is the best one.
+    """Let all threads resample with this instruction set from now on; "" is the fastest one.
 
-    Raises ValueError where the processor, or the library, does not have it.
+    Raises ValueError if the processor or the library does not support it.
     """
     if not _library.stoker_use_path(name.encode()):
         raise ValueError(f"{name!r} is none of {', '.join(paths())}")

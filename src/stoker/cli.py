@@ -19,7 +19,7 @@ from stoker.basics import plugins
 from stoker.errors import StokerError
 from stoker.version import __version__
 
-# Whatever stands behind the name of such a command, it answers the same.
+# A command that cannot be imported takes any arguments, so that it always gives its reason.
 _ANY_ARGUMENTS = {"ignore_unknown_options": True, "allow_extra_args": True}
 
 
@@ -91,7 +91,9 @@ def _unwrap_paragraphs(text: str | None) -> str:
 app = typer.Typer(
     name="stoker",
     cls=CommandGroup,
-    help="Data loading that keeps accelerators fed.\n\nBegin with: stoker analyze train.py",
+    help="Find out how long a training job waits for its data, and serve data to several jobs.\n\n"
+    "Begin with: stoker analyze train.py\n\n"
+    "stoker COMMAND --help shows an example of each command.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -142,14 +144,16 @@ def demo() -> None:
 
 
 caches = typer.Typer(
-    cls=CommandGroup, no_args_is_help=True, help="Look at the caches on this host, or remove them."
+    cls=CommandGroup,
+    no_args_is_help=True,
+    help="List, inspect, remove or serve the caches of this host.",
 )
 app.add_typer(caches, name="cache")
 
 
 @caches.command("list")
 def cache_list() -> None:
-    """List the caches of this user: what is in them, how full they are, who uses them.
+    """List this user's caches: their content, how full they are, and the processes that use them.
 
     Example: stoker cache list
     """
@@ -160,7 +164,7 @@ def cache_list() -> None:
 
 @caches.command("info")
 def cache_info(which: _Name) -> None:
-    """Tell about one cache: its budget, its items, and what its users found in it.
+    """Show one cache: its size limit, its items, and how often its users found an example there.
 
     Example: stoker cache info /scratch/cache
     """
@@ -172,7 +176,7 @@ def cache_info(which: _Name) -> None:
 
 @caches.command("remove")
 def cache_remove(which: _Name) -> None:
-    """Remove a cache that nobody uses. What it held is read from its source again.
+    """Remove a cache that no process uses. Its examples are read from their source again.
 
     Example: stoker cache remove /scratch/cache
     """

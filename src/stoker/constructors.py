@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import numbers
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -12,7 +14,9 @@ from numpy.typing import DTypeLike, NDArray
 from stoker.basics.warn import warn
 from stoker.chain.chain import Chain
 from stoker.pipeline import Pipeline
-from stoker.schedule.proportions import whole_weights
+from stoker.schedule.epoch_time import EpochTime
+from stoker.schedule.orders.drawing import by_user
+from stoker.schedule.proportions import ChangingWeights, whole_weights
 from stoker.sources.arrays import ArraySource
 from stoker.sources.arrow.huggingface import HuggingFaceSource
 from stoker.sources.dataset import DatasetSource, of_dataset
@@ -375,9 +379,10 @@ def from_parquet(
     Args:
         paths: files, URLs, patterns, or folders of files ``*.parquet``; URLs of one file system.
         columns: the columns to read; all by default.
-        filters: ``[("height", ">=", 256), ...]``: only rows for which all of these hold, or, of a
-            list of such lists, those of one; decided now, by the statistics of row groups and one
-            pass over the columns that are named. Then as ``.select()``.
+        filters: ``[("height", ">=", 256), ...]``: read only rows that meet all of these conditions;
+            with a list of such lists, rows that meet all conditions of one list. Decided now, by
+            the statistics of row groups and one pass over the named columns; then like
+            ``.select()``.
         seed, on_error: as in ``from_dataset``.
         requests, retry_s, storage_options: for URLs, as in ``from_folder``; each row group is one
             range request.
@@ -418,20 +423,20 @@ def from_tar(
 ) -> Pipeline[dict[str, Any]]:
     """Read tar shards in WebDataset's format, or zip archives: examples are dicts of bytes.
 
-    Files that share their path up to the first dot of its last part are an example:
-    ``a/01.jpg`` and ``a/01.cls`` become ``{"__key__": "a/01", "jpg": b"...", "cls": b"..."}``.
-    Headers are read once, now; their index is kept in the user's cache folder until the shard
-    changes. Examples are read by offset.
+    Files with the same path up to the first dot of its last part form an example: ``a/01.jpg`` and
+    ``a/01.cls`` become ``{"__key__": "a/01", "jpg": b"...", "cls": b"..."}``. Headers are read
+    once, now; their index is kept in the user's cache folder until the shard changes. Examples are
+    read by offset.
 
     Args:
         shards: paths, URLs or patterns (``*``, ``{000..146}``); URLs of one file system. Local tar
             archives that are compressed as a whole (``.tar.gz``) come as a stream, with a warning:
             see ``from_iterable``.
         fields: the fields to read, which every example must have; by default all its fields.
-        seed, on_error: as in ``from_dataset``. With a budget, a truncated shard is a warning,
-            and incomplete examples may be skipped.
-        requests, retry_s, storage_options: for URLs, as in ``from_folder``; one range is
-            requested for each run of neighbours of about a MiB, or for each example.
+        seed, on_error: as in ``from_dataset``. With a budget, a truncated shard is a warning, and
+            incomplete examples may be skipped.
+        requests, retry_s, storage_options: for URLs, as in ``from_folder``; one range is requested
+            for each run of neighbours of about a MiB, or for each example.
 
     Raises FileNotFoundError if a path or a pattern fits no file; ValueError for a file that is no
     archive, is truncated, or lacks the fields, and for a compressed archive at a URL; RemoteError
@@ -537,30 +542,34 @@ def from_tokens(
 
 
 def mix(
-    parts: Mapping[Pipeline[T], float],
+    parts: Mapping[Pipeline[T], float | Callable[[EpochTime], float]],
     *,
     stop: str = "first",
     seed: int | None = None,
     on_error: OnError = "raise",
 ) -> Pipeline[T]:
-    """Mix pipelines: of any run of examples each part has its share, as exactly as can be.
+    """Mix pipelines in exact proportions.
 
-    Parts are sources whose examples have numbers, with ``.shuffle()``, ``.take()``, ``.skip()``,
-    ``.map()``, ``.random_map()`` and ``.filter()`` of their own; all else stands behind the
-    mixture. Each part has epochs of its own: it is gone through wholly, in its order, before it
-    begins anew, and an epoch of the mixture goes on in a part where the one before ended.
+    In the first n examples each part has its share, within two. A part is a source of numbered
+    examples, with its own ``.shuffle()``, ``.take()``, ``.skip()``, ``.map()``, ``.random_map()``
+    and ``.filter()``; put all other stages after ``mix``. Each part has its own epochs: it is read
+    to its end, in its own order, before it begins again. An epoch of the mixture continues in each
+    part where the previous one ended.
 
     Args:
-        parts: of each pipeline its weight, a number above 0. What a part's filter leaves out counts
-            for its share.
-        stop: an epoch ends before the ``"first"`` part would begin anew; or when ``"all"`` were
-            gone through at least once.
-        seed: of the parts' orders and all random draws; by default that of the parts, which is
-            then the same for all that were given one; drawn if there is none.
-        on_error: as in ``from_dataset``, for all parts together, whatever they say themselves.
+        parts: pipelines with their weights, numbers above 0. Examples that a part's filter drops
+            count towards its share. Or ``fn(time)``: returns the weight, from 0 on, at that point
+            of training (a ``stoker.EpochTime``); it is asked 128 times an epoch. An epoch then has
+            as many examples as all parts together, and ``stop=`` has no meaning.
+        stop: an epoch ends before the ``"first"`` part would begin again, or when ``"all"`` parts
+            were read at least once.
+        seed: of the parts' orders and all random draws; by default the seed of the parts, which
+            must not differ; a random one if no part has one.
+        on_error: as in ``from_dataset``, for all parts together; it replaces theirs.
 
-    Raises TypeError or ValueError for wrong weights, for parts that cannot be asked for examples by
-    number or have other stages, for parts that would never come, and for different seeds of parts.
+    Raises TypeError or ValueError for invalid weights, for parts whose examples have no numbers,
+    for other stages in a part, for a weight too small to occur in an epoch, and for parts with
+    different seeds.
     """
     if not isinstance(parts, Mapping) or not all(isinstance(part, Pipeline) for part in parts):
         raise TypeError("mix() takes a dict of pipelines and their weights: {a: 0.7, b: 0.3}")
@@ -568,7 +577,7 @@ def mix(
         raise ValueError("mix() takes at least one pipeline")
     if stop not in ("first", "all"):
         raise ValueError(f"stop= is 'first' or 'all', not {stop!r}")
-    weights = whole_weights(list(parts.values()))
+    weights = _weights(list(parts.values()), stop)
     chains = [part.chain for part in parts]
     has_budget = budget_of(on_error) != RAISE
     mixed = [_part(chain, number, has_budget=has_budget) for number, chain in enumerate(chains, 1)]
@@ -582,18 +591,48 @@ def mix(
     return Pipeline(chain)
 
 
+def _weights(given: list[Any], stop: str) -> tuple[int, ...] | ChangingWeights:
+    """Return weights that stay, as whole numbers, or what says those that change.
+
+    Raises TypeError, ValueError or StageError for what are none.
+    """
+    if not any(map(callable, given)):
+        return whole_weights(given)
+    if stop != "first":
+        raise ValueError(
+            "mix(): with weights that change, an epoch has as many examples as all parts together: "
+            "leave stop= out (.repeat().steps(n) ends one where you want)"
+        )
+    whole_weights([weight for weight in given if not callable(weight)] or [1])
+
+    def weights(time: EpochTime) -> list[float]:
+        with by_user("mix()"):
+            found = [weight(time) if callable(weight) else weight for weight in given]
+            for weight in found:
+                if isinstance(weight, bool) or not isinstance(weight, numbers.Real):
+                    raise TypeError(f"a weight is a number from 0, not {weight!r}, for {time}")
+            if not all(math.isfinite(weight) and weight >= 0 for weight in found):
+                raise ValueError(f"weights are finite numbers from 0, not {found}, for {time}")
+            if not any(found):
+                raise ValueError(f"all weights are 0 for {time}: one part at least has to come")
+            return [float(weight) for weight in found]
+
+    weights(EpochTime(0, 0.0))
+    return ChangingWeights(weights, len(given))
+
+
 def _begin(source: Source[Any], seed: Any, on_error: OnError = "raise") -> Pipeline[Any]:
     """Return the pipeline of a source of stoker's own."""
     return Pipeline(Chain.begin(DatasetSource(source), seed, on_error))
 
 
 def _part(chain: Chain, number: int, *, has_budget: bool) -> MixedPart:
-    """Return a part of a mixture; raises ValueError for what cannot be one."""
+    """Return a part of a mixture; raises ValueError if the pipeline cannot be one."""
     source, what = chain.source, f"mix(): part {number}, {chain.source.name},"
     if not isinstance(source, IndexedSource):
         raise ValueError(
-            f"{what} has no examples that can be asked for by number: mix from_folder, "
-            "from_dataset, from_tar and the like"
+            f"{what} has no examples with numbers: mix from_folder, from_dataset, from_tar and "
+            "the like"
         )
     if source.has_own_order:
         raise ValueError(f"{what} is a mixture: give its parts to one mix()")
@@ -602,21 +641,21 @@ def _part(chain: Chain, number: int, *, has_budget: bool) -> MixedPart:
         if traits.shards or not (traits.selects or isinstance(stage, Operation)):
             raise ValueError(
                 f"{what} has .{stage.name}: a part has .shuffle(), .take(), .skip(), .map(), "
-                ".random_map() and .filter(); put what concerns all of them behind mix(), such "
-                "as .echo(2), or .echo([2, 1, ...]) with a factor for each"
+                ".random_map() and .filter(); put stages for all parts after mix(), such as "
+                ".echo(2), or .echo([2, 1, ...]) with a factor for each"
             )
     if chain.selection.calls_user:
         raise ValueError(
-            f"{what} is ordered by a function, and the epochs of a part are not those of the "
-            "mixture: give it weights that stay, .shuffle(weights=w), or .select()"
+            f"{what} is ordered by a function, but a part's epochs differ from those of the "
+            "mixture: give it constant weights, .shuffle(weights=w), or .select()"
         )
-    for said, is_said in (
+    for stage_name, is_set in (
         ("steps", chain.steps is not None),
         ("workers", chain.workers is not None),
         ("repeat", chain.flows),
     ):
-        if is_said:
-            raise ValueError(f"{what} has .{said}(), which belongs behind mix()")
+        if is_set:
+            raise ValueError(f"{what} has .{stage_name}(), which belongs after mix()")
     if chain.budget != RAISE and not has_budget:
         raise ValueError(f"{what} has a skip budget: give it to the mixture, mix(..., on_error=)")
     described = ".".join([source.name, *(stage.name for stage in chain.stages)])
@@ -624,7 +663,7 @@ def _part(chain: Chain, number: int, *, has_budget: bool) -> MixedPart:
 
 
 def _seed(chains: list[Chain]) -> Any:
-    """Return the seed that parts were given, None if none was."""
+    """Return the seed of the parts; None if the user gave none."""
     seeds = sorted({chain.seed for chain in chains if not chain.is_seed_drawn})
     if len(seeds) > 1:
         raise ValueError(

@@ -1,17 +1,17 @@
-"""Errors and warnings of stoker, grouped by the reader's remedy.
+"""Errors and warnings of stoker, grouped by the remedy.
 
     StokerError
     ├── StageError    a stage failed on an example: fix the example or the function
     ├── RemoteError   remote storage failed for good, or for too long: look at the server
     ├── WorkerDied    a worker process vanished: look for the out-of-memory killer
     ├── BudgetSpent   more examples failed than may be skipped: look at the list
-    ├── FeedError     a feed is not there, cannot be made or has failed: it says which
-    ├── CacheError    a cache is damaged, in use or cannot be made: it says which
-    ├── ClusterError  this process has joined no cluster that answers: join one first
+    ├── FeedError     a feed is missing, cannot be prepared or has failed: the message says which
+    ├── CacheError    a cache is damaged, in use or cannot be made: the message says which
+    ├── ClusterError  this process is in no cluster that answers: join one first
     ├── TokenError    the secret of a cluster cannot be read: look at its file
     └── StateError    a saved state cannot be loaded or taken: use another state
 
-Wrong arguments raise the built-in ``TypeError`` and ``ValueError``, where they are given.
+Wrong arguments raise the built-in ``TypeError`` and ``ValueError``, in the call that passes them.
 """
 
 from __future__ import annotations

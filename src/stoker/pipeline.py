@@ -68,7 +68,7 @@ class Pipeline(DataLoaderApi, Generic[T]):
     def apply(self, stage: Stage) -> Pipeline[Any]:
         """Add a stage of your own: a ``stoker.Stage``, which is made of the methods below.
 
-        Raises TypeError for anything else, and what its ``check`` and the methods raise.
+        Raises TypeError for any other object, and the errors of its ``check`` and of the methods.
         """
         return Pipeline(self.chain.applying(stage, self))
 
@@ -88,13 +88,13 @@ class Pipeline(DataLoaderApi, Generic[T]):
 
         Args:
             buffer: for streams only, the number of examples in the buffer; by default 1,000.
-            block: shuffle by blocks of so many neighbours, or (True) the source's own blocks, 16 at
-                a time; False: as a whole. By default Parquet and remote shards use their own.
-            weights: how often examples come, ``[n]`` by number in the source, or ``fn(epoch)``:
-                each comes as often as its share of the epoch, rounded down or up, in every epoch.
-                Copied, unless it is read-only, as a memory map is.
-            num_samples: with weights, the examples of an epoch; by default all that there are.
-            replacement: with weights, draw each place by itself, as torch does.
+            block: shuffle by blocks of this many neighbours, or (True) the source's own blocks, 16
+                at a time; False: as a whole. By default Parquet and remote shards use their own.
+            weights: one for each example of the source, ``[n]``, or ``fn(epoch)``: an example comes
+                as often as its share of the epoch, rounded down or up, in every epoch. Copied,
+                unless it is read-only, as a memory map is.
+            num_samples: with weights, the examples in an epoch; by default those of the source.
+            replacement: with weights, draw each example independently, as torch does.
 
         Raises TypeError or ValueError for other weights; ValueError after ``echo`` or ``batch``,
         after another ``shuffle`` or ``order``, with weights also after ``shard``, and on a loader.
@@ -104,22 +104,22 @@ class Pipeline(DataLoaderApi, Generic[T]):
     def order(
         self, fn: Callable[[int, np.random.Generator], Any], length: Int = None
     ) -> Pipeline[T]:
-        """Have a function say which examples an epoch has, in which order.
+        """Let a function choose the examples of each epoch and their order.
 
-        Numbers are those of the source; they may repeat (oversampling) or lack (curriculum). With
-        several ranks, all must return the same: each then gets its part. A state holds a digest of
-        the order; a resume calls ``fn`` again, and raises StateError if it returns another one.
+        Numbers may repeat (oversampling) or be left out (curriculum). All ranks must return the
+        same: each then gets its part. A state holds a digest of the order; a resume calls ``fn``
+        again, and raises StateError if it returns another one.
 
         Args:
             fn: called as ``fn(epoch, rng)`` by each ``iter()``, and once for each pass of
                 ``repeat``; ``rng`` is a ``numpy.random.Generator`` of seed and epoch. Returns
-                numbers ``[length]``, copied, 4 bytes each; or an object with ``__len__`` and
-                ``at(places)``, which maps places ``int64 [k]`` to numbers ``[k]`` and is called by
-                any thread.
-            length: how many an epoch has; by default as many as there are examples.
+                numbers of the source ``[length]``, copied, 4 bytes each; or an object with
+                ``__len__`` and ``at(places)``, which maps places ``int64 [k]`` to numbers ``[k]``
+                and is called by any thread.
+            length: the number of examples in an epoch; by default that of the source.
 
-        Raises TypeError if ``fn`` does not take two arguments; ValueError as ``select``.
-        ``iter()`` raises StageError for what ``fn`` raises, and for what are no such numbers.
+        Raises TypeError if ``fn`` does not take two arguments; ValueError as ``select``. ``iter()``
+        raises StageError if ``fn`` raises, or returns other values.
         """
         return self._then(OwnOrder.of(fn, length))
 
@@ -177,14 +177,14 @@ class Pipeline(DataLoaderApi, Generic[T]):
     def select(self, which: Any) -> Pipeline[T]:
         """Keep some examples of a source, by number; nothing is read. In the source's order.
 
-        Numbers are always those of the source, also behind another ``select``: in errors, in
+        Numbers are always those of the source, also after another ``select``: in errors, in
         ``pipeline.key(number)``, and here. For another order, or repeats: ``order``.
 
         Args:
             which: numbers ``[k]``, a mask ``bool [n]``, or ``fn(number, name)``, called once for
                 each example, now. 10^8 examples take 13 MB by mask.
 
-        Raises TypeError or ValueError for what chooses none; ValueError behind ``shuffle``,
+        Raises TypeError or ValueError for an invalid or empty choice; ValueError after ``shuffle``,
         ``shard`` or ``filter``, on streams and loaders, and on a mixture: select in its parts.
         """
         return self._then(Select(which))
@@ -197,7 +197,7 @@ class Pipeline(DataLoaderApi, Generic[T]):
         ``train, test = p.split(0.9)``; ``p.split(0.2, 0.2, 0.2, 0.2, 0.2)`` gives five folds.
 
         Args:
-            fractions: of each part; one alone is that of the first of two.
+            fractions: one for each part; a single one is that of the first of two parts.
             seed: with the same one, the parts are the same, whatever the pipeline's seed is.
             stratify: labels ``[n]`` by number, or ``fn(number, name)``: each part then gets its
                 fraction of each label, rounded down or up.
@@ -235,7 +235,7 @@ class Pipeline(DataLoaderApi, Generic[T]):
         Batches then have ``int64 [n]``: see ``key`` and ``example``. Over a mixture, numbers go on
         from part to part.
 
-        Raises ValueError on streams and loaders, behind a ``map``, and if there is such a field.
+        Raises ValueError on streams and loaders, after a ``map``, and if the field exists.
         """
         return self._derive(self.chain.numbered(field), f"numbered({field!r})")
 
@@ -286,16 +286,16 @@ class Pipeline(DataLoaderApi, Generic[T]):
         """Apply a deterministic function to every example, or to every batch after ``batch``.
 
         Args:
-            fn: called as ``fn(x)``; its result, which must not be None, replaces ``x``. It
-                runs in worker threads, each with its own copy.
+            fn: called as ``fn(x)``; its result, which must not be None, replaces ``x``. It runs in
+                worker threads, each with its own copy.
             on: the field it works on, by name, key or position; by default the whole example.
             on_error: its own skip budget (see ``from_dataset``); by default the pipeline's.
             clock: call ``fn(x, clock)`` with a ``stoker.EpochTime``: the epoch of the data, and how
-                much of it comes before the example's own place, from 0 to 1. For what changes while
-                training goes on; alike on all ranks, in all workers, for each use, after a resume.
+                much of it comes before the example's own place, from 0 to 1. The same on all ranks,
+                in all workers and after a resume.
 
         Raises TypeError if ``fn`` does not take one argument (two, with ``clock``), LookupError for
-        a missing field, ValueError for ``clock`` over streams and behind ``batch``.
+        a missing field, ValueError for ``clock`` over streams and after ``batch``.
         """
         return self._then(Map.of(fn, on, on_error, is_random=False, clock=clock))
 
@@ -363,21 +363,21 @@ class Pipeline(DataLoaderApi, Generic[T]):
         Each (data) epoch begins with a copy of ``state``; a resume goes on exactly. Of several
         ranks each scans its own part. ``len()`` is then not known, as after ``filter``.
 
-        It costs one call at a time, in this process, while nothing else is planned: maps before it
-        do the rest. The state is dumped for at most 3 % of the time; a resume calls ``fn`` again
-        from a dump on.
+        It makes one call at a time, in this process, while nothing else is planned: put all other
+        work in maps before it. The state is dumped for at most 3 % of the time; a resume calls
+        ``fn`` again from a dump on.
 
         Args:
             fn: called as ``fn(state, example)`` by one thread at a time; returns the next state
                 (the old one, changed, or another), and an example or ``stoker.DROP``. It must be
-                deterministic, and keep nothing outside its state. What it raises no budget skips.
+                deterministic, and keep nothing outside its state. No skip budget covers its errors.
             state: a value of dicts with text as keys, lists, text, numbers, booleans, None.
-            dump, load: for other states: ``dump`` returns what JSON can hold, or bytes, and
-                ``load`` a state of that, as ``dump=list, load=set``. With them an example must not
-                hold what a later call changes.
+            dump, load: for other states: ``dump`` turns a state into values for JSON, or bytes, and
+                ``load`` turns these into a state: ``dump=list, load=set``. Examples must then not
+                refer to objects that later calls change.
 
-        Raises TypeError when ``fn`` cannot be called so, or the state cannot be saved; ValueError
-        after ``echo``, ``pack`` or ``batch``, and on a loader. No ``cache`` or ``shuffle`` follows.
+        Raises TypeError for another ``fn`` or a state that cannot be saved; ValueError after
+        ``echo``, ``pack`` or ``batch``, and on a loader. No ``cache`` or ``shuffle`` follows.
         """
         return self._then(Scan.of(fn, state, dump, load))
 
@@ -447,7 +447,7 @@ class Pipeline(DataLoaderApi, Generic[T]):
         max_rows: Int = None,
         padded: bool = True,
     ) -> Pipeline[Any]:
-        """Stack examples into batches of ``n``, or of so many ``tokens``.
+        """Stack examples into batches of ``n`` examples, or of ``tokens`` tokens.
 
         Tuples, dicts, dataclasses and named tuples keep their form. Their arrays and numbers become
         arrays ``[n, ...]`` of the same dtype (all tensors, if one is a torch tensor); strings and
@@ -456,24 +456,24 @@ class Pipeline(DataLoaderApi, Generic[T]):
         become one. The arrays are yours to write into; freed memory is used again.
 
         Args:
-            n: examples in a batch; the last one of an epoch may have fewer. Or ``fn(time)``, asked
-                where each batch begins (a ``stoker.EpochTime``): ``len()`` is the epoch's own.
+            n: examples in a batch; the last one of an epoch may have fewer. Or ``fn(time)``, called
+                with the ``stoker.EpochTime`` at which each batch begins; ``len()`` varies by epoch.
             drop_last: leave out a last batch with fewer.
             collate: called with the list of examples instead; its result is the batch.
-            tokens: in place of ``n``, how much a batch holds at most. Batches are planned ahead of
-                each epoch: examples of about equal size go together, others in each epoch; all
-                ranks have equally many steps. ``len()`` is that of the epoch at hand.
+            tokens: in place of ``n``, the most tokens in a batch. Batches are planned ahead of each
+                epoch: examples of about equal size go together, different ones in each epoch; all
+                ranks take equally many steps. ``len()`` is that of the current epoch.
             size: the sizes of examples: whole numbers ``[n]`` in the order of the source, or the
                 field that has them.
-            key: numbers or text ``[n]``, or a field: examples of one batch have the same (a bucket
-                of shapes). With ``n`` or with ``tokens``.
-            window: how many examples that follow each other batches are put together from; by
-                default 2,000 or 16 steps of all ranks, at most a quarter of the data.
+            key: numbers or text ``[n]``, or a field: examples of one batch have equal keys (a
+                bucket of shapes). With ``n`` or with ``tokens``.
+            window: batches are chosen from this many consecutive examples at a time; by default
+                2,000 or 16 steps of all ranks, at most a quarter of the data.
             multiple_of: each row is as long as the longest, rounded up to a multiple of this.
             max_rows: the most examples in a batch.
             padded: False: a batch holds ``tokens`` as the sum of its sizes, without padding.
 
-        Raises ValueError for planned batches, also by ``fn``, behind ``filter``, ``echo``, ``scan``
+        Raises ValueError for planned batches, also by ``fn``, after ``filter``, ``echo``, ``scan``
         or ``pack`` and over streams, and when iterated for an example larger than a batch.
         """
         sizing = Sizing(tokens, size, key, window, multiple_of, max_rows, padded)
@@ -482,14 +482,14 @@ class Pipeline(DataLoaderApi, Generic[T]):
     def measure(self, fn: Callable[[Any], Any] = len) -> NDArray[Any]:
         """Return a number for each example of the source, in its order: one pass by all workers.
 
-        For ``size=``, ``key=`` and ``balance=``; save it. Maps and caches of this pipeline come
-        first; its order, parts and batches do not count.
+        For ``size=``, ``key=`` and ``balance=``; save the result. Maps and caches of this pipeline
+        come first; its order, parts and batches do not count.
 
         Args:
             fn: called as ``fn(x)`` with each example; returns a number.
 
         Returns ``int32 [n]``, ``int64`` for larger numbers, or ``fn``'s own dtype if not whole.
-        Raises ValueError behind ``filter``, ``echo`` or ``random_map``, and over a stream.
+        Raises ValueError after ``filter``, ``echo`` or ``random_map``, and over a stream.
         """
         batches: Any = Pipeline[Any](self.chain.measuring()).map(fn).batch(MEASURED)
         return measured(list(batches))
@@ -666,27 +666,27 @@ class Pipeline(DataLoaderApi, Generic[T]):
         return key_of(self.chain, number)
 
     def example(self, number: int, *, epoch: Int = None, place: Int = None, use: int = 1) -> Any:
-        """Make an example again, alone: what goes into a batch, with the same random draws.
+        """Make a single example again, as it goes into a batch, with the same random draws.
 
         Stages up to ``batch``, ``pack`` or ``scan`` are called here, without the cache. Random maps
         draw as they did in that epoch; a dataset's own draws from global generators are new.
 
         Args:
             number: of the example in the source (``.numbered()`` puts it into batches).
-            epoch: by default the one at hand.
+            epoch: by default the current one.
             place: where it stands in the epoch, over all ranks; by default its first place on this
                 rank, which is searched for: 14 to 35 ns for each example before it. An
                 ``.order(fn)`` is asked again for that.
             use: the number of its use, from ``last.number``; of several echoes that of the last.
 
         Raises LookupError if the epoch has no such example, or a filter leaves it out; ValueError
-        on streams and loaders; what the stages raise.
+        on streams and loaders; the errors of the stages.
         """
         epoch = self.epoch if epoch is None else epoch
         return example_of(self.chain, number, epoch, place, use)
 
     def peek(self) -> T:
-        """Return the next output, and leave the pipeline where it is: it comes again.
+        """Return the next output without moving the pipeline: iteration returns it again.
 
         It is made alone, without workers. Raises ValueError on streams and loaders, where ranks
         decide together what comes next, and for an empty epoch.

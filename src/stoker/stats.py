@@ -164,7 +164,6 @@ class Clock:
     """Yielded batches (or examples, in a pipeline without batches)."""
 
     def __add__(self, second: Clock) -> Clock:
-        """Return the sums."""
         return Clock(*map(operator.add, vars(self).values(), vars(second).values()))
 
 
@@ -184,7 +183,6 @@ class Totals:
     """Examples that a cache did not have, and that came from the source."""
 
     def __add__(self, second: Totals) -> Totals:
-        """Return the sums."""
         return Totals(*map(operator.add, vars(self).values(), vars(second).values()))
 
 
@@ -228,7 +226,6 @@ class CacheCounts:
     """Misses for which another node did not answer within 5 s."""
 
     def __add__(self, second: CacheCounts) -> CacheCounts:
-        """Return the sums."""
         return CacheCounts(*(a + b for a, b in zip(self.all(), second.all(), strict=True)))
 
     def __sub__(self, second: CacheCounts) -> CacheCounts:
@@ -524,7 +521,7 @@ _SUMS = (
 
 
 def _combine(first: Stats, second: Stats, latest: Stats, sign: int) -> Stats:
-    """Return ``one`` with ``other`` added or taken away; what is of a moment is the latest's."""
+    """Return ``first`` plus or minus ``second``; values of a moment are those of ``latest``."""
 
     def mean(name: str, weight: Callable[[Stats], int]) -> float:
         weights = weight(first), sign * weight(second)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
-from stoker.analysis.model.trace import Drain, RankTrace, Trace
+from stoker.analysis.model.trace import Drain, RankTrace, Step, Trace
 from stoker.analysis.probe.records import BATCH, REPLAYED, STARTED, TRAINS, Row, WorkRecord
 
 BATCH_SIZE = 10
@@ -74,7 +74,8 @@ def recorded(job: Parts) -> Trace:
     rank.replayed = _rows(BATCH_SIZE / job.G, 0.0, job.step_cpu_s, TRAINS | REPLAYED)
     for count, rate in job.P.items():
         rank.drains[f"warm-{count}"] = [_drain(count, rate, job.prep_cpu_s)]
-        rank.trained[count] = [[BATCH_SIZE / job.trained[count]] * (BATCHES - 1)]
+        lasts_s = BATCH_SIZE / job.trained[count]
+        rank.trained[count] = [[Step(lasts_s, job.wait * lasts_s)] * (BATCHES - 1)]
     record = Trace(["train.py"], [rank], starts=1)
     if job.S is not None:
         cold = min(job.S, job.P[job.workers])

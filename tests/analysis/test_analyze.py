@@ -68,10 +68,12 @@ def test_a_prep_bound_script_is_told_apart_and_the_advice_runs(tmp_path: Path) -
     assert int(re.findall(r"num_workers=(\d+)", more["code"])[0]) > report["cores"]
     assert all(action["gain"]["value"] > 1 for action in report["actions"])
     assert "will start" in found.errors
-    assert "no file is edited" in " ".join(found.errors.lower().split())
+    assert "it edits no file" in " ".join(found.errors.lower().split())
 
     # What is said to be pasted in place of the loader runs there.
+    (kept,) = (a for a in report["actions"] if "stoker.cached" in a["code"])
     (ported,) = (a for a in report["actions"] if "port the loader" in a["title"])
+    assert report["actions"].index(kept) < report["actions"].index(ported)
     assert "Files(0.004)" in ported["code"]
     text = script.read_text()
     built, end = text.index("    loader = DataLoader("), text.index("    train(loader")
@@ -310,6 +312,31 @@ def test_a_script_that_never_reaches_a_loader_ends_with_the_budget(tmp_path: Pat
     assert found.code == 1
     assert "time for the analysis was up" in found.errors
     assert time.monotonic() - began < 60
+
+
+@pytest.mark.full
+def test_batches_ahead_bridge_slow_ones_and_workers_that_start_in_each_epoch(
+    tmp_path: Path,
+) -> None:
+    """Every eighth batch takes 80 ms, and a step 12 ms: two batches ahead last for 24 ms."""
+    write_script(
+        tmp_path,
+        """
+        class Bursts(Sleepy):
+            def __getitem__(self, index):
+                time.sleep(0.08 * (index % 8 == 0))
+                return torch.full((4,), float(index))
+
+        if __name__ == "__main__":
+            train(DataLoader(Bursts(0.0, 40), 1, num_workers=1), step_s=0.012)
+        """,
+    )
+    found = analyze(tmp_path, "train.py", minutes=1.0)
+    assert found.report is not None, found.errors
+    (own,) = (p["trained"] for p in found.report["prep"] if p["workers"] == 1)
+    assert found.report["prefetched"]["value"] > 1.1 * own["value"]
+    assert found.report["startup_s"] > 0
+    assert any("persistent_workers" in action["code"] for action in found.report["actions"])
 
 
 @pytest.mark.full

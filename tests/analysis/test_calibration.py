@@ -72,6 +72,54 @@ def test_the_model_runs_the_job_as_it_is_at_the_rate_that_was_measured(job: Part
 
 
 @given(parts())
+@example(ALONE)
+def test_there_is_one_g(job: Parts) -> None:
+    report = make_report(recorded(job))
+    seen, g = report.as_it_is, report.rates.G
+    assert seen is not None
+    assert g is not None
+    assert g.low <= g.value <= g.high
+    assert to_measured(report).ingestion == pytest.approx(g.value)
+    assert report.split.compute == pytest.approx(seen.rate.value / g.value)
+    assert report.replayed is not None
+    differ = abs(report.replayed.value - g.value) > 0.1 * g.value
+    assert any("on the same batches again and again" in doubt for doubt in report.doubts) == differ
+
+
+def test_workers_may_take_more_from_training_than_their_processor_time() -> None:
+    crowded = replace(
+        FED, rate=107.0, wait=0.02, G=188.0, P={1: 150.0}, trained={1: 107.0}, workers=1,
+        prep_cpu_s=0.004, step_cpu_s=0.0106,
+    )  # fmt: skip
+
+    def made(job: Parts) -> Report:
+        record = recorded(job)
+        record.cores = 2
+        return make_report(record)
+
+    report = made(crowded)
+    assert report.doubts == []
+    assert report.rates.G is not None
+    assert report.rates.G.value == pytest.approx(188.0, rel=0.02)
+    assert report.split.compute == pytest.approx(107 / 188, rel=0.02)
+    idle = made(replace(crowded, prep_cpu_s=0.0))
+    assert idle.split.compute > 0.9  # workers that take nothing do not explain it
+
+
+def test_two_measurements_of_g_are_a_doubt_that_comes_first(tmp_path: Path) -> None:
+    report = make_report(recorded(replace(FED, rate=110.0, wait=0.1)))
+    assert report.rates.G is not None
+    said = "G is 122 examples/s by the job's own speed and waits, and 190 on the same batches"
+    assert said in " ".join(report.doubts)
+    assert report.verdict.startswith("Uncertain: predicted")
+    assert said in report.verdict
+    write_report(report, tmp_path / "report.json")
+    told = CliRunner().invoke(app, ["what-if", str(tmp_path / "report.json")]).stdout
+    assert re.search(r"G  training takes +122\n", told), told
+    assert "G is taken as" not in told
+
+
+@given(parts())
 def test_calibrating_twice_changes_nothing(job: Parts) -> None:
     report = make_report(recorded(job))
     assert report.as_it_is is not None

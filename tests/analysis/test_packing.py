@@ -164,7 +164,7 @@ def test_a_trial_in_a_record_is_in_the_report() -> None:
     record.packing_trials, record.reasons["packing"] = [], "read-only"
     assert make_report(record).reasons["packing"] == "read-only"
     del record.reasons["packing"]
-    assert "too little was read" in make_report(record).reasons["packing"]
+    assert "too little of its files was read" in make_report(record).reasons["packing"]
 
 
 def test_where_nothing_can_be_written_the_reason_is_told(
@@ -253,14 +253,14 @@ def test_what_if_answers_for_both_orders(tmp_path: Path) -> None:
     assert code == 0, out
     assert "by offset" not in out
     code, out = what_if(PACKED, tmp_path, "--format", "records", "--jobs", "2")
-    assert "Shards are taken to be read in runs." in out
+    assert "Assumed: shards are read in runs." in out
 
 
 def test_what_cannot_be_answered_is_refused(tmp_path: Path) -> None:
     for report, words, says in (
-        (FETCH, ["--format", "records"], "packing was not tried"),
+        (FETCH, ["--format", "records"], "could not, try packing"),
         (PACKED, ["--format", "tar"], "format=tar: must be records"),
-        (PACKED, ["--format", "records", "--storage-mbps", "9"], "no storage-mbps"),
+        (PACKED, ["--format", "records", "--storage-mbps", "9"], "leave out storage-mbps"),
     ):
         code, out = what_if(report, tmp_path, *words)
         assert code == 1

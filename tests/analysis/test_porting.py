@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from analysis.analyses import PRELUDE, write_script
-from stoker.analysis.porting import find_port, write_port
+from stoker.analysis.porting import find_port, find_prepared, write_port
 from stoker.analysis.probe import drain_session, epochs
 from stoker.analysis.probe.example import describe_example
 from stoker.transport.codec.encoder import encode
@@ -65,13 +65,15 @@ def test_a_pipeline_gives_the_batches_of_the_loader(line: str, tmp_path: Path) -
         "collates": False,
         "cuda": False,
     } | more
-    found = find_port({"place": (str(script), number), "batch_size": 8}, described)
+    about = {"place": (str(script), number), "batch_size": 8}
+    found, prepared = find_port(about, described), find_prepared(about, described)
     assert found is not None
-    assert (found.name, found.dataset) == (name, dataset)
+    assert prepared is not None
+    assert (found.name, prepared.dataset) == (name, dataset)
     names: dict[str, Any] = {"joined": joined}
     exec(PRELUDE.replace("__file__", repr(str(script))), names)
     names["dataset"] = names["Sleepy"](0.0, 20)
-    exec(write_port(found, 0, "1 MiB"), names)
+    exec(write_port(found, prepared.dataset, 0, "1 MiB"), names)
     loader = torch.utils.data.DataLoader(
         names["dataset"],
         8,
@@ -120,7 +122,7 @@ def test_shuffled_parts_of_ranks_are_ported() -> None:
     }
     found = find_port({"batch_size": 8}, described)
     assert found is not None
-    lines = [line.strip() for line in write_port(found, 4, "1 GiB").splitlines()]
+    lines = [line.strip() for line in write_port(found, "dataset", 4, "1 GiB").splitlines()]
     assert lines[3:8] == [
         "stoker.from_dataset(dataset)",
         ".shuffle()",
@@ -136,6 +138,9 @@ class Drawn:
 
     def __init__(self, draw: Callable[[], Any]) -> None:
         self._draw = draw
+
+    def __len__(self) -> int:
+        return 5
 
     def __getitem__(self, index: int) -> Any:
         return {"x": torch.full((4,), float(self._draw())), "y": np.int64(index)}
@@ -206,10 +211,45 @@ def test_what_a_cache_holds_is_equal_to_itself(example: Any) -> None:
 
 def test_a_label_that_is_drawn_makes_another_example() -> None:
     class Labelled:
+        def __len__(self) -> int:
+            return 3
+
         def __getitem__(self, index: int) -> Any:
             return np.ones(4), random.randrange(1000)
 
     assert describe_example(Labelled())["varies"]
+
+
+class SomeDrawn:
+    """Draws for one example in a hundred, and never another value for the first."""
+
+    def __init__(self, draw: Callable[[], Any]) -> None:
+        self._draw = draw
+
+    def __len__(self) -> int:
+        return 160
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 150:
+            self._draw()
+        return np.full(index + 1, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("draw", "varies"),
+    [
+        (random.random, True),
+        (np.random.random, True),
+        (lambda: torch.rand(1), True),
+        (lambda: None, False),
+    ],
+)
+def test_a_draw_for_some_examples_is_told_by_the_generators(
+    draw: Callable[[], Any], varies: bool
+) -> None:
+    found = describe_example(SomeDrawn(draw))
+    assert found["varies"] == varies
+    assert found["example_bytes"] == 8 * 76  # the mean of every tenth
 
 
 @pytest.mark.parametrize(

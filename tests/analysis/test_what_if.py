@@ -215,7 +215,7 @@ def test_what_goes_wrong_is_one_line(folder: Path) -> None:
         (["prep.json", "--echo", "2", "--echo-at", "home"], "one of batch, after-augmentation"),
         (["prep.json", "--json", "none/answer.json"], "No such file"),
         (["fetch.json", "--echo", "2", "--echo-at", "after-augmentation"], "ask for one of: batch"),
-        (["unknown.json", "--cache", "1GiB"], "could not tell fetching apart"),
+        (["unknown.json", "--cache", "1GiB"], "could not separate fetching"),
     ]
     for words, message in calls:
         words = [str(folder / word) if ".json" in word or word == "." else word for word in words]

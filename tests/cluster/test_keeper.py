@@ -308,5 +308,5 @@ def test_wrong_clusters_are_refused_where_they_are_written() -> None:
             source.workers(2, insecure=True)
         with pytest.raises(ValueError, match="insecure=True is for feeds on other hosts"):
             stoker.share("a.py:f", name="a", insecure=True)
-        with pytest.raises(ValueError, match="give version="):
+        with pytest.raises(ValueError, match="needs version="):
             stoker.cached(Numbered(), "8MiB", cluster=["a:1"])

@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 import types
 from collections.abc import Callable
@@ -22,6 +23,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import ImageFile
+from torch.utils.data import SequentialSampler
 
 import stoker
 import strategies
@@ -31,6 +33,7 @@ from strategies import few, shortened
 OTHERS: set[int] = set()
 FACTOR = 2
 TABLE = {"a": [1]}
+LOCAL = threading.local()
 SETTINGS = types.ModuleType("settings_of_a_test")
 SETTINGS.step = 1  # type: ignore[attr-defined]
 sys.modules[SETTINGS.__name__] = SETTINGS
@@ -50,12 +53,24 @@ def write_anew(name: str) -> None:
     read.cache_clear()
 
 
+class Batches(SequentialSampler):
+    """Has an attribute of a package's class."""
+
+    batch_size: int
+
+    def __init__(self) -> None:
+        super().__init__([])
+
+
 class Base:
     offsets: ClassVar[list[int]] = [1]
     late: int
 
     def __len__(self) -> int:
         return 12
+
+
+SequentialSampler.batch_size = 1  # type: ignore[attr-defined]
 
 
 class Dataset(Base):
@@ -69,6 +84,7 @@ class Dataset(Base):
         self.large = np.zeros(3 << 20)  # threads share it
         self.tensor = torch.zeros(10)
         self.left_out = 1
+        self.loader = Batches()
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "left_out"}
@@ -96,6 +112,8 @@ class Dataset(Base):
             int(os.environ.get("OF_A_TEST", "0")),
             len(os.getcwd()),
             torch.zeros(1).element_size(),
+            getattr(LOCAL, "number", 0),
+            self.loader.batch_size,
         ]
 
 
@@ -268,6 +286,8 @@ CHANGES: dict[str, Callable[[Dataset, list[int], pytest.MonkeyPatch], object]] =
     "closure": lambda d, held, m: held.__setitem__(0, 17),
     "cached function": lambda d, held, m: write_anew(d.file),
     "package": lambda d, held, m: m.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True),
+    "class of a package": lambda d, held, m: m.setattr(SequentialSampler, "batch_size", 20),
+    "thread": lambda d, held, m: m.setattr(LOCAL, "number", 21, raising=False),
     "environment": lambda d, held, m: m.setenv("OF_A_TEST", "19"),
     "folder": lambda d, held, m: m.chdir("/"),
     "default type": lambda d, held, m: torch.set_default_dtype(torch.float64),

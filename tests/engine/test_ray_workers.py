@@ -280,7 +280,7 @@ def test_examples_that_kill_actors_are_told(cluster: Any, tmp_path: Path) -> Non
     all_there(pipeline, 4)
     fatal.touch()
 
-    with pytest.raises(WorkerDied, match="3 actors were lost over the same examples"):
+    with pytest.raises(WorkerDied, match="3 actors in a row were lost over the same examples"):
         list(pipeline)
 
 
@@ -347,7 +347,7 @@ def test_no_room_at_first_is_no_reason_to_wait(
     options = {"resources": {"nowhere": 1}}
     pipeline = CHAINS["no batches"]().workers(1, kind="ray", ray_options=options)
 
-    with pytest.warns(UserWarning, match="no actor of Ray has come up within 1 s"):
+    with pytest.warns(UserWarning, match="no Ray actor has started within 1 s"):
         assert seen(pipeline) == alone(CHAINS["no batches"])[0]
 
 

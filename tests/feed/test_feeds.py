@@ -255,7 +255,7 @@ def test_a_function_that_stands_in_no_file_is_to_be_put_into_one(
         check=False,
     )
     said = next(line for line in done.stderr.splitlines() if "errors.FeedError: " in line)
-    assert "make(), which stands in no file" in said
+    assert "make(), because it is not in a file" in said
     assert "prep.py:make" in said
 
 

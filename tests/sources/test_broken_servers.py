@@ -135,7 +135,7 @@ STAYS = {
         answer(BODY[:9], "Content-Range: bytes 5-13/100", status="206 Partial Content"),
         "HTTP 206",
     ),
-    "no length": (answer(BODY, length=None), "does not tell its length"),
+    "no length": (answer(BODY, length=None), "does not state its length"),
     "a redirect to nowhere": (answer(b"", "Location: ftp://x/y", status="302 Found"), "ftp://x/y"),
 }
 

@@ -133,7 +133,7 @@ def test_a_file_that_was_replaced_fails_and_may_be_skipped(
 @pytest.mark.parametrize("make", SPECIAL)
 def test_one_file_that_is_named_and_is_none_is_refused(folder: Path, make: Any) -> None:
     make(folder / "it.png")
-    with pytest.raises(ValueError, match=r"it\.png is no regular file"):
+    with pytest.raises(ValueError, match=r"it\.png is not a regular file"):
         stoker.from_files(folder / "it.png")
 
 
@@ -198,5 +198,5 @@ def test_what_is_no_file_is_refused_where_files_are_opened(
         "a.npy": lambda each: stoker.from_tokens(each, 4),
     }
     for given in (path, tmp_path / f"*{path.suffix}"):
-        with pytest.raises(ValueError, match=f"{name} is no regular file: from_"):
+        with pytest.raises(ValueError, match=f"{name} is not a regular file: from_"):
             within_time(lambda each=given: read[name](each))  # type: ignore[misc]

@@ -144,7 +144,9 @@ def test_tables_that_are_none(tmp_path: Path) -> None:
         stoker.from_table(pandas.DataFrame(index=range(3)))
     wrong = [pandas.Series([1, 2]), pandas.DataFrame({"x": [1, "a"]})]
     for data in wrong:
-        with pytest.raises(ValueError, match=f"this {type(data).__name__} is no table for Arrow"):
+        with pytest.raises(
+            ValueError, match=f"this {type(data).__name__} is not a table for Arrow"
+        ):
             stoker.from_table(data)
 
 
@@ -246,7 +248,9 @@ def test_reading_row_groups_again_and_again_is_said(
     pq.write_table(numbers(400), tmp_path / "a.parquet", row_group_size=100)
     monkeypatch.setattr("stoker.sources.arrow.parquet.usable_memory_bytes", lambda: 0)
     train = stoker.from_parquet(tmp_path, seed=0).shuffle().workers(0)
-    with pytest.warns(UserWarning, match=r"rows are read for each that is used.*\.cache\(") as told:
+    with pytest.warns(
+        UserWarning, match=r"rows are read for each one that is used.*\.cache\("
+    ) as told:
         assert len(list(train)) == 400
     assert len(told) == 1
 
@@ -292,7 +296,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         (ValueError, r"column 'x' is double.*list<", (tmp_path / "{a,other}.parquet",)),
         (ValueError, r"mixed\.parquet has no column 'x'", (tmp_path / "{a,mixed}.parquet", ["x"])),
         (ValueError, r"has no column 'y', but id, x", (tmp_path / "a.parquet", ["y"])),
-        (ValueError, r"cut\.parquet is no Parquet file, or a trunc", (tmp_path / "cut.parquet",)),
+        (ValueError, r"cut\.parquet is not a Parquet file, or", (tmp_path / "cut.parquet",)),
         (ValueError, "has no rows, in 1 files", (tmp_path / "empty.parquet",)),
         (TypeError, "list of names", (tmp_path / "a.parquet", "id")),
         (FileNotFoundError, "nowhere", (tmp_path / "nowhere",)),

@@ -122,7 +122,7 @@ def test_files_that_a_data_set_only_names(tmp_path: Path) -> None:
     train = stoker.from_huggingface(named, on_error=2)
     assert [example["image"] for example in train] == [png(1), None]
     assert train.stats().skipped_examples == 2
-    with pytest.raises(stoker.StageError, match=r"b\.zip lies in an archive.*from_dataset"):
+    with pytest.raises(stoker.StageError, match=r"b\.zip is in an archive.*from_dataset"):
         list(stoker.from_huggingface(named.select([3])))
 
 

@@ -457,7 +457,7 @@ numbers = np.arange(9)
 @pytest.mark.parametrize(
     ("part", "says"),
     [
-        (lambda p: p.echo(2), r"part 1, from_arrays.*has \.echo.*behind mix"),
+        (lambda p: p.echo(2), r"part 1, from_arrays.*has \.echo.*after mix"),
         (lambda p: p.batch(2), r"has \.batch"),
         (lambda p: p.cache("1MiB"), r"has \.cache"),
         (lambda p: p.shard(rank=0, world=1), r"has \.shard"),
@@ -465,8 +465,8 @@ numbers = np.arange(9)
         (lambda p: p.workers(2), r"has \.workers\(\)"),
         (lambda p: p.repeat(), r"has \.repeat\(\)"),
         (lambda p: stoker.from_dataset(numbers, on_error=1), "has a skip budget"),
-        (lambda p: stoker.from_iterable([1]), "asked for by number"),
-        (lambda p: stoker.from_loader([1]), "asked for by number"),
+        (lambda p: stoker.from_iterable([1]), "no examples with numbers"),
+        (lambda p: stoker.from_loader([1]), "no examples with numbers"),
         (lambda p: stoker.mix({p: 1}), "is a mixture"),
         (lambda p: stoker.from_dataset([]), "has no examples"),
     ],
@@ -483,7 +483,7 @@ def test_what_is_no_mixture() -> None:
             stoker.mix(wrong)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="at least one"):
         stoker.mix({})
-    with pytest.raises(ValueError, match=r"part 1, .*, would never come"):
+    with pytest.raises(ValueError, match=r"part 1, .*, would never be read"):
         stoker.mix({a: 1, stoker.from_arrays(numbers): 100})
     with pytest.raises(ValueError, match="stop="):
         stoker.mix({a: 1}, stop="never")

@@ -290,7 +290,7 @@ def test_an_answer_that_is_no_page(folder: Path) -> None:
 
     with (
         running(http.server.ThreadingHTTPServer(("127.0.0.1", 0), Programme)) as url,
-        pytest.raises(ValueError, match=r"x/ is no listing of a folder: it is application/json"),
+        pytest.raises(ValueError, match=r"x/ is not a listing of a folder: it is application/json"),
     ):
         folder_at(f"{url}/x")
 

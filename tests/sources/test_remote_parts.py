@@ -125,9 +125,9 @@ def test_a_server_that_tells_no_sizes(
         send(self, name, "bytes 0-0/*" if name == "Content-Range" else value)
 
     monkeypatch.setattr(handler, "send_header", untold)
-    with pytest.raises(stoker.RemoteError, match="does not tell its size"):
+    with pytest.raises(stoker.RemoteError, match="does not state its size"):
         stoker.from_tokens(f"{site}/t.bin", 8, dtype="uint8")
-    with pytest.raises(stoker.RemoteError, match="does not tell its size"):
+    with pytest.raises(stoker.RemoteError, match="does not state its size"):
         stoker.from_tar(f"{site}/t.bin")
 
 
@@ -189,7 +189,9 @@ def test_servers_without_ranges_and_files_that_are_none(
         (tmp_path / "site" / "a.parquet").read_bytes()[:-9]
     )
     for name in ("no", "cut"):
-        with pytest.raises(ValueError, match=rf"{name}\.parquet is no Parquet file, or a trunc"):
+        with pytest.raises(
+            ValueError, match=rf"{name}\.parquet is not a Parquet file, or is trunc"
+        ):
             stoker.from_parquet(f"{site}/{name}.parquet")
     train = stoker.from_parquet(f"{site}/a.parquet").batch(4)
     (tmp_path / "site" / "a.parquet").write_bytes((tmp_path / "site" / "b.parquet").read_bytes())

@@ -188,7 +188,7 @@ def test_a_shard_that_changes_under_its_index(tmp_path: Path, workers: int) -> N
     shard = pack(tmp_path / "a.tar", pairs(0, 40))
     train = stoker.from_tar(shard).batch(2).workers(workers)
     pack(tmp_path / "a.tar", pairs(0, 41))
-    says = r"a\.tar/000000.*'jpg' of example '000000': .*a\.tar has changed.*build it anew"
+    says = r"a\.tar/000000.*'jpg' of example '000000': .*a\.tar has changed.*build it again"
     with pytest.raises(stoker.StageError, match=says):
         next(iter(train))
 
@@ -250,10 +250,10 @@ def test_what_is_refused(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "lzma.zip", "w", zipfile.ZIP_LZMA) as odd:
         odd.writestr("1.jpg", b"x")
     wrong: list[tuple[str, Any]] = [
-        (r"b\.tar is not compressed, and others are",
+        (r"b\.tar is not compressed, but others are",
          [made("a.tar.gz", gzip.compress(tar)), made("b.tar", tar)]),
         (r"compressed by zstd, which", made("a.tar.zst", b"\x28\xb5\x2f\xfd" + tar)),
-        (r"is no tar archive", made("text.tar", b"hello" * 300)),
+        (r"is not a tar archive", made("text.tar", b"hello" * 300)),
         (r"is empty", made("empty.tar", b"")),
         (r"has no examples", made("none.tar", bytes(1024))),
         (r"example '1' has 'jpg' twice", tmp_path / "twice.tar"),

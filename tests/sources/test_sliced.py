@@ -168,12 +168,20 @@ def test_what_is_refused(tmp_path: Path) -> None:
 
     wrong: list[tuple[type[Exception], str, Any]] = [
         (ValueError, "HDF5 file of this dataset is closed", closed),
-        (ValueError, "lies in no file of its own", memory.create_dataset("y", data=Y)),
+        (ValueError, "is not in a file of its own", memory.create_dataset("y", data=Y)),
         (ValueError, "open for writing", writing.create_dataset("y", data=Y)),
         (TypeError, "not Dataset", nothing["x"]),
         (TypeError, "not list; use np.asarray", [1, 2]),
-        (TypeError, r"MaskedArray masks .*\.filled", np.ma.masked_array([1, 2], [False, True])),
-        (ValueError, "first row of this Tensor is no array", torch.zeros(2, dtype=torch.bfloat16)),
+        (
+            TypeError,
+            r"masked values of a MaskedArray .*\.filled",
+            np.ma.masked_array([1, 2], [False, True]),
+        ),
+        (
+            ValueError,
+            "first row of this Tensor is not an array",
+            torch.zeros(2, dtype=torch.bfloat16),
+        ),
         (TypeError, "not Series", pandas.Series([1, 2])),
         (TypeError, "at least one dimension", np.array(3)),
         (TypeError, r"gives \[40, 2, 3\] for \[0:1\]", Odd(X)),

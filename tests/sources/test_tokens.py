@@ -243,7 +243,7 @@ def test_wrong_arguments(tmp_path: Path) -> None:
         (ValueError, "leave dtype out", (tmp_path / "row.npy", 1, None, "u2")),
         (TypeError, "float64", (tmp_path / "floats.npy", 1)),
         (TypeError, "float32", (path, 1, None, "f4")),
-        (ValueError, "is no array of tokens", (tmp_path / "broken.npy", 1)),
+        (ValueError, "is not an array of tokens", (tmp_path / "broken.npy", 1)),
         (FileNotFoundError, "nowhere", (tmp_path / "nowhere*.bin", 1, None, "u2")),
         (ValueError, "at least one file", ([], 1, None, "u2")),
         (TypeError, "takes paths", ([3], 1, None, "u2")),

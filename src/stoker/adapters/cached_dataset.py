@@ -112,8 +112,8 @@ def _over_nodes(
     """Join a cluster, and return a dataset's cache there."""
     if version is None:
         raise ValueError(
-            "a cache over several nodes has to know its items on all of them, and nothing tells "
-            "whether another node has the same dataset: give version="
+            "a cache over several nodes needs version= here: stoker cannot check that the other "
+            "nodes have the same dataset"
         )
     cache: ExampleCache = caches_over(settings["cluster"]).of_dataset(
         limit,
@@ -215,7 +215,7 @@ class CachedDataset:
         return self._read([index])[0]
 
     def _warn_of_repeats(self, count: int) -> None:
-        """Warn, once, when examples come again before an epoch's worth of them has come."""
+        """Warn once if examples come again before an epoch's worth of examples has come."""
         own = vars(self)  # without ``__setattr__``, which takes a third of a microsecond
         own["_asked"] = asked = own["_asked"] + count
         if asked < _LEAST_ASKED:
@@ -230,9 +230,10 @@ class CachedDataset:
             self._asked = -sys.maxsize  # repeats can no longer be told from a new epoch
         elif counts.hits > _REPEATED * asked and self._cache.claim_warning(counts.admitted):
             warn(
-                f"of {asked:,} examples that were asked for, {counts.hits:,} had come before, and "
-                f"an epoch has {epoch:,}: a sampler draws by weight or with replacement, or epochs "
-                "end early. A cache that never evicts keeps what came first, not what comes most",
+                f"of {asked:,} requested examples, {counts.hits:,} had come before, but an epoch "
+                f"has {epoch:,}: a sampler draws by weight or with replacement, or epochs end "
+                "early. A cache that never evicts keeps the first examples, not the most "
+                "frequent ones",
                 CacheWarning,
             )
 

@@ -1,8 +1,8 @@
 """Value of copies: how much lower the loss of repeated examples is than that of fresh ones.
 
-An example that the model has lately trained on has a lower loss than one that it has not. The gap
-measures how well the model remembers it: it grows when copies are memorised. It does not measure
-what a copy teaches about unseen data; a validation set does.
+The loss of an example is lower if the model has just been trained on it. The gap measures how well
+the model remembers the example, and grows if copies are memorised. It does not measure the value of
+a copy for unseen data; a validation set does.
 """
 
 from __future__ import annotations
@@ -67,14 +67,14 @@ class CopyValue:
         self._losses: dict[tuple[int, int], array[float]] = defaultdict(lambda: array("d"))
 
     def observe(self, losses: Any) -> None:
-        """Note the losses of the batch that the pipeline has just handed out.
+        """Record the losses of the batch that the pipeline has just handed out.
 
         Args:
-            losses: one for each example, ``[n]``, an array or tensor (``reduction="none"``); where
+            losses: one for each example, ``[n]``, an array or a tensor (``reduction="none"``); if
                 whole batches are echoed, their mean is enough. Only every 64th call waits for an
                 accelerator.
 
-        Raises ValueError when the numbers of losses and examples differ.
+        Raises ValueError if the numbers of losses and examples differ.
         """
         number = self._train.last.number
         losses = losses.detach() if pytree.is_tensor(losses) else np.asarray(losses)

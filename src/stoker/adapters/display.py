@@ -20,7 +20,7 @@ _JOIN_S = 5.0
 
 @contextlib.contextmanager
 def live(pipeline: Pipeline) -> Iterator[None]:
-    """Keep the drawing of ``pipeline.stats()`` up to date in a terminal or a notebook.
+    """Keep the table of ``pipeline.stats()`` up to date in a terminal or a notebook.
 
     Other output appears above it. Without a terminal it is printed once, at the end.
     """

@@ -35,8 +35,8 @@ def target_of(function: Callable[[], Any] | str) -> str:
         found = getattr(found, part, None)
     if not name or found is not function:
         raise FeedError(
-            f"another process cannot find {function!r}: share a function that stands at the top of "
-            "a file, and takes no arguments"
+            f"another process cannot find {function!r}: share a function without arguments at the "
+            "top level of a file"
         )
     assert module is not None
     if module.__name__ != "__main__":
@@ -48,8 +48,8 @@ def target_of(function: Callable[[], Any] | str) -> str:
     code = getattr(function, "__code__", None)
     if not all(os.path.isfile(path or "") for path in (file, code.co_filename if code else file)):
         raise FeedError(
-            f"another process cannot find {name}(), which stands in no file (it was typed in, or "
-            "comes from a notebook or standard input): put it into a file, prep.py for example, "
+            f"another process cannot find {name}(), because it is not in a file (it was typed in, "
+            "or comes from a notebook or standard input): put it into a file, such as prep.py, "
             f'and share it as "prep.py:{name}"'
         )
     assert file is not None
@@ -57,9 +57,9 @@ def target_of(function: Callable[[], Any] | str) -> str:
 
 
 def make_pipeline(target: str) -> Pipeline:
-    """Import what a target names, call it, and return its pipeline.
+    """Import a target's function, call it, and return its pipeline.
 
-    Raises FeedError with the problem; the error of the import or the call is its cause.
+    Raises FeedError with the problem; its cause is the error of the import or of the call.
     """
     where, _, name = target.rpartition(":")
     with _as_feed_error(f"importing {where}"):

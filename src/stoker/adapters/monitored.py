@@ -83,11 +83,11 @@ class EpochWait:
 
 
 class Monitored(Generic[T]):
-    """An iterable that reports on stderr the share of time spent waiting for it.
+    """An iterable that reports on stderr how much of its loop's time is spent waiting for it.
 
-    It prints a line an epoch, and a sum when the program ends or ``report()`` is called; a pass
-    that was left after one batch is not reported. Length, attributes, order and errors are the
-    loader's.
+    It prints a line for each epoch, and a sum when the program ends or ``report()`` is called. A
+    pass that ends after one batch is not reported. Length, attributes, order and errors are those
+    of the loader.
 
     Attributes:
         epochs: the passes that ended, in order.
@@ -114,7 +114,7 @@ class Monitored(Generic[T]):
         return getattr(self.loader, name)
 
     def passes(self) -> list[EpochWait]:
-        """Return all passes, with the current one so far. Safe to call from any thread."""
+        """Return all passes, including the running one. Safe to call from any thread."""
         at, ended = self._at, list(self.epochs)  # in this order: a pass ends in the other one
         if at is not None and at[0] == len(ended):
             _, batches, began_s, first_s, wait_s = at
@@ -151,7 +151,7 @@ def _sum_epochs(epochs: Sequence[EpochWait]) -> EpochWait:
 
 
 def _report(epochs: Sequence[EpochWait], *, is_told: bool = False) -> str:
-    """Return the sum in words; without the sum's line after a single epoch."""
+    """Return the sum in words; after a single epoch, without the line of the sum."""
     total = _sum_epochs(epochs)
     lines = [f"stoker.monitor: {len(epochs)} epoch{'s' * (len(epochs) != 1)}: {total}"]
     if is_told and len(epochs) == 1:
@@ -207,7 +207,7 @@ def _tell() -> None:
 
 
 def _time_batches(owner: Monitored[T], iterator: Iterator[T], began_s: float) -> Iterator[T]:
-    """Pass batches on; a generator, since local variables are the cheapest counters."""
+    """Pass batches on. It is a generator because local variables are the cheapest counters."""
     clock = time.perf_counter
     number = len(owner.epochs)
     batches, wait_s = 0, 0.0
@@ -240,7 +240,7 @@ def _time_batches(owner: Monitored[T], iterator: Iterator[T], began_s: float) ->
 
 
 def _turns(loader: Any) -> int:
-    """Return how many workers make batches in turn; 0 without workers, or without order."""
+    """Return the number of workers that take turns; 0 without workers, or without order."""
     count = getattr(loader, "num_workers", 0)
     ordered = getattr(loader, "in_order", True)
     return count if isinstance(count, int) and count > 0 and ordered else 0

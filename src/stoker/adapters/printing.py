@@ -1,4 +1,4 @@
-"""Ordinary output while a live picture is drawn in the same terminal."""
+"""Ordinary output above a table that is redrawn in the same terminal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def printing_above(console: Console) -> Iterator[None]:
-    """Print this process's lines above a live picture in the same terminal.
+    """Print this process's lines above a redrawn table in the same terminal.
 
     Meanwhile ``isatty()`` of stdout and stderr is False, so that no other library draws there.
     """

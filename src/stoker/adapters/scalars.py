@@ -110,7 +110,7 @@ def _of_cache(cache: CacheStats) -> dict[str, float]:
 
 
 def _cache_in(thing: Any) -> CacheStats | None:
-    """Return the cache statistics of the dataset that a loader or a source reads."""
+    """Return the cache statistics of the dataset behind a loader or a source."""
     for _ in range(_DEPTH):
         if isinstance(thing, CachedDataset):
             return thing.cache_stats()

@@ -14,7 +14,7 @@ _ALMOST = 1e-6
 
 
 class LrSchedule:
-    """A scheduler of torch, stepped as often as it would be without echoing.
+    """A torch scheduler that is stepped as often as without echoing.
 
     Attributes:
         scheduler: the wrapped scheduler.
@@ -31,9 +31,9 @@ class LrSchedule:
         self._length = length_of(scheduler)
 
     def step(self) -> None:
-        """Step the scheduler up to the loop's fresh data. Call it after each training step.
+        """Step the scheduler until it matches the loop's fresh data.
 
-        Warns, once, when the scheduler is stepped past the length that it was made for.
+        Call it after each training step. Warns once if the scheduler is stepped past its length.
         """
         due = int(self._now() - self._start + _ALMOST)
         while self._taken < due:
@@ -41,8 +41,8 @@ class LrSchedule:
             if self._taken - 1 == self._length:
                 name = type(self.scheduler).__name__
                 warn(
-                    f"{name} was made for {self._length:,} steps, and fresh data goes on: give it "
-                    f"{self._steps_per_epoch:,} for each epoch"
+                    f"{name} was made for {self._length:,} steps, but there is more fresh data: "
+                    f"give it {self._steps_per_epoch:,} for each epoch"
                 )
             self.scheduler.step()
 
@@ -52,7 +52,7 @@ class LrSchedule:
         return rates
 
     def state_dict(self) -> dict[str, Any]:
-        """Return its state, the scheduler's nested in it; save the pipeline's with it."""
+        """Return its state, which contains the scheduler's; save the pipeline's state with it."""
         return {
             "start": self._start,
             "taken": self._taken,

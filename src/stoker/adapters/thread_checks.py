@@ -97,7 +97,7 @@ def check_threads(pipeline: Pipeline[Any], *, examples: int = 32, seconds: float
     at = sorted({each for each in running[:] if each})
     busy = " and ".join(steps[each - 1].name for each in at) or "making examples alone"
     if not ended:
-        raise AssertionError(f"threads that called {busy} did not come back: they wait for others")
+        raise AssertionError(f"threads that called {busy} did not return: they wait for each other")
     if os.WIFSIGNALED(status):
         name = signal.Signals(os.WTERMSIG(status)).name
         raise AssertionError(f"{name} ended the process while {_THREADS} threads called {busy}")
@@ -105,7 +105,9 @@ def check_threads(pipeline: Pipeline[Any], *, examples: int = 32, seconds: float
         raise AssertionError(f"the process ended by itself (status {status}) in {busy}")
     report = json.loads(text)
     for each in report["unclear"]:
-        warn(f"{each} comes out differently twice alone, so check_threads cannot tell")
+        warn(
+            f"{each} gives two different results in one thread, so check_threads cannot compare it"
+        )
     if report["found"]:
         raise AssertionError("; ".join(report["found"]))
     return int(report["compared"])
@@ -246,9 +248,9 @@ class _Trial:
         for thread in threads:
             thread.join()
         declared = sorted({each for maker in makers for each in maker.replica.declared})
-        told = f" (declared safe for threads: {', '.join(declared)})" if declared else ""
+        note = f" (declared safe for threads: {', '.join(declared)})" if declared else ""
         found = [
-            f"{self._steps[at].name}: {each}{told}"
+            f"{self._steps[at].name}: {each}{note}"
             for at, those in enumerate(self._found)
             for each in those[:_SHOWN]
         ]

@@ -26,28 +26,32 @@ def analyze(
         ),
     ],
     budget: Annotated[
-        float, typer.Option(min=0.1, help="Minutes that the analysis may take at most.")
+        float, typer.Option(min=0.1, help="The most minutes that the analysis may take.")
     ] = 5.0,
     loader: Annotated[
         str | None,
         typer.Option(
-            help="The loader to analyze, by the line that builds it, such as train.py:41; "
-            "by default the one with the most training."
+            help="The line that builds the loader to analyze, such as train.py:41. Default: the "
+            "loader that the script trains on most."
         ),
     ] = None,
-    json: Annotated[Path | None, typer.Option(help="Write the report here, as JSON.")] = None,
-    html: Annotated[Path | None, typer.Option(help="Write the report here, as a page.")] = None,
+    json: Annotated[
+        Path | None, typer.Option(help="Write the report to this file as JSON, for what-if.")
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Write the report to this file as a page for a browser.")
+    ] = None,
 ) -> None:
     """Find out why the accelerator is idle in a training script, and what would help.
 
     Runs the unedited script in four phases: as it is; with the same batches again and again (G,
     the speed of training); its loader alone, with the data in memory (P, preparation); its files
-    alone, not in the page cache and in it (S and C). The report splits the time into compute,
+    alone, from storage and from the page cache (S and C). The report splits the time into compute,
     prep stall and fetch stall, and lists actions with their predicted gains.
 
     Put options of the analysis before the script. It needs no root and no edits. The exit status
-    is 1 if the script crashed (with a report of the measurements before), or if nothing could be
-    measured.
+    is 1 if the script crashed (the report then has the measurements up to the crash), or if
+    nothing could be measured.
 
     Examples:
 
@@ -96,10 +100,11 @@ def what_if(
         Path, typer.Argument(metavar="REPORT.json", help="The report of `stoker analyze --json`.")
     ],
     cores: Annotated[
-        int | None, typer.Option(metavar="N", help="Cores, each with a worker on it.")
+        int | None, typer.Option(metavar="N", help="Number of cores, with one worker on each.")
     ] = None,
     cache: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="A cache that never evicts, e.g. 200GiB.")
+        str | None,
+        typer.Option(metavar="SIZE", help="Size of a cache that never evicts, such as 200GiB."),
     ] = None,
     storage_mbps: Annotated[
         float | None, typer.Option(metavar="MB/s", help="Storage bandwidth.")
@@ -109,18 +114,19 @@ def what_if(
         typer.Option(metavar="TIMES", help="The accelerator's speed as a multiple: 2x, 0.5x."),
     ] = None,
     jobs: Annotated[
-        int, typer.Option(metavar="K", help="Jobs at a time on this host, on the same data.")
+        int, typer.Option(metavar="K", help="Jobs on this host at the same time, on the same data.")
     ] = 1,
     echo: Annotated[
         float, typer.Option(metavar="E", help="Echoing factor: mean uses of a fresh example.")
     ] = 1.0,
     echo_at: Annotated[
         str,
-        typer.Option(metavar="PLACE", help="batch, after-augmentation or before-augmentation."),
+        typer.Option(
+            metavar="PLACE",
+            help="Place of the echo: batch, after-augmentation or before-augmentation.",
+        ),
     ] = "batch",
-    hosts: Annotated[
-        int, typer.Option(metavar="N", help="Hosts that hold one cache together.")
-    ] = 1,
+    hosts: Annotated[int, typer.Option(metavar="N", help="Hosts that share one cache.")] = 1,
     network_mbps: Annotated[
         float, typer.Option(metavar="MB/s", help="Network bandwidth of a host to the others.")
     ] = 1250.0,
@@ -129,14 +135,16 @@ def what_if(
         typer.Option("--format", metavar="records", help="Pack the files into shards."),
     ] = None,
     json: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the answer as JSON, too.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Also write the answer to this file as JSON."),
     ] = None,
 ) -> None:
     """Predict how fast an analyzed job would run with other hardware or settings.
 
-    Shows the speed, its limit and the split of the time, before and after; the cache and the
-    cores that would be enough; and a curve of the speed over each quantity. Without options it
-    shows the job as measured, and all curves. Several options apply together.
+    Shows the speed, its limit and the split of the time, before and after the change; the size of
+    the cache and the number of cores that would be enough; and the speed as a curve over each
+    option. Several options apply together. Without options it shows the job as measured, and all
+    curves.
 
     Example: stoker what-if report.json --cache 200GiB --cores 16
     """

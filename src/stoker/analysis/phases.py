@@ -20,7 +20,6 @@ from stoker.analysis.model.formulas import most_workers
 from stoker.analysis.model.trace import RankTrace, Trace
 from stoker.analysis.trials import cold_reads
 from stoker.analysis.trials.trial_shard import TrialShard, choose_sample, try_packing
-from stoker.basics import resources
 
 # Rounds of each measurement. Two, so that a disturbance widens the interval; more would cost the
 # user more time.
@@ -31,6 +30,9 @@ _MOST_COLD = 0.05
 # Storage keeps up if it is this many times as fast as preparation: a margin for the spread of
 # drains. Chosen, not measured.
 _SPARE_STORAGE = 1.5
+MORE_PREFETCH = 8
+"""Batches ahead for each worker that are tried, beside the job's own number: enough for bursts of a
+few batches, and four times PyTorch's own, as each takes memory."""
 # More workers are tried until preparation is this many times as fast as training: a smaller margin,
 # as the rate of training is known better. Chosen, not measured.
 _SPARE_PREP = 1.1
@@ -107,8 +109,12 @@ class DrivenJob(Protocol):
         ``left`` is how many such calls are still to come, with this one.
         """
 
+    def prefetch_more(self, left: int) -> None:
+        """Let it train as in ``train``, by its own workers, with MORE_PREFETCH batches ahead each
+        (``RankTrace.prefetched``)."""
+
     def look_at_example(self) -> None:
-        """Inspect one of the examples, after all drains."""
+        """Inspect some of the examples, after all drains."""
 
     def try_requests(self) -> None:
         """Measure the cost of a request, if examples are files behind URLs."""
@@ -143,7 +149,7 @@ def _drain_warm(job: DrivenJob) -> None:
     startup_s = (first.arrivals_ns[0] - first.began_ns) / 1e9 if first.arrivals_ns else 0.0
     # Workers that import much do so in each drain again; then one round must be enough.
     rounds = 1 if startup_s > 2 * limits.warm_drain_s else _ROUNDS
-    cores = max(1, resources.usable_cores() // len(trace.ranks))
+    cores = max(1, trace.cores // len(trace.ranks))
     counts = _list_worker_counts(rank.workers, cores)[: limits.worker_counts]
     for again in range(rounds):
         if again and (more := _find_more_workers(rank, max(counts), cores)) is not None:
@@ -164,7 +170,11 @@ def _drain_warm(job: DrivenJob) -> None:
                 trace.note(f"{turn}: left out, as the loader gave too few batches")
                 continue
             job.say(f"training on data in memory, {turn}")
-            job.train(count, (rounds - again) * len(counts) - place)
+            # Of this round, those after this one; of each round, one that prefetches more.
+            left = (rounds - again) * (len(counts) + 1) - place
+            job.train(count, left)
+            if own:
+                job.prefetch_more(left - 1)
     with contextlib.suppress(OSError):
         if drained:
             trace.warm_fraction = cold_reads.resident_fraction(drained)
@@ -254,9 +264,9 @@ def _read_files(trace: Trace, seconds: float) -> None:
     trace.cold_reads.append(reads)
     read = files[: round(sum(count for count, _ in reads))]
     trace.warm_reads.append(cold_reads.read_files(read, trace.readers, seconds))
-    if resources.usable_cores() > trace.readers:
+    if trace.cores > trace.readers:
         cold_reads.drop_files(files)
-        trace.most_reads.append(cold_reads.read_files(files, resources.usable_cores(), seconds))
+        trace.most_reads.append(cold_reads.read_files(files, trace.cores, seconds))
 
 
 def _try_packing(job: DrivenJob) -> None:
@@ -286,7 +296,7 @@ def _drop_part(trace: Trace, prep_files: float) -> bool:
     rate = sum(counts) / max(1e-9, sum(seconds))
     share = min(1.0, rate / (_SPARE_STORAGE * max(1e-9, prep_files)))
     # For a minute at most; files that are not in memory by then stay as they are.
-    cold_reads.read_files(trace.files, resources.usable_cores(), 60.0)
+    cold_reads.read_files(trace.files, trace.cores, 60.0)
     chosen = random.Random(0).sample(trace.files, max(1, round(share * len(trace.files))))
     cold_reads.drop_files(chosen)
     resident = cold_reads.resident_fraction(trace.files)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from stoker.analysis.model.trace import Drain, RankTrace, Trace
+from stoker.analysis.model.trace import Drain, RankTrace, Step, Trace
 from stoker.analysis.phases import PhaseLimits, run_phases
 from stoker.analysis.probe.records import BATCH, END, REPLAYED, STARTED, TRAINS, Row, WorkRecord
 from stoker.analysis.probe.replay import Bank
@@ -199,20 +199,24 @@ class PipelineJob:
 
     def train(self, workers: int, left: int) -> None:
         """Train on the drained data, which is in memory now."""
-        steps_s: list[float] = []
+        steps: list[Step] = []
         until = time.monotonic() + self._unit_s
         with iter(self._copy(workers)) as batches:
             entered = time.perf_counter()
             for batch in batches:
+                came = time.perf_counter()
                 self._step(batch)
                 asked = time.perf_counter()
-                steps_s.append(asked - entered)
-                if len(steps_s) >= self._most or (
-                    len(steps_s) > 3 * _FEWEST and time.monotonic() > until
+                steps.append(Step(asked - entered, came - entered))
+                if len(steps) >= self._most or (
+                    len(steps) > 3 * _FEWEST and time.monotonic() > until
                 ):
                     break
                 entered = asked
-        self._rank.trained.setdefault(workers, []).append(steps_s)
+        self._rank.trained.setdefault(workers, []).append(steps)
+
+    def prefetch_more(self, left: int) -> None:
+        """Do nothing: the window of a pipeline has a size of its own."""
 
     def try_requests(self) -> None:
         """Read some of the files behind URLs, whole and one byte of each."""

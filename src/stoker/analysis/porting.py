@@ -10,16 +10,22 @@ import msgspec
 _SAMPLERS = ("RandomSampler", "SequentialSampler", "DistributedSampler")
 
 
+class Prepared(msgspec.Struct, frozen=True):
+    """Examples as the script's dataset returns them."""
+
+    dataset: str
+    """The dataset, as the script's code."""
+    example_bytes: int
+    """The bytes of an example's arrays."""
+    varies: bool
+    """True if reading an example draws at random, or gives another value each time."""
+
+
 class Port(msgspec.Struct, frozen=True):
     """The properties of a loader that a pipeline in its place needs, as the script's code."""
 
     name: str
     """The variable of the loader."""
-    dataset: str
-    example_bytes: int
-    """The bytes of an example's arrays, as the dataset returns it."""
-    varies: bool
-    """True if an example differs in each reading, as with random augmentation."""
     batch_size: int
     shuffle: bool
     sharded: bool
@@ -29,6 +35,14 @@ class Port(msgspec.Struct, frozen=True):
     cuda: bool
 
 
+def find_prepared(about: dict[str, Any], described: dict[str, Any]) -> Prepared | None:
+    """Return what a loader's dataset returns; None if no cache could hold it."""
+    if not described.get("example_bytes"):
+        return None
+    _, dataset, _ = _read_source(about)
+    return Prepared(dataset or "dataset", described["example_bytes"], described["varies"])
+
+
 def find_port(about: dict[str, Any], described: dict[str, Any]) -> Port | None:
     """Return a loader's properties; None if no pipeline can do the same."""
     if not described.get("example_bytes") or not about.get("batch_size"):
@@ -36,15 +50,12 @@ def find_port(about: dict[str, Any], described: dict[str, Any]) -> Port | None:
     sampler = described["sampler"]
     if sampler not in _SAMPLERS:
         return None
-    name, dataset, collate = _read_source(*about["place"]) if about.get("place") else ("", "", "")
+    name, _, collate = _read_source(about)
     if described["collates"] and not collate:
         return None
     sharded = sampler == "DistributedSampler"
     return Port(
         name=name or "loader",
-        dataset=dataset or "dataset",
-        example_bytes=described["example_bytes"],
-        varies=described["varies"],
         batch_size=about["batch_size"],
         shuffle=described["shuffles"] if sharded else sampler == "RandomSampler",
         sharded=sharded,
@@ -54,9 +65,9 @@ def find_port(about: dict[str, Any], described: dict[str, Any]) -> Port | None:
     )
 
 
-def write_port(found: Port, workers: int, cache: str) -> str:
+def write_port(found: Port, dataset: str, workers: int, cache: str) -> str:
     """Return the code of the pipeline, with a cache of a size for the dataset's examples."""
-    lines = [f"stoker.from_dataset({found.dataset})"]
+    lines = [f"stoker.from_dataset({dataset})"]
     lines += [".shuffle()"] * found.shuffle + [".shard()"] * found.sharded
     lines.append(f'.cache("{cache}")')
     # As in the loader, the dataset is not called by two threads of a process at once.
@@ -69,8 +80,9 @@ def write_port(found: Port, workers: int, cache: str) -> str:
     return f"import stoker\n\n{found.name} = (\n{body}\n)"
 
 
-def _read_source(path: str, line: int) -> tuple[str, str, str]:
+def _read_source(about: dict[str, Any]) -> tuple[str, str, str]:
     """Return the code of name, dataset and collate function in the script; "" for a missing one."""
+    path, line = about.get("place") or ("", 0)
     try:
         with open(path, encoding="utf-8") as file:
             text = file.read()

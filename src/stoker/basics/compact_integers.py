@@ -20,7 +20,7 @@ _FAR = 255
 
 
 def check_integer(number: Any, least: int = 0, most: int | None = LARGEST) -> int:
-    """Return ``number`` if it is a whole number within bounds; ``most`` may be None for no bound.
+    """Return ``number`` if it is a whole number within bounds; ``most`` of None is no bound.
 
     Raises TypeError or ValueError.
     """

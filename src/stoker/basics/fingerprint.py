@@ -193,7 +193,6 @@ class _Digester:
 
 
 def _index_bytes(indices: Any) -> bytes:
-    """Return indices as bytes."""
     try:
         return np.ascontiguousarray(indices, dtype=np.int64).tobytes()
     except (TypeError, ValueError, OverflowError, RuntimeError):  # for example names

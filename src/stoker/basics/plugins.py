@@ -1,8 +1,8 @@
-"""What other packages, and stoker's own rooms on top, add to the core: found by entry points.
+"""Entry points: names that other packages, and stoker's own rooms on top, add to the core.
 
 The core imports none of them. Each is registered in the metadata of its package
-(``[project.entry-points."stoker.workers"]`` in ``pyproject.toml``), and loaded when it is named. A
-name that stoker registers is stoker's, whatever other packages register.
+(``[project.entry-points."stoker.workers"]`` in ``pyproject.toml``), and imported when its name is
+used. A name that stoker registers stays stoker's, whatever other packages register.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ def is_own(group: str, name: str) -> bool:
 
 
 def load(group: str, name: str) -> Any:
-    """Return what is registered under a name.
+    """Import and return the object that is registered under a name.
 
-    Raises LookupError if nothing is, or if several packages claim the name; ImportError, with the
-    package and the cause, if it cannot be imported.
+    Raises LookupError if there is none, or if several packages claim the name; ImportError, with
+    the package and the cause, if it cannot be imported.
     """
     points = _points(group).get(name)
     if points is None:
         raise LookupError(
-            f"no installed package registers {name!r} in {group}; stoker's own names "
-            "need it installed (pip install): sources on the path register nothing"
+            f"no installed package registers {name!r} in {group}; stoker itself must be installed "
+            "(pip install) for its own names: a source folder on sys.path registers nothing"
         )
     if len(points) > 1:
         claimants = ", ".join(map(_package, points))
@@ -61,7 +61,7 @@ def load(group: str, name: str) -> Any:
 
 @cache
 def _points(group: str) -> dict[str, list[EntryPoint]]:
-    """Return who registers each name; stoker alone if it is among them."""
+    """Return the entry points of each name; stoker's alone if it is among them."""
     found: dict[str, list[EntryPoint]] = {}
     for point in entry_points(group=group):
         found.setdefault(point.name, []).append(point)

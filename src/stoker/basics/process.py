@@ -1,4 +1,4 @@
-"""Forked children: what they must not use of their parent, and how they end with it.
+"""Forked children: parts of their parent that they must not use, and ending with the parent.
 
 A forked child has a copy of its parent's memory and shares its sockets. It has none of its threads,
 and locks stay held in it if a thread held them. So objects remember the process that made them

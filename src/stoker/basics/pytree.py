@@ -66,11 +66,11 @@ def rebuild(template: Any, parts: Sequence[Any]) -> Any:
 
 
 def with_field(value: Any, name: str, field: Any) -> Any:
-    """Return an example, or a batch, with one field more, under a name.
+    """Return an example, or a batch, with one more named field.
 
     A dict gets the key, a tuple one element more; anything else becomes ``(value, field)``.
 
-    Raises ValueError if it has such a field.
+    Raises ValueError if the field exists already.
     """
     names = value if isinstance(value, MutableMapping) else getattr(value, "_fields", ())
     if name in names:
@@ -86,7 +86,7 @@ def with_field(value: Any, name: str, field: Any) -> Any:
 
 @functools.cache
 def _longer(kind: Any, name: str) -> Any:
-    """Return a named tuple with one field more; it pickles if ``kind`` does."""
+    """Return a named tuple class with one more field; it pickles if ``kind`` does."""
     make: Any = namedtuple  # no checker can know its fields
     made = make(kind.__name__, (*kind._fields, name))
     made.__reduce__ = lambda self: (_remade, (kind, name, tuple(self)))
@@ -205,8 +205,8 @@ def nbytes(value: Any) -> int:
 def data_bytes(value: Any) -> int:
     """Return the bytes of arrays, tensors, bytes and texts in a structure; other leaves count 0.
 
-    It is called for each example that is read, and is cheaper than ``nbytes``. A text counts by its
-    letters.
+    Called for each example that is read; cheaper than ``nbytes``. A text counts one byte for each
+    character.
     """
     kind = type(value)
     if kind is bytes or kind is str:
@@ -298,7 +298,7 @@ def native(array: NDArray[Any]) -> NDArray[Any]:
 
 
 class FieldError(LookupError):
-    """The example does not have the field that ``on=`` names."""
+    """The example lacks the field that ``on=`` names."""
 
 
 class Field:

@@ -1,4 +1,4 @@
-"""Checks of arguments: NumPy's whole numbers are numbers, ``True`` is not."""
+"""Checks of arguments. NumPy's numbers count as numbers; ``True`` does not."""
 
 from __future__ import annotations
 

@@ -222,7 +222,7 @@ class Store:
                             continue
                         if (
                             lend is not None
-                            and (lent := self._lent(env, number, record)) is not None
+                            and (lent := self._lend(env, number, record)) is not None
                         ):
                             found.append(lend(lent))
                         else:
@@ -281,7 +281,7 @@ class Store:
         with self._gate.door(), self._environment().begin() as txn:
             return list_keys(txn)
 
-    def _lent(self, env: Any, number: int, record: memoryview) -> memoryview | None:
+    def _lend(self, env: Any, number: int, record: memoryview) -> memoryview | None:
         """Return a large record as a view of our own map; None for others, or without such a map.
 
         The caller is inside the gate, so ``env`` stays open.

@@ -252,7 +252,7 @@ def _begin_leg(ranks: Sequence[Loaded], chain: Chain) -> tuple[Position, dict[in
     returned = np.sort(np.concatenate([behind, places[~is_used]]))
     rest = Remainder(sorted(ranges))
     if by.source.has_own_order:
-        rest, returned = _in_turns(by, rest, returned, new_world)
+        rest, returned = _in_turns(first, rest, returned, new_world)
     else:
         ranges += [(place, place + 1) for place in returned.tolist()]
         rest, returned = Remainder(sorted(ranges)), returned[:0]
@@ -286,15 +286,19 @@ def _begin_leg(ranks: Sequence[Loaded], chain: Chain) -> tuple[Position, dict[in
 
 
 def _in_turns(
-    by: Chain, rest: Remainder, returned: NDArray[np.int64], world: int
+    loaded: Loaded, rest: Remainder, returned: NDArray[np.int64], world: int
 ) -> tuple[Remainder, NDArray[np.int64]]:
     """Return places that ranks can take in turns, and what is left of the row: of that come as many
     as are lacking; if it has not as many, the last places are too few for all ranks."""
-    indexed, lacking = by.plan.indexed, -len(returned) % world
+    by, lacking = loaded.by, -len(returned) % world
+    indexed = by.plan.indexed
     assert indexed is not None
     if lacking > len(rest):
         return Remainder([]), returned[: len(returned) // world * world]
-    more = [as_array(indexed.places_of(range(*each))) for each in rest.cut(0, lacking)]
+    more = [
+        as_array(indexed.places_of(range(*each), by.selection, loaded.epoch))
+        for each in rest.cut(0, lacking)
+    ]
     left = Remainder(rest.cut(lacking, len(rest)))
     return left, np.sort(np.concatenate([returned, *more]))
 

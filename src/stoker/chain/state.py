@@ -338,7 +338,7 @@ def _check_schedule(found: Position, cuts: PlannedCuts, plan: Plan) -> None:
 
 def _order(state: dict[str, Any], plan: Plan) -> str:
     """Read the digest of an order that a user's function decided; "" where there is none."""
-    if not plan.selection.calls_user or not (state["yielded"] or "leg" in state):
+    if not plan.calls_user or not (state["yielded"] or "leg" in state):
         return ""
     digest = state["order"]
     if type(digest) is not str or len(digest) != _DIGEST_DIGITS:

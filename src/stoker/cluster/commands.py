@@ -15,10 +15,15 @@ def serve(
         str, typer.Option(metavar="HOST:PORT", help="This host's address in the cluster.")
     ] = "127.0.0.1:7117",
     size: Annotated[
-        str, typer.Option(metavar="SIZE", help="How much to keep, such as 64GiB, or auto.")
+        str,
+        typer.Option(
+            metavar="SIZE",
+            help="Limit of the store, such as 64GiB; auto: half of the memory (0.8 of the disk).",
+        ),
     ] = "auto",
     folder: Annotated[
-        Path | None, typer.Option(help="Keep it on a local disk, and for the next time.")
+        Path | None,
+        typer.Option(help="Folder on a local disk; kept for the next run. Default: memory."),
     ] = None,
     token_file: Annotated[
         Path | None,
@@ -28,13 +33,14 @@ def serve(
     ] = None,
     insecure: Annotated[
         bool,
-        typer.Option("--insecure", help="Do not encrypt what crosses the network to other hosts."),
+        typer.Option("--insecure", help="Do not encrypt the traffic with other hosts."),
     ] = False,
 ) -> None:
-    """Keep this host's part of a cache that is spread over several, until Ctrl-C.
+    """Serve this host's part of a cache over several hosts, until Ctrl-C.
 
-    Jobs name the keepers of all hosts: .cache(cluster=["node1:7117", "node2:7117"]), the same list
-    everywhere. Hosts need the same token file; where there is none, one is made.
+    Start it on each host. Every job names all of them, in the same list:
+    .cache(cluster=["node1:7117", "node2:7117"]). All hosts need the same token file. The first
+    one makes it; copy it to the others.
 
     Example: stoker cache serve --listen 10.0.0.5:7117 --size 64GiB
     """
@@ -45,10 +51,10 @@ def serve(
 
 
 def end() -> None:
-    """End what jobs on this host's Ray cluster have left running for the next: their caches.
+    """End the caches that jobs have left running in this host's Ray cluster.
 
-    That frees the memory of all nodes, as soon as no job uses it any more. Jobs that go on read
-    from storage what other nodes had.
+    That frees their memory on all nodes as soon as no job uses it. Jobs that are still running
+    read the lost examples from storage.
 
     Example: stoker cache end
     """

@@ -36,8 +36,8 @@ class Launched(NamedTuple):
 def find_launcher() -> Launched | None:
     """Return the launcher's environment; None for a single process, or without a launcher."""
     for size, number in _SIZES.items():
-        said, rank = os.environ.get(size, "").strip(), os.environ.get(number, "").strip()
-        if said.isdigit():
+        value, rank = os.environ.get(size, "").strip(), os.environ.get(number, "").strip()
+        if value.isdigit():
             known = int(rank) if rank.isdigit() else None
-            return Launched(size, int(said), known) if int(said) > 1 else None
+            return Launched(size, int(value), known) if int(value) > 1 else None
     return None

@@ -72,8 +72,8 @@ def shard_of(mesh: Any, dims: str | Sequence[str] | None) -> MeshPart:
         )
         if parts != world:
             raise ValueError(
-                f".shard(mesh): of {whole} the data is split by {of_data}, and this is the part "
-                f"{names} of it: give the whole mesh"
+                f".shard(mesh): the data is split by {of_data} of {whole}, but this is only its "
+                f"part {names}: give the whole mesh"
             )
     return MeshPart(rank, world, tuple(int(number) for number in root.mesh.flatten().tolist()))
 

@@ -1,7 +1,7 @@
 """Exchange between ranks before an epoch, over their job's key-value store.
 
-Each rank puts its claim there. The first rank reads all claims, and puts an answer, which all read.
-So every other rank can name a rank that does not come, and no collective operation or accelerator
+Each rank writes its claim there. The first rank reads all claims and writes an answer, which all
+ranks read. So every other rank can name a missing rank, and no collective operation or accelerator
 is needed. A number in each key counts its rank's exchanges; the store holds the count, so it starts
 again with a new store, and continues if a new process group uses the same store.
 """
@@ -44,11 +44,11 @@ class RankStore(Protocol):
         ...
 
     def look(self, key: str) -> str | None:
-        """Return a value, None while there is none."""
+        """Return a value; None if it is not set."""
         ...
 
     def drop(self, key: str) -> None:
-        """Forget a value."""
+        """Delete a value."""
         ...
 
 
@@ -101,7 +101,7 @@ class RankExchange:
     Args:
         store: their key-value store.
         rank: this process's rank.
-        among: all of them, the first of which decides.
+        among: all ranks; the first of them decides.
     """
 
     def __init__(self, store: RankStore, rank: int, among: Sequence[int]) -> None:
@@ -136,8 +136,8 @@ class RankExchange:
             keys = {rank: f"{name}/{number}/{rank}" for rank in self._among}
             claims = self._collect(keys, wait_s)
             missing = [rank for rank in self._among if rank not in claims]
-            said = {"missing": missing} if missing else {"decided": decide(claims)}
-            store.put(answer, json.dumps(said))
+            reply = {"missing": missing} if missing else {"decided": decide(claims)}
+            store.put(answer, json.dumps(reply))
             with contextlib.suppress(Exception):  # a store that cannot forget
                 for key in keys.values():
                     store.drop(key)
@@ -146,25 +146,25 @@ class RankExchange:
             found = self._collect({0: answer}, wait_s + _GRACE_S)
             if not found and store.look(f"{name}/{number}/{first}") is not None:
                 found = self._collect({0: answer}, wait_s + _GRACE_S)  # it came late
-            said = found.get(0, {"missing": [first]})
-        if "missing" in said:
-            ranks = ", ".join(map(str, said["missing"]))
+            reply = found.get(0, {"missing": [first]})
+        if "missing" in reply:
+            ranks = ", ".join(map(str, reply["missing"]))
             raise StokerError(
-                f"rank{'s' * (len(said['missing']) > 1)} {ranks} did not come to iter() of {what} "
+                f"rank{'s' * (len(reply['missing']) > 1)} {ranks} did not come to iter() of {what} "
                 f"within {wait_s:g} s: all ranks iterate over sharded pipelines, in the same "
-                "order. What one rank alone reads takes .shard(rank=0, world=1); where ranks may "
+                "order. If one rank alone reads it, use .shard(rank=0, world=1); if ranks may "
                 "come late, give init_process_group a timeout="
             )
-        return said["decided"]
+        return reply["decided"]
 
     def _collect(self, keys: dict[int, str], wait_s: float) -> dict[int, Any]:
-        """Return the values of keys that came within the time."""
+        """Return the values of keys that were set in time."""
         found: dict[int, Any] = {}
         began = time.monotonic()
         while True:
             for rank, key in keys.items():
-                if rank not in found and (said := self._store.look(key)) is not None:
-                    found[rank] = json.loads(said)
+                if rank not in found and (reply := self._store.look(key)) is not None:
+                    found[rank] = json.loads(reply)
             passed = time.monotonic() - began
             if len(found) == len(keys) or passed > wait_s:
                 return found
@@ -205,9 +205,9 @@ def patience_s(*, long: bool) -> float:
     The process group's timeout if the user set one. Otherwise ``WAIT_S``; or, with ``long``, the
     timeout of its other collective operations.
     """
-    told = _torch_timeout_s()
-    if told is not None and (long or told < WAIT_S or told not in _TORCH_DEFAULTS_S):
-        return told
+    timeout_s = _torch_timeout_s()
+    if timeout_s is not None and (long or timeout_s < WAIT_S or timeout_s not in _TORCH_DEFAULTS_S):
+        return timeout_s
     return _LONG_WAIT_S if long else WAIT_S
 
 
@@ -219,7 +219,7 @@ def _torch_timeout_s() -> float | None:
     world: Any = sys.modules["torch.distributed"].group.WORLD
     for device in ("cpu", "cuda"):
         with contextlib.suppress(AttributeError, RuntimeError):
-            told = world._get_backend(torch.device(device)).options._timeout
-            if isinstance(told, timedelta):
-                return told.total_seconds()
+            timeout_s = world._get_backend(torch.device(device)).options._timeout
+            if isinstance(timeout_s, timedelta):
+                return timeout_s.total_seconds()
     return None

@@ -1,7 +1,7 @@
-"""Warns if each of several ranks iterates over all of the data, where each should have its part.
+"""Warns if each of several ranks iterates over all of the data instead of its part.
 
-Under a framework that shards data it is an error: it cannot shard a stoker pipeline, and its users
-rely on it.
+Under a framework that shards data it is an error: the framework cannot shard a stoker pipeline, and
+its users rely on sharding.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _INSIDE = ("sampler", "batch_sampler", "dataset", "base_dataloader", "loader")
 # measured.
 _DEPTH = 5
 
-_told: set[str] = set()
+_warned: set[str] = set()
 
 
 def warn_unsharded() -> None:
@@ -38,7 +38,10 @@ def warn_unsharded() -> None:
 
     Raises ValueError under a framework that shards data, as do the functions below.
     """
-    shard = ".shard() gives each its part (.shard(rank=0, world=1) says that all are meant)"
+    shard = (
+        "add .shard(), so that each gets its part (or .shard(rank=0, world=1) if each should "
+        "read everything)"
+    )
 
     def under(framework: Framework) -> str:
         return f"build the pipeline {framework.where_ranks_are_known}, and {shard}"
@@ -53,23 +56,26 @@ def warn_unsharded_loader(loader: Any) -> None:
     """
     if _ranks() < 2 or _divides(loader, _DEPTH):  # nothing of it is touched if there is one rank
         return
-    says = "A dataset or a sampler that divides by itself says so by attributes num_replicas, rank"
+    how_to_declare = (
+        "A dataset or a sampler that shards by itself declares that by attributes "
+        "num_replicas and rank"
+    )
 
     def under(framework: Framework) -> str | None:
         way = framework.way_to_shard(loader)
-        return None if way is None else f"{way}. {says}"
+        return None if way is None else f"{way}. {how_to_declare}"
 
     _tell(
         f"batches of the {type(loader).__name__}",
-        f"no DistributedSampler was found in it. {SAMPLER}. (Where the dataset divides itself, or "
-        "all are meant: warnings.filterwarnings('ignore', 'each of '))",
+        f"no DistributedSampler was found in it. {SAMPLER}. (If the dataset shards itself, or "
+        "each rank should read everything: warnings.filterwarnings('ignore', 'each of '))",
         under,
     )
 
 
 def warn_unsharded_feed() -> None:
     """Warn if each of several ranks receives all batches of a feed."""
-    advice = "have the feed serve examples (no .batch() there), and .shard() and .batch() them here"
+    advice = "let the feed serve examples (no .batch() there), and add .shard() and .batch() here"
     _tell("batches of the feed", advice, lambda framework: advice)
 
 
@@ -82,17 +88,17 @@ def _ranks() -> int:
 
 
 def _tell(what: str, advice: str, under: Callable[[Framework], str | None]) -> None:
-    """Warn once; raise ValueError if a framework shards, and there is advice for it."""
+    """Warn once; raise ValueError if a framework shards data, and there is advice for it."""
     if _ranks() < 2:
         return
-    told = f"each of {_ranks()} ranks iterates over all {what}: "
+    text = f"each of {_ranks()} ranks iterates over all {what}: "
     # Processes of a launcher may have nothing to do with each other, so this is no error.
     framework = None if own_rank() is None else sharding_framework()
     if framework is not None and (its_advice := under(framework)) is not None:
-        raise ValueError(f"under {framework.name} {told}{its_advice}")
-    if what not in _told:
-        _told.add(what)
-        warn(told + advice)
+        raise ValueError(f"under {framework.name} {text}{its_advice}")
+    if what not in _warned:
+        _warned.add(what)
+        warn(text + advice)
 
 
 def _divides(part: Any, depth: int) -> bool:

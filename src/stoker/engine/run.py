@@ -117,7 +117,7 @@ class Run:
     @property
     def order_digest(self) -> str:
         """What tells the epoch's order from others, where a user's function decides it; else ""."""
-        return self._streams.order_digest if self._plan.selection.calls_user else ""
+        return self._streams.order_digest if self._plan.calls_user else ""
 
     @property
     def leg(self) -> Leg | None:

@@ -17,13 +17,13 @@ def feed(
             help="A function without arguments that returns a pipeline; or module:FUNCTION.",
         ),
     ],
-    name: Annotated[str, typer.Option(help="What jobs take it by.")],
+    name: Annotated[str, typer.Option(help="The name by which jobs take the feed.")],
     staging: Annotated[
         str | None,
         typer.Option(
             metavar="N|SIZE",
-            help="Batches that may stand in shared memory, or bytes such as 2GiB (default: 8 "
-            "batches; where the pipeline yields examples, 64 chunks of up to 64 of them).",
+            help="Size of the shared memory, in batches, or in bytes such as 2GiB (default: 8 "
+            "batches; if the pipeline yields examples, 64 chunks of up to 64 of them).",
         ),
     ] = None,
     jobs: Annotated[
@@ -32,28 +32,28 @@ def feed(
     patience: Annotated[
         float,
         typer.Option(
-            min=0.1, help="Seconds that others wait for a job that says nothing, frozen perhaps."
+            min=0.1, help="Seconds that the other jobs wait for a job that does not respond."
         ),
     ] = 60.0,
     listen: Annotated[
         str,
         typer.Option(
             metavar="HOST:PORT",
-            help="Where jobs on other hosts find it: an address of this host, on the network of "
-            "the cluster. By default they do not.",
+            help="Also serve jobs on other hosts, at this address of this host on the cluster's "
+            "network. Default: this host only.",
         ),
     ] = "",
     insecure: Annotated[
         bool,
-        typer.Option("--insecure", help="Do not encrypt what crosses the network to other hosts."),
+        typer.Option("--insecure", help="Do not encrypt the traffic with other hosts."),
     ] = False,
 ) -> None:
-    """Prepare an epoch once, for all jobs that take it, on this host and on others.
+    """Prepare each epoch once, for several jobs on this host and on others.
 
-    A job takes it with stoker.from_feed(NAME), which is a pipeline like any other: augment, echo,
-    batch and move there. Each job gets every batch exactly once an epoch; it joins where one
-    begins, and may leave, or be killed, at any moment. The slowest job sets the pace; the view says
-    which one that is. Ctrl-C ends the feed.
+    In a job, stoker.from_feed(NAME) is a pipeline like any other: augment, echo, batch and move
+    there. Each job gets every batch exactly once per epoch. A job joins at the beginning of an
+    epoch, and may leave or be killed at any moment. The slowest job sets the pace; the terminal
+    shows which one that is. Ctrl-C ends the feed.
 
     Example: stoker feed train.py:make_pipeline --name imagenet --jobs 4
     """

@@ -1,4 +1,4 @@
-"""Accelerate: it shards loaders, keeps one state, and wants to know the last batch of an epoch.
+"""Accelerate: it shards loaders, keeps one state, and must know the last batch of an epoch.
 
 ``Accelerator.accumulate`` steps the optimizer after every n-th batch and after the last one of an
 epoch. It finds the last one by asking the loader that began last and has not ended.
@@ -71,9 +71,9 @@ class Accelerate(Framework):
             return None
         if epoch.ends_unequally:
             warn(
-                ".shard(uneven=True) leaves ranks last batches of unequal length, and gather() and "
-                "gather_for_metrics() of Accelerate want equal ones: they fail, or add examples "
-                "that do not exist. For evaluation take .shard(pad=True)"
+                ".shard(uneven=True) gives ranks last batches of unequal length, but gather() "
+                "and gather_for_metrics() of Accelerate need equal ones: they fail, or add "
+                "examples that do not exist. For evaluation use .shard(pad=True)"
             )
         return AccelerateEpoch(epoch, state.GradientState())
 

@@ -1,7 +1,7 @@
-"""The protocol of training frameworks, with the answers of a plain loop as its defaults.
+"""The protocol of training frameworks; its defaults are the answers of a plain loop.
 
-A framework calls a pipeline without saying for what. A file in this room finds out for each of
-them. The rest of the package asks ``queries``, and does not know frameworks by name.
+A framework calls a pipeline without saying why. A module in this room finds out for each framework.
+The rest of the package asks ``queries``, and knows no framework by name.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class TrainingLoop:
 
     Attributes:
         framework: the name of its framework.
-        reads_ahead: whether it takes a batch more than it trains on, if there is no ``len()``, and
+        reads_ahead: whether it takes one batch more than it trains on if there is no ``len()``, and
             may keep an iterator that it has left.
         repeats_first_epoch: whether all of its epochs must have the batches of the first.
     """
@@ -29,7 +29,7 @@ class TrainingLoop:
     repeats_first_epoch = False
 
     def has_ended_epoch(self) -> bool:
-        """True if it asks for no more of its epoch, though batches may be left."""
+        """True if it requests no more batches of its epoch, although there may be some."""
         return False
 
     def untrained_batches(self) -> int:
@@ -45,7 +45,7 @@ class TrainingLoop:
 
 
 class RunningEpoch(Protocol):
-    """An epoch that is handed out."""
+    """An epoch whose batches are being handed out."""
 
     @property
     def is_last(self) -> bool:
@@ -54,7 +54,7 @@ class RunningEpoch(Protocol):
 
     @property
     def remainder(self) -> int:
-        """How many examples the last batches of all ranks hold; 0: there is no padding in them."""
+        """How many examples the last batches of all ranks hold; 0 if they have no padding."""
         ...
 
     @property
@@ -64,23 +64,23 @@ class RunningEpoch(Protocol):
 
 
 class EpochListener(Protocol):
-    """Is told when an epoch begins and ends."""
+    """Is called when an epoch begins and ends."""
 
     def begin(self) -> None:
-        """Take note of a batch that was handed out."""
+        """Record that a batch was handed out."""
         ...
 
     def end(self) -> None:
-        """Take note that the epoch is over, or was left."""
+        """Record that the epoch has ended, or was left."""
         ...
 
 
 class Framework:
-    """A training framework. The defaults are those of one that needs nothing of a pipeline.
+    """A training framework. By default it needs nothing of a pipeline.
 
     Attributes:
-        name: as its users call it.
-        where_ranks_are_known: where a pipeline is built so that ``.shard()`` finds the ranks.
+        name: the name that its users know.
+        where_ranks_are_known: where to build a pipeline so that ``.shard()`` finds the ranks.
     """
 
     name = ""
@@ -91,7 +91,7 @@ class Framework:
         return None
 
     def shards_data(self) -> bool:
-        """True if it is at work, and its users expect it to give each rank its part."""
+        """True if it is running, and its users expect it to give each rank its part."""
         return False
 
     def way_to_shard(self, loader: Any) -> str | None:
@@ -103,7 +103,7 @@ class Framework:
         return False
 
     def wrap_state(self, saved: dict[str, Any]) -> dict[str, Any]:
-        """Return a pipeline's state in the form that it saves, if it is calling; else unchanged."""
+        """Return a pipeline's state in the form that it saves; unchanged if it is not calling."""
         return saved
 
     def unwrap_state(self, saved: Any) -> Any:

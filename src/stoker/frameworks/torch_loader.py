@@ -44,7 +44,7 @@ class Epochs(Protocol):
 
 
 class EpochPass:
-    """One pass over an epoch. Its outputs are asked for by number, one after another."""
+    """One pass over an epoch. Its outputs are requested by number, in order."""
 
     def __init__(self, pipeline: Epochs) -> None:
         self._pipeline = pipeline
@@ -62,8 +62,8 @@ class EpochPass:
             self._iterator, self._next = iter(self._pipeline), number
         if number != self._next:
             raise StokerError(
-                f"batch {number} of an epoch was asked for behind batch {self._next - 1}: a "
-                "pipeline is divided by .shard(), not by leaving out batches"
+                f"batch {number} of an epoch was requested after batch {self._next - 1}: shard a "
+                "pipeline by .shard(), not by leaving out batches"
             )
         self._next += 1
         return next(self._iterator)
@@ -155,13 +155,13 @@ class UnsteppedBatchSampler(_data.BatchSampler):  # type: ignore[misc]
 
 
 def only_batch(batches: list[Any]) -> Any:
-    """Collate a list of one batch, which is collated already: return that batch."""
+    """Collate a list with one finished batch: return that batch."""
     (batch,) = batches
     return batch
 
 
 class PipelineLoader(_data.DataLoader):  # type: ignore[misc]
-    """A pipeline where only a ``DataLoader`` will do. Made by ``Pipeline.as_dataloader``.
+    """A pipeline in the form of a ``DataLoader``. Made by ``Pipeline.as_dataloader``.
 
     Iterating it iterates the pipeline. Accelerate leaves it as it is, and saves its state.
 

@@ -1,4 +1,4 @@
-"""``advise``: measures whether to decode whole images before an echo, or only crops behind it.
+"""``advise``: measures which is cheaper, decoding whole images before an echo or crops after it.
 
 There are two orders. Cropping files decodes, at each use, the part that the crop needs. Decoding
 first decodes the whole image once, and each use crops pixels. Which one is cheaper depends on the
@@ -95,8 +95,8 @@ class CropAdvice:
             lines += [
                 f"crop files while that keeps up with training: up to R = {self.keeps_up_to:.1f}, "
                 "measured with full decodes",
-                "above that, decode before the echo and crop pixels behind it: cheaper from "
-                f"a factor of {self.least_factor:.1f} on",
+                "above that, decode before the echo and crop pixels after it: cheaper from a "
+                f"factor of {self.least_factor:.1f} on",
             ]
         return "\n".join(lines)
 
@@ -147,7 +147,7 @@ def advise(pipeline: HasChain) -> CropAdvice:
 
 
 def hint(chain: SourceAndStages, at: int) -> str:
-    """Return the note that ``print(pipeline)`` shows behind the first stage that gets files.
+    """Return the note that ``print(pipeline)`` shows after the first stage that gets files.
 
     It names the cheaper order if ``advise`` has measured it. Otherwise it names ``advise``, if
     files are decoded in full and cropped later.

@@ -195,7 +195,7 @@ def _random_resized_crop(
     reading: Reading,
 ) -> Pixels:
     opened = reading.open(image, scaled=dct_scaling)
-    return reading.resized(
+    return reading.resize(
         opened,
         random_box(*size_of(opened), scale, ratio, rng),
         size,
@@ -219,7 +219,7 @@ def _random_crop(
             f"of {size[0]} x {size[1]}: give a larger padding=, or resize first"
         )
     top, left = (int(rng.random() * (each + 1)) - padding for each in spare)
-    return reading.cut(opened, top, left, *size)
+    return reading.crop(opened, top, left, *size)
 
 
 def _resize(
@@ -236,13 +236,13 @@ def _resize(
                 f"an image of {height} x {width} would become {sides[0]} x {sides[1]}, more than "
                 f"max_pixels={reading.max_pixels}"
             )
-    return reading.resized(opened, Box(0, 0, height, width), sides, antialias=antialias)
+    return reading.resize(opened, Box(0, 0, height, width), sides, antialias=antialias)
 
 
 def _center_crop(image: Any, *, size: tuple[int, int], reading: Reading) -> Pixels:
     opened = reading.open(image)
     (height, width), (rows, columns) = size, size_of(opened)
-    return reading.cut(
+    return reading.crop(
         opened, _center_start(rows, height), _center_start(columns, width), height, width
     )
 
@@ -261,7 +261,7 @@ def _resized_center_crop(
     rows, columns = _shorter_side(height, width, resized)
     down, across = height / rows, width / columns
     top, left = _center_start(rows, size[0]), _center_start(columns, size[1])
-    return reading.resized(
+    return reading.resize(
         opened,
         Box(top * down, left * across, size[0] * down, size[1] * across),
         size,

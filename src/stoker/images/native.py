@@ -1,4 +1,4 @@
-"""``stoker-native``, the optional library in C: crops, numbers of pixels, windows of tokens."""
+"""``stoker-native``, the optional library in C: crops, pixel tables, windows of tokens."""
 
 from __future__ import annotations
 

@@ -73,9 +73,9 @@ def normalize(
 
 
 def fused(first: Any, then: Any) -> Callable[[Any], Any] | None:
-    """Return what does both in one pass if one is ``to_chw`` and one from ``normalize``, else None.
+    """Return one function for both maps if they are ``to_chw`` and ``normalize``, else None.
 
-    It returns what ``then(first(images))`` returns, to the bit.
+    Its result equals ``then(first(images))`` bit for bit.
     """
     if first is to_chw and type(then) is _Normalized:
         return _NormalizedPlanes(then, is_moved_first=True)
@@ -144,9 +144,9 @@ class _Normalized:
         return made.astype(self._array_dtype(), copy=False)
 
     def planes(self, images: Any) -> Any:
-        """Return images with channels last normalized and with channels first, in one pass.
+        """Return images with channels last as normalized images with channels first, in one pass.
 
-        None where that is not possible, or an axis could be taken for the channels' by mistake.
+        None if that is not possible, or if another axis could be mistaken for the channels.
         """
         channels = len(self.mean)
         shape: tuple[int, ...] = tuple(getattr(images, "shape", ()))
@@ -176,7 +176,10 @@ class _Normalized:
         return torch.from_numpy(out).view(getattr(torch, self.dtype))
 
     def _table(self, is_tensor: bool) -> NDArray[Any]:
-        """Return ``[channels, 256]``: what becomes of each byte; numbers of torch as integers."""
+        """Return the result for each channel and byte, ``[channels, 256]``.
+
+        torch's ``bfloat16`` is given as integers.
+        """
         scale, shift = (each[:, None] for each in self._scale_and_shift(True))
         table = np.arange(256, dtype=np.float32) * scale - shift
         if is_tensor and self.dtype == "bfloat16":
@@ -215,7 +218,7 @@ class _Normalized:
 @reads_only
 @dataclass(frozen=True)
 class _NormalizedPlanes:
-    """``to_chw`` and ``normalize``, in one pass where that gives the same."""
+    """``to_chw`` and ``normalize`` in one pass, if the result is the same."""
 
     normalized: _Normalized
     is_moved_first: bool
@@ -234,7 +237,7 @@ class _NormalizedPlanes:
 
 
 def _bytes_of(images: Any) -> NDArray[np.uint8] | None:
-    """Return the bytes of images as an array that ``stoker-native`` takes, None if it cannot."""
+    """Return images as an array of bytes that ``stoker-native`` accepts; None if it cannot."""
     if native.library() is None or not _is_byte(images):
         return None
     if pytree.is_tensor(images):

@@ -87,7 +87,7 @@ class Reading:
         """Return all pixels of an image. Raises as ``open`` does."""
         return decode(image, max_pixels=self.max_pixels) if is_file(image) else _check_image(image)
 
-    def cut(self, image: Opened, top: int, left: int, height: int, width: int) -> Pixels:
+    def crop(self, image: Opened, top: int, left: int, height: int, width: int) -> Pixels:
         """Return a part of an opened image as a new array; pixels outside the image are black."""
         rows, columns = size_of(image)
         first, last = max(top, 0), min(top + height, rows)
@@ -108,7 +108,7 @@ class Reading:
         out[first - top : last - top, begin - left : end - left] = part
         return out
 
-    def resized(
+    def resize(
         self,
         image: Opened,
         box: Box,

@@ -14,20 +14,27 @@ def pack(
         str,
         typer.Argument(
             metavar="SRC",
-            help="A folder of class folders of images, or its URL; or FILE.py:FUNCTION, a function "
-            "without arguments that returns a pipeline of a source alone.",
+            help="A folder SRC/CLASS/... of images, or its URL; or FILE.py:FUNCTION, a function "
+            "without arguments that returns a source without stages.",
         ),
     ],
-    folder: Annotated[str, typer.Argument(metavar="DEST", help="The folder that gets the shards.")],
+    folder: Annotated[
+        str,
+        typer.Argument(
+            metavar="DEST", help="Folder for the shards; must be empty, or hold an unfinished run."
+        ),
+    ],
     shard_size: Annotated[
-        str, typer.Option(metavar="SIZE", help="A shard ends where it has reached this.")
+        str, typer.Option(metavar="SIZE", help="Size at which a shard ends.")
     ] = "256MiB",
-    form: Annotated[str, typer.Option("--format", metavar="tar|parquet")] = "tar",
+    form: Annotated[
+        str, typer.Option("--format", metavar="tar|parquet", help="Format of the shards.")
+    ] = "tar",
 ) -> None:
-    """Turn many files into few: shards that from_tar or from_parquet reads by number.
+    """Pack many small files into few shards, for from_tar or from_parquet.
 
-    A run that was stopped, or killed, goes on with the shard that it was at. Each shard is read
-    back and compared before it gets its name, and DEST/shards.json tells what is in it.
+    A run that was stopped or killed continues with its unfinished shard. Each shard is read back
+    and compared before it gets its name. DEST/shards.json lists the content of each shard.
 
     Example: stoker pack train/ train-shards/ --shard-size 1GiB
     """
@@ -38,5 +45,5 @@ def pack(
     errors = Console(stderr=True, highlight=False)
     with report_errors("pack", ValueError, TypeError, ImportError), errors.status("") as status:
         say = status.update if errors.is_terminal else None
-        told = pack_command(source, folder, shard_size, form, say)
-    typer.echo(told)
+        report = pack_command(source, folder, shard_size, form, say)
+    typer.echo(report)

@@ -40,7 +40,7 @@ def reopen_file(file: Any) -> Any:
         return _raw(file)
     if isinstance(file, io.BufferedReader):
         if not isinstance(file.raw, io.FileIO):
-            raise NotReopened("it reads what is no file")
+            raise NotReopened("it does not read a file")
         again = io.BufferedReader(_raw(file.raw))
         again.seek(file.tell())
         return again
@@ -54,7 +54,7 @@ def _raw(file: io.FileIO) -> io.FileIO:
         raise NotReopened(f"it is open in mode {file.mode!r}")
     number = file.fileno()
     if not stat.S_ISREG(os.fstat(number).st_mode):
-        raise NotReopened("it is no regular file")
+        raise NotReopened("it is not a regular file")
     name = file.name
     try:
         if isinstance(name, int) or not os.path.samestat(os.stat(name), os.fstat(number)):
@@ -75,7 +75,7 @@ def _raw(file: io.FileIO) -> io.FileIO:
 def _text(file: io.TextIOWrapper) -> io.TextIOWrapper:
     place = file.tell()
     if not isinstance(file.buffer, io.BufferedReader):
-        raise NotReopened("it reads what is no file")
+        raise NotReopened("it does not read a file")
     buffer = reopen_file(file.buffer)
     buffer.seek(0)
     if b"\r" in buffer.read(_LOOKED_AT):  # `newline=` cannot be asked for
@@ -95,7 +95,7 @@ def _reopen_compressed(file: Any) -> Any:
         raise NotReopened("it is open for writing")
     inner = file.fileobj if isinstance(file, gzip.GzipFile) else file._fp
     if not isinstance(inner, (io.FileIO, io.BufferedReader)):
-        raise NotReopened("it reads what is no file")
+        raise NotReopened("it does not read a file")
     source = reopen_file(inner)
     source.seek(0)
     again: Any

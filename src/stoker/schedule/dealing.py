@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from stoker.schedule.leg import Remainder
 from stoker.schedule.orders.mixed import interleave_places, parts_and_numbers
 from stoker.schedule.orders.order import Order, Places, as_array, offset_places
-from stoker.schedule.proportions import Proportions
+from stoker.schedule.proportions import PartRow
 
 # Rows whose places and numbers are remembered, in 4 MB at most: a resumed pool reaches back, and
 # readers ahead. Chosen, not measured.
@@ -372,7 +372,7 @@ class PartDeal:
     part are spread evenly.
 
     Args:
-        proportions: of the parts.
+        row: of the parts; ``parts``: how many they are.
         rank, world: this process among so many.
         group: the rows that a rank has of a global batch; of the last one, fewer.
         count: the rows that it has of the epoch.
@@ -384,14 +384,15 @@ class PartDeal:
 
     def __init__(
         self,
-        proportions: Proportions,
+        row: PartRow,
+        parts: int,
         rank: int,
         world: int,
         group: int,
         count: int,
         first: int = 0,
     ) -> None:
-        self._proportions, self._parts = proportions, len(proportions.weights)
+        self._row, self._parts = row, parts
         self._rank, self._world, self._group, self._count = rank, world, group, count
         self.first = first
         self.together = group * max(1, _MIXED_ROWS // group)
@@ -402,9 +403,7 @@ class PartDeal:
         parts, world = self._parts, self._world
         if world == 1:
             first = self.first
-            return interleave_places(
-                *self._proportions.parts(first + rows.start, first + rows.stop), parts
-            )
+            return interleave_places(*self._row.parts(first + rows.start, first + rows.stop), parts)
         group = self._group
         begins, sizes, firsts, own = self._shares(rows.start // group, -(-rows.stop // group))
         each = own.ravel()  # batch by batch, part by part
@@ -422,7 +421,7 @@ class PartDeal:
 
     def counts(self, rows: int) -> list[int]:
         if self._world == 1:
-            before, after = self._proportions.counts_at(np.array([0, rows]) + self.first).T
+            before, after = self._row.counts_at(np.array([0, rows]) + self.first).T
             return list(map(int, after - before))
         whole, over = divmod(rows, self._group)
         found = np.zeros(self._parts, np.int64)
@@ -445,7 +444,7 @@ class PartDeal:
         """
         world, batches = self._world, np.arange(first, last + 1)
         ends = np.minimum(batches * self._group, self._count) * world + self.first
-        begins = self._proportions.counts_at(ends).T
+        begins = self._row.counts_at(ends).T
         sizes = np.diff(begins, axis=0)
         before = np.cumsum(sizes, axis=1) - sizes
         mine = ((self._rank + batches[:-1, None]) - before) % world
@@ -459,7 +458,7 @@ class InStepDeal:
     shuffled by blocks, where ranks are to read different ones.
 
     Args:
-        proportions: of the parts.
+        row: of the parts, as each rank has it.
         rank: this process.
         count: the rows that it has of the epoch.
     """
@@ -467,14 +466,14 @@ class InStepDeal:
     together = _MIXED_ROWS
     first = 0
 
-    def __init__(self, proportions: Proportions, rank: int, count: int) -> None:
-        self._proportions = proportions
-        self._begins = rank * np.array(proportions.counts(count), np.int64)
+    def __init__(self, row: PartRow, rank: int, count: int) -> None:
+        self._row = row
+        self._begins = rank * np.array(row.counts(count), np.int64)
 
     def places(self, rows: Places) -> NDArray[np.int64]:
         assert isinstance(rows, range)
-        parts, numbers = self._proportions.parts(rows.start, rows.stop)
+        parts, numbers = self._row.parts(rows.start, rows.stop)
         return interleave_places(parts, numbers + self._begins[parts], len(self._begins))
 
     def counts(self, rows: int) -> list[int]:
-        return self._proportions.counts(rows)
+        return self._row.counts(rows)

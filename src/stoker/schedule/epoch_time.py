@@ -6,6 +6,7 @@ a resume, and for each use of the example.
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -29,18 +30,45 @@ class EpochTime(NamedTuple):
         return self.epoch + self.progress
 
 
-def time_at(epoch: int, place: int, places: Sequence[int]) -> EpochTime:
+class Pace(NamedTuple):
+    """How the examples of a part come over an epoch: from knot to knot evenly."""
+
+    numbers: tuple[int, ...]
+    """How many of the part come before each knot; ascending from 0."""
+    places: tuple[int, ...]
+    """How many places of what progress counts come before it, likewise."""
+
+    @classmethod
+    def even(cls, count: int) -> Pace:
+        """Return that of so many examples whose progress is their own."""
+        return cls((0, count), (0, count))
+
+    @property
+    def total(self) -> int:
+        """How many examples of the part an epoch has."""
+        return self.numbers[-1]
+
+    def progress(self, number: int) -> float:
+        """Return how much of the epoch comes before an example of the part, by its number."""
+        at = bisect.bisect_right(self.numbers, number) - 1
+        within = (number - self.numbers[at]) / (self.numbers[at + 1] - self.numbers[at])
+        there = self.places[at] + within * (self.places[at + 1] - self.places[at])
+        return there / self.places[-1]
+
+
+def time_at(epoch: int, place: int, paces: Sequence[Pace]) -> EpochTime:
     """Return where a place stands; one below 0 is of an earlier epoch.
 
     Args:
         epoch: the epoch at hand.
-        places: how many places it has, over all ranks; of a mixture, those of each part.
+        paces: how its examples come; of a mixture, those of each part.
     """
-    total = places[0]
-    if len(places) > 1 and place < 0:
-        total = sum(places)
-    elif len(places) > 1:
-        bits = part_bits(len(places))
-        total, place = places[place & ((1 << bits) - 1)], place >> bits
-    before, there = divmod(min(place, total - 1), total)  # what pads comes behind the last one
-    return EpochTime(epoch + before, there / total)
+    pace = paces[0]
+    if len(paces) > 1 and place < 0:
+        pace = Pace.even(sum(each.total for each in paces))
+    elif len(paces) > 1:
+        bits = part_bits(len(paces))
+        pace, place = paces[place & ((1 << bits) - 1)], place >> bits
+    # What pads comes behind the last one.
+    before, there = divmod(min(place, pace.total - 1), pace.total)
+    return EpochTime(epoch + before, pace.progress(there))

@@ -11,13 +11,15 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from stoker.schedule.epoch_time import EpochTime
 
 MOST_TOTAL = 1 << 30
 """The largest sum of weights that is kept exactly; more is rounded to it (to 1 in 2**29), so
@@ -26,6 +28,13 @@ that products of it with places stay within 63 bits."""
 _MOST_TABLED = 1 << 16
 """The longest round whose parts are looked up in a table, of a MiB. In a longer one they are
 computed."""
+
+_PIECES = 128
+"""Where an epoch's weights change, the stretches in which they stay: so the steps of a smooth
+schedule are below 1 % of its range. Chosen, not measured."""
+
+_WHOLE = 1 << 20
+"""What the shares of a piece add up to, so that all ranks round alike."""
 
 _Tree = int | tuple[int, int, Any, Any]
 """A part; or the weight of the left half, that of both, and the halves."""
@@ -53,6 +62,22 @@ def whole_weights(weights: Sequence[Any]) -> tuple[int, ...]:
         whole = [max(1, weight * (MOST_TOTAL // 2) // total) for weight in whole]
     divisor = math.gcd(*whole)
     return tuple(weight // divisor for weight in whole)
+
+
+class PartRow(Protocol):
+    """A row of places, each for one of several parts."""
+
+    def counts(self, places: int) -> list[int]:
+        """Return how many of the first ``places`` each part has."""
+        ...
+
+    def counts_at(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return ``counts`` for many numbers of places, ``int64 [parts, n]``."""
+        ...
+
+    def parts(self, start: int, stop: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the parts of places ``start .. stop - 1``, and each one's number in its part."""
+        ...
 
 
 class Proportions:
@@ -160,6 +185,125 @@ class Proportions:
         both = int(sums[-1])
         at = 1 + int(np.abs(2 * sums[:-1] - both).argmin())
         return int(sums[at - 1]), both, self._split(parts[:at]), self._split(parts[at:])
+
+
+class PieceRow:
+    """A row of places whose proportions change from piece to piece.
+
+    Args:
+        ends: where each piece ends, ``int64 [pieces]``.
+        counts: how many places of it each part has, ``int64 [pieces, parts]``.
+
+    Attributes:
+        bounds: where pieces begin, and where the last one ends.
+        before: how many places each part has before those, ``int64 [pieces + 1, parts]``.
+    """
+
+    def __init__(self, ends: NDArray[np.int64], counts: NDArray[np.int64]) -> None:
+        self.bounds = np.concatenate([np.zeros(1, np.int64), ends])
+        none = np.zeros((1, counts.shape[1]), np.int64)
+        self.before = np.concatenate([none, np.cumsum(counts, axis=0)])
+        self._counts = counts
+        self._pieces: dict[int, tuple[Proportions, NDArray[np.int64]]] = {}
+
+    def counts(self, places: int) -> list[int]:
+        found: list[int] = self.counts_at(np.array([places]))[:, 0].tolist()
+        return found
+
+    def counts_at(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        at = self._piece_of(places)
+        found = self.before[at].T.copy()
+        for number in np.unique(at).tolist():
+            its = at == number
+            row, parts = self._piece(number)
+            found[np.ix_(parts, its)] += row.counts_at(places[its] - self.bounds[number])
+        return found
+
+    def parts(self, start: int, stop: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        places = np.arange(start, stop)
+        at = self._piece_of(places)
+        found, numbers_in = np.empty_like(places), np.empty_like(places)
+        for number in np.unique(at).tolist():
+            its = at == number
+            row, parts = self._piece(number)
+            own, numbers_there = row.parts_of(places[its] - self.bounds[number])
+            found[its] = parts[own]
+            numbers_in[its] = numbers_there + self.before[number][parts[own]]
+        return found, numbers_in
+
+    def _piece_of(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        found = np.searchsorted(self.bounds, places, "right") - 1
+        return np.minimum(found, len(self._counts) - 1)
+
+    def _piece(self, number: int) -> tuple[Proportions, NDArray[np.int64]]:
+        """Return a piece's own row, and the parts that it has places of."""
+        known = self._pieces.get(number)
+        if known is None:
+            parts = np.flatnonzero(self._counts[number])
+            row = Proportions(tuple(self._counts[number][parts].tolist()))
+            known = self._pieces[number] = row, parts
+        return known
+
+
+class ChangingWeights:
+    """Weights that change while training goes on: what ``mix({a: fn, b: 1})`` says.
+
+    An epoch is cut into pieces, in each of which the weights are those of its beginning. What each
+    part was given follows what it should have been given by then within two examples.
+
+    Args:
+        weights: returns the weight of each part.
+        parts: how many there are.
+    """
+
+    def __init__(self, weights: Callable[[EpochTime], Sequence[float]], parts: int) -> None:
+        self._weights, self._parts = weights, parts
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _no_weights, ()  # workers are sent indices, and ask for no order
+
+    def row(self, epoch: int, places: int) -> PieceRow:
+        """Return the row of an epoch of so many places; raises what the function does."""
+        pieces = max(1, min(places, _PIECES))
+        bounds = [places * piece // pieces for piece in range(pieces + 1)]
+        counts = np.zeros((pieces, self._parts), np.int64)
+        due = np.zeros(self._parts, np.int64)  # of what was to be given, in 1 / _WHOLE
+        given = np.zeros(self._parts, np.int64)
+        for piece, begin in enumerate(bounds[:-1]):
+            size = bounds[piece + 1] - begin
+            shares = _shares_of(self._weights(EpochTime(epoch, begin / max(1, places))))
+            due += shares * size
+            counts[piece] = _rounded(due - given * _WHOLE, shares > 0, size)
+            given += counts[piece]
+        return PieceRow(np.array(bounds[1:], np.int64), counts)
+
+
+def _no_weights() -> None:
+    return None
+
+
+def _shares_of(weights: Sequence[float]) -> NDArray[np.int64]:
+    """Return whole shares in proportion to weights, which add up to ``_WHOLE``."""
+    exact = np.array(weights, np.float64)
+    exact /= exact.max()
+    shares: NDArray[np.int64] = np.round(exact / exact.sum() * _WHOLE).astype(np.int64)
+    shares[shares.argmax()] += _WHOLE - shares.sum()
+    return shares
+
+
+def _rounded(due: NDArray[np.int64], may: NDArray[np.bool_], size: int) -> NDArray[np.int64]:
+    """Return whole numbers near ``due / _WHOLE`` that add up to ``size``; 0 where none may be."""
+    counts: NDArray[np.int64] = np.where(may, np.maximum(due, 0) // _WHOLE, 0)
+    while (over := size - int(counts.sum())) != 0:
+        lacking = np.where(may & ((over > 0) | (counts > 0)), due - counts * _WHOLE, 0)
+        if over > 0:
+            turn = np.argsort(np.where(may, -lacking, np.iinfo(np.int64).max), kind="stable")
+            counts[turn[: min(over, int(may.sum()))]] += 1
+        else:
+            has = counts > 0
+            turn = np.argsort(np.where(has, lacking, np.iinfo(np.int64).max), kind="stable")
+            counts[turn[: min(-over, int(has.sum()))]] -= 1
+    return counts
 
 
 def _share(places: Any, left: int, both: int) -> Any:

@@ -149,8 +149,8 @@ def column_of(array: Any) -> Column:
     kind = type(array).__name__
     if isinstance(array, np.ma.MaskedArray):
         raise TypeError(
-            "from_arrays: what a MaskedArray masks would come as any other value; give "
-            ".filled(...), and perhaps np.ma.getmaskarray(...) beside it"
+            "from_arrays: the masked values of a MaskedArray would come like any others; give "
+            ".filled(...), and np.ma.getmaskarray(...) as a second array if you need the mask"
         )
     if isinstance(array, np.ndarray):
         if array.ndim:
@@ -164,7 +164,7 @@ def column_of(array: Any) -> Column:
         if is_sliced and array.shape and not hasattr(array, "iloc"):
             return SlicedColumn(array)
     raise TypeError(
-        "from_arrays takes NumPy arrays, or what has shape and dtype and is sliced, of at least "
+        "from_arrays takes NumPy arrays, or objects with shape, dtype and slices, of at least "
         f"one dimension, not {kind}; use np.asarray(...), or from_dataset"
     )
 
@@ -226,7 +226,8 @@ class SlicedColumn(Column):
             first = np.asarray(array[0:1])
         except (TypeError, RuntimeError) as error:  # PyTorch's of types that NumPy lacks, for one
             raise ValueError(
-                f"from_arrays: the first row of this {type(array).__name__} is no array: {error}"
+                f"from_arrays: the first row of this {type(array).__name__} is not an array: "
+                f"{error}"
             ) from error
         if first.shape != (min(1, self.shape[0]), *self.shape[1:]):
             raise TypeError(
@@ -263,7 +264,7 @@ class SlicedColumn(Column):
             found = each[0] if len(each) == 1 else np.concatenate(each)
         if found.shape != (len(wanted), *self.shape[1:]):
             raise ValueError(
-                f"{type(self._array).__name__}: {len(wanted):,} rows were asked for, and an array "
+                f"{type(self._array).__name__}: {len(wanted):,} rows were requested, but an array "
                 f"of shape {list(found.shape)} came"
             )
         return found, back
@@ -323,12 +324,12 @@ class HdfArray:
         path = os.path.abspath(os.fsdecode(dataset.file.filename))
         if not os.path.isfile(path):
             raise ValueError(
-                f"from_arrays: the HDF5 dataset {dataset.name!r} lies in no file of its own; "
+                f"from_arrays: the HDF5 dataset {dataset.name!r} is not in a file of its own, so "
                 "workers could not open it: use np.asarray(...)"
             )
         if dataset.file.mode != "r":
             raise ValueError(
-                f"from_arrays: {path} is open for writing, and workers could not open it: open it "
+                f"from_arrays: {path} is open for writing, so workers could not open it: open it "
                 "with h5py.File(path, 'r')"
             )
         self._path, self._name = path, dataset.name
@@ -359,7 +360,7 @@ class HdfArray:
 
         if _version(self._path) != self._version:
             raise ValueError(
-                f"{self._path} has changed since the pipeline was built: build it anew"
+                f"{self._path} has changed since the pipeline was built: build it again"
             )
         return h5py.File(self._path, "r")[self._name]
 

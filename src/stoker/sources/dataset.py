@@ -63,8 +63,8 @@ class DatasetSource(IndexedSource):
         if isinstance(data, GathersRows) and self.runs_user_code and not is_declared(data):
             kind = type(data).__name__
             raise TypeError(
-                f"several threads at once gather rows of {kind}, which is a "
-                "stoker.sources.GathersRows: if that is right, declare it, @stoker.thread_safe "
+                f"several threads gather rows of {kind} at once, because it is a "
+                "stoker.sources.GathersRows: declare that this is safe, with @stoker.thread_safe "
                 f"above class {kind}"
             )
 

@@ -53,7 +53,7 @@ def read_file(path: str) -> bytes:
         if not stat.S_ISREG(found.st_mode):
             kind = _KINDS.get(stat.S_IFMT(found.st_mode), "something else")
             number = errno.EISDIR if stat.S_ISDIR(found.st_mode) else errno.EINVAL
-            raise OSError(number, f"no regular file but {kind}", path)
+            raise OSError(number, f"not a regular file but {kind}", path)
         refuse_too_large(found.st_size, path)
         with open(handle, "rb", buffering=0, closefd=False) as file:
             return file.read()
@@ -69,7 +69,7 @@ def refuse_too_large(nbytes: int, path: str) -> None:
 
 
 def files_below(folder: str, suffixes: tuple[str, ...], left_out: list[str]) -> Iterator[str]:
-    """Yield files with these suffixes, without hidden ones, each folder once however linked.
+    """Yield files with these suffixes, without hidden ones, and each linked folder only once.
 
     Paths with such a suffix that are not regular files, and folders that cannot be listed, are
     added to ``left_out``.
@@ -115,7 +115,7 @@ def warn_left_out(source: str, left_out: Sequence[str]) -> None:
     if left_out:
         more = f" and {len(left_out) - 1:,} more" if len(left_out) > 1 else ""
         warn(
-            f"{source}: left out is what is no regular file, or cannot be listed: "
+            f"{source}: these paths are not regular files, or cannot be listed, and are left out: "
             f"{min(left_out)!r}{more}"
         )
 
@@ -135,8 +135,10 @@ class FileVersion(NamedTuple):
 
 def version_of(found: os.stat_result) -> FileVersion:
     """Return the version of a local file from its status."""
-    told = of_file("", found)
-    return FileVersion(told.size_bytes, told.version, told.changed_ns, told.inode)
+    fingerprint = of_file("", found)
+    return FileVersion(
+        fingerprint.size_bytes, fingerprint.version, fingerprint.changed_ns, fingerprint.inode
+    )
 
 
 class OpenFiles:
@@ -164,7 +166,7 @@ class OpenFiles:
     def read_values(
         self, path: str, version: FileVersion, starts: Iterable[int], out: NDArray[Any]
     ) -> None:
-        """Read as many values as a row of ``out`` has, from each byte of ``starts`` on.
+        """Fill each row of ``out`` from one of the bytes ``starts`` on.
 
         ``out`` is C-ordered, with two axes. Raises as ``read``.
         """
@@ -182,7 +184,7 @@ class OpenFiles:
             self._open[path] = file
         if not self._is_still(file, version):
             self._open.pop(path, None)
-            raise ValueError(f"{path} has changed since the pipeline was built: build it anew")
+            raise ValueError(f"{path} has changed since the pipeline was built: build it again")
         return file
 
     def _is_still(self, file: OpenFile, version: FileVersion) -> bool:
@@ -206,7 +208,7 @@ class OpenFile:
         # Opening a pipe would wait for its writer.
         self.descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
         if not stat.S_ISREG(os.fstat(self.descriptor).st_mode):
-            raise OSError(errno.EINVAL, "no regular file", path)
+            raise OSError(errno.EINVAL, "not a regular file", path)
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
         # ``os`` may be gone when the interpreter ends, so ``close`` is kept from the beginning.
@@ -231,7 +233,7 @@ class OpenFile:
         return data
 
     def read_parts(self, starts: Iterable[int], out: memoryview, nbytes: int) -> None:
-        """Fill ``out`` with so many bytes from each start on. Raises as ``read``."""
+        """Fill ``out``, a row from each start on. Raises as ``read``."""
         descriptor, preadv = self.descriptor, os.preadv
         for at, start in zip(range(0, len(out), nbytes), starts, strict=True):
             part = out[at : at + nbytes]

@@ -1,4 +1,4 @@
-"""Class folders: files in one sub-folder a class, and the classes' numbers."""
+"""Class folders: files in one sub-folder per class, and the numbers of the classes."""
 
 from __future__ import annotations
 
@@ -95,9 +95,11 @@ class FolderSource(OwnSource, Fingerprinted[Any], Labeled[Any], ReadsFiles[Any])
         class.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], asked: ClassFolders | None = None) -> None:
+    def __init__(
+        self, folder: str | os.PathLike[str], class_folders: ClassFolders | None = None
+    ) -> None:
         self.folder = os.fspath(folder)
-        self._asked = asked = asked or ClassFolders.of()
+        self._class_folders = class_folders = class_folders or ClassFolders.of()
         with os.scandir(self.folder) as entries:
             found = sorted(e.name for e in entries if e.is_dir() and not e.name.startswith("."))
         if not found:
@@ -105,16 +107,16 @@ class FolderSource(OwnSource, Fingerprinted[Any], Labeled[Any], ReadsFiles[Any])
                 f"{self.folder} has no sub-folders; from_folder expects one a class, "
                 "such as train/cat/0001.jpg"
             )
-        self.classes, labels = asked.number(found, self.folder)
+        self.classes, labels = class_folders.number(found, self.folder)
         self._files: list[tuple[str, int]] = []
         left_out: list[str] = []
         above = len(os.path.join(self.folder, ""))
         for name, label in zip(found, labels, strict=True):
             below = os.path.join(self.folder, name)
-            files = sorted(files_below(below, asked.suffixes, left_out))
+            files = sorted(files_below(below, class_folders.suffixes, left_out))
             self._files += [(file[above:], label) for file in files]
         warn_left_out(self.name, left_out)
-        asked.refuse_empty(len(self._files), len(found), self.folder)
+        class_folders.refuse_empty(len(self._files), len(found), self.folder)
 
     @property
     def name(self) -> str:
@@ -122,19 +124,19 @@ class FolderSource(OwnSource, Fingerprinted[Any], Labeled[Any], ReadsFiles[Any])
 
     @property
     def fields(self) -> Sequence[str | int]:
-        return self._asked.kind._fields
+        return self._class_folders.kind._fields
 
     def __len__(self) -> int:
         return len(self._files)
 
     def fetch(self, indices: Indices) -> list[Any]:
         files = (self._files[index] for index in indices)
-        kind = self._asked.kind
+        kind = self._class_folders.kind
         return [kind(read_file(os.path.join(self.folder, f)), label) for f, label in files]
 
     def identity(self) -> str | None:
-        """Return the folder's real path: files are known below it by path, size, times, inode."""
-        return self._asked.identity_of(os.path.realpath(self.folder))
+        """Return the folder's real path: its files are identified by path, size, times, inode."""
+        return self._class_folders.identity_of(os.path.realpath(self.folder))
 
     def name_of(self, index: int) -> str:
         return self._files[index][0]

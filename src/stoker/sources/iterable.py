@@ -46,9 +46,9 @@ class Passes:
     def __init__(self, given: Any, name: str, what: str) -> None:
         if isinstance(given, Iterator) and not hasattr(given, "reset"):  # DALI's start over
             raise TypeError(
-                f"{name} needs what can be iterated once every epoch; this {type(given).__name__} "
-                "is used up after one: pass the object it came from, or a function that returns a "
-                "new iterator"
+                f"{name} needs an object that can be iterated in every epoch; this "
+                f"{type(given).__name__} is used up after one: pass the object it came from, or a "
+                "function that returns a new iterator"
             )
         if not hasattr(given, "__iter__") and not callable(given):
             raise TypeError(
@@ -74,7 +74,7 @@ class Passes:
             if self._last is not None and self._last() is made:
                 raise TypeError(
                     f"{self.name}: the function returned the same generator again, which is used "
-                    "up: it must make a new one every epoch"
+                    "up: it must make a new one in every epoch"
                 )
             self._last = weakref.ref(made)
         return iter(made)
@@ -107,8 +107,8 @@ class IterableSource(Origin):
     def open(self, epoch: int, saved: Any = None, number: int = 0) -> Iterator[Any]:
         """Begin a pass: at its beginning, or after ``number`` examples in a saved state.
 
-        Calls the stream's ``set_epoch`` if it has one. With ``saved`` and no ``number``, another
-        process's consumer left a pass there, and the next one begins.
+        Calls the stream's ``set_epoch`` if it has one. With ``saved`` and no ``number``, the
+        consumer of another process left its pass there, and the next pass begins.
 
         Raises StateError for an invalid state.
         """
@@ -134,7 +134,7 @@ class IterableSource(Origin):
         return StatefulPass(self._given, self._passes.open(), self._log)
 
     def leave(self, number: int | None) -> None:
-        """Note that the consumer left the pass after so many examples; None: at its end."""
+        """Record that the consumer left the pass after this many examples; None: at its end."""
         log = self._log
         if log is None:
             return
@@ -269,11 +269,11 @@ class Standing:
         self.place = None
 
     def restore(self, place: dict[str, Any]) -> None:
-        """Go to the place where another process's consumer left a pass."""
+        """Go to the place at which another process's consumer left a pass."""
         self.place, self._is_ahead = place, True
 
     def put_back(self) -> None:
-        """Go back to the place where the consumer left the last pass, if it was read further."""
+        """Go back to the place at which the consumer left the last pass, if more was read."""
         place = self.place
         if place is None or self._is_anew or not self._is_ahead:
             return
@@ -310,11 +310,11 @@ def _are_alike(state: Any, other: Any) -> bool:
 
 
 class StateLog:
-    """The states of a stream in one pass. One thread writes, one other thread reads.
+    """The states of a stream in one pass. One thread writes, another one reads.
 
     Args:
         saved: the result of ``state`` at which the pass continues; None at the beginning.
-        number: how many examples of the pass come before.
+        number: the number of examples of the pass before it.
         before: the state before the pass, if it is known.
     """
 
@@ -327,15 +327,15 @@ class StateLog:
             self._states.append((number - self.skip, saved["own"]))
 
     def note(self, number: int, given: Any) -> None:
-        """Take the stream's state after so many examples, if that is due."""
+        """Take the stream's state after this many examples, if one is due."""
         self.read = number
         if number == self.number + 1 or number % _EVERY == 0:
             self._states.append((number, given.state_dict()))
 
     def state(self, number: int) -> dict[str, Any] | None:
-        """Return the state after so many examples of the pass; None at its beginning.
+        """Return the state after this many examples of the pass; None at its beginning.
 
-        States that were dropped cannot be requested.
+        Dropped states cannot be requested.
         """
         found = None
         for at in range(len(self._states)):  # only the caller takes any away
@@ -345,9 +345,9 @@ class StateLog:
         return None if found is None else {"own": found[1], "skip": number - found[0]}
 
     def place(self, number: int) -> dict[str, Any] | None:
-        """Return a state and a skip of at least one that lead to so many examples; None: unknown.
+        """Return a state and a skip that lead to this many examples; None if unknown.
 
-        Some streams return the loaded state until an example is read.
+        The skip is at least one, as some streams return the loaded state until an example is read.
         """
         found = None if self._before is None else (0, self._before)
         for at in range(len(self._states)):

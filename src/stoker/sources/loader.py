@@ -42,7 +42,7 @@ class LoaderSource(Origin):
     def is_counted(self) -> bool:
         """True if its length is reliable: an ``IterableDataset`` may report a wrong one.
 
-        (And torch warns of that later, if it was asked for the length.)
+        (torch also warns of that later, if it was asked for the length.)
         """
         torch_data: Any = sys.modules.get("torch.utils.data")
         streams = () if torch_data is None else torch_data.IterableDataset
@@ -78,7 +78,7 @@ class LoaderSource(Origin):
         return None if left else self.state()
 
     def leave(self, place: dict[str, Any] | None, *, is_ahead: bool) -> None:
-        """Note that the consumer left a pass, which may have been read further."""
+        """Record that the consumer left a pass, of which more may have been read."""
         self._standing.leave(place, is_ahead=is_ahead)
 
     def end(self) -> None:
@@ -104,7 +104,7 @@ class LoaderSource(Origin):
             )
         if chain.has_fixed_echo:
             raise StateError(
-                "in the middle of a pass over a loader a pool of a fixed factor cannot be made "
+                "in the middle of a pass over a loader, the pool of a fixed factor cannot be made "
                 f"again: {'leave .repeat() out and ' if chain.flows else ''}save between epochs, "
                 'or take .echo("auto"), whose pool may begin empty'
             )
@@ -120,7 +120,7 @@ class LoaderSource(Origin):
         to.take_batches(self)
 
     def warn_unsharded(self, *, is_sharded: bool) -> None:
-        """Warn where there are several ranks and the loader is not sharded."""
+        """Warn if there are several ranks and the loader is not sharded."""
         warn_unsharded_loader(self.loader)
 
     def set_epoch(self, epoch: int) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -29,10 +30,11 @@ from stoker.schedule.dealing import (
     PartDeal,
     RankOrder,
 )
+from stoker.schedule.epoch_time import Pace
 from stoker.schedule.numbering import Numbering
 from stoker.schedule.orders.mixed import MixedOrder, interleave_places, part_bits, parts_and_numbers
 from stoker.schedule.orders.order import Order
-from stoker.schedule.proportions import Proportions
+from stoker.schedule.proportions import ChangingWeights, PartRow, PieceRow, Proportions
 from stoker.schedule.selection import Selection
 from stoker.schedule.sizing.batch_plan import PlannedDeal
 from stoker.sources.origin import IndexedSource, UserObject
@@ -62,13 +64,14 @@ class MixtureSource(IndexedSource):
 
     Args:
         parts: the parts.
-        weights: each part's weight, a whole number.
+        weights: each part's weight, a whole number; or what says them for each piece of an epoch,
+            which then has as many examples as all parts together.
         until_all: whether an epoch ends when every part has been used once, rather than when the
             first one has.
 
     Attributes:
         parts: the parts.
-        proportions: the part of each example of an epoch.
+        proportions: the part of each example of an epoch; None where that changes.
 
     Raises ValueError for a part without examples, or with too little weight to occur in an epoch.
     """
@@ -76,10 +79,17 @@ class MixtureSource(IndexedSource):
     has_own_order = True
 
     def __init__(
-        self, parts: Sequence[MixedPart], weights: tuple[int, ...], *, until_all: bool
+        self,
+        parts: Sequence[MixedPart],
+        weights: tuple[int, ...] | ChangingWeights,
+        *,
+        until_all: bool,
     ) -> None:
         self.parts = tuple(parts)
-        self.proportions = Proportions(weights)
+        self._changing = weights if isinstance(weights, ChangingWeights) else None
+        self.proportions = None if isinstance(weights, ChangingWeights) else Proportions(weights)
+        # Of an epoch with so many places, of which so many are drawn: what was drawn before it.
+        self._begun: dict[tuple[int, int], list[list[int]]] = {}
         self._until_all = until_all
         self._lengths = [len(part.source) for part in parts]
         self._numbering = Numbering(self._lengths)
@@ -88,17 +98,21 @@ class MixtureSource(IndexedSource):
         for number, (part, size) in enumerate(zip(parts, self._sizes, strict=True), 1):
             if not size:
                 raise ValueError(f"mix(): part {number}, {part.described}, has no examples")
+        if self.proportions is None:
+            return
         count = self.count()
         for number, drawn in enumerate(self.proportions.counts(count), 1):
             if not drawn:
                 raise ValueError(
-                    f"mix(): part {number}, {parts[number - 1].described}, would never come: an "
-                    f"epoch of {count:,} examples has none of it. Give it more weight, or "
+                    f"mix(): part {number}, {parts[number - 1].described}, would never be read: "
+                    f"an epoch of {count:,} examples has none of it. Give it more weight, or "
                     "stop='all'"
                 )
 
     @property
     def name(self) -> str:
+        if self.proportions is None:
+            return f"mix({len(self.parts)} parts, weights that change)"
         return f"mix({len(self.parts)} parts, stop={'all' if self._until_all else 'first'!r})"
 
     @property
@@ -123,8 +137,8 @@ class MixtureSource(IndexedSource):
             if part.source.with_current_length() is not part.source:
                 raise ValueError(
                     f"mix(): part {number}, {part.described}, had {len(part.source):,} examples "
-                    "when it was mixed, and has another number now, from which it does not follow "
-                    "where the mixture's epochs begin: mix anew"
+                    "when it was mixed, but has another number now, so the mixture's epochs "
+                    "would begin elsewhere: mix again"
                 )
         return self
 
@@ -133,7 +147,7 @@ class MixtureSource(IndexedSource):
 
         Raises ValueError where ranks have the same part at a time, and one has too few examples.
         """
-        return selection.count(self._row(selection))
+        return selection.count(self._length(selection))
 
     def order(
         self,
@@ -144,8 +158,9 @@ class MixtureSource(IndexedSource):
         group: int = 1,
     ) -> RankOrder:
         """Return the order of an epoch; a part's share of a global batch is dealt to all ranks."""
-        share, row, count = selection.share, self.proportions, self.examples(selection)
+        share, count = selection.share, self.examples(selection)
         rank, world = (share.rank, share.world) if share is not None else (0, 1)
+        row = self._row(selection, epoch)
         deal: CountedDeal
         if self._is_in_step(selection):
             deal = InStepDeal(row, rank, count)
@@ -153,26 +168,55 @@ class MixtureSource(IndexedSource):
         else:
             begun = 0 if selection.leg is None else selection.leg.rest.first or 0
             dealt = count - (0 if selection.leg is None else selection.leg.head_each)
-            deal = PartDeal(row, rank, world, group, dealt, begun)
-            drawn = row.counts(selection.first.count(self._row(selection)))
+            deal = PartDeal(row, len(self.parts), rank, world, group, dealt, begun)
+            drawn = row.counts(selection.first.count(self._length(selection)))
             if share is not None and selection.between.stop is not None:
                 drawn = row.counts(count * world)
         make = [
             functools.partial(self._part_order, number, seed) for number in range(len(self.parts))
         ]
-        before = [epoch * each for each in drawn]
-        order = MixedOrder(make, self._lengths, self._sizes, before, sum(drawn))
+        before = self._drawn_before(selection, epoch, drawn)
+        order = MixedOrder(make, self._lengths, self._sizes, before, drawn)
         head = np.empty(0, np.int64) if selection.leg is None else selection.leg.head_of(rank)
-        rows = RankOrder(order, deal, count - len(head))
-        return RankOrder(order, HeldDeal(head, rows), count) if len(head) else rows
+        found = RankOrder(order, deal, count - len(head))
+        if len(head):
+            found = RankOrder(order, HeldDeal(head, found), count)
+        if isinstance(row, PieceRow):
+            found.digest = f"{zlib.crc32(np.append(row.before, before).tobytes()):08x}"
+        return found
 
     def _part_order(self, number: int, seed: int, epoch: int) -> Order:
         """Return the order of an epoch of a part, over all ranks."""
         selection, length = self.parts[number].selection, self._lengths[number]
         return selection.order(length, seed, epoch, purpose=rng.SHUFFLE + number)
 
-    def _row(self, selection: Selection) -> int:
-        """Return how many examples an epoch has over all ranks, uncut."""
+    def _row(self, selection: Selection, epoch: int) -> PartRow:
+        """Return the parts of an epoch's places; in step, of those that each rank has."""
+        if self.proportions is not None:
+            return self.proportions
+        assert self._changing is not None
+        return self._changing.row(epoch, self.places(selection))
+
+    def _drawn_before(self, selection: Selection, epoch: int, drawn: Sequence[int]) -> list[int]:
+        """Return how many examples of each part earlier epochs have, each as many in all."""
+        if self.proportions is not None:
+            return [epoch * each for each in drawn]
+        total = sum(drawn)
+        known = self._begun.setdefault((self.places(selection), total), [[0] * len(self.parts)])
+        while len(known) <= epoch:
+            own = self._row(selection, len(known) - 1).counts(total)
+            known.append([a + b for a, b in zip(known[-1], own, strict=True)])
+        return known[epoch]
+
+    def _length(self, selection: Selection) -> int:
+        """Return the number of examples in an epoch over all ranks, uncut."""
+        if self.proportions is None:
+            if self._is_in_step(selection):
+                raise ValueError(
+                    "mix(): parts that are shuffled by blocks are read in runs by each rank, which "
+                    "needs weights that stay: shuffle them as a whole, .shuffle(block=False)"
+                )
+            return sum(self._sizes)
         find = self.proportions.shortest if self._until_all else self.proportions.longest
         if not self._is_in_step(selection):
             return find(self._sizes)
@@ -188,15 +232,15 @@ class MixtureSource(IndexedSource):
         return find(each) * world
 
     def _is_in_step(self, selection: Selection) -> bool:
-        """True if ranks have the same part at a time, and runs of each, as blocks need it."""
+        """True if all ranks read the same part at a time, each its own run of it, for blocks."""
         by_blocks = any(part.selection.blocks is not None for part in self.parts)
         return selection.share is not None and (selection.in_step or by_blocks)
 
     def places(self, selection: Selection) -> int:
-        return selection.first.count(self._row(selection))
+        return selection.first.count(self._length(selection))
 
-    def places_of(self, numbers: range) -> NDArray[np.int64]:
-        parts = self.proportions.parts(numbers.start, numbers.stop)
+    def places_of(self, numbers: range, selection: Selection, epoch: int) -> NDArray[np.int64]:
+        parts = self._row(selection, epoch).parts(numbers.start, numbers.stop)
         return interleave_places(*parts, len(self.parts))
 
     def places_end(self, selection: Selection) -> int:
@@ -205,12 +249,12 @@ class MixtureSource(IndexedSource):
     def check_leg(self, selection: Selection) -> None:
         if self._is_in_step(selection):
             raise StateError(
-                "each rank has a run of its own of each part, because parts are shuffled by blocks "
-                "or have factors of their own"
+                "each rank has its own run of each part, because parts are shuffled by blocks or "
+                "have their own factors"
             )
 
     def part_stats(self, order: RankOrder, examples: int) -> tuple[PartStats, ...]:
-        mixed, deal, total = order.order, order.deal, self.proportions.total
+        mixed, deal = order.order, order.deal
         head = np.empty(0, np.int64)
         if isinstance(deal, HeldDeal):
             head, deal = deal.held[:examples], deal.within.deal
@@ -219,24 +263,32 @@ class MixtureSource(IndexedSource):
         assert isinstance(deal, PartDeal | InStepDeal | PlannedDeal)
         fresh = deal.counts(examples - len(head))
         fresh = (np.bincount(of_head, minlength=len(fresh)) + fresh).tolist()
-        left = len(mixed) - deal.first
-        of_all = self.proportions.counts(deal.first + left * examples // max(1, len(order)))
-        told = zip(
-            self.parts,
-            self.proportions.weights,
-            fresh,
-            mixed.begun,
-            of_all,
-            mixed.sizes,
-            strict=True,
-        )
+        weights = mixed.drawn if self.proportions is None else self.proportions.weights
+        if self.proportions is None:
+            whole = deal.counts(len(order) - len(head))
+            of_all = [
+                drawn * count // max(1, own)
+                for drawn, count, own in zip(mixed.drawn, fresh, whole, strict=True)
+            ]
+        else:
+            left = len(mixed) - deal.first
+            of_all = self.proportions.counts(deal.first + left * examples // max(1, len(order)))
+        rows = zip(self.parts, weights, fresh, mixed.begun, of_all, mixed.sizes, strict=True)
         return tuple(
-            PartStats(part.source.name, weight / total, count, (begun + drawn) / each)
-            for part, weight, count, begun, drawn, each in told
+            PartStats(part.source.name, weight / sum(weights), count, (begun + drawn) / each)
+            for part, weight, count, begun, drawn, each in rows
         )
 
-    def places_by_part(self, selection: Selection) -> tuple[int, ...]:
-        return tuple(self.proportions.counts(self.places(selection)))
+    def paces(self, selection: Selection, epoch: int) -> tuple[Pace, ...]:
+        row = self._row(selection, epoch)
+        if not isinstance(row, PieceRow):
+            return tuple(map(Pace.even, row.counts(self.places(selection))))
+        places = tuple(row.bounds.tolist())
+        return tuple(Pace(tuple(own.tolist()), places) for own in row.before.T)
+
+    @property
+    def changes_shares(self) -> bool:
+        return self.proportions is None
 
     @property
     def parts_count(self) -> int:
@@ -317,7 +369,7 @@ class MixtureSource(IndexedSource):
         return f"{number}/{self.parts[number].source.name_of(own)}"
 
     def identity(self) -> str | None:
-        """Return those of the parts, if all have one."""
+        """Return the identities of the parts, if all have one."""
         each = [part.source.identity() for part in self.parts]
         known = [identity for identity in each if identity is not None]
         return "\0".join(["mix", *known]) if len(known) == len(each) else None
@@ -327,7 +379,7 @@ class MixtureSource(IndexedSource):
         return "\0".join(each)
 
     def fingerprint(self, index: int) -> Fingerprint:
-        """Return that of the part's example, with the part's number in its name."""
+        """Return the fingerprint of the part's example, with the part's number in its name."""
         number, own = self.locate(index)
         found = self.parts[number].source.fingerprint(own)
         if isinstance(found.name, bytes):
@@ -335,21 +387,29 @@ class MixtureSource(IndexedSource):
         return found._replace(name=f"{number}/{found.name}")
 
     def signature(self) -> str:
-        weights = self.proportions.weights
+        weights = self._told_weights()
         each = [
             f"{weight} of {'.'.join(part.signature)}"
             for weight, part in zip(weights, self.parts, strict=True)
         ]
-        return f"mixture until {'all' if self._until_all else 'first'}: {', '.join(each)}"
+        until = "all" if self._until_all else "first"
+        until = "as many as all parts have" if self.proportions is None else until
+        return f"mixture until {until}: {', '.join(each)}"
+
+    def _told_weights(self) -> Sequence[int | str]:
+        """Return the weights for a signature; those that change are told by the order's digest."""
+        return ["fn"] * len(self.parts) if self.proportions is None else self.proportions.weights
 
     def extent(self, *, is_followed: bool) -> str:
-        total = self.proportions.total
         lines = [f"{self.count():,} examples an epoch"]
-        for number, (part, weight) in enumerate(
-            zip(self.parts, self.proportions.weights, strict=True), 1
-        ):
+        whole = Selection()
+        drawn = self._row(whole, 0).counts(self.places(whole))
+        weights = drawn if self.proportions is None else self.proportions.weights
+        of = " of the first epoch" if self.proportions is None else ""
+        for number, (part, weight) in enumerate(zip(self.parts, weights, strict=True), 1):
             extent = part.source.extent(is_followed=is_followed)
-            lines.append(f"part {number}, {weight / total:.3%}: {part.described}  {extent}")
+            share = weight / sum(weights)
+            lines.append(f"part {number}, {share:.3%}{of}: {part.described}  {extent}")
         return "\n    ".join(lines)
 
     def attribute(self, name: str) -> Any:
@@ -360,7 +420,7 @@ class MixtureSource(IndexedSource):
         return each[0]
 
     def _read_by(self, selection: Selection) -> list[Selection]:
-        """Return the examples of each part that this rank reads, about in their order."""
+        """Return the examples of each part that this rank reads, roughly in their order."""
         each, share = [part.selection for part in self.parts], selection.share
         if share is None or self._is_in_step(selection):  # in runs
             return each

@@ -1,4 +1,4 @@
-"""A source whose examples carry their number, as one field more."""
+"""A source whose examples carry their number in one more field."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from stoker.basics import pytree
 from stoker.basics.buffers import Allocator
 from stoker.basics.fingerprint import Fingerprint
 from stoker.schedule.dealing import Dealer, RankOrder
+from stoker.schedule.epoch_time import Pace
 from stoker.schedule.orders.order import Places
 from stoker.schedule.selection import Selection
 from stoker.sources.origin import ChainOfSource, IndexedSource, UserObject
@@ -21,7 +22,7 @@ from stoker.stats import PartStats
 
 
 class NumberedSource(IndexedSource):
-    """Another source, with the number of each example in a field (see ``pytree.with_field``).
+    """Another source, with each example's number as one more field (see ``pytree.with_field``).
 
     Args:
         within: the source.
@@ -84,7 +85,7 @@ class NumberedSource(IndexedSource):
         return self.within.attribute(name)
 
     def fetch(self, indices: Indices) -> list[Any]:
-        return self.numbered(self.within.fetch(indices), indices)
+        return self.add_numbers(self.within.fetch(indices), indices)
 
     def read_into(self, examples: list[Any], indices: Indices) -> Exception | None:
         read: list[Any] = []
@@ -96,8 +97,7 @@ class NumberedSource(IndexedSource):
                 return clash
         return error
 
-    def numbered(self, examples: list[Any], indices: Indices) -> list[Any]:
-        """Return examples with their numbers."""
+    def add_numbers(self, examples: list[Any], indices: Indices) -> list[Any]:
         if len(examples) != len(indices):
             return examples  # as many as were not asked for: the caller says so
         field = self.field
@@ -156,14 +156,18 @@ class NumberedSource(IndexedSource):
     def places(self, selection: Selection) -> int:
         return self.within.places(selection)
 
-    def places_of(self, numbers: range) -> Places:
-        return self.within.places_of(numbers)
+    def places_of(self, numbers: range, selection: Selection, epoch: int) -> Places:
+        return self.within.places_of(numbers, selection, epoch)
 
     def places_end(self, selection: Selection) -> int:
         return self.within.places_end(selection)
 
-    def places_by_part(self, selection: Selection) -> tuple[int, ...]:
-        return self.within.places_by_part(selection)
+    def paces(self, selection: Selection, epoch: int) -> tuple[Pace, ...]:
+        return self.within.paces(selection, epoch)
+
+    @property
+    def changes_shares(self) -> bool:
+        return self.within.changes_shares
 
     def part_stats(self, order: RankOrder, examples: int) -> tuple[PartStats, ...]:
         return self.within.part_stats(order, examples)
@@ -192,14 +196,14 @@ class _NumberedReader:
         self.within.expect(indices)
 
     def fetch(self, indices: Indices) -> list[Any]:
-        return self._source.numbered(self.within.fetch(indices), indices)
+        return self._source.add_numbers(self.within.fetch(indices), indices)
 
     def close(self) -> None:
         self.within.close()
 
 
 class _NumberedRows(Rows):
-    """Rows with their numbers, which stand beside the batch until it is split."""
+    """Rows with their numbers, which are kept beside the batch until it is split."""
 
     def __init__(self, within: Rows, field: str) -> None:
         self._within, self._field = within, field

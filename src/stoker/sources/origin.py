@@ -20,6 +20,7 @@ from stoker.basics.fingerprint import Fingerprint
 from stoker.distributed.unsharded import warn_unsharded
 from stoker.errors import StateError
 from stoker.schedule.dealing import Dealer, RankOrder
+from stoker.schedule.epoch_time import Pace
 from stoker.schedule.orders.order import Places
 from stoker.schedule.selection import Selection
 from stoker.sources.source import Indices, Reader, Rows
@@ -95,9 +96,9 @@ class Origin(ABC):
 
     @abstractmethod
     def count(self) -> int:
-        """Return the examples (of a loader, batches) of an epoch.
+        """Return the number of examples (for a loader, batches) in an epoch.
 
-        Raises TypeError where only the end tells.
+        Raises TypeError if only the end of the epoch tells.
         """
 
     def with_current_length(self) -> Origin:
@@ -108,9 +109,9 @@ class Origin(ABC):
         return self
 
     def examples(self, selection: Selection) -> int:
-        """Return the examples (of a loader, batches) that an epoch has on this rank.
+        """Return the examples (for a loader, batches) of an epoch on this rank.
 
-        Raises TypeError where only the end tells.
+        Raises TypeError if only the end of the epoch tells how many there are.
         """
         return selection.count(self.count())
 
@@ -136,11 +137,14 @@ class Origin(ABC):
         """Raise StateError if a chain over it cannot be saved in the middle of an epoch."""
 
     def check_leg(self, selection: Selection) -> None:
-        """Raise StateError where other ranks cannot go on in the middle of an epoch."""
+        """Raise StateError if other ranks cannot continue in the middle of an epoch."""
         raise StateError("what was read of it is known to the ranks that read it alone")
 
     def signature(self) -> str:
-        """Return its line of the signature that a saved state must equal: by default its kind."""
+        """Return the source's line of the signature that a saved state must match.
+
+        By default it is the source's kind.
+        """
         return type(self).__name__
 
     @abstractmethod
@@ -161,7 +165,7 @@ class Origin(ABC):
             warn_unsharded()
 
     def set_epoch(self, epoch: int) -> None:  # noqa: B027 (most sources need not know)
-        """Set the next epoch, for a source whose data does not follow from the epoch's order."""
+        """Set the next epoch, for a source that chooses its data by the epoch itself."""
 
     def lag_outputs(self) -> int | None:
         """Return how many outputs of a shared feed wait for this job; None without a feed."""
@@ -203,7 +207,7 @@ class IndexedSource(Origin):
     @property
     @abstractmethod
     def kind(self) -> str:
-        """What kind of data it reads, by the name of a class."""
+        """The kind of data that it reads, as the name of a class."""
 
     @abstractmethod
     def fetch(self, indices: Indices) -> list[Any]:
@@ -216,10 +220,10 @@ class IndexedSource(Origin):
 
     @abstractmethod
     def path(self, index: int) -> str | None:
-        """Return the file or URL an example comes from, where there is one."""
+        """Return the example's file or URL; None if it has none."""
 
     def local_path(self, index: int) -> str | None:
-        """Return the local file whose whole content is the example, if there is one."""
+        """Return the local file whose whole content is the example; None if there is none."""
         return None
 
     def identity(self) -> str | None:
@@ -231,7 +235,7 @@ class IndexedSource(Origin):
         return ""
 
     def name_of(self, index: int) -> str:
-        """Return an example's name, the same on every host with the same data: no whole path."""
+        """Return an example's name, the same on every host with the same data: not a whole path."""
         return str(index)
 
     @abstractmethod
@@ -239,7 +243,7 @@ class IndexedSource(Origin):
         """Return the fingerprint of an example's current content."""
 
     def reader(self, selection: Selection | None = None) -> Reader | None:
-        """Open a reader that reads an epoch ahead of use; None where ``fetch`` is as fast."""
+        """Open a reader that reads an epoch ahead of use; None if ``fetch`` is as fast."""
         return None
 
     def user_objects(self) -> list[UserObject]:
@@ -265,32 +269,37 @@ class IndexedSource(Origin):
         """Return the order of an epoch's examples on this rank."""
         return selection.rank_order(len(self), seed, epoch, dealer, group)
 
-    def places_by_part(self, selection: Selection) -> tuple[int, ...]:
-        """Return how many places an epoch has, over all ranks, by part of a mixture."""
-        return (self.places(selection),)
+    def paces(self, selection: Selection, epoch: int) -> tuple[Pace, ...]:
+        """Return how examples come over an epoch, over all ranks, by part of a mixture."""
+        return (Pace.even(self.places(selection)),)
+
+    @property
+    def changes_shares(self) -> bool:
+        """Whether a user's function says which share of examples is of which part."""
+        return False
 
     @property
     def parts_count(self) -> int:
-        """How many parts it is mixed of, 1 if it is no mixture."""
+        """The number of parts of a mixture; 1 for other sources."""
         return 1
 
     def places(self, selection: Selection) -> int:
-        """Return how many places an epoch has, over all ranks."""
+        """Return the number of places in an epoch, over all ranks."""
         return selection.places(len(self))
 
-    def places_of(self, numbers: range) -> Places:
-        """Return the places that numbers of an epoch's row stand for: themselves."""
+    def places_of(self, numbers: range, selection: Selection, epoch: int) -> Places:
+        """Return the places of numbers in an epoch's row: here they are equal."""
         return numbers
 
     def places_end(self, selection: Selection) -> int:
-        """Return the number behind the last place of an epoch."""
+        """Return the number after the last place of an epoch."""
         return self.places(selection)
 
     def check_leg(self, selection: Selection) -> None:
-        """Accept: any example can be read by any rank."""
+        """Accept: any rank can read any example."""
 
     def part_stats(self, order: RankOrder, examples: int) -> tuple[PartStats, ...]:
-        """Return the counts of each part in the first so many examples of an epoch."""
+        """Return the counts of each part in the first ``examples`` examples of an epoch."""
         return ()
 
     @property
@@ -304,7 +313,7 @@ class IndexedSource(Origin):
         return None
 
     def column(self, field: str | int) -> NDArray[Any]:
-        """Return the numbers of one field, of all examples. Raises TypeError if that is slow."""
+        """Return one field's numbers for all examples. Raises TypeError if that would be slow."""
         raise TypeError(
             f"{self.name} does not read one field of all examples: give the numbers as an array "
             "(pipeline.measure(fn) makes one)"
@@ -326,11 +335,11 @@ class IndexedSource(Origin):
         to.read(self)
 
 
-def numbers_of(source: IndexedSource, given: Any, asked: str) -> NDArray[Any]:
-    """Return a number for each example of a source, shape [n]: what was given, or those of a field.
+def numbers_of(source: IndexedSource, given: Any, caller: str) -> NDArray[Any]:
+    """Return a number for each example of a source, shape [n]: the user's, or those of a field.
 
-    ``asked``: who takes them, for errors. Raises TypeError, ValueError or LookupError where they
-    are none, or not as many.
+    ``caller``: the argument that takes them, for errors. Raises TypeError, ValueError or
+    LookupError if they are not numbers, or not one for each example.
     """
     if isinstance(given, (str, int)):
         check_fields(source, given)
@@ -338,27 +347,27 @@ def numbers_of(source: IndexedSource, given: Any, asked: str) -> NDArray[Any]:
     numbers = np.asarray(given)
     if numbers.ndim != 1 or numbers.dtype.kind not in "iuf":
         raise TypeError(
-            f"{asked} takes a number for each example, in an array of one dimension, or the name "
+            f"{caller} takes a number for each example, in an array of one dimension, or the name "
             f"of a field that has it, not {numbers.dtype} {list(numbers.shape)}"
         )
     if len(numbers) != len(source):
         raise ValueError(
-            f"{asked} takes a number for each of the {len(source):,} examples of {source.name}, in "
-            f"the order of the source, and was given {len(numbers):,}"
+            f"{caller} takes a number for each of the {len(source):,} examples of {source.name}, "
+            f"in the order of the source, but got {len(numbers):,}"
         )
     return numbers
 
 
-def keys_of(source: IndexedSource, given: Any, asked: str) -> NDArray[np.int64]:
-    """Return a number for each example of a source that only examples of equal keys share.
+def keys_of(source: IndexedSource, given: Any, caller: str) -> NDArray[np.int64]:
+    """Return a number for each example of a source; examples with equal keys have equal numbers.
 
-    Keys are whole numbers or text, one for each, or a field of whole numbers. Raises as
+    Keys are whole numbers or text, one for each example, or a field of whole numbers. Raises as
     ``numbers_of`` does.
     """
     keys = given if isinstance(given, (str, int)) else np.asarray(given)
     if isinstance(keys, np.ndarray) and keys.ndim == 1 and keys.dtype.kind in "US":
         keys = np.unique(keys, return_inverse=True)[1]
-    numbers = numbers_of(source, keys, asked)
+    numbers = numbers_of(source, keys, caller)
     found: NDArray[np.int64] = np.unique(numbers, return_inverse=True)[1]
     return found
 

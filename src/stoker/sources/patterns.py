@@ -19,13 +19,13 @@ _BRACES = re.compile(r"\{([^{}]*(?:,|\.\.)[^{}]*)\}")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
 
 
-def find_files(given: Paths, asked: str, suffix: str = "") -> list[str]:
+def find_files(given: Paths, caller: str, suffix: str = "") -> list[str]:
     """Return the matching files: a list's in its order, a pattern's sorted.
 
     Args:
         given: paths, or patterns: braces are expanded first, then ``*``, ``?``, ``[...]``, ``**``.
             An existing path is not taken as a pattern.
-        asked: the calling function's name, for messages.
+        caller: the calling function's name, for messages.
         suffix: for a folder, find files below it with this suffix (without ``is_aside``).
 
     Raises FileNotFoundError if a pattern or a path matches no file; IsADirectoryError for a
@@ -33,19 +33,19 @@ def find_files(given: Paths, asked: str, suffix: str = "") -> list[str]:
     TypeError for something else.
     """
     found: list[str] = []
-    for each in path_list(given, asked):
+    for each in path_list(given, caller):
         text = os.fspath(each) if isinstance(each, os.PathLike) else each
         if not isinstance(text, str):
-            raise TypeError(f"{asked} takes paths, not {type(text).__name__}")
+            raise TypeError(f"{caller} takes paths, not {type(text).__name__}")
         if "://" in text:
-            raise ValueError(f"{asked} reads local files, not {text}: copy them to a local disk")
+            raise ValueError(f"{caller} reads local files, not {text}: copy them to a local disk")
         for path in [text] if os.path.lexists(text) else expand_braces(text):
             found += _find(path, suffix)
     if not found:
-        raise ValueError(f"{asked} needs at least one file")
+        raise ValueError(f"{caller} needs at least one file")
     for path in found:
         if is_special(path):  # to open a pipe would wait for its writer
-            raise ValueError(f"{path} is no regular file: {asked} takes files, or a pattern")
+            raise ValueError(f"{path} is not a regular file: {caller} takes files, or a pattern")
     return found
 
 
@@ -59,12 +59,12 @@ def expand_braces(text: str) -> Iterator[str]:
         yield from expand_braces(text[: braces.start()] + part + text[braces.end() :])
 
 
-def has_urls(given: Paths, asked: str) -> bool:
+def has_urls(given: Paths, caller: str) -> bool:
     """True if a function's paths include URLs.
 
     Raises TypeError for an object that is neither a path nor a list.
     """
-    return any("://" in str(each) for each in path_list(given, asked))
+    return any("://" in str(each) for each in path_list(given, caller))
 
 
 def describe_paths(given: Paths) -> str:
@@ -74,7 +74,7 @@ def describe_paths(given: Paths) -> str:
     return repr(os.fspath(next(iter(given)))) if len(given) == 1 else f"{len(given):,} paths"
 
 
-def path_list(given: Any, asked: str) -> Sequence[str | os.PathLike[str]]:
+def path_list(given: Any, caller: str) -> Sequence[str | os.PathLike[str]]:
     """Return the user's paths as a list; raise TypeError for an unordered collection."""
     if isinstance(given, (str, os.PathLike)):
         return [given]
@@ -83,7 +83,7 @@ def path_list(given: Any, asked: str) -> Sequence[str | os.PathLike[str]]:
         return list(given)
     hint = ": give sorted(...) of it" if isinstance(given, (Iterator, Set)) else ""
     raise TypeError(
-        f"{asked} takes a path, a pattern, or a list of them, not {type(given).__name__}{hint}"
+        f"{caller} takes a path, a pattern, or a list of them, not {type(given).__name__}{hint}"
     )
 
 

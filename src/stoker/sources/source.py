@@ -47,9 +47,9 @@ class FetchesMany(Source[T_co]):
 
     @abstractmethod
     def fetch(self, indices: Indices) -> list[T_co]:
-        """Return the examples at these indices: a list, or an ``int64`` array.
+        """Return the examples at these indices, as a list or an ``int64`` array.
 
-        After an error each is fetched alone, to find the one that fails.
+        After an error, each is fetched alone, to find the one that fails.
         """
 
     def __getitem__(self, index: int, /) -> T_co:
@@ -75,7 +75,7 @@ class Described(Source[T_co]):
         return None
 
     def name_of(self, index: int) -> str:
-        """Return an example's name, the same on every host with the same data: no whole path."""
+        """Return an example's name, the same on every host with the same data: not a whole path."""
         return str(index)
 
     def extent(self) -> str:
@@ -84,7 +84,7 @@ class Described(Source[T_co]):
 
 
 class HasSignature(Source[T_co]):
-    """A source with settings that a saved state must agree with, beside its class and length."""
+    """A source with settings that a saved state must match, besides its class and length."""
 
     @abstractmethod
     def signature(self) -> str:
@@ -105,13 +105,13 @@ class Identified(Source[T_co]):
 
     @abstractmethod
     def identity(self) -> str | None:
-        """Return a text that is equal for equal data, in every process and job; None: unknown."""
+        """Return a text that is equal for equal data, in every process and job; None if unknown."""
 
 
 class Fingerprinted(Identified[T_co]):
     """A source that notices when the content of single examples changes.
 
-    A cache asks before and after it reads an example.
+    A cache takes the fingerprint before and after it reads an example.
     """
 
     @abstractmethod
@@ -131,10 +131,10 @@ class ReadsFiles(Source[T_co]):
 
 
 class ReadsBlocks(Source[T_co]):
-    """A source that reads whole blocks of neighbours for little more than one example.
+    """A source that reads a whole block of neighbours at little more than the cost of one example.
 
     Attributes:
-        prefers_blocks: whether ``.shuffle()`` shuffles by blocks if nobody says otherwise.
+        prefers_blocks: whether ``.shuffle()`` shuffles by blocks if the user does not choose.
     """
 
     prefers_blocks: bool = True
@@ -146,12 +146,14 @@ class ReadsBlocks(Source[T_co]):
 
 
 class ReadsColumns(Source[T_co]):
-    """A source that reads one field of all examples for little."""
+    """A source that reads one field of all examples at little cost."""
 
     @abstractmethod
     def column(self, field: str | int) -> NDArray[Any]:
-        """Return the numbers of one of ``fields``, by example; of lists, text and bytes their
-        lengths. Raises TypeError where it has others."""
+        """Return one of ``fields`` for all examples: numbers, or lengths of lists, text and bytes.
+
+        Shape ``[n]``. Raises TypeError if the field has other values.
+        """
 
 
 class Reader(Protocol):
@@ -177,7 +179,7 @@ class Reader(Protocol):
 
 
 class ReadsAhead(Source[T_co]):
-    """A source that begins to read examples before they are asked for."""
+    """A source that can start reads before their examples are needed."""
 
     @abstractmethod
     def reader(self, selection: Selection | None = None) -> Reader | None:
@@ -189,11 +191,11 @@ class ReadsAhead(Source[T_co]):
 
 
 class Rows(ABC):
-    """Rows in arrays, of which batches are gathered. Several threads call it at once.
+    """Rows in arrays, from which batches are gathered. Several threads may call it at once.
 
     Attributes:
         releases_gil: whether gathering releases the GIL, so that threads gather in parallel.
-        parts: how many separate gathers a batch takes; the GIL is needed between them.
+        parts: the number of separate gathers for a batch; the GIL is needed between them.
     """
 
     releases_gil: bool = True
@@ -201,9 +203,9 @@ class Rows(ABC):
 
     @abstractmethod
     def allocate(self, rows: int, recycler: Allocator) -> Any:
-        """Return the arrays of a batch, to be filled by ``gather``.
+        """Return uninitialised arrays for a batch; ``gather`` fills them.
 
-        ``recycler.array(shape, dtype)`` makes one, of memory that earlier batches have left.
+        ``recycler.array(shape, dtype)`` makes one in memory that earlier batches have freed.
         """
 
     @abstractmethod
@@ -211,7 +213,7 @@ class Rows(ABC):
         """Copy rows into the arrays of ``batch``, from its row ``start`` on."""
 
     def split(self, batch: Any, rows: int) -> list[Any]:
-        """Return allocated arrays as batches of ``rows``: views, the last one of the rest."""
+        """Return allocated arrays as batches of ``rows`` rows: views, the last one of the rest."""
         count = len(pytree.leaves(batch)[0])
         if count <= rows:
             return [batch]
@@ -222,7 +224,8 @@ class Rows(ABC):
         return [pytree.map_leaves(itemgetter(span), batch) for span in spans]
 
     def together(self, rows: int) -> int:
-        """Return how many batches of so many rows are gathered at once, if that is quick.
+        """Return how many batches of ``rows`` rows are gathered at once, if batches are quick to
+        gather.
 
         This shares the fixed cost of a gather. The batches stay in the CPU's caches, except for a
         few large ones.
@@ -235,7 +238,7 @@ class Rows(ABC):
         return None
 
     def data_bytes(self, batch: Any) -> int:
-        """Return how many bytes ``take`` has copied."""
+        """Return the number of bytes that ``take`` has copied."""
         return pytree.data_bytes(batch)
 
     def take(self, indices: NDArray[np.int64], recycler: Allocator) -> Any:

@@ -147,7 +147,7 @@ class TokenSource(OwnSource, GathersRows[Any], Fingerprinted[Any], HasSignature[
         return of_file(path, os.stat(path), token)
 
     def concatenate(self, others: Sequence[Rows]) -> TokenSource | None:
-        """Return the windows of all these sources as those of one, if they are of one form."""
+        """Return the windows of several sources as one, if all have the same form."""
         each = [self, *(other for other in others if isinstance(other, TokenSource))]
         if len(each) <= len(others) or len({source._form for source in each}) > 1:
             return None
@@ -179,14 +179,14 @@ class TokenSource(OwnSource, GathersRows[Any], Fingerprinted[Any], HasSignature[
         self._separate(batch, rows)
 
     def _window(self, tokens: NDArray[Any]) -> Any:
-        """Return the example of so many tokens."""
+        """Return the example made of these tokens."""
         batch = self.allocate(1, Recycler())
         batch.inputs[0], batch.targets[0] = tokens[:-1], tokens[1:]
         self._separate(batch, slice(0, 1))
         return self._kind(*(array[0] for array in batch))
 
     def _separate(self, batch: Any, rows: slice) -> None:
-        """Number the documents of windows, and leave out the targets after their ends."""
+        """Number the documents of windows, and blank the targets that follow their ends."""
         if self._separator is not None:
             ends = batch.inputs[rows] == self._separator
             batch.targets[rows][ends] = IGNORED_TARGET
@@ -241,7 +241,7 @@ def token_file(
             raise ValueError(f"{path} holds {kind}, not {np.dtype(dtype)}: leave dtype out")
         if version.size_bytes < start + shape[0] * kind.itemsize:
             raise ValueError(
-                f"{path} is no array of tokens: it is truncated, with {version.size_bytes:,} "
+                f"{path} is not an array of tokens: it is truncated, with {version.size_bytes:,} "
                 f"bytes for {shape[0]:,} tokens"
             )
     elif dtype is None:
@@ -267,9 +267,9 @@ def _npy_header(path: str, file: BinaryIO) -> tuple[tuple[int, ...], np.dtype[An
         shape, _, kind = read(file)
     except Exception as error:  # NumPy parses the header as Python: anything may be wrong with it
         pass_on(error)
-        raise ValueError(f"{path} is no array of tokens: {error}") from error
+        raise ValueError(f"{path} is not an array of tokens: {error}") from error
     if any(length < 0 for length in shape):
-        raise ValueError(f"{path} is no array of tokens: its shape is {list(shape)}")
+        raise ValueError(f"{path} is not an array of tokens: its shape is {list(shape)}")
     return shape, kind
 
 
@@ -280,9 +280,9 @@ class WindowReader:
         files: the token files.
 
     Attributes:
-        releases_gil: whether almost all of the work runs without the GIL: in the library. NumPy's
-            many short reads release it as well, but each then waits for other threads to get it
-            back. So does opening very many files again and again.
+        releases_gil: whether almost all work runs without the GIL, in the library. NumPy's many
+            short reads release it too, but each then waits for other threads to give it back; so
+            does opening very many files again and again.
     """
 
     def __init__(self, files: Sequence[TokenFile]) -> None:
@@ -310,7 +310,7 @@ class WindowReader:
         inputs: NDArray[np.int64],
         targets: NDArray[np.int64],
     ) -> None:
-        """Fill rows with the windows of these files (by number) from these tokens on.
+        """Fill rows with windows: for each, the number of its file and its first token.
 
         ``inputs`` and ``targets`` are C-ordered, ``[windows, length]``. Raises ValueError if a file
         has changed or is too short; OSError.
@@ -360,6 +360,6 @@ class WindowReader:
 
 
 def _of_library() -> Callable[..., int] | None:
-    """Return the library's function; None without the library, or before version 0.2."""
+    """Return a function of the library; None without the library, or if it is older than 0.2."""
     found: Callable[..., int] | None = getattr(native.library(), "read_windows", None)
     return found

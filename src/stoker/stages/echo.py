@@ -216,6 +216,11 @@ class Echo(ChainStage):
                 f".{self.name} cannot follow {'a skip budget' if stage is None else stage.name}: "
                 "a factor for each part needs every example, and that may leave some out"
             )
+        if source.proportions is None:
+            raise ValueError(
+                f".{self.name} has a factor for each part, and the weights of the mixture change: "
+                "give it one factor, or weights that stay"
+            )
         return UsesByPart(self.uses, source.proportions)
 
     def _insertion_point(self, chain: ChainView) -> str:

@@ -58,7 +58,7 @@ class Flattener:
         return NotImplemented
 
     def is_in_header(self, buffer: memoryview) -> bool:
-        """True if a buffer is to be pickled in the header, not beside it."""
+        """True if a buffer must be pickled in the header, not beside it."""
         return False
 
     def has_place(self, array: NDArray[Any]) -> bool:

@@ -337,7 +337,7 @@ def _contexts(token: bytes, tls: Tls | None, host: str, *, server: bool) -> _Con
 
 
 class _Session(NamedTuple):
-    """The result of a handshake."""
+    """The connection after a handshake."""
 
     mode: bytes
     """One of ``_MODE_...``."""

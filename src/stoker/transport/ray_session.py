@@ -79,15 +79,12 @@ class RayStore:
         return value
 
     def keys(self, prefix: str) -> list[str]:
-        """Return the keys that begin so."""
         return [key.decode() for key in self._kv._internal_kv_list(prefix, **self._space)]
 
     def remove(self, key: str) -> None:
-        """Remove a key."""
         self._kv._internal_kv_del(key, **self._space)
 
     def remove_all(self, prefix: str) -> None:
-        """Remove the keys that begin so."""
         self._kv._internal_kv_del(prefix, del_by_prefix=True, **self._space)
 
     def token(self) -> bytes:
@@ -98,7 +95,7 @@ class RayStore:
         return token
 
     def nodes(self) -> set[str]:
-        """Return the names of the nodes that Ray takes for alive."""
+        """Return the names of the nodes that Ray considers alive."""
         return {node["NodeID"] for node in self._ray.nodes() if node["Alive"]}
 
     def node(self) -> str:

@@ -44,7 +44,6 @@ class TokenCertificate(NamedTuple):
 
 
 def make_certificate(token: bytes) -> TokenCertificate:
-    """Return the certificate for a token."""
     secret = _derive_scalar(token, b"key")
     x, y = _multiply(secret, _GENERATOR)
     point = _bit_string(b"\x04" + x.to_bytes(32, "big") + y.to_bytes(32, "big"))

@@ -16,8 +16,9 @@ from stoker.analysis.model.model import Measured, predict
 TOLERANCE = 0.1
 """A larger relative error of the prediction makes the report's verdict uncertain.
 bench/analyze_accuracy.py: nine of ten predictions are to be nearer than that."""
-# From this fraction of compute on, the rest is too short to be measured.
-_ALL = 0.99
+MOST_ALONE = 0.99
+"""The largest fraction of compute without workers: preparing takes some time, of which less than a
+hundredth is too short to be measured."""
 
 Scale = Callable[[Measured, float], Measured]
 
@@ -61,14 +62,11 @@ def _calibrate_alone(apart: Measured, rate: float, compute: float) -> Measured:
     """Calibrate a job without workers, where training and preparation do not overlap."""
     overlaps = tuple((count, 1.0 if count == 0 else share) for count, share in apart.efficiency)
     job = replace(apart, efficiency=overlaps)
-    if compute < _ALL:
-        job = replace(job, ingestion=rate / compute)
-        faster = rate / (1.0 - compute) / predict(job).loader
-        job = _scale_prep(_scale_fetch(job, faster), faster)
-        return _scale_processors(job, max(1.0, rate / predict(job).processors))
-    faster = rate / predict(job).rate
-    job = replace(job, ingestion=faster * job.ingestion)
-    return _scale_processors(_scale_prep(_scale_fetch(job, faster), faster), faster)
+    compute = min(compute, MOST_ALONE)
+    job = replace(job, ingestion=rate / compute)
+    faster = rate / (1.0 - compute) / predict(job).loader
+    job = _scale_prep(_scale_fetch(job, faster), faster)
+    return _scale_processors(job, max(1.0, rate / predict(job).processors))
 
 
 def _scale_fetch(job: Measured, faster: float) -> Measured:

@@ -180,17 +180,17 @@ def check_change(measured: Measured, change: Change) -> None:
         raise ValueError(f"echo-at={change.echo_at!r}: one of {', '.join(PLACES)}")
     if change.echo > 1 and change.echo_at not in dict(measured.after_s):
         raise ValueError(
-            f"echo-at={change.echo_at}: the analysis could not measure what is paid before and "
-            "after that place (a dataset's __getitem__ is one piece, seen from outside); analyze "
-            "a stoker pipeline, whose stages are known, or ask for one of: "
+            f"echo-at={change.echo_at}: the analysis could not separate the work before and after "
+            "that place (from outside, a dataset's __getitem__ is one piece); analyze a stoker "
+            "pipeline, whose stages are known, or ask for one of: "
             + ", ".join(place for place, _ in measured.after_s)
         )
     fetching = change.cache_bytes is not None or change.storage_mbps is not None
     fetching = fetching or change.hosts > 1
     if fetching and (measured.storage is None or measured.cache is None):
         raise ValueError(
-            "cache, storage-mbps, hosts: the analysis could not tell fetching apart from "
-            "preparation, so that nothing can be said about storage; the report says why"
+            "cache, storage-mbps, hosts: the analysis could not separate fetching from "
+            "preparation, so it cannot predict the effect of storage; the report says why"
         )
     if change.records:
         _check_records(measured, change)
@@ -205,14 +205,16 @@ def check_change(measured: Measured, change: Change) -> None:
 def _check_records(measured: Measured, change: Change) -> None:
     if change.records not in dict(measured.packed):
         raise ValueError(
-            "format: packing was not tried by this analysis, or could not be; the report says why"
+            "format: the analysis did not, or could not, try packing; the report says why"
         )
     if change.storage_mbps is not None:
-        raise ValueError("format: it was tried on the storage that there is: no storage-mbps")
+        raise ValueError(
+            "format: packing was tried on the present storage only: leave out storage-mbps"
+        )
     if measured.prep_share == 0.0 and (measured.storage is None or measured.cache is None):
         raise ValueError(
-            "format: the analysis could not tell fetching apart from preparation, so that nothing "
-            "can be said about storage; the report says why"
+            "format: the analysis could not separate fetching from preparation, so it cannot "
+            "predict the effect of storage; the report says why"
         )
 
 
@@ -285,7 +287,7 @@ def warm_rate(measured: Measured, workers: int) -> float:
 
 
 def worker_seconds_behind(measured: Measured, place: str) -> float:
-    """Return the worker seconds an example that are paid behind an echo at a place."""
+    """Return the worker seconds per example that stages after an echo at a place cost."""
     for name, seconds in measured.after_s:
         if name == place:
             return seconds

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 from collections.abc import Sequence
 
 from stoker.analysis.model.report import AsItIs, Rate, Wait
-from stoker.analysis.model.trace import Drain, RankTrace
+from stoker.analysis.model.trace import Drain, RankTrace, Step
 from stoker.analysis.probe import records
 from stoker.analysis.probe.records import Row, WorkRecord
 from stoker.analysis.trials.cold_reads import Reads
@@ -75,7 +76,7 @@ def estimate_steady(rank: RankTrace, batch: float) -> tuple[AsItIs | None, float
     """Return the job as it is, without start-up and evaluations.
 
     Also return the fraction of that time inside the ``next()`` of other training loaders. If an
-    epoch is too short for a steady state, all but its first batch counts.
+    epoch is too short for a steady state, everything after its first batch counts.
     """
     workers, ahead = rank.workers, count_ahead(rank)
     seconds: list[float] = []
@@ -136,7 +137,7 @@ def _split_epochs(rows: Sequence[Row], slot: int) -> list[list[tuple[Row, Row | 
 def find_steps(rows: Sequence[Row], slot: int) -> list[tuple[Row, Row]]:
     """Return the batches that the probe handed over, each with the next call for one.
 
-    The time between two epochs is no step, nor is a step with an evaluation in it.
+    The time between two epochs is not a step, nor is a step with an evaluation in it.
     """
     found = []
     before: Row | None = None
@@ -150,6 +151,18 @@ def find_steps(rows: Sequence[Row], slot: int) -> list[tuple[Row, Row]]:
         before = row if row.is_replayed else None
         disturbed = False
     return found
+
+
+def estimate_startup_s(rank: RankTrace) -> float:
+    """Return the seconds from ``iter()`` to the first batch: the median of all epochs but the
+    first, which starts more, if there are others."""
+    starts = []
+    for epoch in _split_epochs(rank.rows, rank.slot):
+        began = [row.entered_ns for row, _, _ in epoch if row.event == records.STARTED]
+        came = [row.left_ns for row, _, _ in epoch if row.event == records.BATCH]
+        if began and came:
+            starts.append((came[0] - began[0]) / 1e9)
+    return statistics.median(starts[1:] or starts or [0.0])
 
 
 def estimate_ingestion(rank: RankTrace, batch: float) -> tuple[Rate | None, float]:
@@ -184,14 +197,22 @@ def estimate_drained(drains: Sequence[Drain], batch: float, *, once: bool = Fals
     return _estimate_step_rate(seconds, batch, period)
 
 
-def estimate_trained(rank: RankTrace, workers: int, batch: float) -> Rate | None:
-    """Return the rate of training on data in memory, without the batches prefetched first."""
-    seconds: list[float] = []
+def estimate_trained(
+    rounds: Sequence[Sequence[Step]], workers: int, batch: float, ahead: int = 2
+) -> tuple[Rate | None, float]:
+    """Return the rate of training on data in memory, without the batches prefetched first.
+
+    Also return the seconds an example that it spent outside of ``next()``. Each of the ``workers``
+    prepares ``ahead`` batches ahead.
+    """
+    steps: list[Step] = []
     period = max(1, workers)
-    for steps_s in rank.trained.get(workers, []):
-        later = steps_s[min(4 * period if workers else 2, len(steps_s) // 3) :]
-        seconds += later[: len(later) // period * period]
-    return _estimate_step_rate(seconds, batch, period)
+    for found in rounds:
+        later = found[min(2 * ahead * period if workers else 2, len(found) // 3) :]
+        steps += later[: len(later) // period * period]
+    rate = _estimate_step_rate([step.lasted_s for step in steps], batch, period)
+    outside_s = sum(step.lasted_s - step.waited_s for step in steps)
+    return rate, outside_s / (batch * len(steps)) if steps else 0.0
 
 
 def estimate_prep_cpu_s(drains: Sequence[Drain], batch: float) -> float:

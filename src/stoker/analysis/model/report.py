@@ -14,7 +14,7 @@ import msgspec
 from stoker.analysis.model.calibration import calibrate
 from stoker.analysis.model.formulas import INFINITE
 from stoker.analysis.model.model import Measured, warm_rate
-from stoker.analysis.porting import Port
+from stoker.analysis.porting import Port, Prepared
 from stoker.stats import ThreadTrial
 
 SCHEMA = "stoker-analysis/1"
@@ -50,7 +50,7 @@ class Split(msgspec.Struct, frozen=True):
 
 
 class Action(msgspec.Struct, frozen=True):
-    """Something to do, and what it would bring."""
+    """An action, and its predicted gain."""
 
     title: str
     """What to do, in a few words."""
@@ -59,9 +59,9 @@ class Action(msgspec.Struct, frozen=True):
     gain: Rate
     """Predicted speed over the speed as it is: 1.5 is half as fast again."""
     why: str
-    """What it changes, and what the prediction takes for granted."""
+    """What it changes, and what the prediction assumes."""
     condition: str = ""
-    """Under which it can be done at all; empty: none."""
+    """The condition for this action; empty if there is none."""
 
 
 class PrepPoint(msgspec.Struct, frozen=True):
@@ -70,7 +70,7 @@ class PrepPoint(msgspec.Struct, frozen=True):
     workers: int
     rate: Rate
     trained: Rate | None = None
-    """What training reaches with the data in memory and that many workers."""
+    """Examples/s of training with the data in memory and this number of workers."""
     cpu_s: float = 0.0
     """Processor seconds of preparing and receiving an example."""
 
@@ -86,33 +86,33 @@ class Loader(msgspec.Struct, frozen=True):
     batch_size: float
     """Examples a batch."""
     unit: str
-    """What is counted: "examples", or "items" where the dataset yields ready-made batches."""
+    """What is counted: "examples", or "items" if the dataset yields ready-made batches."""
     batches: int
-    """Batches that were seen as it is."""
+    """Number of its batches while the job ran without any change."""
     trains: bool
     """True if gradients were on while it was iterated."""
 
 
 class Wait(msgspec.Struct, frozen=True):
-    """One batch, as the training process met it."""
+    """One batch, as the training process received it."""
 
     at_s: float
-    """When it was asked for, since the first one."""
+    """When it was requested, in seconds since the first request."""
     wait_s: float
-    """How long it was waited for."""
+    """How long the training process waited for it, in seconds."""
     worker: int
-    """The worker that made it; -1 where there is none, or it is not known."""
+    """The worker that made it; -1 if there is none, or if it is unknown."""
 
 
 class AsItIs(msgspec.Struct, frozen=True):
-    """The job, left alone."""
+    """The job without any change."""
 
     rate: Rate
     """Examples/s in steady state."""
     wait_fraction: float
-    """Share of that time spent inside ``next()``: an upper bound of what was lost."""
+    """Share of the steady state spent inside ``next()``: an upper bound of the loss."""
     startup_s: float
-    """Seconds from ``iter()`` to the first batch, apart from the above."""
+    """Seconds from ``iter()`` to the first batch; not part of the rate."""
     waits: list[Wait] = []
     """A timeline of the first batches."""
 
@@ -133,17 +133,17 @@ class Crash(msgspec.Struct, frozen=True):
     """How the script crashed."""
 
     how: str
-    """By what: "exit code 3", "killed by SIGSEGV"."""
+    """How the process ended: "exit code 3", "killed by SIGSEGV"."""
     when: str
-    """In which phase, in words."""
+    """The phase in which it crashed, in words."""
     rank: int | None
-    """The rank that failed first; None where there is one process, or it is not known."""
+    """The rank that failed first; None for a single process, or if it is unknown."""
     output: str
-    """The last lines of what it printed."""
+    """The last lines of its output."""
 
 
 class Packing(msgspec.Struct, frozen=True):
-    """What packing the files into shards would bring, by a trial on a sample of them.
+    """The gain of packing the files into shards, by a trial on a sample of them.
 
     Rates in examples/s: of reading alone, with nothing in the page cache, and by as many readers as
     the job has. Behind URLs, by as many requests.
@@ -152,22 +152,22 @@ class Packing(msgspec.Struct, frozen=True):
     sample_files: int
     sample_bytes: int
     one_by_one: Rate
-    """The files as they are, each opened, or asked for."""
+    """Single files, each opened, or requested."""
     by_offset: Rate | None
-    """From a shard, in any order. None behind URLs: each example is a request then, too."""
+    """From a shard, in any order. None for URLs: there too, each example is a request."""
     in_runs: Rate
-    """From a shard, a MiB of neighbours at a time. Behind URLs not tried: it follows from what a
-    request takes."""
+    """From a shard, a MiB of neighbours at a time. For URLs, calculated from the time of a
+    request."""
     requests: Rate | None = None
-    """Behind URLs: requests/s for a single byte."""
+    """For URLs: requests/s for a single byte."""
     prep_share: float = 0.0
-    """Where P holds reading, too: what waiting for it is of the time that preparing takes."""
+    """If P includes reading: the share of the preparation time spent waiting for it."""
     epoch_files: int | None = None
-    """Files that are opened, or asked for, in an epoch as it is; None: not known."""
+    """Files opened, or requested, in an epoch without any change; None if unknown."""
     epoch_shards: int | None = None
-    """Shards that are opened instead."""
+    """Shards opened instead."""
     epoch_runs: int | None = None
-    """Reads, or requests, of an epoch in runs."""
+    """Reads, or requests, in an epoch that is read in runs."""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -175,49 +175,52 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     schema: str = SCHEMA
     stoker: str
-    """The version that made it."""
+    """The version of stoker that wrote the report."""
     made: str
     """Date and time, ISO 8601."""
     command: list[str]
     seconds: float
-    """How long the analysis took."""
+    """Duration of the analysis."""
     starts: int
-    """How often the script was started."""
+    """Number of times the script was started."""
     crash: Crash | None = None
-    """None where the script did not crash; else the report holds what was measured before."""
+    """None if the script did not crash; else the report has the measurements before the crash."""
     cores: int
     memory_bytes: int
     trains_on_cpu: bool
     loader: Loader
     loaders: list[Loader]
     examples: int | None = None
-    """Examples an epoch, over all ranks; None where the dataset does not say."""
+    """Examples in an epoch, over all ranks; None if the dataset has no length."""
     example_bytes: float | None = None
-    """Mean bytes read for an example; None where it is not known."""
+    """Mean bytes read for an example; None if unknown."""
     cached_fraction: float | None = None
-    """Share of the bytes that lay in the page cache as the analysis met them."""
+    """Share of the bytes that were in the page cache when the analysis began."""
     rates: Rates
     reasons: dict[str, str] = {}
-    """For each of G, P, S, C, F that is None: why; and why packing was not tried."""
+    """The reason for each of G, P, S, C, F that is None; and why packing was not tried."""
     predicted: float | None = None
-    """Examples/s that the rates, measured apart, predict for the job as it is; None: no model."""
+    """Examples/s that the separately measured rates predict for the job; None without a model."""
+    replayed: Rate | None = None
+    """The rate of training on the same batches again and again. It is G, unless the job's own speed
+    and waits contradict it: then G is what these show, and a doubt says so."""
     split: Split
     verdict: str
-    """Sentences; where there are doubts, they come first."""
+    """The conclusion in sentences; doubts come first."""
     doubts: list[str] = []
-    """Why the verdict is uncertain: measurements that contradict each other, or are too few."""
+    """Reasons why the verdict is uncertain: contradictory or too few measurements."""
     bound: str
     """"compute", "prep", "fetch" or "processors"."""
     actions: list[Action]
     notes: list[str] = []
-    """What could not be measured or separated, and what a reader must know."""
+    """Missing or inseparable measurements, and other remarks for the reader."""
     as_it_is: AsItIs | None = None
     prep: list[PrepPoint] = []
-    """P by number of workers. Where ``rates.P`` is None, it holds fetching over a network, too."""
+    """P by number of workers. If ``rates.P`` is None, it includes fetching over a network."""
     cold: Rate | None = None
     """The loader drained with nothing in the page cache, examples/s."""
     storage_most: Rate | None = None
-    """S with a reader a core, where the job has fewer workers."""
+    """S with one reader per core, if the job has fewer workers."""
     miss_s: float = 0.0
     """Seconds that a worker waits for an example that is not in the page cache, while storage is
     not busy otherwise, beyond reading it from there."""
@@ -226,15 +229,22 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     step_cpu_s: float = 0.0
     """Processor seconds that training takes for an example."""
     after_s: dict[str, float] = {}
-    """For each place of an echo whose split is known: worker seconds an example paid behind it."""
+    """Worker seconds per example after each place of an echo, where they are known."""
     packing: Packing | None = None
-    """None where it was not tried; ``reasons`` says why, as "packing"."""
+    """None if it was not tried; ``reasons["packing"]`` says why."""
+    prefetched: Rate | None = None
+    """What training reaches with the data in memory, the job's own workers, and eight batches ahead
+    for each; None where it was not tried, or the job has as many."""
+    startup_s: float = 0.0
+    """Seconds from ``iter()`` to the first batch of an epoch, where workers start anew in each."""
+    prepared: Prepared | None = None
+    """Examples as the dataset returns them; None where no cache could hold them, or of a stream."""
     port: Port | None = None
-    """What a pipeline in place of the loader needs; None where none would do what it does."""
+    """The parts of a pipeline in place of the loader; None if no pipeline can do the same."""
     stages: dict[str, Rate] = {}
-    """Of a pipeline: what each stage alone gives on one worker, examples/s."""
+    """For a pipeline: examples/s of each stage alone on one worker."""
     thread_trial: ThreadTrial | None = None
-    """Of a pipeline: how its threads did when they were tried against one; None: they were not."""
+    """For a pipeline: the trial of its threads against one; None if there was none."""
     ranks: list[Rank] = []
     phases: list[dict[str, Any]] = []
     """The raw figures of each phase."""
@@ -268,6 +278,11 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return "\n".join(lines)
 
 
+def find_prep(report: Report) -> Rate | None:
+    """Return P with the job's own number of workers, fetching over a network included."""
+    return next((p.rate for p in report.prep if p.workers == report.loader.workers), None)
+
+
 def to_measured(report: Report) -> Measured:
     """Return the model's input from a report, calibrated to the job as it ran.
 
@@ -287,7 +302,7 @@ def to_measured_apart(report: Report) -> Measured:
     if rates.G is None or not report.prep:
         missing = "G" if rates.G is None else "P"
         raise ValueError(
-            f"this analysis has no {missing}, so that nothing can be predicted: "
+            f"this analysis has no {missing}, so nothing can be predicted: "
             + report.reasons.get(missing, "it was not measured")
         )
     known = [rate for rate in (rates.G, rates.S, rates.C) if rate is not None]

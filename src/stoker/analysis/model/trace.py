@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from stoker.analysis.model.report import Crash
 from stoker.analysis.probe.records import Row, WorkRecord
 from stoker.analysis.trials.cold_reads import Reads
 from stoker.analysis.trials.request_trial import RequestTrial
 from stoker.analysis.trials.trial_shard import PackingTrial
+from stoker.basics.resources import usable_cores
 from stoker.stats import ThreadTrial
 
 
@@ -30,6 +31,15 @@ class Drain:
     """Examples that were made, whether or not they were still delivered."""
 
 
+class Step(NamedTuple):
+    """A training step, in seconds."""
+
+    lasted_s: float
+    """From asking for its batch to asking for the next one."""
+    waited_s: float
+    """Of these, until the batch came."""
+
+
 @dataclass
 class RankTrace:
     """The observations of one process of the job."""
@@ -43,9 +53,10 @@ class RankTrace:
     """As it is."""
     replayed: list[Row] = field(default_factory=list)
     """From the first prepared batch on."""
-    trained: dict[int, list[list[float]]] = field(default_factory=dict)
-    """Training on data in memory, by number of workers: the seconds of each step, from asking for
-    its batch to asking for the next."""
+    trained: dict[int, list[list[Step]]] = field(default_factory=dict)
+    """Training on data in memory, by number of workers."""
+    prefetched: list[list[Step]] = field(default_factory=list)
+    """The same by the job's own workers, with more batches ahead."""
     described: dict[str, Any] = field(default_factory=dict)
     drains: dict[str, list[Drain]] = field(default_factory=dict)
     """"found", "warm-W" for W workers, "cold"; "partly" and, right after it, "whole"."""
@@ -66,7 +77,6 @@ class RankTrace:
         return count
 
     def loader(self, slot: int) -> dict[str, Any]:
-        """Return a loader by its slot."""
         return next(about for about in self.about["loaders"] if about["slot"] == slot)
 
 
@@ -92,6 +102,8 @@ class Trace:
     readers: int = 1
     warm_fraction: float | None = None
     """Share of the drained data that was in memory during the warm drains."""
+    cores: int = field(default_factory=usable_cores)
+    """Processors that the script may use."""
     starts: int = 0
     seconds: float = 0.0
     stages: dict[str, list[tuple[float, float]]] = field(default_factory=dict)

@@ -36,7 +36,7 @@ FIELDS = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """The prediction of one way to run, and the needs of a faster one."""
+    """The prediction for one way to run, and what it would take to be faster."""
 
     name: str
     prediction: Prediction
@@ -50,7 +50,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Caches:
-    """A cache that never evicts beside the page cache, of the same size."""
+    """A cache that never evicts, compared with a page cache of the same size."""
 
     size_bytes: int
     holds: float
@@ -80,7 +80,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Curve:
-    """Speed over one quantity, everything else being as it was asked."""
+    """The speed over one quantity; all else is as in the change."""
 
     quantity: str
     """One of FIELDS."""
@@ -168,7 +168,7 @@ def _choose_quantities(job: Measured, change: Change) -> list[str]:
 
 
 def _make_curve(job: Measured, change: Change, quantity: str) -> Curve:
-    """Draw one quantity. The value as it was found is asked as no change at all."""
+    """Draw one quantity. Its measured value counts as no change."""
     field = FIELDS[quantity]
     unchanged = getattr(NOTHING, field)
     asked = getattr(change, field) if is_asked(change, quantity) else None

@@ -86,7 +86,9 @@ class DrainSession:
                     elif command["do"] == "look":
                         self._answer(self._drains.look_at_example())
                     else:
-                        self._batches = self._drains.iterate(command["workers"])
+                        self._batches = self._drains.iterate(
+                            command["workers"], command["prefetch"]
+                        )
                         self._left = command["steps"] + 1
             except Exception as error:
                 self._answer({"error": f"{type(error).__name__}: {error}"})
@@ -134,6 +136,7 @@ class LoaderDrains:
             "iterable": self._iterable,
             "automatic": loader._auto_collation,
             "prefetch": loader.prefetch_factor or 0,
+            "persistent": loader.persistent_workers,
             "ordered": loader.in_order,
             "cuda": self._torch.cuda.is_initialized(),
             "copy_s": self._measure_copy_s(batch),
@@ -258,14 +261,19 @@ class LoaderDrains:
         order = type(getattr(sampler, "sampler", sampler)).__name__
         return skip == 0 or order in ("SequentialSampler", "DistributedSampler")
 
-    def iterate(self, workers: int) -> Iterator[Any]:
-        """Yield batches of the examples of the first drain, without end."""
-        loader = self._make_loader(itertools.cycle(self._indices), workers, "", "")
+    def iterate(self, workers: int, prefetch: int | None = None) -> Iterator[Any]:
+        """Yield batches of the examples of the first drain, without end.
+
+        ``prefetch``: batches that each worker prepares ahead; None: as many as in the script.
+        """
+        loader = self._make_loader(itertools.cycle(self._indices), workers, "", "", prefetch)
         if self._iterable:
             return itertools.chain.from_iterable(map(_begin, itertools.repeat(loader)))
         return _begin(loader)
 
-    def _make_loader(self, indices: Any, count: int, tag: str, hears: str) -> Any:
+    def _make_loader(
+        self, indices: Any, count: int, tag: str, hears: str, prefetch: int | None = None
+    ) -> Any:
         """Make a loader like the script's, on other indices; it is iterated once."""
         if count == 0 and tag:
             workers.LISTENER.begin(tag, hears)
@@ -280,7 +288,7 @@ class LoaderDrains:
         if count > 0:
             made |= {
                 "num_workers": count,
-                "prefetch_factor": loader.prefetch_factor or 2,
+                "prefetch_factor": prefetch or loader.prefetch_factor or 2,
                 "multiprocessing_context": loader.multiprocessing_context,
                 "timeout": loader.timeout,
                 "worker_init_fn": functools.partial(_init, tag, hears, loader.worker_init_fn),

@@ -22,7 +22,7 @@ def take_parts(loader: Any) -> SimpleNamespace:
     names = (
         "dataset", "collate_fn", "pin_memory", "batch_size", "drop_last", "prefetch_factor",
         "multiprocessing_context", "timeout", "worker_init_fn", "sampler", "_dataset_kind",
-        "_auto_collation", "_index_sampler", "num_workers",
+        "_auto_collation", "_index_sampler", "num_workers", "persistent_workers",
     )  # fmt: skip
     parts = SimpleNamespace(**{name: getattr(loader, name) for name in names})
     parts.in_order = getattr(loader, "in_order", True)

@@ -8,24 +8,37 @@ import sys
 import time
 from typing import Any
 
-# A flip that is drawn each time goes unseen in one of 128 cases.
+# Of each item. Values that a generator of the dataset's own draws go unseen in one of 128 cases.
 _READS = 8
+# Items whose first reading may draw from the usual generators: some may be left as they are.
+_ITEMS = 16
 # The script stands still meanwhile: slow examples are read fewer times.
 _LONGEST_S = 1.0
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, bytearray)
 
 
 def describe_example(dataset: Any) -> dict[str, Any]:
-    """Return the bytes of the first example's arrays, and whether reading it again changes them.
+    """Return the mean bytes of an example's arrays, and whether examples are random.
 
-    The result is empty if the dataset does not give it, or a cache could not hold it. This mirrors
-    ``stoker/transport/codec``, because the probe must not import stoker.
+    They are if reading one moves a random generator of Python, NumPy or torch, or gives other
+    values than before. The result is empty if the dataset does not give them, or a cache could not
+    hold one. This mirrors ``stoker/transport/codec``, because the probe must not import stoker.
     """
     began = time.perf_counter()
+
+    varies = False
+    sizes: list[int] = []
+    first: list[Any] = []
     try:
-        _seed_all(0)
-        first = _list_leaves(dataset[0])
-        varies = False
+        count = len(dataset)
+        for index in dict.fromkeys(item * count // _ITEMS for item in range(_ITEMS)):
+            before = _read_generators()
+            leaves = _list_leaves(dataset[index])
+            sizes.append(sum(getattr(leaf, "nbytes", 0) for leaf in leaves))
+            first = leaves if index == 0 else first
+            varies = varies or _read_generators() != before
+            if varies or time.perf_counter() - began > _LONGEST_S / 2:
+                break
         for seed in range(1, _READS):
             _seed_all(seed)
             varies = varies or not _is_same_example(first, _list_leaves(dataset[0]))
@@ -33,7 +46,20 @@ def describe_example(dataset: Any) -> dict[str, Any]:
                 break
     except Exception:
         return {}
-    return {"example_bytes": sum(getattr(leaf, "nbytes", 0) for leaf in first), "varies": varies}
+    return {"example_bytes": round(sum(sizes) / len(sizes)), "varies": varies}
+
+
+def _read_generators() -> list[bytes]:
+    """Return the states of the usual random generators."""
+    states = [repr(random.getstate()).encode()]
+    numpy: Any = sys.modules.get("numpy")
+    torch: Any = sys.modules.get("torch")
+    if numpy is not None:
+        states.append(repr(numpy.random.get_state()[1].tobytes()).encode())
+        states.append(repr(numpy.random.get_state()[2]).encode())
+    if torch is not None:
+        states.append(torch.get_rng_state().numpy().tobytes())
+    return states
 
 
 def _seed_all(seed: int) -> None:

@@ -28,7 +28,6 @@ class Bank:
         self._lent: list[tuple[Any, int]] = []  # tensors and their versions, as handed over
 
     def next(self) -> Any:
-        """Return the next batch."""
         if self._copies and self._turn >= len(self._batches) and self._lent:
             self._copies = any(_version(tensor) != version for tensor, version in self._lent)
         batch = self._batches[self._turn % len(self._batches)]

@@ -18,8 +18,16 @@ from stoker.analysis.model.model import (
     predict,
     storage_rate,
 )
-from stoker.analysis.model.report import Action, Report, to_measured, to_measured_apart
-from stoker.analysis.porting import Port, write_port
+from stoker.analysis.model.report import (
+    Action,
+    Rate,
+    Report,
+    find_prep,
+    to_measured,
+    to_measured_apart,
+)
+from stoker.analysis.phases import MORE_PREFETCH
+from stoker.analysis.porting import write_port
 from stoker.analysis.reports.packing_advice import advise_records
 from stoker.basics.resources import format_bytes
 
@@ -57,6 +65,9 @@ def advise(report: Report) -> list[Action]:
     found = [
         *_advise_workers(report),
         *_advise_processes(report),
+        *_advise_prefetching(report),
+        *_advise_persistence(report),
+        *_advise_keeping(report),
         *_advise_cache(report),
         *_advise_storage(report),
         *advise_records(report),
@@ -64,6 +75,7 @@ def advise(report: Report) -> list[Action]:
         *_advise_porting(report),
         *_advise_accelerator(report),
     ]
+    # With equal gains, one line comes before a port: the order above stays.
     found.sort(key=lambda action: -action.gain.value)
     found += [*_advise_echo(report), *_advise_sharing(report), *_advise_hosts(report)]
     return [action for action in found if action.gain.value >= WORTH]
@@ -113,6 +125,44 @@ def _advise_processes(report: Report) -> Iterator[Action]:
     )
 
 
+def _advise_prefetching(report: Report) -> Iterator[Action]:
+    """Advise more batches ahead, if training on them was faster without doubt."""
+    workers, more = report.loader.workers, report.prefetched
+    own = next((point.trained for point in report.prep if point.workers == workers), None)
+    if more is None or own is None or more.low <= own.high:
+        return
+    faster = more.value / own.value
+    yield Action(
+        f"have each worker prepare {MORE_PREFETCH} batches ahead",
+        f"DataLoader(..., prefetch_factor={MORE_PREFETCH})",
+        predict_gain(report, job=lambda case: _with_efficiency(case, faster)),
+        f"tried, with the data in memory: {more.value:,.0f} instead of {own.value:,.0f} "
+        "examples/s. Batches ahead take memory",
+    )
+
+
+def _advise_persistence(report: Report) -> Iterator[Action]:
+    """Advise to keep the workers, if starting them takes a part of each epoch."""
+    seen, own = report.as_it_is, find_prep(report)
+    if not report.startup_s or seen is None or own is None or not report.examples:
+        return
+    # The first batch of an epoch has to be prepared all the same.
+    first_s = report.loader.workers * report.loader.batch_size / own.value
+    saved_s = max(0.0, report.startup_s - first_s)
+    each = report.examples / max(1, len(report.ranks))
+    gains = [
+        (each / rate + first_s + saved_s) / (each / rate + first_s)
+        for rate in (seen.rate.value, max(seen.rate.low, 0.01 * seen.rate.value), seen.rate.high)
+    ]
+    yield Action(
+        "keep the workers from epoch to epoch",
+        "DataLoader(..., persistent_workers=True)",
+        Rate(*gains),
+        f"of whole epochs: they take {each / seen.rate.value:,.2g} s, and their first batch "
+        f"{report.startup_s:.2g} s, which the speeds above leave out",
+    )
+
+
 def _list_worker_counts(job: Measured) -> list[int]:
     """Return the numbers of workers to consider.
 
@@ -128,9 +178,56 @@ def _list_worker_counts(job: Measured) -> list[int]:
     return list(range(1, most_workers(job.cores, most, high, cpu_s) + 1))
 
 
+def _advise_keeping(report: Report) -> Iterator[Action]:
+    """Advise a cache around the dataset, if its examples are the same in each epoch."""
+    kept = _plan_keeping(report)
+    if kept is None:
+        return
+    size, held = kept
+    assert report.prepared is not None
+    gain = predict_gain(report, job=lambda case: _with_kept(case, held, _find_kept_s(report)))
+    alone = predict_gain(
+        report, job=lambda case: _without_workers(_with_kept(case, held, _find_kept_s(report)))
+    )
+    why = "from the second epoch on. An example was the same in each reading, so nothing is random"
+    if report.loader.workers and alone.value >= gain.value / WORTH:
+        why += f". Workers are not needed then: num_workers=0 brings {alone.value:.2f} times"
+    yield Action(
+        f"keep prepared examples ({held:.0%} of the dataset) in a cache that never evicts",
+        f'DataLoader(stoker.cached({report.prepared.dataset}, "{_round_up_to_mib(size)}"), ...)',
+        gain,
+        why,
+    )
+
+
+def _plan_keeping(report: Report) -> tuple[int, float] | None:
+    """Return the bytes of a cache for prepared examples, and the fraction that it holds.
+
+    None if they are random, or of an unknown number.
+    """
+    prepared = report.prepared
+    if prepared is None or prepared.varies or not report.examples:
+        return None
+    # 5 % more: only some examples were measured, and others differ.
+    whole = report.examples * (1.05 * prepared.example_bytes + _KEPT_BYTES)
+    size = int(min(whole, _MEMORY * report.memory_bytes))
+    return size, size / whole
+
+
+def _find_kept_s(report: Report) -> float:
+    """Return worker seconds for an example from a cache, until it is in a batch."""
+    return _COPIES * report.after_s.get("after-augmentation", 0.0) + _OVERHEAD_S
+
+
 def _advise_cache(report: Report) -> Iterator[Action]:
-    """Advise a cache that never evicts, as large as needed or as memory allows."""
+    """Advise a cache of files that never evicts, as large as needed or as memory allows.
+
+    Only where prepared examples cannot be kept, or not all of them.
+    """
     if report.rates.S is None or not report.example_bytes or not report.examples:
+        return
+    kept = _plan_keeping(report)
+    if kept is not None and kept[1] >= 1.0:
         return
     job = to_measured(report)
     whole = report.examples * report.example_bytes
@@ -142,23 +239,14 @@ def _advise_cache(report: Report) -> Iterator[Action]:
     wanted = min(1.0, enough * 1.02) * whole
     room = _MEMORY * report.memory_bytes
     size = int(min(wanted, room))
-    port, kept_size, what = report.port, size, ""
+    what = "the files"
     code = "stoker.from_files(...).cache(...)  # in front of .random_map(...)"
     why = ": the files' contents, not the prepared examples, which may be random"
     if report.stages:
-        code, why = f'.cache("{_round_up_to_mib(size)}")', ""
-    elif port is not None and not port.varies:  # it keeps decoded examples
-        kept_whole = _estimate_kept_bytes(report, port)
-        kept_size = int(min(size / whole * kept_whole, room))
-        size = int(kept_size / kept_whole * whole)
-        code = f'dataset = stoker.cached({port.dataset}, "{_round_up_to_mib(kept_size)}")'
-        why = ", as the dataset returns it"
-    else:
-        what = "the files"
+        what, code, why = format_bytes(size), f'.cache("{_round_up_to_mib(size)}")', ""
     if size / whole <= (report.cached_fraction or 0.0):
         return
     fits = "; the page cache would hold it too, from the second epoch on" if whole < room else ""
-    what = what or format_bytes(kept_size)
     yield Action(
         f"keep {what} ({size / whole:.0%} of the dataset) in a cache that never evicts",
         code,
@@ -166,12 +254,6 @@ def _advise_cache(report: Report) -> Iterator[Action]:
         f"from the second epoch on{why}, against the {report.cached_fraction or 0.0:.0%} that "
         f"were in the page cache{fits}",
     )
-
-
-def _estimate_kept_bytes(report: Report, port: Port) -> float:
-    """Return the bytes that all examples take in a cache, as the dataset gives them."""
-    # 5 % more: only one example was measured, and others differ.
-    return (report.examples or 0) * (1.05 * port.example_bytes + _KEPT_BYTES)
 
 
 def _round_up_to_mib(size: int) -> str:
@@ -222,19 +304,17 @@ def _advise_stages(report: Report) -> Iterator[Action]:
 
 def _advise_porting(report: Report) -> Iterator[Action]:
     """Advise to port the script's loader to a pipeline with a cache of decoded examples."""
-    port, collate_s = report.port, report.after_s.get("after-augmentation", 0.0)
-    if port is None or port.varies or not report.examples:
+    port, kept = report.port, _plan_keeping(report)
+    if port is None or kept is None:
         return
-    whole = report.examples * port.example_bytes
-    kept_whole = _estimate_kept_bytes(report, port)
-    size = int(min(kept_whole, _MEMORY * report.memory_bytes))
-    held = size / kept_whole
-    kept_s = _COPIES * collate_s + _OVERHEAD_S
+    size, held = kept
+    assert report.prepared is not None
+    whole = (report.examples or 0) * report.prepared.example_bytes
     yield Action(
         f"port the loader to a pipeline: decoded examples take {format_bytes(whole)}"
         + (f", {held:.0%} of which fit in memory" if held < 1.0 else ", and it keeps them"),
-        write_port(port, report.loader.workers, _round_up_to_mib(size)),
-        predict_gain(report, job=lambda case: _with_kept(case, held, kept_s)),
+        write_port(port, report.prepared.dataset, report.loader.workers, _round_up_to_mib(size)),
+        predict_gain(report, job=lambda case: _with_kept(case, held, _find_kept_s(report))),
         f"in place of the loader at {report.loader.name}; from the second epoch on, approximately. "
         "An example was the same in each reading, so nothing in it is random",
     )
@@ -320,7 +400,7 @@ def _tell_prices(place: str, ratio: float) -> str:
     if place == "batch":
         kinds = [("loader with a transform", " with a transform"), ("loader", " without")]
     prices = [(find_price(kind, ratio), words) for kind, words in kinds]
-    told = [
+    texts = [
         f"{price.low:.2f} to {price.high:.2f} times as soon{words} ({price.tasks} tasks"
         + (f"; at most {price.others_at_most:.2f} on {price.others} more" if price.others else "")
         + ")"
@@ -328,10 +408,10 @@ def _tell_prices(place: str, ratio: float) -> str:
         if price is not None
     ]
     known = next((price.ratio for price, _ in prices if price is not None), 0.0)
-    if not told:
+    if not texts:
         return ""
     return (
-        f"; where R was {known:g}, targets came {', '.join(told)}: docs/evidence.md. "
+        f"; where R was {known:g}, targets came {', '.join(texts)}: docs/evidence.md. "
         f"R is {ratio:.1f} here"
     )
 
@@ -357,8 +437,23 @@ def _with_faster_prep(case: Measured, faster: float) -> Measured:
     return replace(case, prep=prep, prep_cpu=cpu)
 
 
+def _with_efficiency(case: Measured, faster: float) -> Measured:
+    """Return the job with training on data in memory by so much nearer to its limits."""
+    return replace(
+        case, efficiency=tuple((count, min(1.0, faster * one)) for count, one in case.efficiency)
+    )
+
+
+def _without_workers(case: Measured) -> Measured:
+    """Return the job with its examples prepared by the training process."""
+    return replace(case, workers=0, efficiency=((0, 1.0),))
+
+
 def _with_kept(case: Measured, held: float, kept_s: float) -> Measured:
     """Return the job with a fraction of its examples decoded in memory.
+
+    What workers that decode take from training, beyond processor time, shrinks with their time:
+    memory bandwidth, shared cores, late batches.
 
     Args:
         case: the job.
@@ -376,6 +471,11 @@ def _with_kept(case: Measured, held: float, kept_s: float) -> Measured:
         case,
         prep=tuple((count, width / mixed(width / rate)) for width, count, rate in many),
         prep_cpu=tuple((count, mixed(cpu_s)) for count, cpu_s in case.prep_cpu),
+        efficiency=tuple(
+            (count, 1.0 - (1.0 - one) * mixed(takes_s) / takes_s)
+            for count, one in case.efficiency
+            for takes_s in [max(1, count) / prep_rate(case.prep, count)]
+        ),
         storage=case.storage / left if case.storage else None,
         cache=case.cache / left if case.cache else None,
         miss_s=case.miss_s * (1.0 - held),

@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 
 from stoker.analysis.model import rates
-from stoker.analysis.model.calibration import calibrate
-from stoker.analysis.model.formulas import fetch_rate
+from stoker.analysis.model.calibration import MOST_ALONE, calibrate
+from stoker.analysis.model.formulas import fetch_rate, inverse
 from stoker.analysis.model.model import FED, Measured, predict
 from stoker.analysis.model.report import (
     Action,
@@ -31,7 +31,8 @@ from stoker.analysis.model.report import (
 )
 from stoker.analysis.model.trace import AnalysisError, RankTrace, Trace, list_raw_phases
 from stoker.analysis.packing_gain import estimate_packing, estimate_requests
-from stoker.analysis.porting import find_port
+from stoker.analysis.phases import MORE_PREFETCH
+from stoker.analysis.porting import find_port, find_prepared
 from stoker.analysis.probe.records import BATCH
 from stoker.analysis.reports.advice import advise
 from stoker.analysis.reports.verdict import explain_nothing_seen, find_doubts, write_verdict
@@ -41,6 +42,11 @@ from stoker.version import __version__
 # A loader that is slower than its files by more than this share is not limited by storage. Chosen,
 # not measured.
 _SLOWER = 0.1
+
+# Processor seconds that a worker's second takes from training: its own, and at most as much again,
+# as hardware threads of one core, caches and memory are shared. PyTorch's super_resolution example
+# on two hardware threads: 0.57 of G beside a worker that takes 0.21 of the processors.
+_MOST_TAKEN = 2.0
 
 
 def make_report(trace: Trace) -> Report:
@@ -55,7 +61,7 @@ def make_report(trace: Trace) -> Report:
     shell = paces.make_report(found)
     acts: list[Action] = []
     if paces.has_model:
-        predicted = predict(to_measured_apart(shell)).rate
+        predicted = predict(to_measured_apart(paces._shell)).rate
         shell = msgspec.structs.replace(shell, predicted=predicted)
         acts = advise(shell)
     shell = msgspec.structs.replace(shell, actions=acts, doubts=find_doubts(shell))
@@ -86,18 +92,23 @@ class _RankFindings:
         self._estimate_prep()
         self._estimate_fetch()
         self.has_model = self.g is not None and self.p is not None
+        self.compute = self._estimate_compute()
 
     def _explain(self, phase: str) -> str:
-        return self.trace.reasons.get(phase, "this phase did not come about")
+        return self.trace.reasons.get(phase, "this phase did not take place")
 
     def _estimate_prep(self) -> None:
         warm = [drains for name, drains in self.rank.drains.items() if name.startswith("warm-")]
         self.curve: list[PrepPoint] = []
+        self.outside_s = 0.0  # of training on data in memory, by the job's own workers
         for drains in sorted(warm, key=lambda drains: drains[0].workers):
             rate, count = rates.estimate_drained(drains, self.batch), drains[0].workers
             if rate is not None:
                 cpu_s = rates.estimate_prep_cpu_s(drains, self.batch)
-                trained = rates.estimate_trained(self.rank, count, self.batch)
+                rounds = self.rank.trained.get(count, [])
+                trained, outside_s = rates.estimate_trained(rounds, count, self.batch)
+                if count == self.about["workers"]:
+                    self.outside_s = outside_s
                 self.curve.append(PrepPoint(count, rate, trained, cpu_s))
         self.p = next((c.rate for c in self.curve if c.workers == self.about["workers"]), None)
         self.collate_s = rates.estimate_collate_s([drain for drains in warm for drain in drains])
@@ -107,14 +118,14 @@ class _RankFindings:
             self.reasons["P"] = self._explain("P")
         elif self.is_networked:
             self.reasons["P"] = (
-                "the data comes over the network and cannot be held in memory, so that preparing "
-                "was never seen without fetching"
+                "the data comes over the network and cannot be kept in memory, so preparing was "
+                "never measured without fetching"
             )
         # Less than a hundredth changes P by less than its interval.
         elif self.trace.warm_fraction is not None and self.trace.warm_fraction < 0.99:
             self.notes.append(
                 f"P: only {self.trace.warm_fraction:.0%} of the data stayed in memory during the "
-                "warm drains, so that P holds some reading from storage; give the host more memory"
+                "warm drains, so P includes some reading from storage; give the host more memory"
             )
 
     def _estimate_fetch(self) -> None:
@@ -130,14 +141,14 @@ class _RankFindings:
         elif self.cold is not None and p is not None and self.cold.high < p.low:
             self._use_drains(p, self.cold)
             self.notes.append(
-                "S comes from cold and warm drains of the loader, for its files cannot be "
+                "S comes from cold and warm drains of the loader, because its files cannot be "
                 f"read again as it reads them: {self._explain('files')}"
             )
-            self.reasons["C"] = "reading from memory is a part of P here"
+            self.reasons["C"] = "P includes reading from memory here"
         elif self.cold is not None and p is not None:
             self.reasons["S"] = self.reasons["C"] = (
-                "the loader is as fast with nothing in memory as with everything: what it "
-                f"fetches is hidden behind what it prepares ({self._explain('files')})"
+                "the loader is as fast with nothing in memory as with everything: preparing "
+                f"takes so long that fetching costs no time ({self._explain('files')})"
             )
         else:
             why = trace.reasons.get("S") or trace.reasons.get("files") or self._explain("P")
@@ -219,37 +230,45 @@ class _RankFindings:
         )
 
     def make_split(self) -> Split:
-        """Split the time of the job as it is.
-
-        The loss is measured: G against the job. The model says how much of it is fetching.
-        """
-        compute = 1.0 - self.wait_fraction
-        if self.steady is not None and self.g is not None:
-            lost = max(0.0, 1.0 - self.steady.rate.value / self.g.value)
-            compute = 1.0 - min(lost, self._limit_loss())
+        """Split the time of the job as it is: the model says how much of the loss is fetching."""
         if not self.has_model:
-            lost = 1.0 - compute
-            return Split(compute, lost * (not self.is_networked), lost * self.is_networked)
-        model = predict(self._to_calibrated(compute))
+            lost = 1.0 - self.compute
+            return Split(self.compute, lost * (not self.is_networked), lost * self.is_networked)
+        model = predict(self._to_calibrated(self.compute))
         # Once more, with the report's own rounded values, by which its readers calibrate.
         model = predict(self._to_calibrated(model.compute))
         return Split(model.compute, model.prep_stall, model.fetch_stall)
 
+    def _estimate_compute(self) -> float:
+        """Return the fraction of the time that the job computes: its speed over G.
+
+        What it loses is at most what it can have lost by its waits.
+        """
+        if self.steady is None or self.g is None:
+            return 1.0 - self.wait_fraction
+        lost = max(0.0, 1.0 - self.steady.rate.value / self.g.value)
+        compute = 1.0 - min(lost, self._limit_loss())
+        return min(compute, MOST_ALONE) if self.about["workers"] == 0 else compute
+
     def _limit_loss(self) -> float:
         """Return an upper bound of the loss to data: time inside ``next()``.
 
-        It is that of the rank that waits longest, as the others wait for it. If training and
-        preparation share processors, the cost to training is added.
+        It is that of the rank that waits longest, as the others wait for it. The cost to training
+        of workers beside it is added: by the processor time of both, or by how much slower than G
+        training itself was on data in memory, where workers took processors meanwhile.
         """
         seen = [rates.estimate_steady(rank, self.batch) for rank in self.trace.ranks]
         longest = max(one.wait_fraction + others for one, others in seen if one is not None)
-        if self.g is None or self.p is None:
+        if self.g is None or self.p is None or self.steady is None:
             return longest
         model = predict(to_measured_apart(self._shell))
-        return longest + max(0.0, 1.0 - model.processors / self.g.value)
+        own = next(point for point in self.curve if point.workers == self.about["workers"])
+        slowed = 1.0 - inverse(self.outside_s) / self.g.value
+        most = _MOST_TAKEN * own.cpu_s * self.steady.rate.value / self._shell.cores
+        return longest + max(0.0, 1.0 - model.processors / self.g.value, min(slowed, most))
 
     def _to_calibrated(self, compute: float) -> Measured:
-        job = to_measured_apart(self._shell)
+        job = to_measured_apart(self._agreed)
         return job if self.steady is None else calibrate(job, self.steady.rate.value, compute)
 
     def find_bound(self, split: Split) -> str:
@@ -267,7 +286,7 @@ class _RankFindings:
         for one in found:
             own, waits = one.make_split(), one.wait_fraction
             others = max(0.0, own.prep_stall + own.fetch_stall - waits) if len(found) > 1 else 0.0
-            ranks.append(Rank(one.rank.rank, one._shell.rates, own, waits, others))
+            ranks.append(Rank(one.rank.rank, one._agreed.rates, own, waits, others))
         # Less than a hundredth of the time is not worth a line.
         if self.others_fraction > 0.01:
             self.notes.append(
@@ -283,7 +302,7 @@ class _RankFindings:
         if self.g is not None and self.step_cpu_s > 0 and not self.rank.described.get("cuda"):
             self.notes.append("no device was used: training runs on the host's processors")
         return msgspec.structs.replace(
-            self._shell,
+            self._agreed,
             split=split,
             bound=self.find_bound(split),
             notes=self.notes,
@@ -292,8 +311,22 @@ class _RankFindings:
         )
 
     @cached_property
+    def _agreed(self) -> Report:
+        """Return the shell with one G: the job's own speed over its fraction of compute.
+
+        Where the two measurements of G differ, its interval spans both.
+        """
+        if self.steady is None or self.g is None:
+            return self._shell
+        value = self.steady.rate.value / self.compute
+        scaled = _scale_rate(self.g, value)
+        g = Rate(value, min(scaled.low, self.g.low), max(scaled.high, self.g.high))
+        agreed = msgspec.structs.replace(self._shell.rates, G=g)
+        return msgspec.structs.replace(self._shell, rates=agreed)
+
+    @cached_property
     def _shell(self) -> Report:
-        """Return the report without its conclusions: the split and the limit."""
+        """Return the report without its conclusions: G as it was measured, no split, no limit."""
         trace, rank = self.trace, self.rank
         loaders = [self._make_loader(about) for about in rank.about["loaders"]]
         bytes_each = None
@@ -315,7 +348,7 @@ class _RankFindings:
             seconds=trace.seconds,
             starts=trace.starts,
             crash=trace.crash,
-            cores=max(1, resources.usable_cores() // len(trace.ranks)),
+            cores=max(1, trace.cores // len(trace.ranks)),
             memory_bytes=resources.usable_memory_bytes(),
             trains_on_cpu=not rank.described.get("cuda", False),
             loader=loaders[rank.about["loaders"].index(self.about)],
@@ -324,6 +357,7 @@ class _RankFindings:
             example_bytes=bytes_each,
             cached_fraction=self.x,
             rates=Rates(self.g, self.p_known, self.s, self.c, self.f),
+            replayed=self.g,
             reasons=self.reasons,
             split=Split(1.0, 0.0, 0.0),
             verdict="",
@@ -338,6 +372,15 @@ class _RankFindings:
             step_cpu_s=self.step_cpu_s,
             after_s={} if self.p_known is None else after_s,
             packing=self._estimate_packing(examples),
+            prefetched=rates.estimate_trained(
+                rank.prefetched, rank.workers, self.batch, MORE_PREFETCH
+            )[0],
+            startup_s=(
+                rates.estimate_startup_s(rank)
+                if rank.workers and rank.described.get("persistent") is False
+                else 0.0
+            ),
+            prepared=find_prepared(self.about, rank.described),
             port=find_port(self.about, rank.described),
             stages=self.stages,
             thread_trial=trace.thread_trial,
@@ -352,7 +395,7 @@ class _RankFindings:
         each = trace.files_examples / max(1, len(trace.files))
         found = estimate_packing(trace.packing_trials, each / len(trace.ranks), examples)
         if found is None:
-            too_short = "too little was read of its files to tell"
+            too_short = "too little of its files was read"
             why = trace.reasons.get("packing") or self.reasons.get("S", too_short)
             self.reasons["packing"] = why
         return found

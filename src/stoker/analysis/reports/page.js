@@ -160,7 +160,7 @@ function showRates() {
     if (rate(report.predicted) !== seen)
       text +=
         " What is predicted below is calibrated to that: " +
-        `F is taken as ${rate(now.fetch)}, P as ${rate(now.prep)}, G as ${rate(now.ingestion)}.`;
+        `F is taken as ${rate(now.fetch)}, P as ${rate(now.prep)}.`;
   }
   byId("rates-summary").textContent = text;
 }

@@ -104,13 +104,13 @@ def _draw_split(report: Report) -> Text:
 def _make_rates_table(report: Report) -> Table:
     columns = ("", _NUMBER("value"), "95 % interval", "what it is")
     table = _TITLED(*columns, title="Rates, examples/s")
-    said: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     for name, rate in asdict(report.rates).items():
         if rate is None:
             why = report.reasons.get(name, _MEANING[name])
-            if why in said:
-                why = f"as {said[why]}"
-            said.setdefault(why, name)
+            if why in reasons:
+                why = f"as {reasons[why]}"
+            reasons.setdefault(why, name)
             table.add_row(name, "-", "", Text(why, style="dim"))
         else:
             interval = f"{rate.low:,.0f} to {rate.high:,.0f}"
@@ -155,11 +155,11 @@ def _make_packing_table(found: Packing) -> Table:
     }
     for name, (rate, *each) in counts.items():
         if rate is not None:
-            told = ("not known" if count is None else f"{count:,}" for count in each)
-            table.add_row(name, _format_interval(rate), *told)
+            cells = ("not known" if count is None else f"{count:,}" for count in each)
+            table.add_row(name, _format_interval(rate), *cells)
     if found.requests is not None:
         asked = f"{found.requests.value:,.0f} requests/s for a byte each"
-        table.caption = f"in runs: what follows from {asked}"
+        table.caption = f"in runs: calculated from {asked}"
     return table
 
 
@@ -182,11 +182,11 @@ def _format_interval(rate: Rate) -> str:
 def describe_plan(command: list[str], budget_s: float) -> str:
     """Describe, beforehand, what an analysis does to a script."""
     return (
-        f"stoker analyze will start\n    {' '.join(command)}\n"
-        "once (up to three times if it ends early), let it run as it is for a few seconds, then "
-        "hand it the same batches again and again, then read its data with no training step, cold "
-        f"and warm, and end it. It takes {budget_s / 60:.3g} minutes at most. No file is edited; "
-        "what the script itself writes, it writes. Ctrl-C ends everything."
+        f"stoker analyze will start\n    {' '.join(command)}\nonce (up to three times if it ends "
+        "early), let it run as it is for a few seconds, then hand it the same batches again and "
+        "again, then read its data with no training step, cold and warm, and end it. It takes "
+        f"{budget_s / 60:.3g} minutes at most. It edits no file; the script itself writes its "
+        "files as always. Ctrl-C ends everything."
     )
 
 
@@ -210,11 +210,11 @@ def show_answer(report: Report, answer: Answer, console: Console | None = None) 
 
 def _describe_change(change: Change) -> str:
     if change == NOTHING:
-        return "nothing changed: the job as it was measured"
-    asked = [said for name, (_, said) in _QUANTITIES.items() if is_asked(change, name)]
+        return "no change: the job as it was measured"
+    asked = [template for name, (_, template) in _QUANTITIES.items() if is_asked(change, name)]
     asked += ["files packed into shards"] * bool(change.records)
     values = dataclasses.asdict(change) | {"size": format_bytes(change.cache_bytes or 0)}
-    return "then: " + ", ".join(said.format(**values) for said in asked)
+    return "then: " + ", ".join(template.format(**values) for template in asked)
 
 
 def _make_outcomes_table(outcomes: tuple[Outcome, ...], unit: str) -> Table:
@@ -282,7 +282,7 @@ def _write_remarks(report: Report, answer: Answer) -> list[str]:
     if len(report.ranks) > 1:
         lines.append(f"Speeds, cores and storage are those of one of {len(report.ranks)} ranks.")
     if report.rates.P is None:
-        lines.append("P holds fetching over the network, too; what it lacks counts as fetching.")
+        lines.append("P includes fetching over the network; its shortfall counts as fetching.")
     for name in ("S", "C"):
         if name in report.reasons:
             lines.append(f"{name} is not known: {report.reasons[name]}")
@@ -292,15 +292,15 @@ def _write_remarks(report: Report, answer: Answer) -> list[str]:
 def _write_packing(found: Packing, change: Change) -> list[str]:
     """Explain the basis of the prediction for shards."""
     times = dict(list_gains(found))
-    told = ", ".join(f"{faster:.2f} times {order}" for order, faster in times.items())
-    lines = [f"Reading {found.sample_files:,} of the files alone, shards gave {told}."]
+    text = ", ".join(f"{faster:.2f} times {order}" for order, faster in times.items())
+    lines = [f"Reading {found.sample_files:,} of the files alone, shards gave {text}."]
     if found.by_offset is None:
         lines = [
-            f"By what a request took, runs of a MiB give examples {told} as fast as single files."
+            f"By the time of a request, runs of a MiB give examples {text} as fast as single files."
         ]
     elif change.jobs > 1 or change.hosts > 1:
-        lines.append(f"Shards are taken to be read {change.records}.")
-    return [*lines, "  What is in the page cache, or in a cache, is as fast as before."]
+        lines.append(f"Assumed: shards are read {change.records}.")
+    return [*lines, "  Data in the page cache, or in a cache, is as fast as before."]
 
 
 def _write_hosts(report: Report, change: Change) -> list[str]:
@@ -318,7 +318,7 @@ def _write_hosts(report: Report, change: Change) -> list[str]:
         f"over {change.network_mbps:,g} MB/s{assumed}, and {1 - held:.1%} in storage.",
         "  Speeds are of one host like this one, with storage as fast. Storage that hosts share "
         "gives each less.",
-        "  Serving the other hosts is taken to cost no processor time.",
+        "  Assumed: serving the other hosts costs no processor time.",
     ]
 
 
@@ -326,7 +326,7 @@ def _write_calibration(report: Report) -> list[str]:
     """Name the separate measurements that were corrected by the job's speed."""
     apart, found = predict(to_measured_apart(report)), predict(to_measured(report))
     changed = []
-    for letter, name in (("F", "fetch"), ("P", "prep"), ("G", "ingestion"), ("H", "processors")):
+    for letter, name in (("F", "fetch"), ("P", "prep"), ("H", "processors")):
         taken, before = (_format_rate(getattr(one, name)) for one in (found, apart))
         if taken != before:
             changed.append(f"{letter} is taken as {taken}, measured apart {before}")

@@ -20,6 +20,12 @@ def find_doubts(report: Report) -> list[str]:
         rate = seen.rate.value
         if abs(report.predicted - rate) > TOLERANCE * rate:
             found.append(f"predicted {report.predicted:,.0f} examples/s, measured {rate:,.0f}")
+    g, replayed = report.rates.G, report.replayed
+    if g and replayed and abs(replayed.value - g.value) > TOLERANCE * g.value:
+        found.append(
+            f"G is {g.value:,.0f} examples/s by the job's own speed and waits, and "
+            f"{replayed.value:,.0f} on the same batches again and again"
+        )
     rates = {name: getattr(report.rates, name) for name in ("G", "P", "S", "C", "F")}
     rates["speed"] = seen.rate if seen is not None else None
     wide = [name for name, rate in rates.items() if rate is not None and rate.low <= 0.0]

@@ -11,8 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from stoker.analysis.model import rates
-from stoker.analysis.model.trace import Drain, RankTrace, Trace
-from stoker.analysis.phases import DrainFailed, PhaseLimits, Stopped, run_phases
+from stoker.analysis.model.trace import Drain, RankTrace, Step, Trace
+from stoker.analysis.phases import (
+    MORE_PREFETCH,
+    DrainFailed,
+    PhaseLimits,
+    Stopped,
+    run_phases,
+)
 from stoker.analysis.probe import records
 from stoker.analysis.probe.records import Row
 from stoker.analysis.scripts.script_run import Session, make_folder
@@ -95,7 +101,7 @@ class ScriptJob:
         return time.monotonic() >= self._deadline
 
     def run_start(self, folder: Path) -> None:
-        """Start the script once, and run as many phases as it lives for."""
+        """Start the script once, and run as many phases as fit into its life."""
         self.trace.starts += 1
         self._plan = {}
         if self._site is not None:  # it ended early: at its first batch, go on where it stopped
@@ -135,7 +141,7 @@ class ScriptJob:
                 f"it trained for {patience_s:.0f} s without iterating a DataLoader"
             )
             raise Stopped
-        self.say("as it is: measuring the job, left alone")
+        self.say("as it is: measuring the job without any change")
 
         def is_enough(patient: bool) -> bool:
             ranks = session.ranks
@@ -211,9 +217,9 @@ class ScriptJob:
         if len(jobs) > 1:
             arguments = " ".join(first.about["arguments"])
             self.trace.note(
-                f"the script runs {len(jobs)} training jobs, each on its own (no process group "
-                f"joins them); this is about one of them, process {first.pid} ({arguments}), "
-                "while the others went on beside it"
+                f"the script runs {len(jobs)} separate training jobs (no process group joins "
+                f"them); this report is about one of them, process {first.pid} ({arguments}), "
+                "while the others continued"
             )
 
     # G
@@ -266,7 +272,7 @@ class ScriptJob:
             session.switch("take_at")
         self._ranks, self._drains = session.find_training_ranks(), 0
         for rank in self.trace.ranks:  # an earlier start may have ended in the middle of its drains
-            rank.drains, rank.trained, rank.opened = {}, {}, []
+            rank.drains, rank.trained, rank.prefetched, rank.opened = {}, {}, [], []
         self._recorded = [session.find_recorded(rank) for rank in self._ranks]
         for rank, answer in zip(self._recorded, session.send({"do": "describe"}), strict=True):
             rank.described = answer
@@ -343,6 +349,21 @@ class ScriptJob:
 
         Raises Stopped.
         """
+        for recorded, steps in self._train(workers, left, None):
+            recorded.trained.setdefault(workers, []).append(steps)
+
+    def prefetch_more(self, left: int) -> None:
+        """Have the script train with more batches ahead, if it has workers. Raises Stopped."""
+        first = self._recorded[0]
+        if first.workers and first.described["prefetch"] < MORE_PREFETCH:
+            self.say(f"training with {MORE_PREFETCH} batches ahead for each worker")
+            for recorded, steps in self._train(first.workers, left, MORE_PREFETCH):
+                recorded.prefetched.append(steps)
+
+    def _train(
+        self, workers: int, left: int, prefetch: int | None
+    ) -> list[tuple[RankTrace, list[Step]]]:
+        """Return the steps of each rank; none if they failed. Raises Stopped."""
         # A divisor: no training step takes less.
         session, each_s = self._session, 1e-4
         for rank in self._recorded:
@@ -358,21 +379,29 @@ class ScriptJob:
             if steps_wanted < _FEWEST:
                 self.trace.note(
                     f"the script ends after {self._life} batches, too few to have it train on "
-                    "data in memory: predictions take it to reach what its parts can do"
+                    "data in memory: predictions assume that it reaches the speed of its parts"
                 )
-                return
+                return []
         began = [len(session.read_rows(rank)) for rank in self._ranks]
         # Ranks train together: all of them take the same number of steps.
-        command = {"do": "train", "workers": workers, "steps": steps_wanted}
+        command = {"do": "train", "workers": workers, "steps": steps_wanted, "prefetch": prefetch}
         answers = session.send(command)
         ranks = zip(self._ranks, self._recorded, answers, began, strict=True)
+        trained = []
         for rank, recorded, answer, start in ranks:
             if "error" in answer:
                 self.trace.note(f"training on data in memory failed: {answer['error']}")
                 continue
-            found = rates.find_steps(session.read_rows(rank)[start:], rank.slot)
-            steps_s = [(row.entered_ns - before.entered_ns) / 1e9 for before, row in found]
-            recorded.trained.setdefault(workers, []).append(steps_s)
+            pairs = rates.find_steps(session.read_rows(rank)[start:], rank.slot)
+            found = [
+                Step(
+                    (row.entered_ns - before.entered_ns) / 1e9,
+                    (before.left_ns - before.entered_ns) / 1e9,
+                )
+                for before, row in pairs
+            ]
+            trained.append((recorded, found))
+        return trained
 
     def find_files(self) -> list[str]:
         """Return the files of the first drain."""

@@ -128,7 +128,7 @@ class ScriptProcess:
         return self._process.poll()
 
     def output(self) -> list[str]:
-        """Return the last lines that it and its processes printed; after its end, all are read."""
+        """Return the last printed lines of the script's processes; after its end, all are read."""
         if self.exit_code is not None:
             self._reader.join(_LAST_WORDS_S)  # a process that it left may hold the pipe open
         return list(self._lines)
@@ -207,16 +207,16 @@ def find_crash(
     cause = _ROOT_CAUSE.search("\n".join(lines))
     if cause is not None:
         rank = int(cause[1])
-        own = next((said for record, said in ends if record.rank == rank and said), None)
+        own = next((text for record, text in ends if record.rank == rank and text), None)
         if own is None:
             first = next((at for at, line in enumerate(lines) if _LAUNCHERS.search(line)), 0)
             own = "\n".join(lines[:first])
         return _make_crash(describe_exit(int(cause[2])), when, rank, own)
     if ends and (code is None or code == 0 or ends[0][0].about["world_size"] > 1):
-        record, said = ends[0]
-        how = said.splitlines()[-1] if said else "its process was killed, or left behind"
+        record, text = ends[0]
+        how = text.splitlines()[-1] if text else "its process was killed, or left behind"
         rank_or_none = record.rank if record.about["world_size"] > 1 else None
-        return _make_crash(how, when, rank_or_none, said or "\n".join(lines))
+        return _make_crash(how, when, rank_or_none, text or "\n".join(lines))
     if code is None or code == 0:
         return None
     return _make_crash(describe_exit(code), when, None, "\n".join(lines))

@@ -294,11 +294,11 @@ class Session:
             )
 
     def _explain_going_on(self) -> str:
-        told = {self._watched[rank.pid].header[records.END_PLACE] for rank in self.ranks}
-        if records.TOLD_AGAIN in told:
+        ends_seen = {self._watched[rank.pid].header[records.END_PLACE] for rank in self.ranks}
+        if records.TOLD_AGAIN in ends_seen:
             return ": it catches SystemExit"
-        if records.TOLD_A_THREAD in told:
-            return ": it reads its loader in a thread, which is all that SystemExit ends there"
+        if records.TOLD_A_THREAD in ends_seen:
+            return ": it reads its loader in a thread, and SystemExit ends only that thread"
         return ""
 
     def _has_lost_rank(self) -> bool:
@@ -311,10 +311,10 @@ class Session:
         return time.monotonic() - self._gone_since > _GONE_S
 
     def _note_why(self, phase: str) -> None:
-        """Say why a phase stopped: the probe failed, or the script ended, in whichever way."""
+        """Record why a phase stopped: the probe failed, or the script ended, in whichever way."""
         trace, reasons = self._trace, self._trace.reasons
         for path in self.folder.glob("failed-*"):
-            trace.note(f"the probe took itself out: {path.read_text()}")
+            trace.note(f"the probe removed itself: {path.read_text()}")
             reasons.setdefault(phase, f"the probe failed: {path.read_text()}")
         code = self._process.exit_code
         gone = self._gone_since is not None
@@ -335,19 +335,19 @@ class Session:
 
         A daemonic child that its parent ends by force did not fail.
         """
-        said, went_well = [], self._process.exit_code == 0
+        failed, went_well = [], self._process.exit_code == 0
         for rank in self.ranks:
             end = records.read_json(f"{self._watched[rank.pid].base}.ended")
             if end is not None and end["error"] is not None:
-                said.append((end["at_ns"], rank, end["error"]))
+                failed.append((end["at_ns"], rank, end["error"]))
             elif end is None and went_well and rank.about["daemon"]:
                 continue
             elif end is None and rank.pid != self._process.pid and not is_running(rank.pid):
-                said.append((records.NEVER, rank, ""))
-        return [(rank, text) for _, rank, text in sorted(said, key=lambda one: one[0])]
+                failed.append((records.NEVER, rank, ""))
+        return [(rank, text) for _, rank, text in sorted(failed, key=lambda one: one[0])]
 
     def _find_processes(self) -> None:
-        """Take note of processes that iterate loaders."""
+        """Record processes that iterate loaders."""
         for path in self.folder.glob("process-*.json"):
             about = records.read_json(str(path))
             if about is None:

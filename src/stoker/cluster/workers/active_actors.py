@@ -65,7 +65,6 @@ class ActiveActors:
             return [actor for actor in actors if not actor.is_leaving]
 
     def add(self, actor: Actor) -> None:
-        """Add an actor."""
         with self._lock:
             token = self._pool.token
             self._free.extend(_ActorConnection(actor, token) for _ in range(CONNECTIONS_EACH))
@@ -102,8 +101,9 @@ class ActiveActors:
             losses += connection.was_asked
             if losses == _FATAL_LOSSES:
                 raise WorkerDied(
-                    f"{losses} actors were lost over the same examples, {connection.actor} last: "
-                    "does the pipeline crash on them, or is memory short?"
+                    f"{losses} actors in a row were lost over the same examples, "
+                    f"{connection.actor} last: the pipeline probably crashes on them, or memory "
+                    "is short"
                 )
         yield None
 

@@ -134,8 +134,9 @@ class ActorPool:
             except ray.exceptions.RayTaskError as error:
                 cause = error.as_instanceof_cause()
                 cause.add_note(
-                    "In an actor, which was sent the pipeline: what that uses must be there on the "
-                    "cluster's nodes (ray.init(runtime_env=...) can bring it there)."
+                    "In an actor, which received the pipeline: the modules and files that the "
+                    "pipeline uses must be on the cluster's nodes (ray.init(runtime_env=...) can "
+                    "install them)."
                 )
                 raise cause from None
             except ray.exceptions.RayActorError as error:
@@ -151,7 +152,7 @@ class ActorPool:
             if actor in self.actors:
                 rest = len(self.actors) - 1
                 by = f"{rest} others" if rest > 1 else "another one" if rest else "this process"
-                self.losses.append(f"{actor} was lost: {why}. What it was to do is done by {by}")
+                self.losses.append(f"{actor} was lost: {why}. Its work is done by {by}")
         self.dismiss(actor)
 
     def dismiss(self, actor: Actor) -> None:

@@ -65,8 +65,8 @@ class RayWorkers:
             pass
         if not actor_pool.actors:
             actor_pool.losses.append(
-                f"no actor of Ray has come up within {_FIRST_S:g} s: is there room in the cluster "
-                "(`ray status`)? This process prepares until one is there"
+                f"no Ray actor has started within {_FIRST_S:g} s: check the room in the cluster "
+                "(`ray status`). This process prepares until one has started"
             )
         for actor in actor_pool.actors:
             self._active.add(actor)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from stoker.schedule.epoch_time import Pace
+
 
 class WorkAddress(NamedTuple):
     """What tells a work from others of its pipeline.
@@ -13,8 +15,8 @@ class WorkAddress(NamedTuple):
         seed, epoch: what its random draws are keyed by.
         rank, world: this process among those that share an epoch.
         batches: how many batches all ranks had of the epoch before its leg.
-        places: how many places the epoch has, over all ranks, by part of a mixture; empty where no
-            map asks for the time.
+        paces: how examples come over the epoch, of a mixture those of each part; empty where no map
+            asks for the time.
     """
 
     at: int
@@ -23,4 +25,4 @@ class WorkAddress(NamedTuple):
     rank: int = 0
     world: int = 1
     batches: int = 0
-    places: tuple[int, ...] = ()
+    paces: tuple[Pace, ...] = ()

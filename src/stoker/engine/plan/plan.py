@@ -13,6 +13,7 @@ from stoker.engine.plan.address import WorkAddress
 from stoker.engine.plan.points import EchoPoint, PackPoint, Part, ScanPoint
 from stoker.engine.plan.segment import Segment
 from stoker.schedule.dealing import Dealer, RankOrder
+from stoker.schedule.epoch_time import Pace
 from stoker.schedule.leg import Leg
 from stoker.schedule.selection import Selection
 from stoker.schedule.sizing.batch_plan import BatchRule, PlannedDeal
@@ -130,11 +131,17 @@ class Plan:
         """Return the address of the segment at a place among the parts, in an epoch."""
         share, leg = self.selection.share, self.selection.leg
         rank, world = (0, 1) if share is None else (share.rank, share.world)
-        places: tuple[int, ...] = ()
+        paces: tuple[Pace, ...] = ()
         if self.indexed is not None and any(stage.clock for stage in self.maps):
-            places = self.indexed.places_by_part(self.selection)
+            paces = self.indexed.paces(self.selection, epoch)
         batches = 0 if leg is None else leg.batches
-        return WorkAddress(at, seed, epoch, rank, world, batches, places)
+        return WorkAddress(at, seed, epoch, rank, world, batches, paces)
+
+    @property
+    def calls_user(self) -> bool:
+        """Whether a user's function decides the order of an epoch."""
+        by_source = self.indexed is not None and self.indexed.changes_shares
+        return self.selection.calls_user or by_source
 
     @cached_property
     def segments(self) -> tuple[Segment, ...]:

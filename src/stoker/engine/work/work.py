@@ -333,7 +333,7 @@ class Work:
         return self.retry.call(failure, call, do)
 
     def _time_at(self, place: int) -> EpochTime:
-        return time_at(self.address.epoch, place, self.address.places)
+        return time_at(self.address.epoch, place, self.address.paces)
 
     @property
     def _can_reread(self) -> bool:

@@ -52,10 +52,10 @@ class MixedOrder:
         lengths: of the parts' sources.
         sizes: how many examples an epoch of each part has.
         begun: how many were drawn of each part before this epoch.
-        count: how many examples the epoch has, over all ranks.
+        drawn: how many are drawn of each in this epoch, over all ranks.
 
     Attributes:
-        sizes, begun: as given.
+        sizes, begun, drawn: as given.
     """
 
     together = 0  # dealt many at a time
@@ -66,9 +66,10 @@ class MixedOrder:
         lengths: Sequence[int],
         sizes: Sequence[int],
         begun: Sequence[int],
-        count: int,
+        drawn: Sequence[int],
     ) -> None:
-        self._make, self.sizes, self.begun, self._count = make, sizes, begun, count
+        self._make, self.sizes, self.begun, self.drawn = make, sizes, begun, drawn
+        self._count = sum(drawn)
         self._firsts = Numbering(lengths).starts.tolist()
         self._kind = np.min_scalar_type(len(lengths))
         self._orders: list[OrderedDict[int, Order]] = [OrderedDict() for _ in lengths]

@@ -1,1 +1,1 @@
-"""Sources over Arrow tables: Parquet files, data frames, Hugging Face's data sets."""
+"""Sources over Arrow tables: Parquet files, DataFrames, Hugging Face datasets."""

@@ -1,12 +1,13 @@
-"""Rows of Arrow columns that lie in many chunks, taken by address.
+"""Rows of Arrow columns that lie in many chunks, taken by memory address.
 
-Arrow's own ``take`` joins all chunks of a column first: 256 of a million lists in 16 chunks take
-5 ms with pyarrow 26, of which 15 us are the taking; and of each chunk by itself it takes 7 us a
-chunk. Joining the chunks once would double the table's memory. So a chunk is described here by the
-addresses of its buffers, and NumPy takes from all of them at once, through an array that spans the
-whole memory of the process: of that only values of the chunks are ever read.
+Arrow's own ``take`` joins all chunks of a column first: for 256 of a million lists in 16 chunks
+that takes 5 ms with pyarrow 26, of which the taking itself is 15 us. Taking from each chunk
+separately costs 7 us a chunk. Joining the chunks once would double the table's memory. So each
+chunk is described here by the addresses of its buffers. NumPy takes from all of them at once,
+through an array that spans the whole memory of the process; it reads only values of the chunks.
 
-Numbers, times, text, bytes and lists of these are taken so. Arrow takes the rest (``values_of``).
+This covers numbers, times, text, bytes and lists of these. Arrow takes all other types
+(``values_of``).
 """
 
 from __future__ import annotations
@@ -33,15 +34,15 @@ _SHORT_ITEMS = 48
 
 
 class MisalignedError(Exception):
-    """A chunk's buffers cannot be read in place: it has to be copied."""
+    """A chunk's buffers cannot be read in place, and must be copied."""
 
 
 class Values(ABC):
-    """Takes rows of one type out of chunks.
+    """Takes rows of one Arrow type out of chunks.
 
     Attributes:
         kind: the Arrow type.
-        width: how many numbers say where a chunk's buffers lie.
+        width: how many numbers describe the buffers of a chunk.
     """
 
     width: int
@@ -51,9 +52,9 @@ class Values(ABC):
 
     @abstractmethod
     def places(self, chunk: Any) -> list[int]:
-        """Return where the buffers of a chunk lie, which must stay alive.
+        """Return the addresses of a chunk's buffers; the caller keeps the chunk alive.
 
-        Raises MisalignedError where they cannot be read in place.
+        Raises MisalignedError if they cannot be read in place.
         """
 
     @abstractmethod
@@ -61,9 +62,9 @@ class Values(ABC):
         """Return rows as an Arrow array.
 
         Args:
-            places: of all chunks.
-            which: the number of each row's chunk.
-            rows: the number of each row in its chunk.
+            places: the result of ``places``, for all chunks.
+            which: each row's chunk, by number.
+            rows: each row's number in its chunk.
         """
 
     def take_runs(
@@ -78,10 +79,10 @@ class Values(ABC):
 
 
 class Numbers(Values):
-    """Values of a fixed size, in whole bytes: numbers, times.
+    """Values of a fixed size in whole bytes: numbers, times.
 
     Attributes:
-        dtype: NumPy's, of numbers; of others, that of integers of their size.
+        dtype: NumPy's dtype of the numbers; for other values, an integer dtype of the same size.
     """
 
     width = 2
@@ -107,7 +108,7 @@ class Numbers(Values):
         rows: NDArray[np.int64],
         out: NDArray[Any] | None = None,
     ) -> NDArray[Any]:
-        """Return rows as NumPy's, of nulls anything, in ``out`` if it is given."""
+        """Return rows as a NumPy array, in ``out`` if given; the values of nulls are arbitrary."""
         at = rows + _each(places[1], which)
         # "clip" spares NumPy a look at all places beforehand, and a buffer before ``out``.
         return _memory(self.dtype).take(at, out=out, mode="clip")
@@ -133,7 +134,7 @@ class Numbers(Values):
         begins: NDArray[np.int64],
         lengths: NDArray[np.int64],
     ) -> NDArray[Any]:
-        """Return runs of rows, one after another, of nulls anything."""
+        """Return runs of rows, one after another; the values of nulls are arbitrary."""
         begins = begins + _each(places[1], which)
         most = int(lengths.max(initial=0))
         if most and int(lengths.min()) == most:
@@ -174,7 +175,7 @@ class Booleans(Values):
         rows: NDArray[np.int64],
         out: NDArray[Any] | None = None,
     ) -> NDArray[Any]:
-        """Return rows as NumPy's, of nulls anything, in ``out`` if it is given."""
+        """Return rows as a NumPy array, in ``out`` if given; the values of nulls are arbitrary."""
         found = _bits(_each(places[1], which) + rows)
         if out is None:
             return found
@@ -183,11 +184,11 @@ class Booleans(Values):
 
 
 class Sequences(Values):
-    """Values of different lengths, or of one: lists, text, bytes.
+    """Values of several items: lists, text, bytes.
 
     Attributes:
-        inner: what takes the items of a value; of text and bytes, bytes.
-        size: how many items each value has, where the type says so.
+        inner: takes the items of a value; for text and bytes, single bytes.
+        size: the number of items in each value, if the type fixes it.
     """
 
     def __init__(self, kind: Any, inner: Values) -> None:
@@ -237,9 +238,9 @@ class Sequences(Values):
     def spans(
         self, places: Places, which: NDArray[np.int64], rows: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], Bools | None]:
-        """Return where each value begins in its chunk's items, its length, whether it is there.
+        """Return each value's start in its chunk's items, its length, and whether it is not null.
 
-        Raises ValueError for a value that lies outside of its chunk's items.
+        Raises ValueError for a value that lies outside its chunk's items.
         """
         valid = _valid(places[0], which, rows)
         at = rows + _each(places[1], which)
@@ -264,7 +265,7 @@ class Sequences(Values):
     ) -> NDArray[Any] | None:
         """Return lists of numbers as one array ``[rows, length]``.
 
-        None where one is null, or has a null, or another length than the others.
+        None if a list is null, contains a null, or has another length than the others.
         """
         assert isinstance(self.inner, Numbers | Booleans)
         begins, lengths, valid = self.spans(places, which, rows)
@@ -281,7 +282,7 @@ class Sequences(Values):
         return found.reshape(len(rows), length)
 
     def texts(self, places: Places, which: NDArray[np.int64], rows: NDArray[np.int64]) -> list[Any]:
-        """Return texts, or bytes, as Python's; long ones are copied each by itself, and once."""
+        """Return texts, or bytes, as Python objects. Each long value is copied once, by itself."""
         begins, lengths, valid = self.spans(places, which, rows)
         if int(lengths.sum()) <= _SHORT_ITEMS * len(lengths):
             short: list[Any] = self.take(places, which, rows).to_pylist()
@@ -300,7 +301,7 @@ class Sequences(Values):
 
 
 class Extended(Values):
-    """Values of an extension type, by their storage."""
+    """Values of an extension type, taken from its storage."""
 
     def __init__(self, kind: Any, inner: Values) -> None:
         super().__init__(kind)
@@ -317,7 +318,7 @@ class Extended(Values):
 
 
 def values_of(kind: Any) -> Values | None:
-    """Return what takes values of a type; None where only Arrow does."""
+    """Return an object that takes values of a type; None if only Arrow can."""
     import pyarrow as pa
 
     types = pa.types
@@ -366,7 +367,7 @@ def is_list(kind: Any) -> bool:
 def _array(
     kind: Any, length: int, valid: Bools | None, *buffers: Any, children: list[Any] | None = None
 ) -> Any:
-    """Return an Arrow array over NumPy's memory; of a fixed-size list, None is no buffer."""
+    """Return an Arrow array over NumPy's memory; a fixed-size list has no buffer, given as None."""
     import pyarrow as pa
 
     bitmap = None if valid is None else pa.py_buffer(_pack_bits(valid))
@@ -379,7 +380,7 @@ def _array(
 
 
 def _bitmap_of(chunk: Any) -> int:
-    """Return the place of the first bit of a chunk's bitmap, if it has nulls."""
+    """Return the address of the first bit of a chunk's null bitmap, if it has nulls."""
     return _bits_from(chunk.buffers()[0], chunk.offset) if chunk.null_count else NOWHERE
 
 
@@ -388,25 +389,25 @@ def _bits_from(buffer: Any, offset: int) -> int:
 
 
 def _each(numbers: NDArray[np.int64], which: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the number of each row's chunk; of a single chunk, its own."""
+    """Return a value for each row's chunk; for a single chunk, its only value."""
     return numbers if len(numbers) == 1 else numbers.take(which, mode="clip")
 
 
 def _valid(
     bitmaps: NDArray[np.int64], which: NDArray[np.int64], rows: NDArray[np.int64]
 ) -> Bools | None:
-    """Return which rows are not null; None where all are not."""
+    """Return which rows are not null; None if no row is null."""
     if bitmaps.max() == NOWHERE:
         return None
     begins = bitmaps.take(which)
-    told = begins != NOWHERE
+    has_bitmap = begins != NOWHERE
     valid = np.ones(len(rows), np.bool_)
-    valid[told] = _bits(begins[told] + rows[told])
+    valid[has_bitmap] = _bits(begins[has_bitmap] + rows[has_bitmap])
     return None if valid.all() else valid
 
 
 def _bits(at: NDArray[np.int64]) -> Bools:
-    """Return the bits at these places in memory."""
+    """Return the bits at these addresses."""
     found = _memory(np.dtype(np.uint8)).take(at >> 3, mode="clip")
     found >>= (at & 7).astype(np.uint8)
     found &= 1
@@ -427,7 +428,7 @@ def _numbers_of(begins: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArra
 
 
 class _Spanning:
-    """What NumPy makes an array of: items of one type, anywhere in memory."""
+    """The array interface of one item type over the whole memory of the process."""
 
     def __init__(self, typestr: str, step: int, itemsize: int) -> None:
         self.__array_interface__ = {
@@ -447,7 +448,7 @@ def _memory(dtype: np.dtype[Any]) -> NDArray[Any]:
 
 @functools.lru_cache(64)
 def _memory_of_runs(dtype: np.dtype[Any], length: int) -> NDArray[Any]:
-    """Return an array of all runs of so many items in memory, each one item of it."""
+    """Return an array in which each run of this many items in memory is one item."""
     size = math.prod((length, dtype.itemsize))
     return np.asarray(_Spanning(f"|V{size}", dtype.itemsize, size))
 

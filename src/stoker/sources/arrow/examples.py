@@ -1,4 +1,4 @@
-"""Values of Arrow arrays as those of examples."""
+"""Converts values of Arrow arrays to values of examples."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ def _with_nulls(values: list[Any], array: Any) -> list[Any]:
 
 
 def _lists(array: Any) -> list[Any]:
-    """Return an array for each list of numbers, or of lists of one shape; other lists as such.
+    """Return an array for each list of numbers, or of lists of one shape; other lists stay lists.
 
-    A list's result depends on the list and its type alone, never on the lists beside it.
+    The result for a list depends only on the list and its type, never on its neighbours.
     """
     lists = array.drop_null()
     inner = lists.flatten()
@@ -70,7 +70,7 @@ def _lists(array: Any) -> list[Any]:
 
 
 def _empty_list(kind: Any) -> NDArray[Any] | None:
-    """Return what a list of such a type without values is; None where its leaves are no numbers."""
+    """Return the result for an empty list of this type; None if its leaves are not numbers."""
     shape: list[int] = []
     while is_list(kind):
         shape.append(getattr(kind, "list_size", 0) if shape else 0)
@@ -79,7 +79,7 @@ def _empty_list(kind: Any) -> NDArray[Any] | None:
 
 
 def _join_lists(values: list[Any], empty: NDArray[Any]) -> Any:
-    """Return the values of a list as one array, where they are of one shape."""
+    """Return a list's values as one array, if they have one shape."""
     if not values:
         return empty.copy()
     shapes = {

@@ -1,4 +1,4 @@
-"""Hugging Face's map-style data sets: rows by number, from their Arrow tables."""
+"""Hugging Face's map-style datasets: rows by number, from their Arrow tables."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ _STORED = {"bytes", "path"}  # what an Image, an Audio, a Video is in a table
 class HuggingFaceSource(
     OwnSource, GathersRows[Any], ReadsColumns[Any], Identified[Any], Labeled[Any]
 ):
-    """The rows of a data set, as dicts by column; images and sound are bytes, as they were stored.
+    """The rows of a dataset, as dicts by column; images and sound are the stored bytes.
 
-    Rows come straight from the data set's Arrow tables, mapped from files: the data set itself
-    decodes nothing. Of its format only the columns count.
+    Rows come straight from the dataset's memory-mapped Arrow tables, so the dataset decodes
+    nothing. Of its format only the columns count.
 
     Args:
-        dataset: the data set.
+        dataset: the dataset.
         columns: the columns to read; None: the columns of its format.
 
     Raises:
-        TypeError: it is not a data set, or a stream, or several splits; ``columns`` is not a list
-        of names.
-        ValueError: it transforms its rows (``with_transform``), or has no such column or no rows.
+        TypeError: it is not a dataset, or a stream, or several splits; ``columns`` is not a list of
+            names.
+        ValueError: it transforms its rows (``with_transform``), has no rows, or lacks a column.
     """
 
     def __init__(self, dataset: Any, columns: Sequence[str] | None = None) -> None:
@@ -58,7 +58,7 @@ class HuggingFaceSource(
         if not len(dataset):
             raise ValueError(f"{self.name} has no rows")
         self._length = len(dataset)
-        self._told = getattr(dataset, "_fingerprint", None)
+        self._own_fingerprint = getattr(dataset, "_fingerprint", None)
         self._dataset = dataset.with_format("arrow", columns=self._columns)
 
     @property
@@ -76,7 +76,7 @@ class HuggingFaceSource(
 
     @functools.cached_property
     def _grouped_rows(self) -> GroupedRows | None:
-        """Its tables, and which of their rows were selected; None where files must be read."""
+        """The rows of its tables that its selection leaves; None if files must be read."""
         data = getattr(self._dataset, "data", None)
         if data is None or not hasattr(self._dataset, "_indices"):
             return None
@@ -110,32 +110,36 @@ class HuggingFaceSource(
         return super().extent() + chunks
 
     def identity(self) -> str | None:
-        """Return the data set's own fingerprint: a digest of its data and transforms."""
-        return None if self._told is None else f"datasets {self._told} {self._columns}"
+        """Return the dataset's own fingerprint: a digest of its data and transforms."""
+        return (
+            None
+            if self._own_fingerprint is None
+            else f"datasets {self._own_fingerprint} {self._columns}"
+        )
 
     @property
     def class_names(self) -> Sequence[str]:
-        """The names of its classes. Raises AttributeError unless one column numbers classes."""
+        """The names of its classes. Raises AttributeError unless one column is a ``ClassLabel``."""
         features = [self._dataset.features[column] for column in self._columns]
         named = [each.names for each in features if type(each).__name__ == "ClassLabel"]
         if len(named) != 1:
             raise AttributeError(
-                f"class_names are those of one column, and {self.name} has {len(named)} of the "
-                "kind ClassLabel"
+                f"class_names needs one column of kind ClassLabel, but {self.name} has "
+                f"{len(named)} of the kind ClassLabel"
             )
         return list(named[0])
 
 
 def _check_kind(dataset: Any) -> None:
-    """Recognise a map-style data set by its methods."""
+    """Raise TypeError unless this is a map-style dataset, judged by its methods."""
     if not hasattr(dataset, "__len__") and hasattr(dataset, "load_state_dict"):
         raise TypeError(
-            f"from_huggingface reads rows by number, and a {type(dataset).__name__} is a stream: "
+            f"from_huggingface reads rows by number, but a {type(dataset).__name__} is a stream: "
             "use from_iterable, which keeps its state"
         )
     if isinstance(dataset, dict):
         shown = ", ".join(map(repr, dataset))
-        raise TypeError(f"from_huggingface reads one data set, and here are several: {shown}")
+        raise TypeError(f"from_huggingface reads one dataset, but these are several: {shown}")
     for method in ("column_names", "format", "with_format", "__getitems__"):
         if not hasattr(dataset, method):
             raise TypeError(
@@ -144,13 +148,13 @@ def _check_kind(dataset: Any) -> None:
             )
     if dataset.format["type"] == "custom":
         raise ValueError(
-            "the data set transforms what it gives (with_transform): take that away by "
-            ".reset_format() and put it into .map(), or use from_dataset, which asks it as it is"
+            "the dataset transforms its rows (with_transform): remove that by .reset_format() "
+            "and put it into .map(), or use from_dataset, which keeps it"
         )
 
 
 def _with_stored_bytes(table: Any) -> Any:
-    """Return a table with the files' bytes in place of files; None where they are not in it."""
+    """Return a table with the bytes of files for their paths; None if some are not in the table."""
     import pyarrow as pa
 
     for at, field in enumerate(table.schema):
@@ -164,7 +168,7 @@ def _with_stored_bytes(table: Any) -> Any:
 
 
 def _is_file(kind: Any) -> bool:
-    """Tell how a table holds an Image, an Audio, a Video."""
+    """True if a feature is stored as a file: an Image, an Audio, a Video."""
     import pyarrow as pa
 
     return pa.types.is_struct(kind) and {each.name for each in kind} == _STORED
@@ -191,7 +195,7 @@ def _read(data: bytes | None, path: str | None) -> bytes | None:
         return data
     if "://" in path:
         raise ValueError(
-            f"{path} lies in an archive or behind a URL, and the data set holds no bytes of it: "
-            "use from_dataset, which lets the data set fetch it"
+            f"{path} is in an archive or at a URL, and the dataset does not hold its bytes: use "
+            "from_dataset, which lets the dataset fetch it"
         )
     return read_file(path)

@@ -41,7 +41,7 @@ _RARELY = 20
 
 
 class _Footers:
-    """The metadata of files, of the last ones up to a size. Pickles as an empty one."""
+    """The metadata of the files read last, up to a total size. Pickles as an empty one."""
 
     def __init__(self) -> None:
         self._held: dict[str, Any] = {}
@@ -126,7 +126,7 @@ class ParquetSource(
         self._rows_by_group, self._rows_by_file = Numbering(counts), Numbering(file_rows)
         self.held = HeldBlocks(int(usable_memory_bytes() * _KEPT_SHARE))
         self._used = 0
-        self._told = False
+        self._has_warned = False
 
     @property
     def name(self) -> str:
@@ -155,7 +155,7 @@ class ParquetSource(
         """Read one column of all files: nothing else is read."""
         parts = []
         for path, _ in self._files:
-            with self._opened(path) as file:
+            with self._open(path) as file:
                 found = without_views(file.read(columns=[field], use_threads=False))
             parts.append(numbers_in(found.column(field), str(field)))
         return np.concatenate(parts)
@@ -170,11 +170,11 @@ class ParquetSource(
 
     @property
     def row_groups(self) -> int:
-        """How many row groups there are, with one number for those of all files."""
+        """The number of all row groups, which are numbered through all files."""
         return len(self._groups)
 
     def of_columns(self, names: Sequence[str]) -> Self:
-        """Return this for ``tables`` of other columns. Raises ValueError where one is missing."""
+        """Return this source with other columns. Raises ValueError if one is missing."""
         number, _ = self._groups[0]
         path = self._files[number].path
         schema = self._metadata_of(path).schema.to_arrow_schema()
@@ -184,11 +184,11 @@ class ParquetSource(
         return twin
 
     def tables(self, groups: Sequence[int]) -> Iterator[Any]:
-        """Yield the tables of row groups, read anew."""
+        """Yield the tables of row groups, read from the files again."""
         return map(self._read, groups)
 
     def statistics(self, group: int) -> dict[str, Any]:
-        """Return the statistics of a row group's columns, where there are some."""
+        """Return the statistics of a row group's columns, as far as the file has them."""
         number, within = self._groups[group]
         about = self._metadata_of(self._files[number].path).row_group(within)
         columns = [about.column(at) for at in range(about.num_columns)]
@@ -232,7 +232,7 @@ class ParquetSource(
         return f"{os.path.basename(file.path)}, row {row}"
 
     def identity(self) -> str | None:
-        """Return the columns; rows are known by file, size and times, and number."""
+        """Return the columns; rows are identified by file, size and times, and by number."""
         return f"parquet {self._columns}"
 
     def fingerprint(self, index: int) -> Fingerprint:
@@ -251,14 +251,14 @@ class ParquetSource(
         try:
             return parquet.read_metadata(path if file is None else file)
         except (OSError, ValueError) as error:
-            raise ValueError(f"{path} is no Parquet file, or a truncated one: {error}") from error
+            raise ValueError(f"{path} is not a Parquet file, or is truncated: {error}") from error
 
     def _locate(self, index: int) -> tuple[_File, int]:
         """Return the file of a row, and the row's number in it."""
         file, row = self._rows_by_file.find(index)
         return self._files[file], row
 
-    def _opened(self, path: str) -> Any:
+    def _open(self, path: str) -> Any:
         return import_pyarrow("from_parquet", "pyarrow.parquet").ParquetFile(path)
 
     def _read(self, group: int) -> Any:
@@ -267,7 +267,7 @@ class ParquetSource(
         parquet = import_pyarrow("from_parquet", "pyarrow.parquet")
         found = os.stat(path)
         if version_of(found) != version:
-            raise ValueError(f"{path} has changed since the pipeline was built: build it anew")
+            raise ValueError(f"{path} has changed since the pipeline was built: build it again")
         try:
             footer = self._footers.get(path)
             with parquet.ParquetFile(path, metadata=footer) as file:
@@ -281,14 +281,14 @@ class ParquetSource(
     def _tell_waste(self) -> None:
         """Warn once if most of the rows read are dropped unused."""
         held = self.held
-        if self._told or held.rows_read < max(_RARELY * self._used, 2 * len(self)):
+        if self._has_warned or held.rows_read < max(_RARELY * self._used, 2 * len(self)):
             return
-        self._told = True
+        self._has_warned = True
         warn(
-            f"{self.name}: {held.rows_read // max(1, self._used):,} rows are read for each that is "
-            f"used. Its row groups of {format_bytes(self._nbytes)} are read whole, in random "
-            f"order, and {format_bytes(held.limit_bytes)} of them are kept. Put .cache(...) behind "
-            "it, or write smaller row groups"
+            f"{self.name}: {held.rows_read // max(1, self._used):,} rows are read for each one "
+            f"that is used. Its row groups of {format_bytes(self._nbytes)} are read whole, in "
+            f"random order, and {format_bytes(held.limit_bytes)} of them are kept. Put "
+            ".cache(...) behind it, or write smaller row groups"
         )
 
 
@@ -314,7 +314,8 @@ def _check_schema(
         if here != there:
             raise ValueError(
                 f"{path}: column {name!r} is {here or 'not there'}; in {files[0].path} it is "
-                f"{there or 'not there'}. Write them alike, or leave it out by columns="
+                f"{there or 'not there'}. =Give it one type in all files, or leave it out by "
+                "columns="
             )
     return first  # the same in another order
 
@@ -347,6 +348,6 @@ def _size_of(group: Any, names: Sequence[str]) -> int:
 def _with_nulls(group: Any) -> Iterator[str]:
     """Yield the columns of a row group that may contain nulls."""
     for column in map(group.column, range(group.num_columns)):
-        told = column.statistics if column.is_stats_set else None
-        if told is None or not told.has_null_count or told.null_count:
+        statistics = column.statistics if column.is_stats_set else None
+        if statistics is None or not statistics.has_null_count or statistics.null_count:
             yield column.path_in_schema.partition(".")[0]

@@ -1,4 +1,4 @@
-"""``from_parquet(filters=)``: which rows match, by statistics and a pass over some columns."""
+"""``from_parquet(filters=)``: finds matching rows by statistics and a pass over some columns."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class _Condition(NamedTuple):
     value: Any
 
     def may_match(self, statistics: Any) -> bool:
-        """Return whether a row group with these statistics of the column may have a match."""
+        """True if a row group with these statistics of the column may have a match."""
         if statistics is None or not statistics.has_min_max:
             return True
         low, high, value = statistics.min, statistics.max, self.value
@@ -45,17 +45,17 @@ class _Condition(NamedTuple):
 
 
 def matching_rows(source: ParquetSource, filters: Any) -> NDArray[np.bool_]:
-    """Return which rows of Parquet files match filters, ``bool [n]``.
+    """Return for each row of Parquet files whether it matches the filters, ``bool [n]``.
 
-    Only the columns that are named are read, and only of row groups that may have a match.
+    It reads only the named columns, and only row groups that may have a match.
 
     Args:
-        filters: a list of ``(column, operator, value)``, all of which hold; or a list of such
-            lists, one of which holds.
+        filters: a list of conditions ``(column, operator, value)``, all of which must hold; or a
+            list of such lists, one of which must hold.
 
-    Raises TypeError or ValueError for what is no filter, or does not fit the columns.
+    Raises TypeError or ValueError for invalid filters, and for values that do not fit the columns.
     """
-    alternatives = _checked(filters)
+    alternatives = _parse(filters)
     names = list(dict.fromkeys(each.column for one in alternatives for each in one))
     source = source.of_columns(names)
     groups = [
@@ -84,11 +84,11 @@ def _may_match(conditions: Sequence[_Condition], statistics: dict[str, Any]) -> 
     return all(each.may_match(statistics.get(each.column)) for each in conditions)
 
 
-def _checked(filters: Any) -> list[list[_Condition]]:
-    """Return filters as alternatives of conditions. Raises TypeError or ValueError for others."""
+def _parse(filters: Any) -> list[list[_Condition]]:
+    """Return filters as alternatives, each a list of conditions. Raises TypeError or ValueError."""
     shape = (
-        "from_parquet() takes filters= as a list of (column, operator, value), all of which hold, "
-        "such as [('height', '>=', 256)], or a list of such lists, one of which holds"
+        "from_parquet() takes filters= as a list of conditions (column, operator, value), such "
+        "as [('height', '>=', 256)], or a list of such lists"
     )
     if not isinstance(filters, (list, tuple)) or not filters:
         raise TypeError(f"{shape}; not {filters!r}")

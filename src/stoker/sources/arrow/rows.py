@@ -1,9 +1,8 @@
-"""Rows of Arrow tables: as examples, and straight into batches.
+"""Rows of Arrow tables, as examples and as batches.
 
-Both are made of columns whose rows were taken together (``chunks``): so many batches are gathered
-at once that each Arrow call, and each of NumPy's, is shared by many rows, and nothing is done row
-by row but to make Python's own objects. Values of a batch are those that collating examples gives;
-where they cannot be stacked, the engine does that, and says what is wrong.
+Columns are taken many rows at a time (``chunks``), so that many rows share each call of Arrow and
+NumPy; only Python's own objects are made row by row. The values of a batch equal those of collated
+examples. If they cannot be stacked, the engine collates the examples, and raises the precise error.
 """
 
 from __future__ import annotations
@@ -54,14 +53,14 @@ _JOINED_SHARE = 0.125
 
 
 class TableColumns:
-    """What the rows of tables of one schema consist of.
+    """The columns of tables with one schema.
 
     Attributes:
         names: the columns' names.
-        values: what takes values of each column; None where only Arrow does.
-        spans: which of a group's places are each column's.
-        are_stacked: whether columns of a batch are stacked: numbers, text, bytes, lists of numbers.
-        are_plain: whether they all are numbers without nulls.
+        values: takes the values of each column; None for a column that only Arrow can take.
+        spans: each column's part of a group's addresses.
+        are_stacked: whether batches stack the columns: numbers, text, bytes, lists of numbers.
+        are_plain: whether all columns are numbers without nulls.
     """
 
     def __init__(self, schema: Any, with_nulls: Iterable[str]) -> None:
@@ -77,12 +76,12 @@ class TableColumns:
 
 
 class RowGroup:
-    """A part of a table; a column is copied where it cannot be read in place.
+    """A part of a table. A column that cannot be read in place is copied.
 
     Attributes:
         num_rows, nbytes: its size; it is a ``HeldBlock``.
         columns: an Arrow array for each column.
-        places: where their buffers lie, ``int64 [all columns' widths]``.
+        places: the addresses of their buffers, ``int64 [sum of all columns' widths]``.
     """
 
     def __init__(self, table: Any, columns: TableColumns) -> None:
@@ -107,10 +106,10 @@ class GroupedRows(Rows):
     """Rows by number, from consecutive groups.
 
     Args:
-        numbering: the numbers of all groups' rows.
+        numbering: finds each row's group, and its number there.
         group: returns a group; it may read the group first.
-        columns: what the rows consist of.
-        row_bytes: of a row, about.
+        columns: the columns of the rows.
+        row_bytes: the approximate size of a row.
         used: called with the number of rows taken.
     """
 
@@ -134,9 +133,9 @@ class GroupedRows(Rows):
 
     @classmethod
     def of(cls, table: Any, picked: Any = None) -> GroupedRows:
-        """Return the rows of a table: of its chunks joined, or by its chunks (``_is_joined``).
+        """Return the rows of a table. Small tables in many chunks are joined (``_is_joined``).
 
-        ``picked``: a table of one column, the numbers of the rows that are meant; None: all.
+        ``picked``: a table with one column, the numbers of the selected rows; None: all rows.
         """
         import pyarrow as pa
 
@@ -160,7 +159,7 @@ class GroupedRows(Rows):
 
     def examples(self, indices: Indices) -> list[dict[str, Any]]:
         """Return rows as ``to_examples`` does."""
-        found, names = self._found(np.asarray(indices, np.int64)), self._columns.names
+        found, names = self._find(np.asarray(indices, np.int64)), self._columns.names
         columns = map(found.examples, range(len(names)))
         return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
@@ -178,7 +177,7 @@ class GroupedRows(Rows):
         }
 
     def split(self, batch: dict[str, Any], rows: int) -> list[dict[str, Any]]:
-        """Return batches; raises ValueError where the rows of one cannot be stacked."""
+        """Return batches. Raises ValueError if the rows of a batch cannot be stacked."""
         count = len(next(iter(batch.values())))
         spans = [slice(start, start + rows) for start in range(0, count, rows)]
         if all(isinstance(column, np.ndarray | list) for column in batch.values()):
@@ -187,25 +186,25 @@ class GroupedRows(Rows):
 
     def gather(self, indices: NDArray[np.int64], batch: dict[str, Any], start: int) -> None:
         """Copy rows of numbers without nulls into ``batch``."""
-        found = self._found(indices)
+        found = self._find(indices)
         for at, out in enumerate(batch.values()):
             found.numbers(at, out[start : start + len(indices)])
 
     def take(self, indices: NDArray[np.int64], recycler: Allocator) -> dict[str, Any]:
-        """Return columns, for ``split``; what may differ from batch to batch as Arrow arrays."""
-        found = self._found(indices)
+        """Return columns for ``split``; those that may differ between batches are Arrow arrays."""
+        found = self._find(indices)
         return {name: found.column(at, recycler) for at, name in enumerate(self._columns.names)}
 
     def data_bytes(self, batch: dict[str, Any]) -> int:
-        """Return the bytes of its columns; of text and bytes those of as many rows, on average."""
+        """Return the bytes of a batch's columns; for text and bytes, those of average rows."""
         each = batch.values()
         if any(isinstance(column, list) for column in each):
             return int(len(next(iter(each))) * self._row_bytes)
         return sum(column.nbytes for column in each)
 
-    def _found(self, indices: NDArray[np.int64]) -> _Found:
+    def _find(self, indices: NDArray[np.int64]) -> _Found:
         if self._picked is not None:
-            picked = self._picked._found(indices)
+            picked = self._picked._find(indices)
             indices = picked.numbers(0, np.empty(len(indices), picked.dtype(0))).astype(np.int64)
         if self._all is not None and len(self._all[0]) == 1:
             return _Found(
@@ -224,14 +223,14 @@ class GroupedRows(Rows):
 
 
 class _Found:
-    """Rows that were found: each one's group, and its number there.
+    """Rows whose groups are known.
 
     Args:
-        columns: what they consist of.
-        groups, places: their groups, and where the buffers of each lie.
-        which: the group of each row, by its number in ``groups``.
-        rows: the number of each row in its group.
-        row_bytes: of a row, about.
+        columns: the columns of the rows.
+        groups, places: the groups of these rows, and the addresses of each group's buffers.
+        which: each row's group, by its number in ``groups``.
+        rows: each row's number in its group.
+        row_bytes: the approximate size of a row.
     """
 
     def __init__(
@@ -261,7 +260,7 @@ class _Found:
         return values_in(self._take_column(at, values, places))
 
     def column(self, at: int, recycler: Allocator) -> Any:
-        """Return a column as an array or a list; else as an Arrow array."""
+        """Return a column as an array or a list, or else as an Arrow array."""
         values, places = self._of(at)
         if isinstance(values, Numbers | Booleans):
             if not _has_nulls(places):
@@ -315,7 +314,7 @@ class _Found:
 
     @functools.cached_property
     def _by_group(self) -> tuple[list[tuple[int, NDArray[np.int64]]], NDArray[np.int64]]:
-        """Groups with their rows, and which of all those is at which place."""
+        """Each group with its rows, and the place of each of these among all rows."""
         which = self._which
         if len(self._groups) < 1 << 16:
             which = which.astype(np.uint16)  # sorted in linear time
@@ -330,19 +329,16 @@ class _Found:
 
 
 def in_chunks(table: Any) -> str:
-    """Return what ``print`` says of a table's chunks, and whether they are joined."""
+    """Return a note for ``print`` on a table's chunks, and whether they are joined."""
     chunks = max(column.num_chunks for column in table.columns)
     if chunks == 1:
         return ""
-    told = f" in {chunks:,} chunks of {format_bytes(table.nbytes)}"
-    return f"{told}, which are joined in a copy" if _is_joined(table) else told
+    text = f" in {chunks:,} chunks of {format_bytes(table.nbytes)}"
+    return f"{text}, which are joined in a copy" if _is_joined(table) else text
 
 
 def _is_joined(table: Any) -> bool:
-    """True if the chunks of a table are joined, in memory of their own.
-
-    Values that are large gain nothing by that.
-    """
+    """True if a table's chunks are copied into one piece; large values gain nothing by that."""
     if max(column.num_chunks for column in table.columns) == 1:
         return False
     limit = min(_JOINED_BYTES, int(usable_memory_bytes() * _JOINED_SHARE))
@@ -350,7 +346,7 @@ def _is_joined(table: Any) -> bool:
 
 
 def _is_stacked(kind: Any) -> bool:
-    """True if values of a column become one of a batch without a look at each of them."""
+    """True if a column's values become a batch without a look at each of them."""
     import pyarrow as pa
 
     if isinstance(kind, pa.FixedShapeTensorType):
@@ -371,7 +367,10 @@ def _stack_places(groups: Sequence[RowGroup]) -> Places:
 def _find_distinct(
     numbers: NDArray[np.int64], count: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the different numbers, of ``count``, in ascending order, and which each one is."""
+    """Return the distinct numbers in ascending order, and each entry's index there.
+
+    All numbers are below ``count``.
+    """
     if count > _LISTED * len(numbers):
         found, which = np.unique(numbers, return_inverse=True)
         return found, which
@@ -397,5 +396,5 @@ def _part(column: Any, span: slice) -> Any:
 
 
 def _copy_aligned(array: Any) -> Any:
-    """Return a copy, in memory of Arrow's own."""
+    """Return a copy in memory that Arrow allocates, which is aligned."""
     return array.take(np.arange(len(array)))

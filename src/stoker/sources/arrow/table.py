@@ -63,18 +63,18 @@ class TableSource(OwnSource, GathersRows[Any], ReadsColumns[Any]):
         return super().extent() + in_chunks(self._table)
 
 
-def import_pyarrow(asked: str, module: str = "pyarrow") -> Any:
-    """Import a module of the extra, or raise ImportError with what to install."""
+def import_pyarrow(caller: str, module: str = "pyarrow") -> Any:
+    """Import a module of the extra. Raises ImportError with the command to install it."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise ImportError(f"{asked} needs pyarrow: pip install 'stoker[parquet]'") from error
+        raise ImportError(f"{caller} needs pyarrow: pip install 'stoker[parquet]'") from error
 
 
 def numbers_in(column: Any, name: str) -> NDArray[Any]:
-    """Return the numbers of an Arrow column; of lists, text and bytes their lengths.
+    """Return the numbers in an Arrow column; for lists, text and bytes, their lengths.
 
-    Raises TypeError for other columns, ValueError where a value is null.
+    Raises TypeError for other columns, ValueError if a value is null.
     """
     import pyarrow as pa
 
@@ -94,17 +94,17 @@ def numbers_in(column: Any, name: str) -> NDArray[Any]:
 
 
 def is_table(data: object) -> bool:
-    """True if something is a table by its protocol: an Arrow table, or a DataFrame of any kind."""
+    """True if an object offers a table by protocol: an Arrow table, or any library's DataFrame."""
     return hasattr(data, "__arrow_c_stream__") or hasattr(data, "__dataframe__")
 
 
-def to_table(data: Any, asked: str) -> Any:
-    """Return a ``pyarrow.Table`` of the same columns, without copies where possible.
+def to_table(data: Any, caller: str) -> Any:
+    """Return a ``pyarrow.Table`` with the same columns, without copies if possible.
 
-    Raises TypeError for an object that is not a table, ValueError for a table that Arrow cannot
-    convert, and where two columns have one name.
+    Raises TypeError for an object that is not a table; ValueError if Arrow cannot convert it, or if
+    two columns have one name.
     """
-    pa = import_pyarrow(asked)
+    pa = import_pyarrow(caller)
     if isinstance(data, pa.Table):
         table = data
     elif hasattr(data, "__arrow_c_stream__"):
@@ -112,42 +112,42 @@ def to_table(data: Any, asked: str) -> Any:
             table = pa.table(data)
         except pa.ArrowInvalid as error:  # a single column, values that Arrow does not know
             kind = type(data).__name__
-            raise ValueError(f"{asked}: this {kind} is no table for Arrow: {error}") from error
+            raise ValueError(f"{caller}: this {kind} is not a table for Arrow: {error}") from error
     elif hasattr(data, "__dataframe__"):
-        table = import_pyarrow(asked, "pyarrow.interchange").from_dataframe(data)
+        table = import_pyarrow(caller, "pyarrow.interchange").from_dataframe(data)
     elif isinstance(data, pa.RecordBatch):
         table = pa.Table.from_batches([data])
     else:
         raise TypeError(
-            f"{asked} takes a pyarrow.Table or a DataFrame (pandas, Polars, ...), not "
+            f"{caller} takes a pyarrow.Table or a DataFrame (pandas, Polars, ...), not "
             f"{type(data).__name__}"
         )
     names = [name for name in table.column_names if not _INDEX_OF_PANDAS.fullmatch(name)]
     again = sorted({name for name in names if names.count(name) > 1})
     if again:
-        raise ValueError(f"{asked}: two columns are called {again[0]!r}")
-    return without_views(_without_runs(table.select(names), asked))
+        raise ValueError(f"{caller}: two columns are called {again[0]!r}")
+    return without_views(_without_runs(table.select(names), caller))
 
 
-def _without_runs(table: Any, asked: str) -> Any:
-    """Return a table with run-end-encoded columns decoded: Arrow cannot take rows of those."""
+def _without_runs(table: Any, caller: str) -> Any:
+    """Return a table with run-end-encoded columns decoded: Arrow cannot take their rows."""
     import pyarrow as pa
 
     for place, field in enumerate(table.schema):
         if pa.types.is_run_end_encoded(field.type):
-            compute = import_pyarrow(asked, "pyarrow.compute")
+            compute = import_pyarrow(caller, "pyarrow.compute")
             try:
                 column = compute.run_end_decode(table.column(place))
             except pa.ArrowNotImplementedError as error:  # of dictionaries, of views
-                raise ValueError(f"{asked}: column {field.name!r}: {error}") from error
+                raise ValueError(f"{caller}: column {field.name!r}: {error}") from error
             table = table.set_column(place, field.with_type(column.type), column)
     return table
 
 
 def without_views(table: Any) -> Any:
-    """Return a table without Polars's views of text or bytes: Arrow cannot take rows of those.
+    """Return a table with Polars's string views copied to plain text.
 
-    Those are copied; all else is the same.
+    Arrow cannot take rows of string views.
     """
     import pyarrow as pa
 

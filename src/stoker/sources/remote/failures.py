@@ -80,10 +80,12 @@ async def retry(
 ) -> T:
     """Try until success, a permanent failure, or the end of ``retry_s``.
 
-    ``retry_s`` is the time in seconds after the first failure in which attempts may follow,
-    ``on_retry`` is called before each of these, and ``url`` names the file in messages.
+    Args:
+        retry_s: seconds after the first failure in which it is tried again.
+        on_retry: called before each further attempt.
+        url: the file's URL, for messages.
 
-    Raises FileNotFoundError when there is no such file, NoListingError or ImportError unchanged,
+    Raises FileNotFoundError if there is no such file, NoListingError or ImportError unchanged, and
     RemoteError for all other errors.
     """
     began = pause_s = 0.0

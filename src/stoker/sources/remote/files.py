@@ -47,17 +47,17 @@ class File(NamedTuple):
 
 
 class RemoteFolderSource(ReadsRanges[Any], OwnSource, Fingerprinted[Any], Labeled[Any]):
-    """Files in one sub-folder a class, at a URL; in the order that a local folder has.
+    """Files in one sub-folder per class, at a URL; in the order that a local folder has.
 
     Args:
-        url: the folder: for HTTP, of index pages with links.
-        options: how they are listed and read.
-        asked: the suffixes of examples, and the classes' numbers.
+        url: the folder; over HTTP, with index pages of links.
+        options: how its files are listed and read.
+        class_folders: the suffixes of examples, and the numbers of the classes.
 
     Raises:
         FileNotFoundError: there is no such folder.
-        ValueError: it has no sub-folders, no such files in them, a sub-folder that is not a class,
-        or cannot be listed.
+        ValueError: it has no sub-folders, no such files in them, or a sub-folder that is not a
+            class; or it cannot be listed.
         RemoteError: the server failed for longer than ``retry_s``, or for good.
         ImportError: a package is missing.
     """
@@ -66,16 +66,16 @@ class RemoteFolderSource(ReadsRanges[Any], OwnSource, Fingerprinted[Any], Labele
         self,
         url: str,
         options: RemoteOptions,
-        asked: ClassFolders | None = None,
+        class_folders: ClassFolders | None = None,
     ) -> None:
         self.access = Access(url, options)
-        self._asked = asked = asked or ClassFolders.of()
-        suffixes = asked.suffixes
+        self._class_folders = class_folders = class_folders or ClassFolders.of()
+        suffixes = class_folders.suffixes
         listed = self.access.list(lambda lister: lister.list_classes(suffixes))
         self._root, (folders, self._found) = listed
-        self.classes, self._labels = asked.number(folders, url)
+        self.classes, self._labels = class_folders.number(folders, url)
         self._numbering = Numbering([len(listing.names) for listing in self._found])
-        asked.refuse_empty(len(self), len(folders), url)
+        class_folders.refuse_empty(len(self), len(folders), url)
 
     @property
     def name(self) -> str:
@@ -83,7 +83,7 @@ class RemoteFolderSource(ReadsRanges[Any], OwnSource, Fingerprinted[Any], Labele
 
     @property
     def fields(self) -> Sequence[str | int]:
-        return self._asked.kind._fields
+        return self._class_folders.kind._fields
 
     def __len__(self) -> int:
         return self._numbering.total
@@ -100,8 +100,8 @@ class RemoteFolderSource(ReadsRanges[Any], OwnSource, Fingerprinted[Any], Labele
 
     def identity(self) -> str | None:
         """Return the folder's URL, if its server sent a version of every file."""
-        told = all(listing.versions.all() for listing in self._found)
-        return self._asked.identity_of(self._root.url) if told else None
+        has_versions = all(listing.versions.all() for listing in self._found)
+        return self._class_folders.identity_of(self._root.url) if has_versions else None
 
     def fingerprint(self, index: int) -> Fingerprint:
         """Return the file's URL, size and version, as they were listed, and its label."""
@@ -116,7 +116,7 @@ class RemoteFolderSource(ReadsRanges[Any], OwnSource, Fingerprinted[Any], Labele
         return self._root.locate(names[number], int(sizes[number]))
 
     def example(self, index: int, data: bytes) -> LabeledImage | LabeledFile:
-        return self._asked.kind(data, self._labels[self._numbering.find(index)[0]])
+        return self._class_folders.kind(data, self._labels[self._numbering.find(index)[0]])
 
 
 class FilesSource(OwnSource, Fingerprinted[Any], ReadsAhead[Any], ReadsFiles[Any]):
@@ -128,14 +128,15 @@ class FilesSource(OwnSource, Fingerprinted[Any], ReadsAhead[Any], ReadsFiles[Any
     Args:
         files: paths or URLs, all of one file system, in this order; or one of them; or a pattern
             (``*``, ``?``, ``[...]``, and ``**`` for folders at any depth), listed once and sorted.
-            In URLs of HTTP a ``?`` is none. Hidden files fit only patterns that name such.
+            In URLs of HTTP ``?`` is not a wildcard. Hidden files match only patterns that name
+            them.
         options: for URLs, how they are listed and read.
 
     Raises:
         FileNotFoundError: no file matches the pattern.
         ValueError: the list is empty, or has files of several file systems; or a single named file
-        is a pipe, a socket or a device. (In a list it is an example that fails; one that matches a
-        pattern is left out, with a warning.)
+            is a pipe, a socket or a device. (In a list such a file is an example that fails; one
+            that matches a pattern is left out, with a warning.)
         TypeError: the list contains other objects than paths.
         RemoteError, ImportError: as in ``RemoteFolderSource``.
     """
@@ -167,7 +168,7 @@ class FilesSource(OwnSource, Fingerprinted[Any], ReadsAhead[Any], ReadsFiles[Any
         return len(self._files)
 
     def reader(self, selection: Selection | None = None) -> RemoteReader | None:
-        """Open the file system for reading ahead; None for local files, which the kernel does."""
+        """Open the file system for reading ahead; None for local files, as the kernel does it."""
         return None if self.access is None else self.access.reader(self)
 
     def fetch(self, indices: Indices) -> list[Any]:
@@ -190,13 +191,16 @@ class FilesSource(OwnSource, Fingerprinted[Any], ReadsAhead[Any], ReadsFiles[Any
         return os.path.basename(file) if self.access is None else file
 
     def identity(self) -> str | None:
-        """Return "files" if every file's version is known, so that fingerprints identify them."""
+        """Return "files" if every file's version is known: then fingerprints identify the data."""
         if self.access is None:
             return "files"
         return "files" if self._versions is not None and self._versions.all() else None
 
     def fingerprint(self, index: int) -> Fingerprint:
-        """Return a local file's current fingerprint; of a remote one, URL, size, listed version."""
+        """Return a local file's current fingerprint; for a remote file, the listed one.
+
+        The listed one is URL, size and version.
+        """
         if self.access is None:
             path = os.path.abspath(self._files[index])
             return of_file(path, os.stat(path))
@@ -220,7 +224,7 @@ class FilesSource(OwnSource, Fingerprinted[Any], ReadsAhead[Any], ReadsFiles[Any
             found = [pattern] if literal else sorted(glob.glob(pattern, recursive=True))
             special = [file for file in found if is_special(file)]
             if literal and special:
-                raise ValueError(f"{pattern} is no regular file, and cannot be an example")
+                raise ValueError(f"{pattern} is not a regular file, and cannot be an example")
             warn_left_out(self._name, special)
             files = Names([file for file in found if os.path.isfile(file)])
         elif (start := _find_pattern(pattern)) is None:

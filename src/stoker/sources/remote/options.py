@@ -11,11 +11,12 @@ from stoker.basics.validate import is_whole_number
 
 @dataclass(frozen=True)
 class RemoteOptions:
-    """Settings for reading files at URLs; checked when made, and passed on whole.
+    """Settings for reading files at URLs, checked when made.
 
     Attributes:
-        requests: the most files that are read (or folders listed) at a time.
-        retry_s: seconds after the first failure in which a file, or a listing, is requested again.
+        requests: the largest number of files read (or folders listed) at a time.
+        retry_s: for how many seconds after its first failure a file or a listing is requested
+            again.
         storage_options: the arguments of fsspec's file system; a copy of the user's.
 
     Raises TypeError or ValueError for invalid values.

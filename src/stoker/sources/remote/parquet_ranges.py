@@ -30,15 +30,15 @@ _AHEAD_SHARE = 0.25
 
 
 class RemoteParquetSource(ReadsRanges[Any], ParquetSource):
-    """The rows of Parquet files at URLs, all of one file system; else as ``ParquetSource``.
+    """The rows of Parquet files at URLs, all of one file system.
 
-    For a row group one range is read: from its first wanted column to its last.
+    For a row group, one range is read: from its first wanted column to its last.
 
     Args:
-        options: how they are listed and read.
+        options: how the files are listed and read.
 
-    Raises RemoteError, ImportError as that does, and RemoteError for a server that does not send
-    parts of files.
+    Raises as ``ParquetSource`` does, and RemoteError, also for a server that does not send parts of
+    files.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class RemoteParquetSource(ReadsRanges[Any], ParquetSource):
 
     @property
     def rows(self) -> Rows | None:
-        """Return None: row groups are read ahead, by a reader."""
+        """Return None: a reader reads row groups ahead."""
         return None
 
     def reader(self, selection: Selection | None = None) -> BlockReader:
@@ -68,7 +68,7 @@ class RemoteParquetSource(ReadsRanges[Any], ParquetSource):
         return twin
 
     def tables(self, groups: Sequence[int]) -> Iterator[Any]:
-        """Yield the tables of row groups; as many are read at a time as there may be requests."""
+        """Yield the tables of row groups; as many are read at a time as requests are allowed."""
         with contextlib.closing(self.access.reader(self)) as reader:
             for start in range(0, len(groups), reader.requests):
                 some = groups[start : start + reader.requests]
@@ -80,15 +80,15 @@ class RemoteParquetSource(ReadsRanges[Any], ParquetSource):
         return self._metadata[path]
 
     def column(self, field: str | int) -> NDArray[Any]:
-        """Refuse: ranges are read by row groups, with all columns."""
+        """Refuse: a range has all columns of a row group, so one column is not cheap."""
         raise TypeError(
-            f"{self.name} does not read one column of all files: give its numbers as an array"
+            f"{self.name} cannot read one column of all files: give its numbers as an array"
         )
 
     def identity(self) -> str | None:
         """Return the columns, if the server sent a version of every file."""
-        told = all(file.version.modified_ns for file in self._files)
-        return super().identity() if told else None
+        has_versions = all(file.version.modified_ns for file in self._files)
+        return super().identity() if has_versions else None
 
     def fingerprint(self, index: int) -> Fingerprint:
         """Return the file's URL, size and version, as they were found, and the row's number."""

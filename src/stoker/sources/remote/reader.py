@@ -52,7 +52,7 @@ class Files(Protocol):
         ...
 
     def example(self, index: int, data: bytes) -> Any:
-        """Make an example of its bytes."""
+        """Make an example from its bytes."""
         ...
 
 
@@ -65,11 +65,11 @@ class _Read(OneShot[bytes]):
 
 
 class RemoteReader:
-    """Reads the files of a source on the loop of its storage; any thread may call it.
+    """Reads the files of a source on the event loop of its storage; any thread may call it.
 
     Attributes:
-        requests: how many reads may be under way.
-        retries: how often a file was requested again after a passing failure.
+        requests: the largest number of reads at a time.
+        retries: how often a file was requested again after a temporary failure.
     """
 
     def __init__(self, files: Files, storage: Storage, options: RemoteOptions) -> None:
@@ -131,10 +131,10 @@ class RemoteReader:
             raise
 
     def close(self) -> None:
-        """Give up all reads and connections; waiting calls get a RuntimeError.
+        """Cancel all reads and close connections; waiting calls get a RuntimeError.
 
-        May be called by any thread, by finalizers, and repeatedly. Waits for reads under way, but
-        never long: it waits for no server.
+        Any thread may call it, also finalizers, and repeatedly. It waits briefly for reads under
+        way, but never for a server.
         """
         with defer_interrupts(again_soon):
             with self._lock:

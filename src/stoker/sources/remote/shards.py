@@ -1,6 +1,6 @@
-"""Shards at URLs: an example, or a run of neighbours, is a range, read by one request.
+"""Shards at URLs: one request reads an example, or a run of neighbours.
 
-Runs are read if an epoch's order keeps neighbours together, and kept while needed.
+Runs are read if an epoch's order keeps neighbours together, and kept as long as they are needed.
 """
 
 from __future__ import annotations
@@ -55,16 +55,16 @@ MiB."""
 
 
 class RemoteShardSource(ReadsRanges[Any], ShardSource):
-    """Shards by URL, all of one file system; else as ``ShardSource``.
+    """Shards at URLs, all of one file system.
 
-    Where an epoch's order keeps neighbours together, runs of them are read, else single examples.
+    If an epoch's order keeps neighbours together, runs of them are read, else single examples.
 
     Args:
         shards: URLs or patterns.
         options: how they are listed and read.
 
-    Raises RemoteError, ImportError as that does, and RemoteError for a server that does not send
-    parts of files.
+    Raises as ``ShardSource`` does, ImportError, and RemoteError, also for a server that does not
+    send parts of files.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class RemoteShardSource(ReadsRanges[Any], ShardSource):
         if inflated_bytes < 0 and not is_header(data[:HEADER_BYTES], size):
             raise ValueError(
                 f"example {shard.keys[number]!r}: {shard.path} has changed since the pipeline was "
-                "built: build it anew"
+                "built: build it again"
             )
 
         def read(start: int, nbytes: int) -> bytes:
@@ -134,8 +134,8 @@ class RemoteShardSource(ReadsRanges[Any], ShardSource):
 
     def identity(self) -> str | None:
         """Return the fields, if the server sent a version of every shard."""
-        told = all(shard.version.modified_ns for shard in self._shards)
-        return super().identity() if told else None
+        has_versions = all(shard.version.modified_ns for shard in self._shards)
+        return super().identity() if has_versions else None
 
     def fingerprint(self, index: int) -> Fingerprint:
         """Return the shard's URL with the key, its size and its version, as they were found."""
@@ -157,7 +157,7 @@ class RemoteShardSource(ReadsRanges[Any], ShardSource):
 
 
 def _refuse_scattered(shard: ShardIndex) -> None:
-    """Refuse a shard whose examples' files lie far apart: one request would read all in between."""
+    """Refuse a shard whose examples' files lie far apart: a request would read all between."""
     starts, stops = spans_of(shard)
     if not len(starts):
         return
@@ -168,8 +168,8 @@ def _refuse_scattered(shard: ShardIndex) -> None:
     if spans[worst] > _SCATTERED * wanted[worst] + _HEADERS_BYTES:
         raise UnusableShardError(
             f"{shard.path}: the files of example {shard.keys[worst]!r} lie {int(spans[worst]):,} "
-            f"bytes apart, and one request would read all of these for {int(wanted[worst]):,}: "
-            "pack the shard anew, the files of an example behind one another"
+            f"bytes apart, so one request would read all of these for {int(wanted[worst]):,}: "
+            "pack the shard again, with the files of an example next to each other"
         )
 
 
@@ -192,7 +192,7 @@ class _RemoteShard:
         return self._version
 
     def read(self, start: int, nbytes: int) -> bytes:
-        """Return bytes, and keep some of those behind them."""
+        """Return bytes, and keep some of the bytes after them."""
         within = start - self._start
         if not 0 <= within <= len(self._held) - nbytes:
             whole, version = self._version[:2]
@@ -225,14 +225,14 @@ class Runs(NamedTuple):
 
 
 class Examples(Protocol):
-    """The examples of the runs."""
+    """Locates the examples of runs, and makes them from bytes."""
 
     def locate(self, index: int) -> RemoteFile:
         """Return an example's address."""
         ...
 
     def example(self, index: int, data: bytes) -> Any:
-        """Make an example of its bytes."""
+        """Make an example from its bytes."""
         ...
 
 
@@ -273,7 +273,7 @@ class ShardRuns:
         return RemoteFile(url, stop - start, start, *version[:2])
 
     def example(self, index: int, data: bytes) -> _Run:
-        """Return a run, of what was read for it."""
+        """Return a run, made from its bytes."""
         examples = self._runs.examples
         rows = int(examples.ends[index] - examples.starts[index])
         return _Run(int(self._runs.starts[index]), rows, data)

@@ -24,9 +24,9 @@ T = TypeVar("T")
 
 
 class ReadsRanges(ReadsAhead[T_co], FetchesMany[T_co]):
-    """A source of files, or ranges of files, of one remote file system, which are read ahead.
+    """A source of files, or of ranges of files, in one remote file system; they are read ahead.
 
-    It is ``Files`` for its readers. Open connections belong to the readers.
+    Its readers see it as ``Files``. Open connections belong to the readers.
 
     Attributes:
         access: how to open the file system.
@@ -47,7 +47,7 @@ class ReadsRanges(ReadsAhead[T_co], FetchesMany[T_co]):
         return self.access.reader(self)
 
     def fetch(self, indices: Indices) -> list[Any]:
-        """Read examples, through a reader of its own."""
+        """Read examples, through a reader that is opened for this call."""
         with contextlib.closing(self.reader()) as reader:
             return reader.fetch(indices)
 

@@ -22,7 +22,7 @@ _SLOWEST_BYTES_PER_S = 100_000
 _LARGE_BYTES = 30_000_000
 # No size is negative.
 UNKNOWN = -1
-SIZE_UNTOLD = "the server does not tell its size"
+SIZE_UNTOLD = "the server does not state its size"
 _TAGS = ("ETag", "etag", "md5Hash")  # of the content
 _TIMES = ("LastModified", "last_modified", "updated", "created")  # that servers set themselves
 _WEAK = ("mtime", "ino")  # writers may set this time back: alone it says nothing
@@ -185,11 +185,11 @@ class FileStorage(Storage):
         return await _run_in_thread(lambda: getattr(self._fs, method)(*args, **options))
 
 
-def digest_of(told: Sequence[str]) -> int:
+def digest_of(values: Sequence[str]) -> int:
     """Return a number for what a server tells of a file's content; 0 where it tells nothing."""
     # 56 bits fit into an int64.
-    digest = hashlib.blake2b(" ".join(told).encode(), digest_size=7).digest()
-    return int.from_bytes(digest, "little") if told else 0
+    digest = hashlib.blake2b(" ".join(values).encode(), digest_size=7).digest()
+    return int.from_bytes(digest, "little") if values else 0
 
 
 def _read_infos(infos: Iterable[Mapping[str, Any]]) -> tuple[list[int], list[int]]:
@@ -197,10 +197,10 @@ def _read_infos(infos: Iterable[Mapping[str, Any]]) -> tuple[list[int], list[int
     for info in infos:
         size = info.get("size")
         sizes.append(UNKNOWN if size is None else int(size))
-        told = _find_values(info, _TAGS)[:1] or _find_values(info, _TIMES)
-        if told:
-            told += _find_values(info, _WEAK)
-        versions.append(digest_of(told))
+        values = _find_values(info, _TAGS)[:1] or _find_values(info, _TIMES)
+        if values:
+            values += _find_values(info, _WEAK)
+        versions.append(digest_of(values))
     return sizes, versions
 
 

@@ -60,8 +60,8 @@ class RemoteTokenSource(ReadsRanges[Any], TokenSource):
 
     def identity(self) -> str | None:
         """Return the windows' settings, if the server sent a version of every file."""
-        told = all(file.version.modified_ns for file in self._files)
-        return super().identity() if told else None
+        has_versions = all(file.version.modified_ns for file in self._files)
+        return super().identity() if has_versions else None
 
     def fingerprint(self, index: int) -> Fingerprint:
         """Return the file's URL, size and version, as they were found, and the first token."""

@@ -79,8 +79,8 @@ class WebStorage(Storage):
         self, path: str, start: int, nbytes: int, whole_bytes: int, version: int = 0
     ) -> bytes:
         data, answer = await self._get(path, (start, start + nbytes))
-        told = answer.headers.get("Content-Range", "")
-        size = told.rpartition("/")[2]
+        content_range = answer.headers.get("Content-Range", "")
+        size = content_range.rpartition("/")[2]
         if size.isdecimal() and int(size) != whole_bytes != UNKNOWN:
             raise UnusableError(
                 f"it has {int(size):,} bytes now, and had {whole_bytes:,} when the pipeline was "
@@ -88,11 +88,13 @@ class WebStorage(Storage):
             )
         if version and _version_of(answer) != version:
             raise UnusableError(
-                "its ETag or Last-Modified is another one now than when the pipeline was built, so "
-                "that parts of two files would be mixed: build it anew"
+                "its ETag or Last-Modified has changed since the pipeline was built, so parts of "
+                "two files would be mixed: build it again"
             )
-        if len(data) != nbytes or not told.replace("=", " ").startswith(f"bytes {start}-"):
-            raise TruncatedError(f"{len(data)} bytes instead of {nbytes} ({told or 'no range'})")
+        if len(data) != nbytes or not content_range.replace("=", " ").startswith(f"bytes {start}-"):
+            raise TruncatedError(
+                f"{len(data)} bytes instead of {nbytes} ({content_range or 'no range'})"
+            )
         return data
 
     async def look_up(self, path: str) -> tuple[int, int]:
@@ -108,7 +110,7 @@ class WebStorage(Storage):
         url = f"{path}/"
         page, answer = await self._get(url)
         if answer.content_type not in ("text/html", "application/xhtml+xml"):
-            raise NoListingError(f"{url} is no listing of a folder: it is {answer.content_type}")
+            raise NoListingError(f"{url} is not a listing of a folder: it is {answer.content_type}")
         _check_tells_length(answer)
         names = _find_links(page.decode("utf-8", "surrogateescape"), str(answer.url))
         files = [name for name in names if not name.endswith("/")]
@@ -145,22 +147,24 @@ class WebStorage(Storage):
                     raise StatusError(answer.status, answer.reason, retry_after)
                 encoding = answer.headers.get("Content-Encoding", "identity").strip().lower()
                 if encoding != "identity":
-                    raise UnusableError(f"the answer is encoded ({encoding}), unasked")
+                    raise UnusableError(
+                        f"the answer is encoded ({encoding}), which was not requested"
+                    )
                 return await _read_body(answer, url), answer
         except TimeoutError as error:
             raise StalledError(f"no answer for {storage.STALL_S:g} s") from error
         except self._aiohttp.TooManyRedirects as error:
             raise UnusableError(f"more than {len(error.history)} redirects") from error
         except self._aiohttp.ClientResponseError as error:  # whose status is made up
-            raise GarbledError(f"the answer is no HTTP: {_shorten(error.message)}") from error
+            raise GarbledError(f"the answer is not HTTP: {_shorten(error.message)}") from error
         except self._aiohttp.RedirectClientError as error:
             raise UnusableError(f"it redirects to {_shorten(str(error))}") from error
 
 
 def _version_of(answer: Any) -> int:
     """Return the version in an answer's headers, as in ``Entries``."""
-    told = [answer.headers[name] for name in ("ETag", "Last-Modified") if name in answer.headers]
-    return digest_of(told[:1])
+    tags = [answer.headers[name] for name in ("ETag", "Last-Modified") if name in answer.headers]
+    return digest_of(tags[:1])
 
 
 async def _read_body(answer: Any, url: str) -> bytes:
@@ -182,7 +186,7 @@ def _check_tells_length(answer: Any) -> None:
     """Refuse an answer without a length: it may be cut short."""
     chunked = "chunked" in answer.headers.get("Transfer-Encoding", "").lower()
     if answer.content_length is None and not chunked:
-        raise UnusableError("the answer does not tell its length")
+        raise UnusableError("the answer does not state its length")
 
 
 def _shorten(text: str) -> str:

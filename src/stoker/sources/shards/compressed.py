@@ -90,7 +90,7 @@ class _Shards:
 def _examples(path: str, version: FileVersion, opener: Any) -> Iterator[dict[str, Any]]:
     """Yield consecutive files with the same key."""
     if OpenFile(path).version() != version:
-        raise ValueError(f"{path} has changed since the pipeline was built: build it anew")
+        raise ValueError(f"{path} has changed since the pipeline was built: build it again")
     example: dict[str, Any] = {}
     try:
         with (
@@ -108,7 +108,7 @@ def _examples(path: str, version: FileVersion, opener: Any) -> Iterator[dict[str
                     example = {}
                 if field in example:
                     raise UnusableShardError(
-                        f"{path}: example {key!r} has {field!r} twice: pack the shard anew"
+                        f"{path}: example {key!r} has {field!r} twice: pack the shard again"
                     )
                 content = tar.extractfile(member)
                 assert content is not None  # of a regular file
@@ -127,7 +127,7 @@ def _opener(path: str) -> Any:
     kind = compression_of(file.read(0, min(_HEAD_BYTES, version.size_bytes)))
     if not kind:
         raise ValueError(
-            f"{path} is not compressed, and others are: give those alone, which are read by number"
+            f"{path} is not compressed, but others are: read the uncompressed ones alone, by number"
         )
     if kind not in _OPEN:
         raise ValueError(

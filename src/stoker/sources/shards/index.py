@@ -84,7 +84,7 @@ def build_index(file: ShardFile) -> ShardIndex:
     """
     path, version = file.path, file.version()
     if not version.size_bytes:
-        raise UnusableShardError(f"{path} is empty: it is no tar archive")
+        raise UnusableShardError(f"{path} is empty: it is not a tar archive")
     head = file.read(0, min(8, version.size_bytes))
     refuse_compressed(path, head)
     found = zip_members(file) if head.startswith(MAGIC) else tar_members(file)
@@ -132,7 +132,7 @@ class _Grouping:
         if len(again):
             key, field = self.keys[rows[again[0], 0]], self.fields[rows[again[0], 1]]
             raise UnusableShardError(
-                f"{self._path}: example {key!r} has {field!r} twice: pack the shard anew"
+                f"{self._path}: example {key!r} has {field!r} twice: pack the shard again"
             )
         ends = np.cumsum(np.bincount(rows[:, 0], minlength=len(self._keys)))
         return Places(ends.astype(np.int64), *map(np.ascontiguousarray, rows.T[1:]))

@@ -131,7 +131,6 @@ class _Stored(msgspec.Struct, array_like=True):
 
 
 def index_folder() -> str:
-    """Return the folder of indexes."""
     return os.path.join(user_folder("XDG_CACHE_HOME", "~/.cache"), "stoker", "indexes")
 
 
@@ -149,8 +148,8 @@ def load_index(path: str, version: FileVersion) -> ShardIndex | None:
                 os.utime(file.fileno())  # it is in use
     except (OSError, msgspec.MsgspecError):
         return None
-    told = FileVersion(stored.size_bytes, stored.modified_ns, stored.changed_ns, stored.inode)
-    if (stored.format, told) != (_FORMAT, version):
+    indexed = FileVersion(stored.size_bytes, stored.modified_ns, stored.changed_ns, stored.inode)
+    if (stored.format, indexed) != (_FORMAT, version):
         return None
     if len(stored.columns) != len(Places._fields):
         return None

@@ -51,7 +51,7 @@ def tar_members(file: ShardFile) -> ArchiveMembers:
             if has_ended:
                 return
             if at == 0:
-                raise UnusableShardError(f"{file.path} is no tar archive (nor a zip archive)")
+                raise UnusableShardError(f"{file.path} is not a tar archive (nor a zip archive)")
             raise DamagedError(f"is damaged: there is no header at byte {at:,}")
         has_ended = False
         # Offsets of ustar's header: checksum 148, type 156, size 124.
@@ -60,11 +60,11 @@ def tar_members(file: ShardFile) -> ArchiveMembers:
         if kind in (b"L", b"x"):
             if nbytes > min(_LONGEST_NAME, size - start):
                 raise DamagedError(f"is truncated or damaged: a long name at byte {at:,}")
-            told = file.read(start, nbytes)
+            content = file.read(start, nbytes)
             if kind == b"L":
-                long_name = _text(told)
+                long_name = _text(content)
             else:
-                records = _pax(told)
+                records = _pax(content)
                 if any(key.startswith("GNU.sparse") for key in records):
                     raise _sparse(file.path)
                 long_name = records.get("path", long_name)
@@ -92,13 +92,13 @@ def tar_members(file: ShardFile) -> ArchiveMembers:
 def is_header(head: bytes, nbytes: int | None = None) -> bool:
     """True if a block is a header, of a file of this size if given."""
     try:
-        told, size = _number(head[148:156]), _number(head[124:136])
+        checksum, size = _number(head[148:156]), _number(head[124:136])
     except (ValueError, IndexError):
         return False
     # Of more than 8 GiB another header may tell the size.
     fits = nbytes is None or size == nbytes or nbytes >= 1 << 33
     # The checksum is of the header with eight blanks in its own place.
-    return fits and sum(head) - sum(head[148:156]) + 8 * 32 == told
+    return fits and sum(head) - sum(head[148:156]) + 8 * 32 == checksum
 
 
 def _number(field: bytes) -> int:
@@ -138,15 +138,15 @@ def _text(field: bytes) -> str:
     return field.split(b"\0", 1)[0].decode("utf-8", "surrogateescape")
 
 
-def _pax(told: bytes) -> dict[str, str]:
+def _pax(content: bytes) -> dict[str, str]:
     """Read records such as ``30 path=a/very/long/name.jpg``."""
     records = {}
     at = 0
-    while at < len(told):
-        length, space, _ = told[at : at + 20].partition(b" ")
+    while at < len(content):
+        length, space, _ = content[at : at + 20].partition(b" ")
         if not space or not length.isdigit() or int(length) <= len(length):
             break
-        record = told[at + len(length) + 1 : at + int(length) - 1]
+        record = content[at + len(length) + 1 : at + int(length) - 1]
         key, _, value = record.partition(b"=")
         records[key.decode("utf-8", "replace")] = value.decode("utf-8", "surrogateescape")
         at += int(length)

@@ -78,7 +78,7 @@ def unzip(member: bytes, nbytes: int, named: str) -> bytes:
     name = member[_HEADER.size : _HEADER.size + lengths[0]]
     # What is no ASCII is coded in ways of its own.
     if magic != MAGIC[0] or (named.isascii() and name.lower() != named.lower().encode()):
-        raise ValueError("the archive has changed since the pipeline was built: build it anew")
+        raise ValueError("the archive has changed since the pipeline was built: build it again")
     if method == zipfile.ZIP_STORED:
         data = member[begin : begin + nbytes]
     else:

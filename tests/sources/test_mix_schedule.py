@@ -1,0 +1,243 @@
+"""``mix({part: fn})``: weights that change by where training stands."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import stoker
+from stoker.testing import check_resume
+from strategies import few
+
+Weight = Callable[[stoker.EpochTime], float]
+PART = 1_000  # the first number of the second part, and so on
+PIECES = 128  # of an epoch, in which weights stay
+
+
+def drawing(x: Any, rng: np.random.Generator) -> Any:
+    return x, rng.random()
+
+
+def mixed(
+    lengths: Sequence[int], weights: Sequence[Any], batch: int = 8, rank: int = 0, world: int = 1
+) -> stoker.Pipeline:
+    parts = [
+        stoker.from_arrays(np.arange(length) + PART * part).shuffle()
+        for part, length in enumerate(lengths)
+    ]
+    whole = stoker.mix(dict(zip(parts, weights, strict=True)), seed=2)
+    return whole.shard(rank=rank, world=world).random_map(drawing).batch(batch)
+
+
+def seen(batches: Any) -> list[set[tuple[int, float]]]:
+    return [set(zip(ids.tolist(), draws.tolist(), strict=True)) for ids, draws in batches]
+
+
+def rows(batches: Any) -> list[int]:
+    return [x for ids, _ in batches for x in ids.tolist()]
+
+
+def by_table(table: list[int]) -> Weight:
+    return lambda time: table[int(7 * time.epochs) % len(table)]
+
+
+tables = st.lists(st.integers(0, 9), min_size=1, max_size=20)
+
+
+@few(25)
+@given(
+    lengths=st.lists(st.integers(1, 300), min_size=1, max_size=4),
+    data=st.data(),
+    epochs=st.integers(1, 3),
+)
+def test_each_part_follows_its_weight_and_is_gone_through_wholly(
+    lengths: list[int], data: st.DataObject, epochs: int
+) -> None:
+    weights = [lambda time: 0.5] + [by_table(data.draw(tables)) for _ in lengths[1:]]
+    train = mixed(lengths, weights)
+    length = sum(lengths)
+    assert len(train) == -(-length // 8)
+    drawn: list[list[int]] = [[] for _ in lengths]
+    for epoch in range(epochs):
+        found = rows(train)
+        assert len(found) == length
+        pieces = min(length, PIECES)
+        due, begin = np.zeros(len(lengths)), 0
+        given = np.zeros(len(lengths))
+        for piece in range(pieces):
+            end = length * (piece + 1) // pieces
+            time = stoker.EpochTime(epoch, begin / length)
+            now = np.array([weight(time) for weight in weights])
+            own = np.bincount([x // PART for x in found[begin:end]], minlength=len(lengths))
+            assert not own[now == 0].any()
+            due, given, begin = due + (end - begin) * now / now.sum(), given + own, end
+            assert (abs(due - given)[now > 0] < len(lengths) + 1).all()
+        for x in found:
+            drawn[x // PART].append(x)
+    for length, of_part in zip(lengths, drawn, strict=True):
+        for begin in range(0, len(of_part) - length + 1, length):
+            assert len({*of_part[begin : begin + length]}) == length
+
+
+LENGTHS = [70, 50]
+WEIGHTS: list[Any] = [1, lambda time: max(0.0, 3 * time.epochs - 0.6)]
+
+
+@few(15)
+@given(world=st.integers(1, 4), epoch=st.integers(0, 2), at=st.integers(0, 8))
+def test_global_batches_are_the_same_for_all_ranks_also_for_others_that_go_on(
+    world: int, epoch: int, at: int
+) -> None:
+    whole = mixed(LENGTHS, WEIGHTS, 12)
+    whole.set_epoch(epoch)
+    of_all = seen(whole)
+
+    def joined(ranks: list[Any]) -> list[set[tuple[int, float]]]:
+        each = [seen(rank) for rank in ranks]
+        assert len({len(batches) for batches in each}) == 1
+        return [set().union(*step) for step in zip(*each, strict=True)]
+
+    ranks = [mixed(LENGTHS, WEIGHTS, 12 // world, rank, world) for rank in range(world)]
+    for rank in ranks:
+        rank.set_epoch(epoch)
+    found = joined(ranks)
+    assert found[:-1] == of_all[: len(found) - 1]
+
+    first = mixed(LENGTHS, WEIGHTS, 12 // world, 0, world)
+    first.set_epoch(epoch)
+    with iter(first) as batches:
+        for _ in range(at):
+            next(batches)
+        state = json.loads(json.dumps(first.state_dict()))
+    others = [mixed(LENGTHS, WEIGHTS, 6, rank, 2) for rank in range(2)]
+    for other in others:
+        other.load_state_dict(state)
+    rest = joined(others)
+    assert rest[:-1] == of_all[at : at + len(rest) - 1]
+
+
+BEHIND: dict[str, Callable[[Any], Any]] = {
+    "plain": lambda p: p.batch(8),
+    "rank": lambda p: p.shard(rank=1, world=2).batch(8),
+    "echo": lambda p: p.echo(2, pool=24).batch(8),
+    "changing batches": lambda p: p.batch(lambda time: 4 + int(9 * time.progress)),
+    "tokens": lambda p: p.batch(tokens=40, size=np.arange(120) % 9 + 1, window=60),
+    "numbered": lambda p: p.numbered("id").batch(8),
+    "cache": lambda p: p.cache("1MiB", version="1").batch(8),
+    "first ones": lambda p: p.take(50).batch(8),
+    "repeat": lambda p: p.batch(8).repeat().steps(20),
+    "processes": lambda p: p.batch(8).workers(1, kind="process"),
+}
+
+
+@pytest.mark.parametrize("behind", BEHIND)
+def test_resumes_are_exact_whatever_stands_behind(behind: str) -> None:
+    def build() -> Any:
+        parts = [
+            stoker.from_arrays(np.arange(length) + PART * part, np.arange(length)).shuffle()
+            for part, length in enumerate(LENGTHS)
+        ]
+        whole = stoker.mix(dict(zip(parts, WEIGHTS, strict=True)), seed=2)
+        return BEHIND[behind](whole)
+
+    assert check_resume(build, every=8 if behind == "processes" else 2) > 0
+    train, inline = build(), build().workers(0)
+    for _ in range(3):
+        assert [batch[0].tolist() for batch in train] == [batch[0].tolist() for batch in inline]
+
+
+def test_pools_that_follow_the_stall_go_on() -> None:
+    parts = [stoker.from_arrays(np.arange(60) + PART * part).shuffle() for part in range(2)]
+    train = stoker.mix({parts[0]: 1, parts[1]: lambda time: time.epochs}, seed=1)
+    train = train.echo("auto", pool=32).batch(8).steps(10)
+    for _ in range(3):
+        assert len(list(train)) == 10
+
+
+def test_maps_are_told_the_time_of_the_mixture() -> None:
+    parts = [stoker.from_arrays(np.arange(n) + PART * p).shuffle() for p, n in enumerate(LENGTHS)]
+    late: dict[Any, Any] = {parts[0]: 1, parts[1]: lambda time: 3 * (time.progress >= 0.5)}
+    train = stoker.mix(late, seed=1).map(lambda x, time: (x, time), clock=True)
+    for epoch in range(3):
+        for place, (_, time) in enumerate(train):
+            assert time.epoch == epoch
+            assert abs(time.progress - place / 120) < 0.05
+
+
+def test_stats_and_print_tell_shares() -> None:
+    train = mixed(LENGTHS, [1, lambda time: float(time.epoch == 1)])
+    assert "part 2, 0.000% of the first epoch" in str(train)
+    counts = []
+    for _ in range(3):
+        rows(train)
+        counts.append([part.fresh_examples for part in train.stats().parts])
+    assert counts == [[120, 0], [60, 60], [120, 0]]
+    assert [part.epochs for part in train.stats().parts] == [300 / 70, 60 / 50]
+
+
+def test_another_function_is_refused_in_the_middle_of_an_epoch() -> None:
+    first = mixed(LENGTHS, WEIGHTS)
+    with iter(first) as batches:
+        next(batches)
+        state = first.state_dict()
+    other = mixed(LENGTHS, [1, lambda time: 1 - time.progress])
+    other.load_state_dict(state)
+    with pytest.raises(stoker.StateError, match="the order of epoch 0 is another one now"):
+        iter(other)
+    rows(first)
+    other = mixed(LENGTHS, [1, lambda time: 1 - time.progress])
+    other.load_state_dict(first.state_dict())
+    assert len(rows(other)) == 120
+
+
+def constant(weight: Any, time: stoker.EpochTime) -> Any:
+    return weight
+
+
+def test_what_says_no_weights_is_refused() -> None:
+    a, b = (stoker.from_arrays(np.arange(40) + PART * part).shuffle() for part in range(2))
+    wrong: list[tuple[Any, str]] = [
+        ("heavy", "a weight is a number from 0, not 'heavy', for EpochTime"),
+        (-1, "finite numbers from 0"),
+        (float("nan"), "finite numbers from 0"),
+    ]
+    for weight, message in wrong:
+        with pytest.raises(stoker.StageError, match=message):
+            stoker.mix({a: 1, b: functools.partial(constant, weight)})
+    with pytest.raises(stoker.StageError, match=r"all weights are 0 for EpochTime"):
+        stoker.mix({a: lambda time: 0, b: lambda time: 0})
+    late = stoker.mix({a: 1, b: lambda time: 1 / (time.progress < 0.5)}, seed=0)
+    with pytest.raises(stoker.StageError, match=r"mix\(\) failed: ZeroDivisionError"):
+        iter(late.batch(8))
+    with pytest.raises(ValueError, match=r"as many examples as all parts together: leave stop="):
+        stoker.mix({a: 1, b: lambda time: 1}, stop="all")
+    with pytest.raises(ValueError, match="weights that stay"):
+        stoker.mix({a: 1, b: lambda time: 1}).echo([2, 1])
+    with pytest.raises(ValueError, match="above 0"):
+        stoker.mix({a: 0, b: lambda time: 1})
+    blocks = stoker.from_arrays(np.arange(40)).shuffle(block=2)
+    ranks = stoker.mix({blocks: 1, b: lambda time: 1}, seed=0).shard(rank=0, world=2)
+    with pytest.raises(ValueError, match=r"shuffle them as a whole, .shuffle\(block=False\)"):
+        len(ranks.batch(4))
+
+
+def test_counts_of_many_epochs_are_added_up_once() -> None:
+    asked: collections.Counter[int] = collections.Counter()
+
+    def weight(time: stoker.EpochTime) -> float:
+        asked[time.epoch] += 1
+        return time.progress
+
+    train = mixed(LENGTHS, [1, weight])
+    train.set_epoch(30)
+    for _ in range(3):
+        rows(train)
+    assert max(asked.values()) <= 4 * 120

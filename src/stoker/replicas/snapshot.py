@@ -90,6 +90,7 @@ class ForkSnapshot:
         self._objects: list[tuple[Any, dict[str, Any]]] = []
         self._kinds: set[type] = set()  # of packages: programs change their classes, too
         self._seen: set[int] = set()
+        self._locals: set[int] = set()
         self._why = ""
         collects = gc.isenabled()
         gc.disable()  # it would look through all that is copied, again and again
@@ -223,8 +224,8 @@ class ForkSnapshot:
         """Look at what belongs to a thread: a forked process begins with what this one has."""
         if isinstance(value, contextvars.ContextVar):
             self._cannot_tell(f"the context variable {value.name} may have another value")
-        elif isinstance(value, threading.local) and id(value) not in self._seen:
-            self._seen.add(id(value))
+        elif isinstance(value, threading.local) and id(value) not in self._locals:
+            self._locals.add(id(value))
             held = attributes_of(value)
             self._objects.append((value, held))
             for each in held.values():

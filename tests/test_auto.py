@@ -693,7 +693,7 @@ APART: dict[str, Callable[..., stoker.Pipeline]] = {
         .shard(rank=1, world=2)
         .echo("auto", **echo)
         .batch(4)
-        .steps(99)
+        .steps(64)  # of 40 to 160 batches, as the factor is
     ),
     "the first of them": lambda **echo: (
         stoker.from_dataset(Slow(900), seed=0).shuffle().take(160).echo("auto", **echo).batch(4)
@@ -1004,24 +1004,14 @@ def test_a_record_of_a_carried_pool_that_is_damaged_is_refused() -> None:
 # -- while nothing fresh comes
 
 
-class OneThreadOnly(Exception):
-    """Threads seem to wait for each other, as they may on a busy machine: one takes part."""
-
-
 def stalled(pipeline: stoker.Pipeline, *gates: Gate) -> list[list[int]]:
-    """Run an epoch; while nothing fresh comes any more, take twelve batches of sixteen.
-
-    Raises OneThreadOnly where fewer threads take part than there are gates, each to hold one.
-    """
+    """Run an epoch; while nothing fresh comes any more, take twelve batches of sixteen."""
+    pipeline._cursor._autotuner.settle(2)  # so that two gates hold two, however busy the machine is
     with iter(pipeline) as iterator:
         batches = [ids(next(iterator)) for _ in range(4)]
         until = time.monotonic() + PATIENCE_S
         while not all(gate.reached.wait(0.01) for gate in gates):
             assert time.monotonic() < until
-            if len(gates) > 1 and pipeline.stats().workers < len(gates):
-                for gate in gates:
-                    gate.opened.set()
-                raise OneThreadOnly
         batches += [ids(next(iterator)) for _ in range(12)]
         for gate in gates:
             gate.opened.set()
@@ -1044,12 +1034,9 @@ def test_while_a_stream_gives_nothing_the_consumer_goes_on(point: str) -> None:
 def test_while_a_data_set_gives_nothing_the_consumer_goes_on(
     point: str, held: tuple[int, ...]
 ) -> None:
-    for _ in range(30):
-        data = Held(88, *held)
-        pipeline = built(stoker.from_dataset(data, seed=0), point, auto(), batch=8)
-        with contextlib.suppress(OneThreadOnly):
-            batches = stalled(pipeline, *data.gates.values())
-            break
+    data = Held(88, *held)
+    pipeline = built(stoker.from_dataset(data, seed=0), point, auto(), batch=8)
+    batches = stalled(pipeline, *data.gates.values())
     assert max(itertools.chain(*batches[:16])) < 64
     assert_covered(batches, set(range(88)), point=point, batch=8)
 
@@ -1445,7 +1432,7 @@ def test_parts_of_known_length_end_alike_and_warn_of_too_many_steps(
         .shard(rank=rank, world=2, uneven=uneven)
         .echo(factor)
         .batch(4)
-        .steps(99)
+        .steps(64)  # of 40 to 160 batches, as the factor is
         for rank in range(2)
     ]
     for part in parts:

@@ -84,8 +84,19 @@ def job(folder: Path, name: str, **how: Any) -> str:
 
 
 @pytest.mark.interrupts
-@pytest.mark.parametrize(("workers", "kind"), [(2, "thread"), (1, "process")])
-@pytest.mark.parametrize("how", ["the job ends", "SIGINT", "SIGTERM", "SIGINT to the feeder"])
+@pytest.mark.parametrize(
+    ("how", "workers", "kind"),
+    [
+        ("the job ends", 2, "thread"),
+        ("SIGINT", 2, "thread"),
+        ("SIGTERM", 2, "thread"),
+        ("SIGINT to the feeder", 2, "thread"),
+        ("the job ends", 1, "process"),
+        ("SIGINT to the feeder", 1, "process"),
+        pytest.param("SIGINT", 1, "process", marks=pytest.mark.full),
+        pytest.param("SIGTERM", 1, "process", marks=pytest.mark.full),
+    ],
+)
 def test_the_cache_of_a_feeder_ends_with_it(
     tmp_path: Path, name: str, how: str, workers: int, kind: str
 ) -> None:

@@ -101,7 +101,7 @@ def alike(some: list[Any], others: list[Any]) -> None:
             np.testing.assert_array_equal(left, right)
 
 
-@few(30)
+@few(12)
 @given(
     fns=st.lists(st.sampled_from([view, grown, same, overwritten]), min_size=1, max_size=3),
     factor=st.sampled_from([1.5, 2, 4]),

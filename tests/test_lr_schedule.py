@@ -116,7 +116,7 @@ def chains_of_known_length(draw: st.DrawFn) -> Any:
 @given(chains_of_known_length(), st.integers(1, 3))
 def test_it_ends_with_the_epoch_of_any_chain_of_known_length(train: Any, epochs: int) -> None:
     """Whatever a last batch leaves out: neither a step early nor late, and level without echoes."""
-    each = train.chain.count_unechoed()
+    each = train.chain.count_without_echo()
     assume(each)
     scheduler = Counting()
     schedule = stoker.lr_schedule(scheduler, train)

@@ -70,7 +70,7 @@ class Pipeline(DataLoaderApi, Generic[T]):
 
         Raises TypeError for any other object, and the errors of its ``check`` and of the methods.
         """
-        return Pipeline(self.chain.applying(stage, self))
+        return Pipeline(self.chain.apply(stage, self))
 
     def shuffle(
         self,
@@ -491,7 +491,7 @@ class Pipeline(DataLoaderApi, Generic[T]):
         Returns ``int32 [n]``, ``int64`` for larger numbers, or ``fn``'s own dtype if not whole.
         Raises ValueError after ``filter``, ``echo`` or ``random_map``, and over a stream.
         """
-        batches: Any = Pipeline[Any](self.chain.measuring()).map(fn).batch(MEASURED)
+        batches: Any = Pipeline[Any](self.chain.for_measuring()).map(fn).batch(MEASURED)
         return measured(list(batches))
 
     def echo(
@@ -600,7 +600,8 @@ class Pipeline(DataLoaderApi, Generic[T]):
             kind: ``"process"`` for Python code that holds the GIL: each has a copy of the dataset,
                 and seeds global random generators for every example. ``"ray"``: the same in actors
                 of the Ray cluster, placed by ``ray_options`` (default ``{"num_cpus": 1}``).
-            ahead: how far workers may be ahead of you, in batches, or in bytes (``"4GiB"``).
+            ahead: how far workers may be ahead of you at most, in batches, or in bytes
+                (``"4GiB"``); without workers nothing is ahead.
             insecure: do not encrypt the traffic to actors: only on a network that you trust.
         """
         if self.chain.source.yields_batches:
@@ -615,7 +616,7 @@ class Pipeline(DataLoaderApi, Generic[T]):
         If an epoch has fewer, a warning says so; it is an error if other ranks may have more and
         would wait (if the number is not known before an epoch's end).
         """
-        return self._derive(self.chain.ending(n), f"steps({n})")
+        return self._derive(self.chain.with_steps(n), f"steps({n})")
 
     def repeat(self) -> Pipeline[T]:
         """Start the next pass over the data at the end of each, so that epochs have ``n`` steps.
@@ -625,7 +626,7 @@ class Pipeline(DataLoaderApi, Generic[T]):
         the data: ``epoch`` counts passes. Without ``.steps(n)`` the first epoch never ends. The
         last batch of a pass may be short, unless ``.batch(n, drop_last=True)`` drops it.
         """
-        return self._derive(self.chain.flowing(), "repeat()")
+        return self._derive(self.chain.repeat(), "repeat()")
 
     def to(self, device: Any) -> Pipeline[Any]:
         """Hand out torch tensors on a device, and copy the next batch meanwhile.
@@ -699,7 +700,7 @@ class Pipeline(DataLoaderApi, Generic[T]):
         return self._cursor.stats()
 
     def __str__(self) -> str:
-        return describe(self._cursor.coming, self._cursor.sizes)
+        return describe(self._cursor.next_chain, self._cursor.sizes)
 
     def __repr__(self) -> str:
         return f"<stoker.Pipeline {self.chain}>"

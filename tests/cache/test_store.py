@@ -931,7 +931,7 @@ def test_files_that_hold_no_items_are_made_again(
                 assert len(found(store, range(20))) == 20
 
 
-@few(6)
+@few(4)
 @given(n=st.integers(0, 29), at=st.integers(0), flip=st.integers(1, 255), restored=st.booleans())
 def test_an_item_that_is_not_as_it_was_written_is_missing(
     n: int, at: int, flip: int, restored: bool
@@ -999,7 +999,7 @@ def test_whatever_is_overwritten_what_comes_back_is_right(tmp_path: Path) -> Non
             if start < 40:
                 assert store.add([item(1000 + start, 70_000)]).items == 1
 
-    @few(6)
+    @few(4)
     @given(
         st.lists(
             st.tuples(positions, st.one_of(st.binary(min_size=1, max_size=64), st.just(bytes(16)))),

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.schedule.owners import SLOTS, Member, OwnerMap
+from strategies import few
 
 MIB = 1 << 20
 
@@ -23,6 +24,7 @@ def owned(owners: OwnerMap, count: int = 32 * SLOTS) -> np.ndarray:
 weights = st.lists(st.integers(1, 1 << 44), min_size=1, max_size=12)
 
 
+@few(8)
 @given(weights.map(lambda w: [max(max(w) >> 8, each) for each in w]))
 def test_nobody_has_much_more_than_its_weight_calls_for(given_weights: list[int]) -> None:
     owners = OwnerMap.of(members(*given_weights), 1)
@@ -37,6 +39,7 @@ def test_parts_follow_the_weights() -> None:
     np.testing.assert_allclose(shares, [1, 2, 3, 4], rtol=0.05)
 
 
+@few(8)
 @given(st.permutations(members(*[MIB] * 7)))
 def test_the_map_does_not_depend_on_who_is_named_first(shuffled: list[Member]) -> None:
     indices = np.arange(5_000)
@@ -46,6 +49,7 @@ def test_the_map_does_not_depend_on_who_is_named_first(shuffled: list[Member]) -
     np.testing.assert_array_equal(found.owners(indices), expected.owners(indices))
 
 
+@few(8)
 @given(st.integers(2, 20), st.data())
 def test_a_member_that_goes_moves_little_but_what_it_had(count: int, data: st.DataObject) -> None:
     gone = data.draw(st.integers(0, count - 1))

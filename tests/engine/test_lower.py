@@ -250,13 +250,13 @@ def test_the_selection_is_that_of_the_steps_in_order(chain: Chain) -> None:
     selection = Selection()
     for stage in chain.stages:
         if stage.name.startswith("shuffle"):
-            selection = selection.shuffled()
+            selection = selection.shuffle()
         elif stage.name.startswith("shard"):
-            selection = selection.shared(1, 3, uneven=False)
+            selection = selection.shard(1, 3, uneven=False)
         elif stage.name.startswith("take"):
-            selection = selection.taken(5)
+            selection = selection.take(5)
         elif stage.name.startswith("skip"):
-            selection = selection.skipped(3)
+            selection = selection.skip(3)
     assert chain.plan.selection == selection
 
 

@@ -52,7 +52,7 @@ def fresh_name() -> str:
     return f"test-{os.getpid()}-{next(_names)}"
 
 
-@settings(max_examples=200 if FULL else 5)
+@settings(max_examples=200 if FULL else 4)
 @given(plays(), st.sampled_from(served.KINDS), st.sampled_from((0.1, 20.0)))
 def test_every_job_gets_every_output_once(cast: list[Play], kind: str, patience_s: float) -> None:
     name = fresh_name()
@@ -67,7 +67,7 @@ def test_every_job_gets_every_output_once(cast: list[Play], kind: str, patience_
 
 
 # Behind every kill there is the start of a feeder, which takes most of a second.
-@settings(max_examples=200 if FULL else 4)
+@settings(max_examples=200 if FULL else 3)
 @given(plays(), st.sampled_from(served.KINDS), st.lists(st.integers(1, 60), max_size=3))
 def test_a_feeder_that_is_killed_is_replaced(cast: list[Play], kind: str, kills: list[int]) -> None:
     name = fresh_name()

@@ -109,7 +109,7 @@ def lr_schedule(
         )
     if steps_per_epoch is None:
         try:
-            steps_per_epoch = train.chain.count_unechoed()
+            steps_per_epoch = train.chain.count_without_echo()
         except TypeError as error:
             raise TypeError(
                 f"{error}; steps_per_epoch= says how many batches an epoch has without echoing"

@@ -149,7 +149,7 @@ def _drain_warm(job: DrivenJob) -> None:
     startup_s = (first.arrivals_ns[0] - first.began_ns) / 1e9 if first.arrivals_ns else 0.0
     # Workers that import much do so in each drain again; then one round must be enough.
     rounds = 1 if startup_s > 2 * limits.warm_drain_s else _ROUNDS
-    cores = max(1, trace.cores // len(trace.ranks))
+    cores = trace.share_of_cores
     counts = _list_worker_counts(rank.workers, cores)[: limits.worker_counts]
     for again in range(rounds):
         if again and (more := _find_more_workers(rank, max(counts), cores)) is not None:

@@ -16,26 +16,25 @@ from stoker.errors import StateError
 from stoker.schedule.echo_record import difference_of
 from stoker.stages.shard import Shard
 
-# Ranks, or values, that are named for each thing that differs: a message for a thousand ranks stays
-# a line.
+# The most ranks, or values, that a message names for each difference: it stays one line, even for a
+# thousand ranks.
 _MOST_NAMED = 4
 
 
 def agree(chain: Chain, place: tuple[int, ...], *, long: bool) -> Chain:
-    """Return a chain with the seed of all ranks, which call this together.
+    """Return the chain with the seed that all ranks share. All ranks call this together.
 
-    Nothing is compared if the chain is not sharded, or was sharded by given ranks.
+    Compares nothing if the chain is not sharded, or the user gave rank and world.
 
     Args:
         chain: the chain that this rank is about to iterate over.
-        place: its position: the epoch, and outputs of it.
-        long: whether ranks may come late, as they do after an epoch.
+        place: its position: the epoch, and the number of outputs handed out.
+        long: whether ranks may call this late, as they do after an epoch.
 
     Raises:
-        ValueError: ranks' pipelines differ; or nobody gave a seed that ranks cannot tell each
-            other.
-        StateError: only their places differ.
-        StokerError: a rank did not come, or is gone.
+        ValueError: ranks' pipelines differ; or there is no seed, and ranks cannot exchange one.
+        StateError: only their positions differ.
+        StokerError: a rank did not call this in time, or is gone.
     """
     shard = chain.shard
     if shard is None:
@@ -57,10 +56,9 @@ def agree(chain: Chain, place: tuple[int, ...], *, long: bool) -> Chain:
 
 
 def agree_order(chain: Chain, digest: str) -> None:
-    """Compare, once an epoch has begun, the order that each rank's function has returned.
+    """Compare the orders that a user's function returned on each rank for a new epoch.
 
-    Raises ValueError where ranks would read parts of different orders, StokerError where a rank did
-    not come.
+    Raises ValueError if the orders differ, StokerError if a rank did not call this in time.
     """
     shard = chain.shard
     among = () if shard is None or shard.among is None else shard.among
@@ -84,7 +82,7 @@ def _same_order(claims: dict[int, dict[str, Any]]) -> dict[str, Any]:
 
 
 def _claim(chain: Chain, shard: Shard, place: tuple[int, ...]) -> dict[str, Any]:
-    """Say what has to be the same on all ranks."""
+    """Return the values that must be the same on all ranks."""
     stages = [replace(shard, rank=0) if stage is shard else stage for stage in chain.stages]
     lines = [stage.signature() for stage in stages]
     if chain.steps is not None:
@@ -106,7 +104,7 @@ def _claim(chain: Chain, shard: Shard, place: tuple[int, ...]) -> dict[str, Any]
 
 
 def _decide(claims: dict[int, dict[str, Any]]) -> dict[str, Any]:
-    """Compare the claims of all ranks; return the seed, or what differs."""
+    """Compare the claims of all ranks; return the seed, or a description of the differences."""
     first = next(iter(claims.values()))
     found, advice = [], []
     if any(claim["seed"] != first["seed"] for claim in claims.values()):

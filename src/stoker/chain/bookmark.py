@@ -1,7 +1,8 @@
-"""Where a pipeline is: its epoch, position and clock; saved states, and figures of the last run.
+"""The epoch, position and clock of a pipeline; its saved states, and statistics of its last run.
 
-Behind the last output that was handed out, or acknowledged if any was. Behind the last one of an
-epoch, as far as ``len()`` tells, that is the beginning of the next.
+The position is after the last output that was handed out, or after the last acknowledged one if the
+trainer acknowledges outputs. After the last output of an epoch, as far as ``len()`` tells, it is
+the beginning of the next epoch.
 """
 
 from __future__ import annotations
@@ -29,45 +30,48 @@ from stoker.stats import Clock, PoolStats, Stats, Totals, Uses
 
 
 class Bookmark:
-    """A pipeline's epoch and position, which may be read, saved, and set."""
+    """A pipeline's epoch and position: they can be read, saved, and set."""
 
     def __init__(self, chain: Chain) -> None:
         self.chain = chain
         self.epoch = 0
-        self.position: Position | None = None  # in self.epoch, where to begin or where it ended
+        self.position: Position | None = None  # in self.epoch, to begin at, or where it ended
         self.sizes: dict[int, PoolSize] = {}
-        self.before = Clock()  # what was handed out before the epoch at hand
-        self._carried: dict[int, Item] = {}  # what a pool holds that goes on in the next epoch
-        self._spent = Totals()  # before the last run
+        self.before = Clock()  # the clock before the current epoch
+        self._carry: dict[int, Item] = {}  # items of a pool that goes on in the next epoch
+        self._totals_before = Totals()  # of all runs before the last one
         self._records: dict[int, EchoRecord] = {}
-        self._fresh_start = True  # whether the next iter() begins here rather than behind
+        self._fresh_start = True  # whether the next iter() begins at ``position``
         self._run: Run | None = None
         self._iterator: weakref.ref[PipelineIterator[Any]] | None = None
-        # Where outputs of runs that are over stand, with the epoch, and the clock before that.
-        self._unfinished: deque[tuple[int, Position | None, Clock]] = deque()
-        self._acknowledged = False  # whether the trainer says what it has finished with
-        self._to_agree = True  # whether ranks compare their pipelines at the next iter()
-        self._set_by_epoch = False  # whether that is because of set_epoch
+        # Unacknowledged outputs of finished runs: epoch, position, and the clock before.
+        self._pending: deque[tuple[int, Position | None, Clock]] = deque()
+        self._is_acknowledging = False  # whether the trainer acknowledges outputs
+        self._must_agree = True  # whether ranks compare their pipelines at the next iter()
+        self._set_by_epoch = False  # whether ``set_epoch`` asked for that
 
     def _live(self) -> PipelineIterator[Any] | None:
-        """Return the iterator that has not ended, if it is this process's."""
+        """Return the live iterator of this process, or None."""
         iterator = self._iterator() if self._iterator is not None else None
         return None if iterator is None or self._live_run() is None else iterator
 
     def _live_run(self) -> Run | None:
-        """Return the run that goes on; None for a parent's as well: its locks may be held."""
+        """Return the live run; None for one of a parent process, whose locks may be held."""
         run = self._run
         return None if run is None or run.closed or run.is_inherited else run
 
     @property
-    def coming(self) -> Chain:
-        """The chain as the next epoch finds it; while one is run, as that found it."""
+    def next_chain(self) -> Chain:
+        """The chain of the running epoch; without one, of the next epoch."""
         return self.chain if self._live_run() is not None else self.chain.with_current_length()
 
     def count(self) -> int:
-        """Return the outputs of the epoch at hand, or else of the next; raises as a chain does."""
+        """Return the number of outputs of the current epoch, or else of the next one.
+
+        Raises as ``Chain.count`` does.
+        """
         is_next = self._live_run() is None and not self._fresh_start
-        return self.coming.count(self.epoch + is_next)
+        return self.next_chain.count(self.epoch + is_next)
 
     @property
     def is_loaded(self) -> bool:
@@ -75,9 +79,9 @@ class Bookmark:
         return self._fresh_start and self.position is not None
 
     def set_epoch(self, epoch: Any) -> None:
-        """Make an epoch the next one; the one that a state was loaded for keeps its position.
+        """Set the next epoch; the epoch of a loaded state keeps its position.
 
-        Raises ValueError for what is no number of an epoch.
+        Raises ValueError if ``epoch`` is not a whole number from 0.
         """
         if not is_whole_number(epoch) or epoch < 0:
             raise ValueError(f"an epoch is a whole number from 0, not {epoch!r}")
@@ -88,81 +92,81 @@ class Bookmark:
         self.chain.source.set_epoch(int(epoch))
 
     def _agree_again(self) -> None:
-        """Have ranks compare at the next ``iter()``, to which they may come late."""
-        self._set_by_epoch = self._set_by_epoch or not self._to_agree
-        self._to_agree = True
+        """Have ranks compare their pipelines at the next ``iter()``; they may call it late."""
+        self._set_by_epoch = self._set_by_epoch or not self._must_agree
+        self._must_agree = True
 
     def go_to(self, epoch: int, position: Position | None) -> None:
         live = self._live()
         if live is not None:
             live.close()
-        self._unfinished.clear()
-        self._carried = {}
+        self._pending.clear()
+        self._carry = {}
         if not self._fresh_start:
             self.before += self.of_epoch()
         self.epoch, self.position, self._fresh_start = epoch, position, True
 
     def acknowledge(self, outputs: Any) -> None:
-        """Take note that the trainer has finished with so many more outputs of the last run.
+        """Record that the trainer has finished with ``outputs`` more outputs.
 
-        From then on trainers of all runs are expected to say so. Raises ValueError for more than
-        were handed out, or what is no number.
+        From then on the position counts acknowledged outputs only, in later runs, too. Raises
+        ValueError if more were acknowledged than handed out, or for a wrong argument.
         """
         if not is_whole_number(outputs) or outputs < 0:
             raise ValueError(f"a number of batches is a whole number from 0, not {outputs!r}")
         outputs = int(outputs)
-        self._acknowledged = True
+        self._is_acknowledging = True
         run = self._live_run()
-        earlier = min(outputs, len(self._unfinished))
+        earlier = min(outputs, len(self._pending))
         if run is not None:
             run.acknowledge(outputs - earlier)
         elif outputs > earlier:
             raise ValueError("every batch that was handed out is acknowledged already")
         for _ in range(earlier):
-            self._unfinished.popleft()
+            self._pending.popleft()
 
-    def _forget_unfinished(self) -> None:
-        """An epoch begins: what was not acknowledged of those before counts as finished."""
-        self._unfinished.clear()
+    def _forget_pending(self) -> None:
+        """Count all outputs of earlier epochs as acknowledged: a new epoch begins."""
+        self._pending.clear()
 
     def of_epoch(self) -> Clock:
-        """Return what was handed out in the epoch at hand."""
+        """Return the clock of the current epoch alone."""
         run = self._run
-        if run is not None and not run.closed:  # a parent's too, for its numbers are there
+        if run is not None and not run.closed:  # also a parent's: its counts can be read
             return self._clock(run)
         return self._clock(self.position or Position())
 
     def _clock(self, at: Run | Position) -> Clock:
-        """Return what all ranks have handed out of its epoch, as far as this rank tells."""
+        """Return the clock of its epoch over all ranks, computed from this rank's counts."""
         own = self.chain.clock(self.epoch, at.fresh, at.uses, at.yielded)
         return own if at.leg is None else at.leg.before + own
 
     def _loaded_batches(self) -> int:
-        """Return how many batches of a loader were handed out in the epoch at hand."""
+        """Return how many batches of a loader were handed out in the current epoch."""
         if self._run is not None and not self._run.closed:
             return self._run.loaded
         return (self.position or Position()).loaded
 
     def _note(self, run: Run) -> None:
-        for position, (echo, made) in run.decisions().items():
+        for position, (echo, decisions) in run.decisions().items():
             epochs = dict(self._records.get(position, echo).epochs)
-            epochs[made.epoch] = made.after(epochs.get(made.epoch))
+            epochs[decisions.epoch] = decisions.after(epochs.get(decisions.epoch))
             self._records[position] = replace(echo, epochs=epochs)
 
     def where(self) -> tuple[int, Position, Clock]:
-        """Return where the last output stands that was handed out, or acknowledged if any was.
+        """Return the current position: the epoch, the position in it, and the clock before it.
 
-        The epoch, the position in it, and the clock before it. Behind the last output of an epoch
-        that is the beginning of the next.
+        It is after the last acknowledged output; if none was acknowledged, after the last output.
+        After the last output of an epoch it is the beginning of the next.
         """
         run = self._run
-        if self._unfinished:
-            epoch, oldest, before = self._unfinished[0]
+        if self._pending:
+            epoch, oldest, before = self._pending[0]
             if oldest is None:
                 raise StateError(FORGOTTEN)
             return epoch, oldest, before
         if run is None or run.closed:
-            if self._is_left():
+            if self._is_epoch_left():
                 return self.epoch + 1, Position(), self.before + self.of_epoch()
             return self.epoch, self.position or Position(), self.before
         if run.is_inherited:
@@ -173,7 +177,7 @@ class Bookmark:
         if not late and run.is_over:
             epoch, before = self._behind(run)
             return epoch, run.next_start() or Position(), before
-        if not late and self._is_left():
+        if not late and self._is_epoch_left():
             return self.epoch + 1, Position(), self.before + self.of_epoch()
         if run.wrapper and run.finished is None and run.yielded > run.began_at:
             raise StateError(
@@ -184,22 +188,22 @@ class Bookmark:
         return self.epoch, run.position(late), self.before
 
     def _behind(self, run: Run) -> tuple[int, Clock]:
-        """Return the epoch that follows a whole run, and the clock then."""
+        """Return the epoch after a whole run, and the clock then."""
         return self.epoch + 1, self.before + self._clock(run)
 
-    def _is_left(self) -> bool:
-        """Return whether a framework asks for no more of the epoch at hand, which is not over."""
+    def _is_epoch_left(self) -> bool:
+        """True if a framework has left the current epoch before its end."""
         return not self._fresh_start and calling_loop().has_ended_epoch()
 
     @staticmethod
     def _late(run: Run) -> int:
-        """Return how many of the outputs handed out last the trainer has not finished with."""
+        """Return the number of outputs that were handed out but not trained on."""
         if run.finished is not None:
             return run.late
         return min(calling_loop().untrained_batches(), run.yielded - run.began_at)
 
-    def _left_data_epoch(self) -> bool:
-        """Return whether a loader's epoch was ended in its middle, as ``.steps(n)`` does."""
+    def _has_left_data_epoch(self) -> bool:
+        """True if a loader's epoch was left in its middle, as ``.steps(n)`` does."""
         run, source = self._run, self.chain.source
         if run is None:
             return False
@@ -211,12 +215,12 @@ class Bookmark:
             return False
         return 0 < (run.loaded if source.yields_batches else run.fresh) < whole
 
-    def saved(self) -> dict[str, Any]:
-        """Return the state where ``where()`` says, ready for JSON but for a loader's own state."""
+    def save(self) -> dict[str, Any]:
+        """Return the state at ``where()``, ready for JSON except for a loader's own state."""
         chain = self.chain
         epoch, position, before = self.where()
         if not position.yielded and (epoch != self.epoch or self._live_run() is None):
-            chain = chain.with_current_length()  # an epoch that has not begun
+            chain = chain.with_current_length()  # the epoch has not begun
             position = position if chain is self.chain else Position()
         if position.yielded:
             chain.source.check_state(chain)
@@ -224,41 +228,41 @@ class Bookmark:
             run = self._live_run()
             if run is not None:
                 run.leave()
-            between = chain.source.state_between(left=self._left_data_epoch())
+            between = chain.source.state_between(left=self._has_left_data_epoch())
             position = replace(position, loader_state=between)
-        return state.saved(chain, epoch, position, self.sizes, before, self._handed_out())
+        return state.write(chain, epoch, position, self.sizes, before, self._handed_out())
 
     def _handed_out(self) -> int | None:
-        """Return how many outputs there were in all epochs; None if these are the data's own."""
+        """Return the outputs of all step epochs; None without step epochs (``.repeat()``)."""
         return None
 
-    def load(self, saved: Any, *, elastic: bool = True) -> state.Loaded:
-        """Go to a saved state, or to those of all ranks.
+    def load(self, states: Any, *, elastic: bool = True) -> state.Loaded:
+        """Go to the position in a saved state, or in a list of the states of all ranks.
 
-        Raises StateError when it is another chain's, or damaged, or if not ``elastic`` when it is
-        of other ranks or has other batches.
+        Raises StateError if the state belongs to another chain or is damaged; without ``elastic``
+        also if the number of ranks or the batch size differs.
         """
         chain = self.chain.with_current_length()
-        given = saved if isinstance(saved, list) else [saved]
-        if not given:
+        states = states if isinstance(states, list) else [states]
+        if not states:
             raise StateError("this is no state of a stoker pipeline: the list of states is empty")
-        loaded = take_over([state.read(one, chain, elastic=elastic) for one in given], chain)
-        begun = bool(loaded.epoch) or loaded.position is not None
+        start = take_over([state.read(one, chain, elastic=elastic) for one in states], chain)
+        has_begun = bool(start.epoch) or start.position is not None
         self.chain = replace(
-            chain.with_seed(loaded.seed), is_seed_open=chain.is_seed_drawn and not begun
+            chain.with_seed(start.seed), is_seed_open=chain.is_seed_drawn and not has_begun
         )
-        self._to_agree, self._set_by_epoch = True, False
-        self.go_to(loaded.epoch, loaded.position)
-        self.sizes = loaded.sizes
-        self.before = loaded.before
+        self._must_agree, self._set_by_epoch = True, False
+        self.go_to(start.epoch, start.position)
+        self.sizes = start.sizes
+        self.before = start.before
         if chain.source.yields_batches:
-            self._records = {}  # pools begin empty: what was decided does not go on
-        return loaded
+            self._records = {}  # pools begin empty, so earlier decisions cannot be replayed
+        return start
 
     def record(self) -> dict[str, Any]:
-        """Return what echoes that follow the stall decided, ready for JSON.
+        """Return the decisions of adaptive echoes so far, ready for JSON.
 
-        Raises ValueError where there are none.
+        Raises ValueError without an adaptive echo.
         """
         if not self.chain.plan.is_adaptive:
             raise ValueError('there is nothing to record: no .echo("auto") stands in this chain')
@@ -268,13 +272,13 @@ class Bookmark:
         return encode(self.chain.seed, self.chain.signature(), self._records)
 
     def progress(self) -> float:
-        """Return how much of the epoch's fresh examples, or steps, was handed out, from 0 to 1."""
-        chain, done = self.chain, self.of_epoch()
-        share = done.steps / chain.data_epoch_steps if chain.data_epoch_steps is not None else None
+        """Return the share of the epoch that was handed out, from 0 to 1."""
+        chain, clock = self.chain, self.of_epoch()
+        share = clock.steps / chain.data_epoch_steps if chain.data_epoch_steps is not None else None
         if self._run is not None and not self._run.closed and self._run.has_handed_out_all:
             return 1.0
         try:
-            fresh = self._loaded_batches() if chain.source.yields_batches else done.fresh_examples
+            fresh = self._loaded_batches() if chain.source.yields_batches else clock.fresh_examples
             examples = chain.examples_in_batches(self.epoch)
             of_all = chain.clock(self.epoch, examples, 0, 0).fresh_examples
             share = max(share or 0.0, fresh / max(1, of_all))
@@ -286,26 +290,26 @@ class Bookmark:
         return min(1.0, share)
 
     def last_uses(self) -> Uses:
-        """Return what the examples handed out last are uses of; of none, where there were none."""
+        """Return the uses in the last output; empty before any."""
         if self._run is None or self._run.is_inherited:
             return Uses(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, bool))
         return self._run.last_uses()
 
     def stats(self) -> Stats:
-        """Return statistics of the epoch being run, or else of the last one."""
+        """Return the statistics of the running epoch, or else of the last one."""
         if self._run is None or self._run.is_inherited:
             return Stats(
                 self.epoch, 0, 0, 0, 0.0, 0, 0, 0.0, 0.0, 0.0, 0.0, (), 0, 0, 0, 0, self._pools({}),
-                totals=self._spent,
+                totals=self._totals_before,
             )  # fmt: skip
         of_run = self._run.stats(self._pools(self._run.held()))
-        return replace(of_run, totals=self._spent + of_run.epoch_totals())
+        return replace(of_run, totals=self._totals_before + of_run.epoch_totals())
 
-    def _pools(self, held: dict[int, int]) -> tuple[PoolStats, ...]:
+    def _pools(self, counts: dict[int, int]) -> tuple[PoolStats, ...]:
         pools = []
         for echo in self.chain.echoes:
-            known = self.sizes.get(echo.position, PoolSize(echo.pool or 0))
-            size_bytes = known.size * known.item_bytes
-            count = held.get(echo.position, 0)
-            pools.append(PoolStats(echo.name, count, known.size, size_bytes))
+            pool_size = self.sizes.get(echo.position, PoolSize(echo.pool or 0))
+            size_bytes = pool_size.size * pool_size.item_bytes
+            count = counts.get(echo.position, 0)
+            pools.append(PoolStats(echo.name, count, pool_size.size, size_bytes))
         return tuple(pools)

@@ -1,4 +1,4 @@
-"""The frozen value behind a pipeline: a source, stages, a seed, and who works for them."""
+"""The frozen value behind a pipeline: its source, stages, seed and workers."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ from stoker.stats import Clock
 
 
 class Applied(NamedTuple):
-    """A stage of the user's own in a chain."""
+    """A user's stage in a chain."""
 
     stage: Stage
     parts: range
-    """Which of the chain's stages it is made of."""
+    """The numbers of the chain's stages that it is made of."""
 
 
 @dataclass(frozen=True)
@@ -48,18 +48,17 @@ class Chain:
     """A pipeline without its position.
 
     Attributes:
-        source: where it begins.
-        seed: of shuffling, echoing and random maps; ``is_seed_drawn`` where none was given.
-        is_seed_open: whether it was drawn and nothing depends on it yet, so that rank 0's may take
-            its place.
-        budget: how many examples may be skipped.
-        stages: in order; each was placed behind those before it.
-        workers: how work is shared out, None for as many threads as there are usable cores.
-        steps: with how many outputs an epoch ends at the latest, None where that was not said.
-        flows: whether passes over the data follow each other within an epoch, and across its end.
-        applied: the user's own stages, those that others are made of before these.
-        leg: what is left of the epoch that is to go on, where other ranks began it; None for whole
-            epochs. It is in no chain that a pipeline has, but in what is run (``on_leg``).
+        source: the source of the examples.
+        seed: the seed of shuffling, echoing and random maps; ``is_seed_drawn``: the user gave none.
+        is_seed_open: whether rank 0's seed may still replace a drawn one, as nothing depends on it.
+        budget: the budget for skipping examples.
+        stages: in order; each is bound to the stages before it.
+        workers: the number and kind of workers; None for as many threads as usable cores.
+        steps: the most outputs of an epoch, from ``.steps(n)``; None without a limit.
+        flows: whether data epochs follow each other beneath the epochs of ``steps``: ``.repeat()``.
+        applied: the user's stages; a stage comes before the stages that contain it.
+        leg: the rest of an epoch that other ranks began; None for whole epochs. A pipeline's own
+            chain never has one; the chain of a run may (``on_leg``).
     """
 
     source: Origin
@@ -76,7 +75,7 @@ class Chain:
 
     @classmethod
     def begin(cls, source: Origin, seed: Any, on_error: OnError = "raise") -> Chain:
-        """Return a chain without stages. Raises TypeError or ValueError for what is none."""
+        """Return a chain without stages. Raises TypeError or ValueError for a wrong argument."""
         if seed is not None and not is_whole_number(seed):
             raise TypeError(f"seed must be a whole number or None, not {seed!r}")
         if seed is not None and seed < 0:
@@ -87,30 +86,30 @@ class Chain:
         return cls(source, int(seed), False, budget)
 
     def then(self, stage: ChainStage) -> Chain:
-        """Return this with one more stage; raises what the stage does where it cannot stand."""
-        placed = replace(stage.placed(self), part_of=stage.part_of)
-        return replace(self, stages=(*self.stages, placed))
+        """Return this with one more stage. Raises as ``ChainStage.bind`` does."""
+        bound = replace(stage.bind(self), part_of=stage.part_of)
+        return replace(self, stages=(*self.stages, bound))
 
-    def applying(self, stage: Stage, plan: Any) -> Chain:
-        """Return this with the steps that a user's stage is made of.
+    def apply(self, stage: Stage, plan: Any) -> Chain:
+        """Return this with the stages that a user's stage is made of.
 
         Args:
             stage: the stage.
             plan: the pipeline of this chain.
 
-        Raises what the stage does where it cannot stand, TypeError if it did not only add steps.
+        Raises the stage's own errors, and TypeError if it did anything else than add steps.
         """
         if not isinstance(stage, Stage):
             raise TypeError(f".apply() takes a stoker.Stage, not {type(stage).__name__}")
         stage.check(self)
-        made, before, name = stage.lower(plan), len(self.stages), stage.describe()
-        chain: Any = getattr(made, "chain", None)
+        extended, before, name = stage.lower(plan), len(self.stages), stage.describe()
+        chain: Any = getattr(extended, "chain", None)
         is_fit = isinstance(chain, Chain) and chain.stages[:before] == self.stages
         if not is_fit or replace(chain, stages=self.stages, applied=self.applied) != self:
             raise TypeError(
                 f"lower() of {name} returned something else than the plan that it was given with "
-                f"steps added ({type(made).__name__}): return what the plan's methods return, such "
-                "as plan.map(fn)"
+                f"steps added ({type(extended).__name__}): return what the plan's methods return, "
+                "such as plan.map(fn)"
             )
         parts = [
             replace(each, part_of=f"{name}: {each.part_of}" if each.part_of else name)
@@ -119,10 +118,10 @@ class Chain:
         own = Applied(stage, range(before, before + len(parts)))
         return replace(self, stages=(*self.stages, *parts), applied=(*chain.applied, own))
 
-    def measuring(self) -> Chain:
-        """Return this over all examples of the source, one by one, in its order.
+    def for_measuring(self) -> Chain:
+        """Return this chain for ``.measure()``: all examples of the source once, in its order.
 
-        Raises ValueError where they do not all come by, as they are in every epoch.
+        Raises ValueError if examples are dropped, repeated or random, or have no numbers.
         """
         if not self.source.is_indexed or self.source.has_own_order:
             what = "a stream has no numbers" if not self.source.is_indexed else "measure its parts"
@@ -138,11 +137,11 @@ class Chain:
         return replace(self, stages=stages, budget=RAISE, steps=None, flows=False)
 
     def with_seed(self, seed: int) -> Chain:
-        """Return this with another seed, for good."""
+        """Return this with a final seed: no other rank's seed replaces it."""
         return replace(self, seed=seed, is_seed_open=False)
 
     def apart(self) -> Chain:
-        """Return this for a process whose other ranks do not iterate over it meanwhile."""
+        """Return this without the comparison of ranks: other ranks do not iterate over it."""
         stages = tuple(
             replace(stage, among=None) if isinstance(stage, Shard) else stage
             for stage in self.stages
@@ -150,9 +149,9 @@ class Chain:
         return replace(self, stages=stages, is_seed_open=False)
 
     def with_current_length(self) -> Chain:
-        """Return this over its source as long as that is now: itself, where that is the same.
+        """Return this with the current length of its source; itself if that has not changed.
 
-        Raises ValueError where a stage, or the source, cannot go on with another length.
+        Raises ValueError if a stage, or the source, cannot go on with another length.
         """
         source = self.source.with_current_length()
         if source is self.source:
@@ -164,7 +163,7 @@ class Chain:
     def numbered(self, field: Any) -> Chain:
         """Return this with the number of each example in a field.
 
-        Raises TypeError or ValueError where there is no number, or no room for it.
+        Raises TypeError or ValueError if examples have no numbers, or the field cannot be added.
         """
         source = self.source
         if not isinstance(field, str) or not field:
@@ -183,31 +182,31 @@ class Chain:
         return self._over(NumberedSource(source, field))
 
     def _over(self, source: Origin) -> Chain:
-        """Return this over another source, behind which its stages are placed anew."""
+        """Return this over another source, to which its stages are bound anew."""
         chain = replace(self, source=source, stages=())
         for stage in self.stages:
             chain = chain.then(stage)
         return chain
 
-    def ending(self, steps: Any) -> Chain:
-        """Return this with an end of epochs. Raises TypeError or ValueError for what is none."""
+    def with_steps(self, steps: Any) -> Chain:
+        """Return this with epochs of at most ``steps`` outputs. Raises TypeError or ValueError."""
         if not is_whole_number(steps):
             raise TypeError(f".steps() takes a whole number of batches, not {steps!r}")
         if steps < 1:
             raise ValueError(f"an epoch has at least one step, not {steps}")
         return replace(self, steps=int(steps))
 
-    def flowing(self) -> Chain:
-        """Return this with data that flows on beneath its epochs."""
+    def repeat(self) -> Chain:
+        """Return this with data epochs that follow each other beneath its epochs."""
         return replace(self, flows=True)
 
     def on_leg(self, leg: Leg | None) -> Chain:
-        """Return this for what is left of an epoch that other ranks began; itself for a whole."""
+        """Return this for the rest of an epoch that other ranks began; itself for a whole epoch."""
         if leg is None or leg.held is None:
             return self if leg is None else replace(self, leg=leg)
-        held = leg.held.of_rank(self.rank_world[0])
+        held_items = leg.held.of_rank(self.rank_world[0])
         stages = [
-            replace(stage, counts=UsesOfLeg(held.remaining, held.spent, stage.counts))
+            replace(stage, counts=UsesOfLeg(held_items.remaining, held_items.spent, stage.counts))
             if isinstance(stage, Echo) and stage.counts is not None
             else stage
             for stage in self.stages
@@ -215,9 +214,9 @@ class Chain:
         return replace(self, stages=tuple(stages), leg=leg)
 
     def of_ranks(self, rank: int, world: int, batch: int) -> Chain:
-        """Return this for a rank among other ones, which has batches of another size.
+        """Return this for another rank, number of ranks, and batch size.
 
-        Raises ValueError where a pool does not hold one.
+        Raises ValueError if a pool is smaller than a batch.
         """
         if (*self.rank_world, self.batch_size) == (rank, world, batch):
             return self
@@ -236,20 +235,20 @@ class Chain:
 
     @property
     def data_epoch_steps(self) -> int | None:
-        """With how many outputs a pass over the data ends at the latest, None for all it has."""
+        """The most outputs of a data epoch; None without a limit."""
         if self.flows or self.steps is None:
             return None
         return self.steps - (0 if self.leg is None else self.leg.before.steps)
 
     @cached_property
     def plan(self) -> Plan:
-        """What the engine runs."""
+        """The plan that the engine runs."""
         plan = lower(self.source, self.stages, self.budget)
         return plan if self.leg is None else plan.on_leg(self.leg)
 
     @property
     def rank_world(self) -> tuple[int, int]:
-        """This process's rank, and how many share an epoch."""
+        """This process's rank, and the number of ranks that share an epoch."""
         share = self.selection.share
         return (0, 1) if share is None else (share.rank, share.world)
 
@@ -260,24 +259,24 @@ class Chain:
 
     @property
     def shard(self) -> Shard | None:
-        """The stage that leaves this process its part, if there is one."""
+        """The shard stage, or None."""
         return next((stage for stage in self.stages if isinstance(stage, Shard)), None)
 
     @property
     def awaits_seed(self) -> bool:
-        """Whether the seed is the first rank's, and not known here before ``iter()``."""
+        """Whether rank 0 decides the seed, so that it is unknown before ``iter()``."""
         among = None if self.shard is None else self.shard.among
         return self.is_seed_open and among is not None and len(among) > 1
 
     @property
     def cluster(self) -> OwnersKnown | None:
-        """Who knows which node keeps what of its cache, if several keep a part each."""
+        """The cluster of a cache over several nodes, or None."""
         cache = self.plan.cache
         return None if cache is None else cache.cluster
 
     @property
     def operations(self) -> tuple[Operation, ...]:
-        """What is done to single examples in front of the first pool or batch, in order."""
+        """The operations on single examples before the first pool or batch, in order."""
         return tuple(self.plan.segments[0].operations) if self.plan.segments else ()
 
     @property
@@ -297,7 +296,7 @@ class Chain:
 
     @property
     def follows_clock(self) -> bool:
-        """Whether an echo in it decides by what is ready."""
+        """Whether an echo in it decides by the items that are ready."""
         return any(echo.follows_clock for echo in self.echoes)
 
     @property
@@ -307,7 +306,7 @@ class Chain:
 
     @property
     def hands_out_uses(self) -> bool:
-        """Whether its outputs are uses of an echo, one by one."""
+        """Whether each output is one use of an echo."""
         last = next(
             (s for s in reversed(self.stages) if s.traits.repeats or s.traits.batches), None
         )
@@ -330,13 +329,13 @@ class Chain:
 
     @property
     def may_leave_out(self) -> bool:
-        """Whether fewer may come out than go in: by filters, skip budgets, or joined."""
+        """Whether filters, skip budgets or packing may reduce the number of examples."""
         each = [stage.traits for stage in self.stages]
         return self.budget != RAISE or any(t.filters or t.skips or t.joins for t in each)
 
     @property
     def ranks_differ(self) -> bool:
-        """Whether several ranks have states of their own, for they may read unequally far."""
+        """Whether each rank has a state of its own, as ranks may read unequally far."""
         share = self.selection.share
         if share is None or share.world == 1:
             return False
@@ -346,12 +345,12 @@ class Chain:
 
     @property
     def has_workers(self) -> bool:
-        """Whether anything is prepared while the consumer trains."""
+        """Whether workers prepare outputs while the consumer trains."""
         return self.workers is None or self.workers.count != 0
 
     @property
     def accounts(self) -> int:
-        """The largest number of the account of a skip budget."""
+        """The largest account number of a skip budget."""
         return sum(not stage.traits.caches for stage in self.stages)
 
     def __str__(self) -> str:
@@ -359,7 +358,7 @@ class Chain:
         return f"{'.'.join(names)} seed={self.seed}"
 
     def signature(self) -> list[str]:
-        """Return the lines that a state, a record or a feed must agree with."""
+        """Return the lines that a state, a record or a feed must match."""
         lines = [stage.signature() for stage in self.stages]
         return [self.source.signature(), *(line for line in lines if line is not None)]
 
@@ -394,7 +393,7 @@ class Chain:
         return self.plan.cuts(self.seed, epoch)
 
     def clock(self, epoch: int, fresh: int, uses: int, outputs: int) -> Clock:
-        """Return what all ranks have handed out of an epoch when this rank has so much."""
+        """Return the clock over all ranks when this rank has handed out so much of an epoch."""
         world = self.rank_world[1]
         cuts = self.cuts(epoch) if fresh and world > 1 else None
         if cuts is None:
@@ -403,27 +402,28 @@ class Chain:
         return Clock(of_all, world * uses if self.echoes else of_all, outputs)
 
     def examples(self, epoch: int = 0) -> int:
-        """Return this rank's fresh examples (of a loader, batches); TypeError if not known."""
+        """Return this rank's fresh examples (of a loader, batches). Raises TypeError if unknown."""
         cuts = self.cuts(epoch)
         return self.source.examples(self.selection) if cuts is None else cuts.examples
 
     def most_examples(self) -> int:
-        """Return how many fresh examples this rank has in an epoch at most."""
+        """Return the most fresh examples that this rank can have in an epoch."""
         if not self.sorts_examples:
             return self.source.examples(self.selection)
-        return self.source.examples(self.selection.undealt())  # all ranks together have no more
+        # All ranks together have no more.
+        return self.source.examples(self.selection.of_all_ranks())
 
     def examples_in_batches(self, epoch: int) -> int:
-        """Return ``examples()`` without those that a last batch would leave out without echoing."""
+        """Return ``examples()`` without those that ``drop_last`` drops if nothing is echoed."""
         examples, drops = self.examples(epoch), self.drops_last and not self.may_leave_out
         if self.plans_batches:
             return examples
         return examples - (examples % self.batch_size if drops else 0)
 
     def count(self, epoch: int) -> int:
-        """Return the outputs of an epoch: of all equally many, unless batches are planned.
+        """Return the number of outputs of an epoch; it may vary only if batches are planned.
 
-        Raises TypeError where only the end tells; what a foreign loader raises in ``len()``.
+        Raises TypeError if it is unknown before the end; also errors of a foreign ``len()``.
         """
         if not self.flows:
             return self.count_of_data_epoch(epoch)
@@ -432,42 +432,42 @@ class Chain:
         return self.steps
 
     def count_of_data_epoch(self, epoch: int) -> int:
-        """Return the outputs of a pass over the data; raises as ``count`` does."""
-        return self._count_of_data_epoch(epoch, promised=True)
+        """Return the number of outputs of a data epoch; raises as ``count`` does."""
+        return self._count_of_data_epoch(epoch, trusts_user=True)
 
-    def _count_of_data_epoch(self, epoch: int, *, promised: bool) -> int:
+    def _count_of_data_epoch(self, epoch: int, *, trusts_user: bool) -> int:
         limit = self.data_epoch_steps
         try:
-            count = self._all_steps(epoch, promised=promised)
+            count = self._all_steps(epoch, trusts_user=trusts_user)
         except TypeError:
             if limit is None:
                 raise
             return limit
         return count if limit is None else min(count, limit)
 
-    def count_unechoed(self, epoch: int = 0) -> int:
-        """Return the outputs that a pass over the data would have without echoing.
+    def count_without_echo(self, epoch: int = 0) -> int:
+        """Return the number of outputs that a data epoch would have without echoing.
 
-        ``.steps(n)`` without ``.repeat()``: ``n``. Raises TypeError where only the end tells.
+        ``.steps(n)`` without ``.repeat()``: ``n``. Raises TypeError if it is unknown.
         """
         limit = self.data_epoch_steps
-        return self._all_steps(epoch, echoed=False) if limit is None else limit
+        return self._all_steps(epoch, with_echo=False) if limit is None else limit
 
-    def _all_steps(self, epoch: int, *, echoed: bool = True, promised: bool = True) -> int:
+    def _all_steps(self, epoch: int, *, with_echo: bool = True, trusts_user: bool = True) -> int:
         count, at, cuts = self.examples(epoch), 0, self.cuts(epoch)
         if self.budget != RAISE:
             raise not_known()
-        counts: dict[int, int] = {}  # what goes into each stage
+        counts: dict[int, int] = {}  # the inputs of each stage
         while at < len(self.stages):
             counts[at] = count
             traits = self.stages[at].traits
             try:
                 if cuts is not None and traits.batches:
                     count = cuts.batches
-                elif not traits.selects and (echoed or not traits.repeats):
+                elif not traits.selects and (with_echo or not traits.repeats):
                     count = self.stages[at].count(count)
             except TypeError:
-                own = self._promised(at, counts) if promised else None
+                own = self._count_by_user(at, counts) if trusts_user else None
                 if own is None:
                     raise
                 count, at = own
@@ -475,8 +475,8 @@ class Chain:
                 at += 1
         return count
 
-    def _promised(self, at: int, counts: Mapping[int, int]) -> tuple[int, int] | None:
-        """Return what a user's stage says that it lets through, and the number of the next one."""
+    def _count_by_user(self, at: int, counts: Mapping[int, int]) -> tuple[int, int] | None:
+        """Return the count by a user's stage, and the number of the stage after it; or None."""
         for own, parts in self.applied:
             count = own.count(counts[parts.start]) if at in parts else None
             if count is not None:
@@ -488,31 +488,30 @@ class Chain:
         if not self.source.is_counted:
             return self.data_epoch_steps
         try:
-            return self._count_of_data_epoch(epoch, promised=False)
+            return self._count_of_data_epoch(epoch, trusts_user=False)
         except Exception:  # a foreign loader's may raise anything
             return None
 
     def most_items(self) -> int | None:
-        """Return how many items come out in an epoch at most, None if that is not known."""
+        """Return the most items that come out in an epoch; None if unknown."""
         if not self.source.is_indexed:
             return None
         return self.most_examples() * math.prod(echo.max_factor for echo in self.echoes)
 
     def check_start(self) -> None:
-        """Get ready for an epoch.
+        """Prepare for an epoch: check the number of ranks, and let each stage prepare.
 
-        Raises ValueError or StateError where it cannot run, here and now; warns if
-        nothing is sharded.
+        Raises ValueError or StateError if the epoch cannot run; warns if nothing is sharded.
         """
         self._check_ranks()
         for stage in self.stages:
             stage.begin(self)
 
     def _check_ranks(self) -> None:
-        """Refuse what gives ranks unequal numbers of steps; warn if nothing is sharded."""
+        """Raise ValueError if ranks would take unequal numbers of steps; warn if not sharded."""
         share = self.selection.share
-        if share is not None and share.padded is not None:
-            return  # its stage says what it allows
+        if share is not None and share.padding is not None:
+            return  # the padding's own stage checks it
         if share is not None and share.world > 1 and self.steps is None:
             if self.follows_clock and (share.uneven or process_group() is None):
                 raise ValueError(
@@ -521,8 +520,8 @@ class Chain:
                     "factor"
                 )
             decides = self.plan.has_filter or self.plan.scans or self.plan.packs
-            agreed = self.follows_clock and not decides
-            if not share.uneven and self.may_leave_out and not agreed:
+            ranks_agree = self.follows_clock and not decides
+            if not share.uneven and self.may_leave_out and not ranks_agree:
                 if self.plan.packs:
                     raise ValueError(
                         ".shard() gives every rank equally many steps, but the number of packed "
@@ -544,5 +543,5 @@ class Chain:
                 )
 
     def workers_here(self) -> Workers:
-        """Return who works: what was said, or as many threads as there are usable cores."""
+        """Return the workers: the user's choice, or as many threads as usable cores."""
         return self.workers or Workers(resources.usable_cores(), "thread", grows=True)

@@ -1,7 +1,7 @@
-"""What frameworks ask of a ``DataLoader``, answered by a pipeline; and where it stands.
+"""The attributes of a ``DataLoader`` that frameworks look for, and the position of a pipeline.
 
-Over a loader the answers are the loader's. Else a pipeline shows its next epoch: a dataset of
-outputs, a sampler that counts them, nothing left to collate.
+Over a loader, the attributes are the loader's. Otherwise a pipeline shows its next epoch: a dataset
+of outputs, a sampler that counts them, and a collate function that changes nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class DataLoaderApi:
-    """The side of a pipeline that training frameworks and schedules look at."""
+    """The methods and attributes of a pipeline that training frameworks and schedules use."""
 
     prefetch_factor: None = None
     """As in a ``DataLoader`` without workers: one that is made of these parts has none."""
@@ -212,7 +212,7 @@ class DataLoaderApi:
                 "differ: filters, skip budgets and uneven=True give them unequal parts. Leave "
                 "examples out before sharding, or save each rank's state_dict() yourself"
             )
-        return wrap_state(self._cursor.saved())
+        return wrap_state(self._cursor.save())
 
     def acknowledge(self, batches: int = 1) -> None:
         """Say that training has finished with so many more of the batches of this iteration.

@@ -18,7 +18,7 @@ _LENGTHS = {"CosineAnnealingLR": "T_max", "OneCycleLR": "total_steps"}
 
 
 def length_of(scheduler: Any) -> int | None:
-    """Return the steps behind which a scheduler goes wrong; None if there is no such end."""
+    """Return the steps after which a scheduler goes wrong; None if there is no such end."""
     length: int | None = getattr(scheduler, _LENGTHS.get(type(scheduler).__name__, ""), None)
     return length
 
@@ -27,21 +27,21 @@ def warn_of_overshooting(chain: Chain, steps: int, epoch_steps: int) -> None:
     """Look for such a scheduler of torch among all objects: tens of milliseconds.
 
     Args:
-        chain: what was iterated over.
-        steps: how many outputs were handed out so far, in whole epochs.
-        epoch_steps: how many the last epoch had.
+        chain: the chain that was iterated over.
+        steps: the outputs handed out so far, in whole epochs.
+        epoch_steps: the outputs of the last epoch.
     """
     module: Any = sys.modules.get("torch.optim.lr_scheduler")
     if module is None or chain.steps is not None:
         return
     try:
-        unechoed = chain.count_unechoed()
+        without_echo = chain.count_without_echo()
     except Exception:  # a foreign loader's len() may raise anything
         return
-    if epoch_steps <= unechoed + 1:  # one that is stepped for fresh batches has taken as many
+    if epoch_steps <= without_echo + 1:  # as if stepped for fresh batches
         return
     planned = chain.sure_count(0)  # of a fixed factor: a schedule may well count these
-    # Torch keeps no list of schedulers, so the collector's is gone through, once.
+    # Torch keeps no list of schedulers, so this looks through the garbage collector's objects once.
     for found in gc.get_objects():
         if not issubclass(type(found), module.LRScheduler):
             continue
@@ -49,12 +49,12 @@ def warn_of_overshooting(chain: Chain, steps: int, epoch_steps: int) -> None:
         length, taken = length_of(found), found.last_epoch
         if not length or abs(taken - steps) > 1 or (planned and length % planned == 0):
             continue
-        epochs = length // unechoed
-        if length % unechoed == 0 and epochs > 1:
+        epochs = length // without_echo
+        if length % without_echo == 0 and epochs > 1:
             warn(
-                f"{name} was made for {length:,} steps, {epochs} epochs of {unechoed:,} batches, "
-                f"but it is stepped with each of the {epoch_steps:,} of an epoch that echoes: it "
-                f"comes to its end after {length / epoch_steps:.1f} epochs. "
+                f"{name} was made for {length:,} steps, {epochs} epochs of {without_echo:,} "
+                f"batches, but it is stepped with each of the {epoch_steps:,} of an epoch that "
+                f"echoes: it comes to its end after {length / epoch_steps:.1f} epochs. "
                 "stoker.lr_schedule(scheduler, train) has it follow fresh data"
             )
             return

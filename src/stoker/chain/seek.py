@@ -1,7 +1,7 @@
-"""Where an epoch is, by arithmetic: behind its first outputs, and where other ranks take it over.
+"""Positions in an epoch by arithmetic: after a number of outputs, and where other ranks take over.
 
-A state is of so many ranks with batches of one size. Others that load it begin a new leg of the
-epoch (``schedule.leg``): a row of what is left of it.
+A state belongs to a number of ranks and a batch size. If another number of ranks loads it, or the
+batch size differs, a new leg of the epoch begins (``schedule.leg``): a row of the unread examples.
 """
 
 from __future__ import annotations
@@ -35,19 +35,18 @@ _log = logging.getLogger("stoker")
 
 
 def can_jump(chain: Chain) -> bool:
-    """Return whether arithmetic alone tells what stands behind the first outputs of an epoch.
+    """True if arithmetic alone finds the position after a number of outputs.
 
-    Not over streams and loaders, not where examples may be left out, and not behind a pool.
+    That excludes streams and loaders, dropped examples, and pools.
     """
     if chain.sorts_examples and chain.selection.calls_user:
         return False
     return chain.source.is_indexed and not chain.may_leave_out and not chain.echoes
 
 
-def nearest(chain: Chain, epoch: int, number: int) -> tuple[Position | None, int]:
-    """Return a position in an epoch at an output, or as near before it as it can be told.
-
-    Also how many outputs come before it from there: those of which only what came before can tell.
+def seek(chain: Chain, epoch: int, number: int) -> tuple[Position | None, int]:
+    """Return the position at an output, and 0; or the nearest computable position before it, and
+    the number of outputs from there to the output.
     """
     if not number or not can_jump(chain):
         return None, number
@@ -57,15 +56,15 @@ def nearest(chain: Chain, epoch: int, number: int) -> tuple[Position | None, int
     return Position(number, examples, examples), 0
 
 
-def passed(chain: Chain, epoch: int, outputs: int) -> tuple[int, int, Clock]:
-    """Return how many whole epochs so many outputs are, and how many are left behind these.
+def skip_epochs(chain: Chain, epoch: int, outputs: int) -> tuple[int, int, Clock]:
+    """Return how many whole epochs ``outputs`` span, how many outputs are left, and the clock.
 
-    From the beginning of an epoch on, where outputs can be jumped over. Also what all ranks have
-    handed out in those epochs.
+    Counts from the beginning of ``epoch``; the clock is that of the whole epochs, over all ranks.
+    Needs ``can_jump``.
     """
     epochs, before = 0, Clock()
     while outputs >= (count := chain.count_of_data_epoch(epoch + epochs)):
-        whole, _ = nearest(chain, epoch + epochs, count)
+        whole, _ = seek(chain, epoch + epochs, count)
         assert whole is not None
         # Epochs whose batches are not planned are all alike.
         alike = 1 if chain.plans_batches else outputs // count
@@ -75,13 +74,12 @@ def passed(chain: Chain, epoch: int, outputs: int) -> tuple[int, int, Clock]:
     return epochs, outputs, before
 
 
-def behind_pool(
+def seek_behind_pool(
     chain: Chain, epoch: int, number: int, sizes: Mapping[int, PoolSize]
 ) -> Position | None:
-    """Return the position at an output behind one pool of a fixed factor, its draws repeated.
+    """Return the position at an output behind a single pool of a fixed factor, by its draws.
 
-    None where there is another pool, where it is not the pool alone that decides, and where its
-    size is not known yet.
+    None with another pool, with dropped examples, or while the pool's size is unknown.
     """
     if not chain.source.is_indexed or chain.may_leave_out or len(chain.echoes) != 1:
         return None
@@ -89,10 +87,10 @@ def behind_pool(
         return None
     (point,) = chain.plan.echoes
     echo = point.echo
-    known = sizes.get(echo.position)
-    if known is None and echo.pool is not None and not point.on_device:
-        known = PoolSize(echo.pool)
-    if echo.counts is None or known is None:
+    pool_size = sizes.get(echo.position)
+    if pool_size is None and echo.pool is not None and not point.on_device:
+        pool_size = PoolSize(echo.pool)
+    if echo.counts is None or pool_size is None:
         return None
     items = chain.examples()
     for stage in chain.stages[: chain.stages.index(echo)]:
@@ -100,7 +98,7 @@ def behind_pool(
     each = chain.batch_size if point.holds_batches else 1
     lacking = max(0, items * each - chain.examples())  # in the last item
     key = rng.key(chain.seed, epoch, rng.ECHO + echo.position)
-    pool = Pool(echo.counts, known.size, point.group, key, items)
+    pool = Pool(echo.counts, pool_size.size, point.group, key, items)
     number = min(number, chain.count_of_data_epoch(epoch))
     while pool.step < number:
         pool.skip(min(number - pool.step, snapshot_steps(pool.size, pool.group)))
@@ -115,13 +113,13 @@ def behind_pool(
 
 
 def take_over(states: Sequence[Loaded], chain: Chain) -> Loaded:
-    """Return the state with which a chain goes on: of its own rank, or a new leg of the epoch.
+    """Return the state that a chain goes on with: its own rank's, or the start of a new leg.
 
     Args:
-        states: those of all ranks, or one of them.
-        chain: of the rank that loads them.
+        states: the states of all ranks, or one of them.
+        chain: the chain of the rank that loads them.
 
-    Raises StateError where that one does not tell enough, or other ranks cannot go on.
+    Raises StateError if one state is not enough, or if other ranks cannot go on with the epoch.
     """
     ranks = _by_rank(states) if len(states) > 1 else None
     first, (rank, world) = states[0], chain.rank_world
@@ -143,7 +141,7 @@ def take_over(states: Sequence[Loaded], chain: Chain) -> Loaded:
                 "what ranks have read differs here, so the states of all are needed, in a list: "
                 "load_state_dict([state of rank 0, ...])"
             )
-        position, sizes, lost = _begin_leg(ranks or [first] * by.rank_world[1], chain)
+        position, sizes, lost_uses = _begin_leg(ranks or [first] * by.rank_world[1], chain)
     except StateError as why:
         raise StateError(
             "the state is in the middle of an epoch, which cannot go on with "
@@ -151,12 +149,12 @@ def take_over(states: Sequence[Loaded], chain: Chain) -> Loaded:
             "that between epochs"
         ) from None
     if not rank:
-        _log.warning("%s", _describe(first, position, chain, lost))
+        _log.warning("%s", _describe(first, position, chain, lost_uses))
     return replace(first, position=position, sizes=sizes)
 
 
 def _by_rank(states: Sequence[Loaded]) -> list[Loaded]:
-    """Return the states of all ranks in the order of these; raises StateError for others."""
+    """Return the states by rank. Raises StateError unless there is one of each rank."""
     first = states[0]
     world = first.by.rank_world[1]
     ranks = [at if each.rank is None else each.rank for at, each in enumerate(states)]
@@ -179,7 +177,7 @@ def _place_of(loaded: Loaded) -> tuple[int, int, int]:
 
 
 def _check_leg(by: Chain) -> None:
-    """Raise StateError for what other ranks, or other batches, cannot go on with in mid-epoch."""
+    """Raise StateError if other ranks, or other batches, cannot go on in the middle of an epoch."""
     share, selection = by.selection.share, by.selection
     by.source.check_leg(selection)
     if by.sorts_examples:
@@ -220,8 +218,8 @@ def _check_leg(by: Chain) -> None:
         )
 
 
-class _Left(NamedTuple):
-    """What a rank had read of its rows: up to ``rows``; of these a pool holds some."""
+class _RankProgress(NamedTuple):
+    """The rows that a rank had read, and the items of them that its pool holds."""
 
     rows: int
     ordinals: NDArray[np.int64]
@@ -230,33 +228,32 @@ class _Left(NamedTuple):
 
 
 def _begin_leg(ranks: Sequence[Loaded], chain: Chain) -> tuple[Position, dict[int, PoolSize], int]:
-    """Return where other ranks begin their leg, the sizes of their pools, and how many uses of
-    items of the pools are lost.
+    """Return the first position of a new leg, the pool sizes, and the number of lost uses.
 
     Args:
-        ranks: the states of all ranks that leave the epoch; for each the same, if they are alike.
-        chain: of a rank that goes on with it.
+        ranks: the states of all ranks that leave the epoch; equal ranks share one.
+        chain: the chain of a rank that goes on with the epoch.
     """
     first, world = ranks[0], len(ranks)
     at, by = first.position, first.by
     assert at is not None
     was, positions = at.leg, [each.position or Position() for each in ranks]
     are_alike = first.rank is None
-    each = _left_by_alike(first) if are_alike else [_left_by(loaded) for loaded in ranks]
+    each = _progress_of_alike(first) if are_alike else [_progress_of(loaded) for loaded in ranks]
     rest = _whole(by) if was is None else was.rest
     ranges, behind, places = _unread(ranks, each, rest)
     remaining = np.concatenate([left.remaining for left in each])
     spent = np.concatenate([left.spent for left in each])
     is_used = spent > 0  # other items come as what was not read does
     new_world = chain.rank_world[1]
-    returned = np.sort(np.concatenate([behind, places[~is_used]]))
+    unused = np.sort(np.concatenate([behind, places[~is_used]]))
     rest = Remainder(sorted(ranges))
     if by.source.has_own_order:
-        rest, returned = _in_turns(first, rest, returned, new_world)
+        rest, unused = _in_turns(first, rest, unused, new_world)
     else:
-        ranges += [(place, place + 1) for place in returned.tolist()]
-        rest, returned = Remainder(sorted(ranges)), returned[:0]
-    held, lost = deal_held(places[is_used], remaining[is_used], spent[is_used], new_world)
+        ranges += [(place, place + 1) for place in unused.tolist()]
+        rest, unused = Remainder(sorted(ranges)), unused[:0]
+    held, lost_uses = deal_held(places[is_used], remaining[is_used], spent[is_used], new_world)
     before = Clock(
         sum(position.fresh for position in positions) - new_world * held.each,
         sum(position.uses for position in positions),
@@ -268,11 +265,11 @@ def _begin_leg(ranks: Sequence[Loaded], chain: Chain) -> tuple[Position, dict[in
         before if was is None else was.before + before,
         world * at.yielded + (0 if was is None else was.batches),
         held if by.has_fixed_echo else None,
-        returned,
+        unused,
         new_world,
     )
     if not by.has_fixed_echo:
-        return Position(order=at.order, leg=leg), {}, lost
+        return Position(order=at.order, leg=leg), {}, lost_uses
     begins = Snapshot(
         0,
         held.each,
@@ -281,26 +278,28 @@ def _begin_leg(ranks: Sequence[Loaded], chain: Chain) -> tuple[Position, dict[in
         np.zeros(held.each, bool),
     )
     sizes = {echo.position: _pool_size(echo, first, chain.batch_size) for echo in by.echoes}
-    begun = Position(fresh=held.each, parts=[PoolStart(begins)], order=at.order, leg=leg)
-    return begun, sizes, lost
+    start = Position(fresh=held.each, parts=[PoolStart(begins)], order=at.order, leg=leg)
+    return start, sizes, lost_uses
 
 
 def _in_turns(
-    loaded: Loaded, rest: Remainder, returned: NDArray[np.int64], world: int
+    loaded: Loaded, rest: Remainder, unused: NDArray[np.int64], world: int
 ) -> tuple[Remainder, NDArray[np.int64]]:
-    """Return places that ranks can take in turns, and what is left of the row: of that come as many
-    as are lacking; if it has not as many, the last places are too few for all ranks."""
-    by, lacking = loaded.by, -len(returned) % world
+    """Move places from the row until their number is a multiple of ``world``; return both.
+
+    If the row has too few, surplus places are dropped.
+    """
+    by, lacking = loaded.by, -len(unused) % world
     indexed = by.plan.indexed
     assert indexed is not None
     if lacking > len(rest):
-        return Remainder([]), returned[: len(returned) // world * world]
+        return Remainder([]), unused[: len(unused) // world * world]
     more = [
         as_array(indexed.places_of(range(*each), by.selection, loaded.epoch))
         for each in rest.cut(0, lacking)
     ]
     left = Remainder(rest.cut(lacking, len(rest)))
-    return left, np.sort(np.concatenate([returned, *more]))
+    return left, np.sort(np.concatenate([unused, *more]))
 
 
 def _whole(by: Chain) -> Remainder:
@@ -310,7 +309,7 @@ def _whole(by: Chain) -> Remainder:
 
 
 def _pool_size(echo: Echo, loaded: Loaded, group: int) -> PoolSize:
-    """Return the size of a pool, which the run that left the epoch chose, as far as it fits."""
+    """Return the size that the earlier run chose for a pool, at most the size allowed here."""
     if echo.pool is not None:
         return PoolSize(echo.pool)
     size = max(group, loaded.sizes[echo.position].size)
@@ -318,51 +317,50 @@ def _pool_size(echo: Echo, loaded: Loaded, group: int) -> PoolSize:
     return PoolSize(min(size, most))
 
 
-def _left_by_alike(loaded: Loaded) -> list[_Left]:
-    """Return what each of several ranks had read, whose states are the same.
+def _progress_of_alike(loaded: Loaded) -> list[_RankProgress]:
+    """Return the progress of each of several ranks with equal states.
 
-    What pools held when their own leg began had other uses before, on each rank its own.
+    Items that pools held when their leg began had earlier uses, which differ between ranks.
     """
-    left, leg = _left_by(loaded), loaded.position and loaded.position.leg
+    left, leg = _progress_of(loaded), loaded.position and loaded.position.leg
     rank, world = loaded.by.rank_world
     if not leg or leg.held is None:
         return [left] * world
     is_held = left.ordinals < leg.held_each
     at = left.ordinals[is_held]
-    of_rank, found = leg.held.of_rank(rank).spent[at], list[_Left]()
+    of_rank, of_ranks = leg.held.of_rank(rank).spent[at], list[_RankProgress]()
     for each in range(world):
         spent = left.spent.copy()
         spent[is_held] += leg.held.of_rank(each).spent[at] - of_rank
-        found.append(left._replace(spent=spent))
-    return found
+        of_ranks.append(left._replace(spent=spent))
+    return of_ranks
 
 
-def _left_by(loaded: Loaded) -> _Left:
-    """Return what a rank had read when it left the epoch."""
+def _progress_of(loaded: Loaded) -> _RankProgress:
+    """Return the progress of a rank when it left the epoch."""
     position, none = loaded.position or Position(), np.empty(0, np.int64)
     by = loaded.by.on_leg(position.leg)
     node = position.parts[0] if position.parts else None
     if isinstance(node, FilterRecord):
-        return _Left(node.number, none, none, none)
+        return _RankProgress(node.number, none, none, none)
     if not isinstance(node, PoolStart) or not by.has_fixed_echo:
-        # (What enters a pool that follows the stall is used at once; the rest of it are copies.)
-        return _Left(position.fresh, none, none, none)
+        # (Items that enter an adaptive pool are used at once; the pool only has further copies.)
+        return _RankProgress(position.fresh, none, none, none)
     (point,) = by.plan.echoes
-    echo, taken = point.echo, position.yielded * by.batch_size
+    echo, uses_drawn = point.echo, position.yielded * by.batch_size
     assert echo.counts is not None
     key = pool_key(loaded.seed, loaded.epoch, echo, position.leg)
     size = loaded.sizes[echo.position].size
     pool = Pool(echo.counts, size, point.group, key, by.examples())
     pool.restore(node.snapshot)
-    pool.skip(-(-taken // point.group) - pool.step)
-    return _Left(pool.admitted, *pool.left())
+    pool.skip(-(-uses_drawn // point.group) - pool.step)
+    return _RankProgress(pool.admitted, *pool.left())
 
 
 def _unread(
-    ranks: Sequence[Loaded], each: Sequence[_Left], rest: Remainder
+    ranks: Sequence[Loaded], each: Sequence[_RankProgress], rest: Remainder
 ) -> tuple[list[tuple[int, int]], NDArray[np.int64], NDArray[np.int64]]:
-    """Return what no rank had read of a row, the places before it that a rank had not read, and the
-    places of what their pools hold."""
+    """Return the unread ranges of a row, unread places before them, and the places in pools."""
     first, size, world = ranks[0], len(rest), len(ranks)
     by, selection = first.by, first.by.selection
     position = first.position or Position()
@@ -397,24 +395,24 @@ def _unread(
     return ranges, np.concatenate(unread), np.concatenate([np.empty(0, np.int64), *places])
 
 
-def _describe(loaded: Loaded, position: Position, chain: Chain, lost: int) -> str:
-    """Say where other ranks go on."""
+def _describe(loaded: Loaded, position: Position, chain: Chain, lost_uses: int) -> str:
+    """Describe for the log where other ranks go on."""
     by, leg = loaded.by, position.leg
     indexed = by.plan.indexed
     assert indexed is not None
     assert leg is not None
     places = indexed.places(by.on_leg(leg).selection)
-    echoed = f"; {lost:,} copies lost" if by.has_fixed_echo else ""
+    lost_copies = f"; {lost_uses:,} copies lost" if by.has_fixed_echo else ""
     return (
         f"goes on in epoch {loaded.epoch} at example {places - len(leg.rest):,} of {places:,} with "
-        f"{_describe_change(by, chain)}{echoed}"
+        f"{_describe_change(by, chain)}{lost_copies}"
     )
 
 
 def _describe_change(by: Chain, chain: Chain) -> str:
-    """Say what is other than it was."""
+    """Describe the change of ranks and batch size."""
     (_, was), (_, now) = by.rank_world, chain.rank_world
-    said = [] if now == was else [f"{now} rank{'s' * (now > 1)} instead of {was}"]
+    changes = [] if now == was else [f"{now} rank{'s' * (now > 1)} instead of {was}"]
     if chain.batch_size != by.batch_size:
-        said.append(f"batches of {chain.batch_size} instead of {by.batch_size}")
-    return " and ".join(said)
+        changes.append(f"batches of {chain.batch_size} instead of {by.batch_size}")
+    return " and ".join(changes)

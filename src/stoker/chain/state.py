@@ -1,13 +1,11 @@
-"""Saved states: exact at the last yielded batch, small, and checked field by field against the
-pipeline that loads them.
+"""Writes and reads saved states: exact at the last yielded batch, small, checked field by field.
 
-A state is JSON, with the signature of its chain and a checksum. The checksum says that nothing was
-damaged, not that anything is right: ``StateSchema`` checks that.
+A state is JSON, with the signature of its chain and a checksum. The checksum finds damage; whether
+the values are possible is checked by ``StateSchema``.
 
-What no run of that pipeline could have saved is refused before anything is made of it, so that
-nothing that a state says takes more memory, or more time, than the pipeline itself. What the parts
-of a plan keep is written and read in the files of their streams. What only the replay of pools can
-tell is refused there.
+Values that no run of the pipeline could have saved are refused before anything is made of them, so
+that a state never takes more memory or time than the pipeline itself. The files of streams write
+and read their nodes. Errors that only the replay of a pool can find are raised by the replay.
 """
 
 from __future__ import annotations
@@ -50,12 +48,12 @@ _DIGEST_DIGITS = 8
 
 @dataclass(frozen=True)
 class Loaded:
-    """What a state says.
+    """The values of a state.
 
     Attributes:
-        by: the chain as the rank had it that saved the state: the one that loads it, or one among
-            other ranks, or with batches of another size.
-        rank: which one that was, where ranks' states differ.
+        by: the chain of the rank that saved the state; it may have another rank, number of ranks,
+            or batch size than the chain that loads it.
+        rank: that rank, if ranks' states differ; else None.
     """
 
     by: Chain
@@ -68,7 +66,7 @@ class Loaded:
     handed_out: int | None
 
 
-def saved(
+def write(
     chain: Chain,
     epoch: int,
     position: Position,
@@ -76,9 +74,9 @@ def saved(
     before: Clock,
     handed_out: int | None = None,
 ) -> dict[str, Any]:
-    """Write a state; everything in it goes into JSON.
+    """Return a state, ready for JSON except for a loader's own state.
 
-    ``handed_out``: outputs in all epochs, where passes over the data flow on beneath them.
+    ``handed_out``: the outputs of all step epochs, with ``.repeat()``; else None.
     """
     state: dict[str, Any] = {
         "format": FORMAT,
@@ -161,7 +159,7 @@ def read(state: Any, chain: Chain, *, elastic: bool = True) -> Loaded:
 
 
 def _saved_by(state: dict[str, Any], chain: Chain, *, elastic: bool) -> Chain:
-    """Return the chain as the rank had it that saved a state."""
+    """Return the chain of the rank that saved a state."""
     world, batch = check_integer(state["world"], 1), check_integer(state["batch"], 1)
     rank = chain.rank_world[0] if world == chain.rank_world[1] else 0
     rank = check_integer(state.get("rank", rank), 0, world - 1)
@@ -172,7 +170,7 @@ def _saved_by(state: dict[str, Any], chain: Chain, *, elastic: bool) -> Chain:
             by = chain.of_ranks(rank, world, batch)
     theirs = by.signature()
     if lines != theirs:
-        # What only ranks and the batch size say otherwise is no difference.
+        # A signature that differs only in ranks and batch size is no difference.
         changed = {theirs[at]: line for at, line in enumerate(mine)} if by is not chain else {}
         raise StateError(
             "the state belongs to another pipeline: "
@@ -184,7 +182,7 @@ def _saved_by(state: dict[str, Any], chain: Chain, *, elastic: bool) -> Chain:
 
 
 def _schema(state: dict[str, Any], by: Chain, *, is_own: bool) -> StateSchema:
-    """Return what a state is to fit, of the chain that saved it."""
+    """Return the schema of a state, from the chain that saved it."""
     if "leg" in state:
         indexed = by.plan.indexed
         if indexed is None:
@@ -217,15 +215,15 @@ def _minor(version: str) -> list[str]:
 
 @dataclass(frozen=True)
 class StateSchema:
-    """What a state is to fit.
+    """The schema that a state must fit.
 
     Attributes:
-        plan: of the pipeline.
-        examples: how many an epoch has (this rank's), None over what can only be iterated.
-        accounts: the largest number of a skip budget.
-        steps: with how many outputs an epoch ends, if that was said.
-        is_own: whether it was saved among as many ranks, with batches of the same size.
-        leg: what was left of the epoch when other ranks took it over, if they did.
+        plan: the pipeline's plan.
+        examples: this rank's examples in an epoch; None over streams and loaders.
+        accounts: the largest account number of a skip budget.
+        steps: the most outputs of an epoch, from ``.steps(n)``; else None.
+        is_own: whether the state was saved with the same number of ranks and batch size.
+        leg: the leg of the epoch, if other ranks took it over; else None.
     """
 
     plan: Plan
@@ -239,14 +237,14 @@ class StateSchema:
 def pool_sizes(sizes: Any, plan: Plan) -> dict[int, PoolSize]:
     """Read the sizes of pools.
 
-    Raises KeyError, ValueError or TypeError where there are no such pools.
+    Raises KeyError, ValueError or TypeError if the pipeline has no such pools.
     """
     points = {point.echo.position: point for point in plan.echoes}
     found = {}
     for at, size in sizes.items():
         echo, group = points[int(at)].echo, points[int(at)].group
         least, most = group, DEFAULT_POOL_BATCHES * group
-        if echo.is_adaptive:  # another pool= makes no other pipeline
+        if echo.is_adaptive:  # pool= may differ from the saved run's
             least, most = 1, compact_integers.LARGEST
         elif echo.pool is not None:
             least = most = echo.pool
@@ -259,9 +257,9 @@ def pool_sizes(sizes: Any, plan: Plan) -> dict[int, PoolSize]:
 def position(
     state: dict[str, Any], fit: StateSchema, sizes: dict[int, PoolSize]
 ) -> Position | None:
-    """Read where in its epoch a pipeline is; None at the beginning.
+    """Read the position in an epoch; None at the beginning.
 
-    Raises StateError, KeyError, ValueError or TypeError where the pipeline cannot be.
+    Raises StateError, KeyError, ValueError or TypeError for an impossible position.
     """
     yielded, nested = check_integer(state["yielded"]), "loader" in state
     owners = _owners(state, fit)
@@ -377,7 +375,7 @@ def _check_iterated(plan: Plan, yielded: int, nested: bool) -> None:
 
 
 def _parts(saved: list[Any], plan: Plan, bounds: Bounds) -> list[Node | None]:
-    """Read what each part of a plan has kept; the file of its stream knows how."""
+    """Read the node of each part of a plan, by the class in the file of its stream."""
     nodes, found = iter(_in_place(saved, plan)), list[Node | None]()
     for part in plan.parts:
         match part:
@@ -392,7 +390,7 @@ def _parts(saved: list[Any], plan: Plan, bounds: Bounds) -> list[Node | None]:
                 found.append(ScanStart.from_json(part.scan, next(nodes), bounds))
             case EchoPoint():
                 found.append(PoolStart.from_json(part, next(nodes), bounds))
-            case DevicePoint():  # nothing changes on the way
+            case DevicePoint():  # keeps the number of items
                 pass
             case _:
                 assert_never(part)
@@ -400,8 +398,10 @@ def _parts(saved: list[Any], plan: Plan, bounds: Bounds) -> list[Node | None]:
 
 
 def _in_place(nodes: list[Any], plan: Plan) -> list[Any]:
-    """Return the nodes of a plan's parts; None for filters that stand there for a budget alone,
-    which was not there when the state was saved."""
+    """Return a node for each part with a kind.
+
+    None for a filter point that is there for a skip budget alone, if the saved run had no budget.
+    """
     kinds, filters = [node["kind"] for node in nodes], FilterPoint.kind
     if kinds == list(plan.kinds):
         return nodes

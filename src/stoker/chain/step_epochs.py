@@ -1,10 +1,10 @@
-"""Epochs of a set number of outputs, under which the data's own epochs flow on: ``.repeat()``.
+"""Epochs of a fixed number of outputs, independent of the data's own epochs: ``.repeat()``.
 
-Here an epoch of steps is called a step epoch, and one of the data a data epoch. Each data epoch is
-a run of its own, with its own order. If a step epoch ends in the middle of one, that goes on in the
-next step epoch: its run rests meanwhile, with what it has prepared. A step epoch that is left early
-ends the run. The next one goes on behind the last output, or with a new data epoch if that output's
-place cannot be reached again.
+Here an epoch of ``.steps(n)`` is a step epoch, and a pass over the data is a data epoch. Each data
+epoch is a run of its own, with its own order. If a step epoch ends in the middle of a data epoch,
+the run rests, with its prepared outputs, and goes on in the next step epoch. Leaving a step epoch
+early ends the run. The next step epoch then goes on after the last output, or with a new data epoch
+if that position cannot be reached again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from stoker.chain import state
 from stoker.chain.chain import Chain
 from stoker.chain.cursor import Cursor
 from stoker.chain.iterator import PipelineIterator, T, warn_of_second_iterator
-from stoker.chain.seek import can_jump, nearest, passed
+from stoker.chain.seek import can_jump, seek, skip_epochs
 from stoker.engine.checkpoint import Position
 from stoker.engine.run import Run
 from stoker.errors import StateError, StokerError
@@ -29,20 +29,20 @@ from stoker.stats import Clock, Stats
 
 
 class StepEpochs(Cursor):
-    """A cursor over step epochs of ``chain.steps`` outputs; None: one without an end.
+    """A cursor over step epochs of ``chain.steps`` outputs; None: a single one without an end.
 
     Its epoch, position and clock are those of the data. ``handed_out`` counts outputs in step
-    epochs: one that was left early counts as whole once the next begins.
+    epochs: a step epoch that was left early counts as whole once the next begins.
     """
 
     def __init__(self, chain: Chain) -> None:
         super().__init__(chain)
         self.handed_out = 0
-        self._goes_on = False  # whether the next step epoch is the rest of one
-        self._why = ""  # the last data epoch had no batch
-        self._number = 0  # of the step epoch at hand, or the last one
-        self._ended_stats: Stats | None = None  # of the data epochs that it has behind it
-        # Of the data epoch at hand, what belongs to an earlier step epoch.
+        self._goes_on = False  # whether the next step epoch is the rest of a resumed one
+        self._why = ""  # why the last data epoch was empty
+        self._number = 0  # the current step epoch, or the last one
+        self._ended_stats: Stats | None = None  # statistics of its finished data epochs
+        # The part of the current data epoch that belongs to an earlier step epoch.
         self._earlier_stats: Stats | None = None
         self._data_epoch: PipelineIterator[Any] | None = None  # it rests between step epochs
         self._step_epoch: weakref.ref[StepEpochIterator[Any]] | None = None
@@ -50,12 +50,12 @@ class StepEpochs(Cursor):
     # -- step epochs
 
     def _live_step_epoch(self) -> StepEpochIterator[Any] | None:
-        """Return the iterator over the step epoch at hand, if it has not ended."""
+        """Return the live iterator over the current step epoch, or None."""
         live = None if self._step_epoch is None else self._step_epoch()
         return None if live is None or live.is_closed else live
 
     def begin(self) -> PipelineIterator[Any]:
-        """Start the next step epoch, or go on in one that was loaded; closes a live iterator."""
+        """Start the next step epoch, or go on in a loaded one; closes a live iterator."""
         live, loop = self._live_step_epoch(), calling_loop()
         if live is not None:
             if not live.is_last and not loop.reads_ahead:  # as in Cursor
@@ -63,7 +63,7 @@ class StepEpochs(Cursor):
             live.close()
         if self._run is not None and self._run.is_inherited:
             self._data_epoch = None
-        self._heed(loop)
+        self._follow(loop)
         skip, self._skip = self._skip, 0
         if not self._goes_on:
             self.handed_out = self.next_step_epoch * (self.chain.steps or 0)
@@ -89,23 +89,23 @@ class StepEpochs(Cursor):
 
     @property
     def next_step_epoch(self) -> int:
-        """The number of the step epoch that ``begin`` begins, or goes on with."""
+        """The number of the step epoch that ``begin`` starts or continues."""
         steps = self.chain.steps
         if steps is None:
             return 0
         return self.handed_out // steps if self._goes_on else -(-self.handed_out // steps)
 
     def _outputs_in_step_epoch(self) -> int:
-        """Return behind which output of its step epoch the next ``iter()`` goes on."""
+        """Return the outputs of its step epoch before the next ``iter()``."""
         steps = self.chain.steps
         return self.handed_out % steps if steps is not None else self.handed_out
 
     def next(self) -> Any:
-        """Return the next output, of the data epoch at hand or of the one behind it.
+        """Return the next output, of the current data epoch or of the next one.
 
-        Raises StokerError where the data has nothing.
+        Raises StokerError if the data is empty.
         """
-        for _ in range(3):  # the first may have been at its end, and the second is left early
+        for _ in range(3):  # the first may be at its end, and the second may be left early
             if self._data_epoch is None:
                 self._data_epoch = self._begin_data_epoch()
             try:
@@ -127,7 +127,7 @@ class StepEpochs(Cursor):
         )
 
     def leave(self) -> None:
-        """End the data epoch at hand; the next step epoch goes on behind it, if it can."""
+        """End the current data epoch; the next step epoch goes on there, if it can."""
         ended, self._data_epoch = self._data_epoch, None
         if ended is None:
             return
@@ -141,25 +141,25 @@ class StepEpochs(Cursor):
         self._fresh_start = True
 
     def rest(self) -> None:
-        """Stop the clock of the data epoch at hand: it goes on in the next step epoch."""
+        """Stop the clock of the current data epoch, which goes on in the next step epoch."""
         run = self._live_run()
         if run is not None:
             run.rest()
 
     def _begin_data_epoch(self) -> PipelineIterator[Any]:
-        passed = self._step_epoch_stats(is_whole=True)
+        skip_epochs = self._step_epoch_stats(is_whole=True)
         iterator = super()._begin_data_epoch()
         before = self._data_epoch_stats()
         if before is not None:
-            # Its places may be from before a resume, but its time is this step epoch's.
+            # Its outputs may be from before a resume, but its time is this step epoch's.
             before = replace(before, elapsed_s=0.0, consumer_wait_s=0.0)
-        self._ended_stats, self._earlier_stats = passed, before
+        self._ended_stats, self._earlier_stats = skip_epochs, before
         return iterator
 
     # -- statistics
 
     def stats(self) -> Stats:
-        """Return statistics of the step epoch at hand, or else of the last one."""
+        """Return the statistics of the current step epoch, or else of the last one."""
         of_data_epoch, of_step_epoch = super().stats(), self._step_epoch_stats()
         if of_step_epoch is None:
             return replace(of_data_epoch, epoch=self.next_step_epoch)
@@ -171,7 +171,7 @@ class StepEpochs(Cursor):
         return super().stats()
 
     def _step_epoch_stats(self, *, is_whole: bool = False) -> Stats | None:
-        """Return what data epochs brought to it; ``is_whole`` if the one at hand is over."""
+        """Return the sum over its data epochs; ``is_whole``: the current data epoch is over."""
         of_data_epoch, before = self._data_epoch_stats(), self._earlier_stats
         if of_data_epoch is None:
             return self._ended_stats
@@ -181,7 +181,7 @@ class StepEpochs(Cursor):
         return of_data_epoch if self._ended_stats is None else self._ended_stats + of_data_epoch
 
     def _iterate(self, run: Run) -> PipelineIterator[Any]:
-        """Hold this only weakly: else a data epoch that rests would keep it alive, and itself."""
+        """Refer to this weakly: a resting data epoch would keep it, and itself, alive."""
         cursor = weakref.ref(self)
         run.flows = True
 
@@ -190,16 +190,16 @@ class StepEpochs(Cursor):
             if owner is None:
                 run.close()
             else:
-                owner._ended(run)
+                owner._end(run)
 
         return PipelineIterator(run, ended)
 
     # -- going elsewhere
 
     def set_epoch(self, epoch: Any) -> None:
-        """Make a step epoch the next one.
+        """Set the next step epoch.
 
-        Raises ValueError for what is no number, and for one that only its state leads to.
+        Raises ValueError for a wrong argument, and for a step epoch that only its state leads to.
         """
         if not is_whole_number(epoch) or epoch < 0:
             raise ValueError(f"an epoch is a whole number from 0, not {epoch!r}")
@@ -223,9 +223,9 @@ class StepEpochs(Cursor):
         self._goes_on = False
 
     def _advance(self, outputs: int) -> int:
-        """Go on by so many outputs of a step epoch, of which those behind a resume were handed out.
+        """Move the position forward by ``outputs`` outputs of step epochs.
 
-        Returns how many of them have to be made to know what follows.
+        Returns how many of them must be made and dropped, because arithmetic cannot skip them.
         """
         steps, chain = self.chain.steps, self.chain
         done = self.handed_out % steps if steps and self._goes_on else 0
@@ -245,8 +245,8 @@ class StepEpochs(Cursor):
         epoch, position, before = self.where()
         if position.leg is not None:
             return ahead
-        whole_epochs, rest, passed_by = passed(chain, epoch, position.yielded + ahead)
-        self.go_to(epoch + whole_epochs, nearest(chain, epoch + whole_epochs, rest)[0])
+        whole_epochs, rest, passed_by = skip_epochs(chain, epoch, position.yielded + ahead)
+        self.go_to(epoch + whole_epochs, seek(chain, epoch + whole_epochs, rest)[0])
         self.before = before + passed_by
         self.handed_out += ahead
         self._goes_on = True
@@ -262,11 +262,11 @@ class StepEpochs(Cursor):
     # -- states
 
     def where(self) -> tuple[int, Position, Clock]:
-        """Return where the last output stands, as ``Cursor`` does.
+        """Return the current position, as ``Cursor`` does.
 
-        At the end of a step epoch in the middle of a data epoch that cannot be made again it is the
-        beginning of the next data epoch, with a warning: those who save behind every epoch would
-        not come further.
+        If a step epoch ends in the middle of a data epoch that cannot be made again, it is the
+        beginning of the next data epoch, with a warning: otherwise a user who saves after every
+        step epoch could never resume.
         """
         epoch, position, before = super().where()
         steps, source = self.chain.steps, self.chain.source
@@ -283,12 +283,12 @@ class StepEpochs(Cursor):
         )
         return epoch + 1, Position(), before + self._clock(position)
 
-    def _forget_unfinished(self) -> None:
-        """Keep them: a trainer may finish with them when the next data epoch has begun."""
+    def _forget_pending(self) -> None:
+        """Do nothing: a trainer may acknowledge them after the next data epoch has begun."""
 
     def _finish_all(self) -> None:
-        """A step epoch begins: what was not acknowledged of those before counts as finished."""
-        self._unfinished.clear()
+        """Count all outputs of earlier step epochs as acknowledged: a new one begins."""
+        self._pending.clear()
         run = self._live_run()
         if run is not None and run.late:
             run.acknowledge(run.late)
@@ -296,15 +296,15 @@ class StepEpochs(Cursor):
     def _handed_out(self) -> int:
         run, steps = self._live_run(), self.chain.steps
         late = 0 if run is None else self._late(run)
-        finished = self.handed_out - late - len(self._unfinished)
+        finished = self.handed_out - late - len(self._pending)
         return (
             -(-finished // steps) * steps
             if steps and calling_loop().has_ended_epoch()
             else finished
         )
 
-    def _is_left(self) -> bool:
-        """Return False: the next epoch goes on behind the last output."""
+    def _is_epoch_left(self) -> bool:
+        """Return False: the next epoch goes on after the last output."""
         return False
 
     def load(self, saved: Any, *, elastic: bool = True) -> state.Loaded:
@@ -315,7 +315,7 @@ class StepEpochs(Cursor):
 
 
 class StepEpochEnd(NamedTuple):
-    """Where a step epoch ends: behind so many outputs of all step epochs, or never."""
+    """The end of a step epoch: a number of outputs of all step epochs; None: without an end."""
 
     epochs: StepEpochs
     at: int | None
@@ -327,7 +327,7 @@ class StepEpochEnd(NamedTuple):
 
     @property
     def remainder(self) -> int:
-        """Return 0: what is repeated is not padded."""
+        """Return 0: ``.repeat()`` has no padding."""
         return 0
 
     @property
@@ -337,7 +337,7 @@ class StepEpochEnd(NamedTuple):
 
 
 class StepEpochIterator(PipelineIterator[T]):
-    """One step epoch's batches, as ``PipelineIterator`` has those of a data epoch."""
+    """The batches of one step epoch."""
 
     def __init__(self, epochs: StepEpochs, end: int | None) -> None:
         self._epochs = epochs

@@ -1,8 +1,8 @@
-"""The streams of one epoch: built from a plan, front to back, with who works for them.
+"""Builds the streams and the worker pools of one epoch from a plan.
 
 Segments on the host share one worker pool and one planning lock; the last of their streams plans
-for all. Segments behind a device have both for themselves, and the consumer alone plans and does
-their work.
+for all of them. Segments behind a device have a pool and a lock of their own, and the consumer
+alone plans and does their work.
 """
 
 from __future__ import annotations
@@ -60,22 +60,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EpochSetup:
-    """What an epoch is made from.
+    """The settings of an epoch.
 
     Attributes:
         plan: the plan.
-        seed, epoch: they decide the order and every draw.
-        autotuner: the pipeline's memory of its speed.
-        workers: how work is shared out.
-        sizes: the sizes of the pools that are known; filled in as others become known.
+        seed, epoch: they decide the order and every random draw.
+        autotuner: the measured speeds of the pipeline.
+        workers: the number and kind of workers.
+        sizes: the known sizes of pools, by the position of their echo; filled in when others become
+            known.
         position: where to begin.
-        steps: how many outputs there are at most, or None.
+        steps: the most outputs, or None.
         ranks: the ranks that adaptive echoes agree with, or None.
-        recycler: where the memory of batches comes from, and stays; None: the epoch has its own.
-        length: how many outputs the epoch has, if that is known.
-        carried: what the pool held when the epoch before was over, if it goes on from there.
+        recycler: the owner of the batches' memory; None: the epoch has its own.
+        length: the number of outputs in the epoch, or None if unknown.
+        carried: the items of the epoch before that its pool hands on, by their numbers.
         kept_workers: the workers that the pipeline keeps from epoch to epoch.
-        owners: by whose parts the epoch is dealt, if it is.
+        owners: the ownership snapshot that decides which rank gets which example; None if examples
+            are not dealt by locality.
     """
 
     plan: Plan
@@ -98,16 +100,17 @@ class EpochStreams:
     """The streams and worker pools of one epoch, and what they share.
 
     Attributes:
-        last: the stream that the consumer takes from.
-        last_pool: the worker pool that works for it; ``worker_pool``: that of the host's segments.
-        segments: the streams of the segments; ``scans``: those of the scans.
-        head: the source, where it is read one item after another.
-        prefetcher: what reads that ahead of its use, where an adaptive echo follows it.
-        padded: the deal, where that pads; ``mask``: marks padding in what the consumer takes.
-        pools: makes the feeds of echoes.
+        last: the stream that the consumer takes outputs from.
+        last_pool: the worker pool of that stream; ``worker_pool``: the pool of the host's segments.
+        segments: the streams of the segments; ``scans``: the streams of the scans.
+        head: the stream of a loader or an iterable; None for an indexed source.
+        prefetcher: reads the head ahead, in a thread; None without an adaptive echo behind it.
+        padded: the deal that pads this rank's examples, or None; ``mask``: marks padding in
+            outputs.
+        pools: makes the inputs behind echoes.
         planning: the planning lock.
-        recycler: where the memory of batches comes from.
-        tally: where time is counted; ``skip_log``: where skips are entered.
+        recycler: the owner of the batches' memory.
+        tally: counts time; ``skip_log``: records skips.
     """
 
     last: PulledStream
@@ -117,7 +120,7 @@ class EpochStreams:
         self._setup = setup
         self._plan, self._seed, self._epoch = setup.plan, setup.seed, setup.epoch
         self.planning = Planning()
-        self._planning_apart = Planning()  # of what the consumer alone plans
+        self._planning_apart = Planning()  # for segments on a device, which only the consumer plans
         self.recycler = setup.recycler or Recycler()
         self.tally = EpochCounters()
         self.skip_log = SkipLog(setup.position.spent, setup.position.filtered)
@@ -144,7 +147,7 @@ class EpochStreams:
         self.mask: PaddingMask | None = None
         self._examples = 0
         self._works: dict[int, Work] = {}
-        self._earlier: dict[int, tuple[Work, RankOrder]] = {}  # by how many epochs ago
+        self._earlier: dict[int, tuple[Work, RankOrder]] = {}  # by the number of epochs since
         self._stream: Stream | None = None
         self._feed: Inputs | None = None
         self._depth = self._host_depths = 0
@@ -162,17 +165,17 @@ class EpochStreams:
 
     @property
     def order_digest(self) -> str:
-        """What tells an order that is drawn from others; "" for other orders."""
+        """The digest of an order that is drawn by weights or a function; "" for other orders."""
         return "" if self._order is None else self._order.digest
 
     def part_stats(self, fresh: int) -> tuple[PartStats, ...]:
-        """Return what so many fresh examples are of, where the source has parts."""
+        """Return the statistics of a mixture's parts after ``fresh`` examples."""
         if self._plan.indexed is None or self._order is None:
             return ()
         return self._plan.indexed.part_stats(self._order, fresh)
 
     def build(self) -> None:
-        """Build everything. What was built when an error is raised, ``close`` ends."""
+        """Build everything. After an error, ``close`` ends what was built before it."""
         plan = self._plan
         share = plan.selection.share
         rank = share.rank if share else 0
@@ -182,7 +185,7 @@ class EpochStreams:
             self.padded = self._order.padded
             if self.padded is not None and plan.mask is not None:
                 self.mask = PaddingMask(plan.mask, self.padded)
-            # Each rank's batches are planned from examples of all: not by runs of its own.
+            # Planned batches of a rank have examples of all ranks: no run of its own.
             by_rule = isinstance(plan.batches, BatchRule)
             is_all = by_rule and share is not None and share.world > 1
             self._reader = plan.indexed.reader(None if is_all else plan.selection)
@@ -223,7 +226,7 @@ class EpochStreams:
                     self._stream = self.last = DeviceStream(
                         self.last, part.to.mover(), self.worker_pool, self.mask
                     )
-                    self.mask = None  # is moved, too
+                    self.mask = None  # the stream moves the mask, too
                     self._depth = 0
                 case _:
                     assert_never(part)
@@ -233,7 +236,7 @@ class EpochStreams:
         return Work(segment, address, self._plan.indexed, order, misdrawn=self.tally.misdrawn)
 
     def _look_back(self) -> None:
-        """Prepare to make again what the pool holds of earlier epochs."""
+        """Prepare to make again the items of earlier epochs that the pool holds."""
         plan = self._plan
         if plan.indexed is None or not plan.carries_pool:
             return
@@ -249,14 +252,14 @@ class EpochStreams:
             work.inputs.index_before = functools.partial(_index_before, orders, self._examples)
 
     def _hire(self) -> None:
-        """Make the worker pools: one for the host, one for what runs behind a device."""
+        """Make the worker pools: one for the host, one for segments on a device."""
         plan = self._plan
         host = [work for work in self._works.values() if not work.segment.on_device]
         on_device = len(self._works) - len(host)
         self._host_depths = len(host)
         host += [work for work, _ in self._earlier.values()]
         given = self._setup.workers
-        # A user's function that asks a pipeline of its own lets nobody else in meanwhile.
+        # A user's function that iterates over another pipeline holds the lock all the time.
         if plan.loader is not None or (given.kind == "thread" and holds_user_lock()):
             given = Workers(0, "thread")
         pool = make_pool(given, plan, host, self._setup.autotuner, self._setup.kept_workers)
@@ -265,11 +268,11 @@ class EpochStreams:
             self._copies = pool.copies = ThreadCopies(
                 segments, host, self._setup.kept_workers.copies
             )
-        for work in host:  # once they were pickled for processes
+        for work in host:  # after they were pickled for processes
             if work.segment.source is not None:
                 work.fetcher.reader, work.fetcher.lookups = self._reader, self._lookups
         if plan.iterable is not None and pool.limit:
-            pool.work_ahead()  # what reading costs is not known: it goes on meanwhile
+            pool.work_ahead()  # an iterable's next() may be slow: other work goes on meanwhile
         tail = WorkerPool(0, max(1, on_device), Autotuner())
         self._worker_pools = [pool, tail]
         pool.begin()
@@ -342,13 +345,13 @@ class EpochStreams:
             )
 
         stream = stream_of(work, self._depth, self._order)
-        if not self.segments:  # the works of earlier epochs stand behind all others
+        if not self.segments:  # the works of earlier epochs come after all others
             depths = enumerate(self._earlier.items(), self._host_depths)
             stream.earlier = {
                 back: stream_of(work, depth, order) for depth, (back, (work, order)) in depths
             }
         if not part.on_device:
-            pool.plan_with(stream.plan_ahead)  # the last one's: it plans for all
+            pool.plan_with(stream.plan_ahead)  # the last stream plans for all
         self.segments.append(stream)
         self._stream = self.last = stream
         self.last_pool = pool
@@ -366,8 +369,8 @@ class EpochStreams:
             pool.is_whole = is_whole
 
     def close(self) -> None:
-        """End every thread and process, and let go of what a source has open."""
-        with contextlib.ExitStack() as rest:  # all of it, should Ctrl-C come in between
+        """End all threads and processes, and close what a source has open."""
+        with contextlib.ExitStack() as rest:  # does all of it, even if Ctrl-C comes in between
             for stream in row(self._feed or self._stream):
                 rest.callback(stream.clear)
             if self._plan.cache is not None:
@@ -377,17 +380,17 @@ class EpochStreams:
             if self._lookups is not None:
                 rest.callback(self._lookups.close)
             if self._reader is not None:
-                rest.callback(self._reader.close)  # lets go of workers that wait for it
+                rest.callback(self._reader.close)  # releases workers that wait for it
             for pool in self._worker_pools:
-                rest.callback(pool.shut)  # this first of all
+                rest.callback(pool.shut)  # runs first
 
 
 def _index_before(orders: Mapping[int, RankOrder], examples: int, ordinal: int) -> int:
-    """Return the index of a fresh example of an earlier epoch, numbered up to this one.
+    """Return the index of a fresh example of an earlier epoch; its ordinal is below 0.
 
     Args:
-        orders: those of earlier epochs, by how many epochs ago they were.
-        examples: how many an epoch has on this rank.
+        orders: the orders of earlier epochs, by the number of epochs since.
+        examples: the examples of an epoch on this rank.
     """
     back, there = divmod(ordinal, examples)
     return int(orders[-back].span(there, there + 1)[0])

@@ -1,18 +1,19 @@
-"""Checkpoint and resume: where an epoch is, and how its streams save it and come back to it.
+"""Checkpoint and resume: the position of an epoch, and how its streams save and restore it.
 
-The streams of an epoch, and the inputs between them, form a row: each knows what it takes its items
-from (``upstream``). All that concerns states goes along this row, from the consumer to the source:
+The streams of an epoch, and the inputs between them, form a row: each has an ``upstream``, which it
+takes its items from. Saving and resuming call them one after another, from the consumer to the
+source:
 
 - ``resume_point``: each returns its node, which says how to make an output again, and the number of
-  the oldest input that this takes. So a pool's snapshot reaches back to the oldest item that the
-  pool behind it still holds, because that item will be made again.
-- ``forget``: each drops what only a resume at earlier outputs would need.
-- ``resume``: each goes to an output by its node, and says what it asks of the one before it. Some
-  then make again what is asked for once more; the source's side comes first.
+  the oldest input that this needs. So a pool's snapshot reaches back to the oldest item in the pool
+  behind it, because that item will be made again.
+- ``forget``: each drops data that only a resume at earlier outputs would need.
+- ``resume``: each goes to an output by its node, and returns its request to its upstream. Some then
+  make outputs again (``catch_up``), from the source to the consumer.
 
-A state is a list of such nodes. Each is written and read in the file of its stream, which checks it
-against how much can have come by (``Bounds``), before anything is made of it. That nodes fit each
-other is found by ``resume``.
+A state is a list of such nodes. The file of a stream writes and reads its node, and checks it
+against the numbers that are possible there (``Bounds``) before anything is made of it. ``resume``
+checks that nodes fit each other.
 
 A loader that has a state of its own is asked for it behind every batch. A position in its epoch is
 that state; there are no nodes, and pools begin empty.
@@ -35,32 +36,32 @@ from stoker.stages.stage import PoolSize
 
 
 class Node(ABC):
-    """What one stream keeps in a state: complete in itself."""
+    """The part of one stream in a state: complete in itself."""
 
     @abstractmethod
     def to_json(self) -> dict[str, Any]:
         """Return it for JSON, with its kind: that of its part in the plan."""
 
     def epochs_back(self, items: int) -> list[int]:
-        """Return how many epochs ago that entered which it holds; each epoch had ``items``."""
+        """Return the ages, in epochs, of carried items in it; each epoch had ``items``."""
         return []
 
 
 @dataclass
 class Position:
-    """Where an epoch is: enough to go on from there.
+    """The position in an epoch: enough to go on from there.
 
     Attributes:
         yielded, uses, fresh: outputs, examples and fresh examples that were handed out.
         parts: a node for each part of the plan that keeps one, in the order that data meets them;
-            None for a filter that had left out nothing, because nothing could be left out then.
-            Empty where the outputs alone say it all.
-        spent: how much of each skip budget is spent; ``filtered``: what filters left out.
-        loaded: batches of a loader that were handed out; ``loader_state``: its own state there.
-        owners: by whose parts the epoch is dealt, if it is.
-        order: the digest of the epoch's order, where a user's function decides it; else "".
-        leg: what was left of the epoch when other ranks took it over, if they did: then all that
-            is counted here counts from there.
+            None for a filter that could not drop anything. Empty if the counts say it all.
+        spent: the skips by budget; ``filtered``: the number of examples that filters dropped.
+        loaded: the batches of a loader that were handed out; ``loader_state``: the loader's own
+            state there.
+        owners: the ownership snapshot that decides which rank gets which example; None if examples
+            are not dealt by locality.
+        order: the digest of an order that a user's function decides; else "".
+        leg: the leg of the epoch, if other ranks took it over: all counts here begin with it.
     """
 
     yielded: int = 0
@@ -78,19 +79,18 @@ class Position:
 
 @dataclass
 class Bounds:
-    """How much can have come by at one place of a plan: a saved node says no more than this.
+    """The limits of the numbers that a saved node may hold at one place of a plan.
 
-    Made for the source's side of a plan, and moved on by each part, in the order that data meets
-    them.
+    Made for the source's end of a plan; each part changes it, in the order that data meets them.
 
     Attributes:
-        most: how many items come by at most; ``exact``: how many do, where that is known.
-        least_uses, most_uses: examples in the outputs that were handed out.
-        yielded: those outputs.
+        most: the most items that pass here; ``exact``: their number, or None if unknown.
+        least_uses, most_uses: the limits of examples in the outputs that were handed out.
+        yielded: the number of those outputs.
         group: the examples in a batch.
-        sizes: those of pools, by the position of their echo.
-        epoch: its number; ``carries_pool``: whether a pool goes on from the epoch before.
-        cuts: its batches, where these were planned.
+        sizes: the sizes of pools, by the position of their echo.
+        epoch: the epoch's number; ``carries_pool``: whether a pool goes on from the epoch before.
+        cuts: the epoch's batches, if they were planned; else None.
     """
 
     most: int
@@ -106,7 +106,7 @@ class Bounds:
         self.least_uses = self.most_uses = self.yielded
 
     def pass_batch(self, batch: Batch) -> None:
-        """Go on behind a stage that makes batches."""
+        """Change the limits to those behind a batch stage."""
         if self.cuts is not None:
             self.least_uses = self.most_uses = self.cuts.start(self.yielded)
             self.most = self.exact = self.cuts.batches
@@ -121,27 +121,27 @@ class Bounds:
         self.most = batch.count(self.most)
 
     def pass_pool(self, most: int, exact: int | None) -> None:
-        """Go on behind a pool that gives so many uses."""
+        """Change the limits to those behind a pool with so many uses."""
         self.most, self.exact = most, exact
-        # Behind a batch: the short one may have come often, or not at all.
+        # Behind a batch: the short batch may have come often, or not at all.
         self.least_uses, self.most_uses = self.yielded, self.yielded * self.group
 
     def check(self, uses: int) -> None:
-        """Check what was handed out, behind the last part. Raises ValueError."""
+        """Check the examples that were handed out; call behind the last part. Raises ValueError."""
         check_integer(self.yielded, 0, self.most if self.exact is None else self.exact)
         check_integer(uses, self.least_uses, self.most_uses)
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What is asked of a stream at a resume.
+    """A request to a stream at a resume.
 
     Attributes:
-        next: the number of the output that it goes on with.
-        least: how many outputs came before that, at least: the last batch may have been short.
-        oldest: the oldest output that its node allows for.
-        again: the numbers of outputs before ``next`` that ``recompute`` will be asked for.
-        loaded: how many batches of a loader, or examples of a stream, were handed out.
+        next: the number of the output to go on with.
+        least: the least number of outputs before that: the last batch may have been short.
+        oldest: the oldest output that ``again`` may have.
+        again: the numbers of outputs before ``next`` that ``recompute`` will be called for.
+        loaded: the batches of a loader, or examples of a stream, that were handed out.
     """
 
     next: int
@@ -151,7 +151,7 @@ class Asked:
     loaded: int = 0
 
     def of_inputs(self, cuts: Cuts) -> Asked:
-        """Return what is asked of the inputs, where outputs are cut out of these."""
+        """Return the request to the inputs that these outputs are cut from."""
         if cuts == EvenCuts(1):
             return self
         start = cuts.start
@@ -165,49 +165,51 @@ class Asked:
 
 
 class PlanningLock(Protocol):
-    """What tells whether the caller may look at what is planned (``engine/items.py``)."""
+    """The planning lock (``engine/items.py``)."""
 
     def is_held(self) -> bool: ...
 
 
 class Resumable:
-    """One in the row of streams and inputs from the consumer back to the source.
+    """A stream, or the inputs of one: an element of the row from the consumer back to the source.
 
-    What is written here is right for one that keeps nothing and hands on each input once. All is
+    The methods here suit an element that keeps nothing and passes on each input once. They are
     called with the planning lock held, or before anything is planned.
 
     Attributes:
         keeps: whether it has a node in a state.
-        upstream: where its inputs come from; None at the head.
+        upstream: the element that its inputs come from; None at the head.
     """
 
     keeps: ClassVar[bool] = False
     upstream: Resumable | None = None
 
     def resume_point(self, output: int) -> tuple[Node | None, int]:
-        """Return its node for a resume that asks for this output and later ones, and the oldest
-        input that this takes. No node where it has not begun."""
+        """Return its node for a resume at this output, and the oldest input that this needs.
+
+        The node is None before it has begun.
+        """
         return None, output
 
     def forget_before(self, output: int) -> int:
-        """Drop what only a resume would need that asks for earlier outputs.
+        """Drop data that only a resume at earlier outputs would need.
 
-        Return the oldest input that this output takes.
+        Return the oldest input that this output needs.
         """
         return self.resume_point(output)[1]
 
     def resume(self, node: Any, asked: Asked) -> Asked:
-        """Go on where the run was, by its node; return what this asks of its upstream.
+        """Go to the requested output by a node; return the request to the upstream.
 
-        Raises StateError where the node does not fit what is asked.
+        Raises StateError if the node does not fit the request.
         """
         return asked
 
     def catch_up(self) -> None:
-        """Make again what was asked for, now that all upstream are where they were."""
+        """Make requested outputs again; everything upstream is in place by now."""
 
     def clear(self) -> None:
-        """Drop what will not be used any more."""
+        """Drop all items; the run is over."""
 
 
 def row(last: Resumable | None) -> list[Resumable]:
@@ -234,7 +236,7 @@ def resume_points(last: Resumable, yielded: int, planning: PlanningLock) -> list
 
 
 def forget(last: Resumable, yielded: int, planning: PlanningLock) -> None:
-    """Drop what only a resume before ``yielded`` would need."""
+    """Drop data that only a resume before output ``yielded`` would need."""
     assert planning.is_held()
     oldest = yielded
     for each in row(last):
@@ -242,9 +244,9 @@ def forget(last: Resumable, yielded: int, planning: PlanningLock) -> None:
 
 
 def resume(last: Resumable, position: Position) -> None:
-    """Bring new streams to a position that was read for this pipeline.
+    """Bring new streams to a position.
 
-    Raises StateError where its nodes do not fit each other.
+    Raises StateError if its nodes do not fit each other.
     """
     done = position.yielded
     asked, nodes = Asked(done, done, done, loaded=position.loaded), list(position.parts)

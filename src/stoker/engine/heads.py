@@ -68,11 +68,11 @@ class IterableHead(HeadStream):
         self._whole: Iterator[Any] | None = examples
         self._world = selection.share.world if selection.share is not None else 1
         self._examples: Iterator[Any] | None = _read_selection(examples, selection, start)
-        self._skipped = selection.first.start  # by the source, in front of what is counted
+        self._skip_count = selection.first.start  # examples that the source skips, not counted
         handed = _handed_selection(selection)
-        self._to_drop = self._dropped = handed.start
+        self._to_drop = self._drop_count = handed.start
         if selection.share is not None and not selection.share.anew:
-            self._dropped += selection.between.start
+            self._drop_count += selection.between.start
         self._left = None if handed.stop is None else max(0, handed.stop - handed.start)
         self._drawn_count = start
         self._size = buffer
@@ -81,17 +81,17 @@ class IterableHead(HeadStream):
         self._fractions = Fractions(key)
         self._buffer: list[Item] = []
         self._read = start
-        self._handed = start
+        self._outputs = start
         self._failure: Item | None = None
         if self._left is not None:
             self._left -= start
 
     @property
     def fresh(self) -> int:
-        return self._handed
+        return self._outputs
 
     def _take(self, may_block: bool) -> Item | None:
-        """Take the next example; an error of the iterable comes as a failure."""
+        """Return the next example; an error of the iterable becomes a failure."""
         if self._left is not None:
             if self._left <= 0:
                 return None
@@ -101,30 +101,30 @@ class IterableHead(HeadStream):
             self._to_drop -= 1
             item = self._draw()
         if item is not None:
-            self._handed += 1
-            item.fresh = self._handed
+            self._outputs += 1
+            item.fresh = self._outputs
         return item
 
     def has_ended(self) -> bool:
-        """Return True: this is asked only if the length is known beforehand."""
+        """Return True: callers ask only if the length is known beforehand."""
         return True
 
     def state_at(self, fresh: int, loaded: int) -> tuple[Any, int]:
         """Return the source's own state after so many examples; None if it has none."""
         if not self._source.takes_state:
             return None, loaded
-        return self._source.state(fresh and fresh + self._skipped), fresh
+        return self._source.state(fresh and fresh + self._skip_count), fresh
 
     def forget_states(self, fresh: int, loaded: int) -> None:
-        self._source.forget_before(fresh and fresh + self._skipped)
+        self._source.forget_before(fresh and fresh + self._skip_count)
 
     def leave(self, fresh: int, loaded: int, *, ended: bool) -> None:
-        """Tell the source how much was read when the last taken example was drawn.
+        """Tell the source how much was read when the consumer's last example was drawn.
 
-        Examples that a shuffle buffer held then are left out.
+        Examples that a shuffle buffer held then are lost.
         """
-        drawn = self._dropped + fresh + self._size - 1
-        read = self._skipped + drawn * self._world if fresh else 0
+        drawn = self._drop_count + fresh + self._size - 1
+        read = self._skip_count + drawn * self._world if fresh else 0
         self._source.leave(None if ended else read)
 
     def interrupt(self) -> None:
@@ -133,7 +133,7 @@ class IterableHead(HeadStream):
     def clear(self) -> None:
         self._examples = self._whole = None
         self._buffer.clear()
-        self._peeked = None
+        self._next_item = None
 
     def _draw(self) -> Item | None:
         if self._size == 1:
@@ -146,7 +146,7 @@ class IterableHead(HeadStream):
             item = self._next()
             if item is not None:
                 buffer.append(item)
-        if not buffer:  # the iterable's error comes after all examples before it
+        if not buffer:  # an error of the iterable comes after all examples before it
             item, self._failure = self._failure, None
             return item
         at = int(self._fractions.at(self._drawn_count) * len(buffer))
@@ -178,7 +178,7 @@ class IterableHead(HeadStream):
 def _read_selection(examples: Iterator[Any], selection: Selection, start: int) -> Iterator[Any]:
     """Return the cut that this rank reads, before any shuffling; ``start`` were read before."""
     share, first = selection.share, selection.first
-    behind = first.start + start if start else 0  # where the source begins
+    behind = first.start + start if start else 0  # where the source starts
     stop = None if first.stop is None else max(0, first.stop - behind)
     examples = islice(examples, 0 if start else first.start, stop)
     if share is not None:
@@ -200,8 +200,8 @@ def _handed_selection(selection: Selection) -> Cut:
         stop = None if window.stop is None else share.count(window.stop)
         window = Cut(share.count(window.start), stop)
     if last.stop is not None:
-        window = window.taken(last.stop)
-    return window.skipped(last.start)
+        window = window.take(last.stop)
+    return window.skip(last.start)
 
 
 def _rounds(examples: Iterator[Any], rank: int, world: int) -> Iterator[Any]:
@@ -210,7 +210,7 @@ def _rounds(examples: Iterator[Any], rank: int, world: int) -> Iterator[Any]:
 
 
 class Direct(Inputs):
-    """Feeds a segment with each item of a stream once."""
+    """The items of a stream as the inputs of a segment, each once."""
 
     in_order = True
     follows = False
@@ -271,25 +271,27 @@ class LoaderHead(HeadStream):
         self._name = source.name
         self._tally = tally
         tally.open(HEAD, [source.name])
-        self._pulled = self._begun = loaded
+        self._has_pulled = self._has_begun = loaded
         self._fresh = fresh
-        self._failed: Exception | None = None  # while it was asked whether that is all
+        self._has_failed: Exception | None = None  # raised while it was asked for its end
         self._errors: list[BaseException] = []
         self._source = source
-        self._states: deque[tuple[int, Any]] = deque()  # the loader's, behind so many batches
+        self._states: deque[tuple[int, Any]] = (
+            deque()
+        )  # the loader's states, by the number of batches
         self._iterator = source.open()
-        self._earlier: tuple[int, Any] = (loaded, source.before)  # from before those
+        self._earlier: tuple[int, Any] = (loaded, source.before)  # the state before all of these
 
     @property
     def fresh(self) -> int:
         return self._fresh
 
     def _take(self, may_block: bool) -> Item | None:
-        """Ask the loader. Its errors pass unchanged, and it may be asked again."""
+        """Return the loader's next batch. Its errors pass unchanged, and it may be asked again."""
         if not may_block:
             raise WouldBlock(None)
-        if self._failed is not None:
-            failed, self._failed = self._failed, None
+        if self._has_failed is not None:
+            failed, self._has_failed = self._has_failed, None
             raise failed
         if self._iterator is None:
             return None
@@ -308,10 +310,10 @@ class LoaderHead(HeadStream):
         spent = time.perf_counter_ns() - began
         self._tally.add(HEAD, [spent, rows, 0, 0, 0, 0, pytree.data_bytes(batch)])
         self._fresh += rows
-        self._pulled += 1
+        self._has_pulled += 1
         if self._source.takes_state:
-            self._states.append((self._pulled, self._source.state()))
-        return done_item(batch, self._pulled - 1, 0, self._fresh, rows)
+            self._states.append((self._has_pulled, self._source.state()))
+        return done_item(batch, self._has_pulled - 1, 0, self._fresh, rows)
 
     def poll(self, count: int) -> tuple[int, bool]:
         """Return whether a batch was peeked at already. The loader is not asked."""
@@ -322,12 +324,12 @@ class LoaderHead(HeadStream):
 
     def has_ended(self) -> bool:
         """True if the loader is exhausted. A batch or error that this reads comes next."""
-        if self._failed is not None:
+        if self._has_failed is not None:
             return False
         try:
             return self.peek() is None
         except Exception as error:
-            self._failed = error
+            self._has_failed = error
             return False
 
     def state_at(self, fresh: int, loaded: int) -> tuple[Any, int]:
@@ -341,7 +343,7 @@ class LoaderHead(HeadStream):
     def leave(self, fresh: int, loaded: int, *, ended: bool) -> None:
         if ended:
             self._source.end()
-        if ended or not self._source.takes_state or (loaded and loaded == self._begun):
+        if ended or not self._source.takes_state or (loaded and loaded == self._has_begun):
             return
         self.forget_states(fresh, loaded)
         number, own = self._earlier
@@ -349,7 +351,7 @@ class LoaderHead(HeadStream):
         if loaded and place is None:
             self._source.end()
         else:
-            self._source.leave(place, is_ahead=self._pulled > loaded)
+            self._source.leave(place, is_ahead=self._has_pulled > loaded)
 
     def has_raised(self, error: BaseException) -> bool:
         for at, own in enumerate(self._errors):
@@ -363,7 +365,7 @@ class LoaderHead(HeadStream):
 
     def clear(self) -> None:
         """Drop the loader's iterator, which ends its workers."""
-        self._iterator = self._peeked = None
+        self._iterator = self._next_item = None
 
 
 class DeviceStream(DrivenStream):
@@ -386,7 +388,7 @@ class DeviceStream(DrivenStream):
         self._under_way: deque[tuple[Item, Any]] = deque()
         self._next: Item | None = None
         self._over = False
-        self._raised: Exception | None = None
+        self._error: Exception | None = None
         self.total = upstream.total
 
     @property
@@ -395,14 +397,14 @@ class DeviceStream(DrivenStream):
 
     def poll(self, count: int) -> tuple[int, bool]:
         """Return the batches on their way to the device (0 or 1), and whether none is left."""
-        if self._peeked is None and not self._under_way:
+        if self._next_item is None and not self._under_way:
             self._begin_early()
-        ready = self._peeked is not None or bool(self._under_way) or self._raised is not None
+        ready = self._next_item is not None or bool(self._under_way) or self._error is not None
         return int(ready), self._over and not ready
 
     def wait_for(self, count: int) -> None:
         """Wait until a batch is on its way to the device, or none is left."""
-        if self._peeked is None and not self._under_way and self._raised is None:
+        if self._next_item is None and not self._under_way and self._error is None:
             self._begin(wait=True)
 
     @property
@@ -440,17 +442,17 @@ class DeviceStream(DrivenStream):
 
     def _begin_early(self) -> None:
         """Start to move the next batch if the host has it. Its error is raised at its turn."""
-        if self._raised is None:
+        if self._error is None:
             try:
                 self._begin(wait=False)
             except Exception as error:
                 pass_on(error)
-                self._raised = error
+                self._error = error
 
     def _begin(self, *, wait: bool) -> bool:
         """Start to move the next batch; without ``wait`` only if the host has it ready."""
-        if self._raised is not None:
-            error, self._raised = self._raised, None
+        if self._error is not None:
+            error, self._error = self._error, None
             raise error
         if self._next is None:
             try:
@@ -487,7 +489,7 @@ class DeviceStream(DrivenStream):
 
     def clear(self) -> None:
         self._under_way.clear()
-        self._next = self._peeked = None
+        self._next = self._next_item = None
 
 
 def interrupt(iterator: Iterator[Any] | None) -> None:

@@ -36,8 +36,8 @@ class Item:
         rows: the examples in it.
         repeats: the examples that are in it more than once.
         age: steps since its last use, as in ``Draw.ages``.
-        examples: of a batch of examples that were echoed, their address words and their ages.
-        scheduled: uses of it that were given to tasks and are not over.
+        examples: for a batch of echoed examples, their use keys and their ages.
+        scheduled: the number of its uses in tasks that are not finished.
         settled: whether no further use will be scheduled.
     """
 
@@ -59,7 +59,7 @@ Use = tuple[Item, int, int]
 
 
 HEAD = -1
-"""The part, in a tally, of a source that is read one example or batch after another."""
+"""The key of a loader or stream in the counters, where segments have their place in the plan."""
 
 
 @dataclass
@@ -67,19 +67,19 @@ class EpochCounters:
     """The counters of a running epoch."""
 
     names: dict[int, list[str]] = field(default_factory=dict)  # of stages, by part of the plan
-    spent: dict[int, list[int]] = field(default_factory=dict)  # see ``Segment.counters``
+    spent: dict[int, list[int]] = field(default_factory=dict)  # by part: ``Segment.counters``
     distance_sum: int = 0
     distances: int = 0
-    misdrawn: list[UndeclaredRng] = field(default_factory=list)  # to be told by the consumer
+    misdrawn: list[UndeclaredRng] = field(default_factory=list)  # the consumer warns of them
 
     def open(self, part: int, names: list[str]) -> None:
-        """Begin to count the stages of a part."""
+        """Create the counters of a part."""
         # Times and counts of the stages, then four of samples (``threads.TIMED``) and the bytes
         # read.
         self.names[part], self.spent[part] = names, [0] * (2 * len(names) + 5)
 
     def add(self, part: int, spent: list[int]) -> None:
-        """Add counters of a part; the caller holds the worker pool's lock, or has it for itself."""
+        """Add to the counters of a part; the caller holds the worker pool's lock, or is alone."""
         self.spent[part] = list(map(operator.add, self.spent[part], spent))
 
     def stages(self) -> list[tuple[str, int, int]]:
@@ -108,7 +108,7 @@ class WouldBlock(Exception):
 
 
 class Planning:
-    """The planning lock: one thread at a time decides what comes next.
+    """The planning lock: its holder decides which items come next.
 
     Attributes:
         lock: the lock.
@@ -132,7 +132,7 @@ class Stream(Resumable, ABC):
     Attributes:
         total: how many items an epoch has; None if only its end tells.
         blocking: whether it is read in the calling thread, so that no work is done ahead.
-        leaves_out: whether its items are the source's, in order, with some left out.
+        leaves_out: whether it passes the source's items in order, but drops some.
     """
 
     total: int | None = None
@@ -188,7 +188,7 @@ class Stream(Resumable, ABC):
 
     @property
     def end(self) -> int | None:
-        """The number of items in the epoch, once its end is known."""
+        """The number of items in the epoch; None until its end is known."""
         return None
 
     def left_to(self, number: int, taken: int) -> int:
@@ -218,15 +218,15 @@ class DrivenStream(PulledStream):
     """A stream that works in the calling thread: peeking at an item takes it from upstream."""
 
     def __init__(self) -> None:
-        self._peeked: Item | None = None
+        self._next_item: Item | None = None
 
     @abstractmethod
     def _take(self, may_block: bool) -> Item | None:
         """Take the next item from upstream, None at the end; raises as ``pull`` does."""
 
     def pull(self, *, may_block: bool = True) -> Item | None:
-        if self._peeked is not None:
-            item, self._peeked = self._peeked, None
+        if self._next_item is not None:
+            item, self._next_item = self._next_item, None
             return item
         return self._take(may_block)
 
@@ -238,8 +238,8 @@ class DrivenStream(PulledStream):
             yield item
 
     def peek(self) -> Item | None:
-        self._peeked = self.pull()
-        return self._peeked
+        self._next_item = self.pull()
+        return self._next_item
 
 
 class HeadStream(DrivenStream):
@@ -251,7 +251,7 @@ class HeadStream(DrivenStream):
     is_full = False
 
     def poll(self, count: int) -> tuple[int, bool]:
-        return min(count, int(self._peeked is not None)), False
+        return min(count, int(self._next_item is not None)), False
 
     def wait_for(self, count: int) -> None:
         """Do nothing."""
@@ -332,7 +332,7 @@ class Inputs(Resumable, ABC):
 
 
 class DoneTask:
-    """Stands for a task that is done, and holds its one value."""
+    """A finished task with a single value."""
 
     __slots__ = ("items", "values", "waiting")
     done = True
@@ -344,13 +344,13 @@ class DoneTask:
 
 
 def with_value(item: Item, task: Any, use_key: int, fresh: int) -> Item:
-    """Return an item for another value of the same address."""
+    """Return an item with another value at the same address."""
     twin = Item(task, 0, item.ordinal, use_key, fresh, item.rows)
     twin.repeats, twin.age, twin.examples = item.repeats, item.age, item.examples
     return twin
 
 
 def done_item(value: Any, ordinal: int, use_key: int, fresh: int, rows: int) -> Item:
-    """Return an item whose value is there already."""
+    """Return an item whose value is computed already."""
     task: Any = DoneTask(value)
     return Item(task, 0, ordinal, use_key, fresh, rows)

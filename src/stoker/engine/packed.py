@@ -86,14 +86,14 @@ class PackedStream(OrderedStream):
         super().__init__(upstream, worker_pool, planning)
         self._stage, self._length = point.pack, point.pack.length
         self._pieces: deque[_Piece] = deque()
-        self._tokens = 0  # in the pieces
-        self._skipped = 0  # tokens of the next input that came before a resume
-        self._made = 0
-        self._starts: deque[PackStart] = deque()  # of the last ones made
+        self._tokens = 0  # tokens in the pieces
+        self._skip_count = 0  # tokens of the next input that came before a resume
+        self._sequences = 0
+        self._starts: deque[PackStart] = deque()  # of the latest full sequences
         self._fresh_in = 0
 
     def ready_since(self) -> tuple[int, int | None]:
-        return len(self._kept), self.upstream.ready_since()[1]
+        return len(self._survivors), self.upstream.ready_since()[1]
 
     def recompute(self, number: int) -> Item:
         """Refuse: chains that would need this are refused before."""
@@ -101,12 +101,12 @@ class PackedStream(OrderedStream):
 
     def resume_point(self, number: int) -> tuple[PackStart, int]:
         """Return the start of a full sequence that was made, is next, or is after the end."""
-        if number < self._made:
-            start = self._starts[number - self._made]
-        elif self._pieces and not self._ended:
+        if number < self._sequences:
+            start = self._starts[number - self._sequences]
+        elif self._pieces and not self._has_ended:
             start = PackStart(number, self._pieces[0].input, self._pieces[0].offset)
         else:
-            start = PackStart(number, self._inputs, 0 if self._ended else self._skipped)
+            start = PackStart(number, self._inputs, 0 if self._has_ended else self._skip_count)
         return start, start.input
 
     def forget_before(self, number: int) -> int:
@@ -118,7 +118,7 @@ class PackedStream(OrderedStream):
         start = node or PackStart()
         if start.number != asked.next:
             raise damage_error("where a sequence begins does not fit")
-        self._made, self._inputs, self._skipped = start.number, start.input, start.offset
+        self._sequences, self._inputs, self._skip_count = start.number, start.input, start.offset
         return Asked(start.input, start.input, start.input)
 
     def clear(self) -> None:
@@ -137,8 +137,8 @@ class PackedStream(OrderedStream):
     def _decide(self, item: Item) -> None:
         value, item.task.values[item.row] = item.task.values[item.row], None
         self._fresh_in = item.fresh
-        number, offset = self._inputs, self._skipped
-        self._inputs, self._skipped = number + 1, 0
+        number, offset = self._inputs, self._skip_count
+        self._inputs, self._skip_count = number + 1, 0
         if type(value) is not Failure:
             try:
                 tokens = _check_tokens(value)[offset:]
@@ -160,14 +160,14 @@ class PackedStream(OrderedStream):
     def _keep(self, value: Any) -> None:
         """Add a full sequence, or a failure in its place."""
         if type(value) is Failure:
-            self._starts.append(PackStart(self._made, self._inputs))
-        self._kept.append(done_item(value, self._made, 0, self._fresh_in, 1))
-        self._made += 1
+            self._starts.append(PackStart(self._sequences, self._inputs))
+        self._survivors.append(done_item(value, self._sequences, 0, self._fresh_in, 1))
+        self._sequences += 1
 
     def _join(self) -> Packed:
         """Take the tokens of a full sequence from the pieces."""
         length, first = self._length, self._pieces[0]
-        self._starts.append(PackStart(self._made, first.input, first.offset))
+        self._starts.append(PackStart(self._sequences, first.input, first.offset))
         made = Packed(
             np.empty(length, np.int64), np.empty(length, np.int32), np.empty(length, np.int32)
         )

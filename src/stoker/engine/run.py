@@ -1,6 +1,6 @@
-"""One epoch being run: a plan's streams, its worker pool, and where it stands.
+"""One running epoch: its streams, its worker pool and its position.
 
-Called by the consumer alone, one thread at a time. In a forked child nothing of a run may be used
+The consumer alone calls it, one thread at a time. A forked child may use nothing of a parent's run
 (``is_inherited``). A run remembers where its last 64 outputs began, so that a trainer may
 acknowledge them late.
 """
@@ -35,17 +35,17 @@ from stoker.schedule.echo_record import Decisions, EchoRecord
 from stoker.schedule.leg import Leg
 from stoker.stats import PoolStats, StageStats, Stats, Uses, WorkerTime
 
-# Batches between two removals of bookkeeping that no batch in flight needs. Chosen, not measured.
+# Batches from one removal of old bookkeeping to the next. Chosen, not measured.
 _PRUNE_BATCHES = 64
-_REMEMBERED = 64  # outputs that a wrapper may have read ahead of its trainer
+_REMEMBERED = 64  # the most outputs that a wrapper may read ahead of its trainer
 FORGOTTEN = (
     f"more than {_REMEMBERED - 1} batches were handed out since the last that was acknowledged: "
     "acknowledge batches when training has finished with them"
 )
 
 
-class _Handed(NamedTuple):
-    """How far an epoch was when an output had been handed out."""
+class _Progress(NamedTuple):
+    """The counts of an epoch after an output was handed out."""
 
     yielded: int
     uses: int
@@ -64,25 +64,25 @@ class Run:
         self.length = setup.length
         self._left_ns = 0
         self.began_at = position.yielded
-        self.flows = False  # whether another pass follows within its epoch
+        self.flows = False  # whether another data epoch follows within the same step epoch
         self.was_asked = False
-        self._has_looked = False  # ahead of ``next``, and what was found there
+        self._has_looked = False  # whether the next output, or its error, is in ``_ahead``
         self._ahead: Item | Exception | None = None
-        self.wrapper: str | None = None  # what reads ahead of its trainer, if something is known to
-        self.finished: int | None = None  # outputs that the trainer says it has finished with
+        self.wrapper: str | None = None  # the framework that is known to read ahead of its trainer
+        self.finished: int | None = None  # outputs that the trainer has acknowledged
         self._owner = OwningProcess()
         self.yielded = position.yielded
         self.uses = position.uses
         self.fresh = position.fresh
         self.loaded = position.loaded
-        # Plain tuples, read as _Handed: one is made for each output.
-        self._handed: deque[tuple[int, int, int, int]] = deque(maxlen=_REMEMBERED)
+        # Plain tuples, read as _Progress: one is made for each output, and they cost less.
+        self._history: deque[tuple[int, int, int, int]] = deque(maxlen=_REMEMBERED)
         self._remember()
         self._repeats = 0
         self._last: Item | None = None
         self._batch_bytes = 0
         self._ended_ns = self._rested_ns = 0
-        self._resting_ns = 0  # since when it rests
+        self._resting_ns = 0  # the time since which the clock is stopped; 0 while it runs
         self._began_ns = time.perf_counter_ns()
         self.closed = False
         self.complete = False
@@ -116,12 +116,12 @@ class Run:
 
     @property
     def order_digest(self) -> str:
-        """What tells the epoch's order from others, where a user's function decides it; else ""."""
+        """The digest of an order that a user's function decides; "" for other orders."""
         return self._streams.order_digest if self._plan.calls_user else ""
 
     @property
     def leg(self) -> Leg | None:
-        """What this is of an epoch that other ranks began; all counts are from there on."""
+        """The leg that this runs of an epoch that other ranks began; all counts begin with it."""
         return self._plan.selection.leg
 
     @property
@@ -138,7 +138,7 @@ class Run:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing is left; a loader, which may have more than its length, is asked."""
+        """Whether no output is left. Asks a loader, which may have more than its length."""
         if not self.has_handed_out_all:
             return False
         if self.yielded == self.steps:
@@ -157,51 +157,51 @@ class Run:
 
     @property
     def short(self) -> bool:
-        """Whether an epoch that is over had fewer outputs than its steps say."""
+        """Whether there were fewer outputs than ``.steps(n)`` asks for; valid after the epoch."""
         return self.steps is not None and self.yielded < self.steps
 
     def why_empty(self) -> str:
-        """Say why there was no output; "" where there was one, or other ranks have some."""
+        """Return why the epoch was empty; "" if it was not, or other ranks have outputs."""
         if self.yielded or self.together:
             return ""
-        left_out = self._filtered + self._skip_log.skipped
+        left_out = self._filter_count + self._skip_log.skipped
         if left_out:
             return f"filters, scans and skip budgets left out {left_out:,} examples"
         batch = next((s.segment.batch for s in self._segments if s.segment.batch), None)
-        dropped = self._dropped()
-        if batch is not None and dropped:
+        drop_count = self._drop_count()
+        if batch is not None and drop_count:
             return (
-                f"drop_last left out {dropped:,} examples, and a batch has {batch.n:,}: take a "
+                f"drop_last left out {drop_count:,} examples, and a batch has {batch.n:,}: take a "
                 "smaller batch, or keep the last one"
             )
         share = self._plan.selection.share
         if share is not None and share.world > 1:
-            return ""  # warned of by the stage: fewer examples than ranks
+            return ""  # the stage has warned: fewer examples than ranks
         if self._plan.packs:
             return "all examples together do not fill one packed sequence"
         return "the loader gave none" if self._plan.loader else "there are no examples"
 
     @property
-    def _filtered(self) -> int:
-        """How many examples filters and scans have left out."""
+    def _filter_count(self) -> int:
+        """The number of examples that filters and scans have dropped."""
         return self._skip_log.filtered + sum(s.dropped for s in self._streams.scans)
 
     @property
     def together(self) -> bool:
         """Whether other ranks might take more steps, and then wait for this one.
 
-        Not where the length is known beforehand: parts of equal length end alike.
+        If the length is known beforehand, the parts are of equal length, and end together.
         """
         share = self._plan.selection.share
-        sharded = share is not None and share.world > 1 and self._streams.last.total is None
-        return self._setup.ranks is not None or sharded
+        is_sharded = share is not None and share.world > 1 and self._streams.last.total is None
+        return self._setup.ranks is not None or is_sharded
 
     def rest(self) -> None:
-        """Stop the clock until ``wake``: nobody iterates."""
+        """Stop the clock until ``wake``: nobody is iterating."""
         self._resting_ns = self._resting_ns or time.perf_counter_ns()
 
     def wake(self) -> None:
-        """Have the clock go on."""
+        """Start the clock again."""
         if self._resting_ns:
             self._rested_ns += time.perf_counter_ns() - self._resting_ns
             self._resting_ns = 0
@@ -216,8 +216,8 @@ class Run:
         self.was_asked = True
         if self._streams.tally.misdrawn:
             warn_of_misdrawn(self._plan.random_maps, self._streams.tally.misdrawn)
-        for said in self._setup.kept_workers.warnings():
-            warn(said)
+        for message in self._setup.kept_workers.warnings():
+            warn(message)
         began = time.perf_counter_ns()
         if self._has_looked:
             item, self._ahead, self._has_looked = self._ahead, None, False
@@ -258,8 +258,8 @@ class Run:
         if not self._batch_bytes:
             self._batch_bytes = pytree.nbytes(value)
             for feed in self._pools.feeds:
-                known = self._setup.sizes[feed.echo.position]
-                known.item_bytes = known.item_bytes or feed.item_bytes()
+                pool_size = self._setup.sizes[feed.echo.position]
+                pool_size.item_bytes = pool_size.item_bytes or feed.item_bytes()
         if self.yielded % _PRUNE_BATCHES == 0:
             self._forget()
         return value
@@ -280,9 +280,10 @@ class Run:
 
     @property
     def is_last(self) -> bool:
-        """Whether nothing follows the output handed out last.
+        """Whether the output handed out last was the final one.
 
-        Where only the end tells, the next output is taken from its stream, and kept for ``next``.
+        If the length is unknown, this takes the next output from its stream, and keeps it for
+        ``next``.
         """
         if self.length is not None and (self.yielded < self.length or self.is_over):
             return self.yielded >= self.length
@@ -290,12 +291,12 @@ class Run:
             self._has_looked = True
             try:
                 self._ahead = self._pull(time.perf_counter_ns())
-            except Exception as error:  # raised where the output is asked for
+            except Exception as error:  # ``next`` raises it
                 self._ahead = error
         return self._ahead is None
 
     def last_uses(self) -> Uses:
-        """Return what the examples handed out last are uses of."""
+        """Return the uses in the output handed out last."""
         item = self._last
         words, ages = (
             ([], [])
@@ -310,7 +311,7 @@ class Run:
 
     @property
     def remainder(self) -> int:
-        """How many examples the last batches of all ranks hold; 0: there is no padding in them."""
+        """The examples in the last batches of all ranks together; 0 if these have no padding."""
         padded = self._streams.padded
         return 0 if padded is None else padded.remainder
 
@@ -327,30 +328,32 @@ class Run:
         return first != last
 
     def _remember(self) -> None:
-        self._handed.append((self.yielded, self.uses, self.fresh, self.loaded))
+        self._history.append((self.yielded, self.uses, self.fresh, self.loaded))
 
     def _forget(self) -> None:
         if self._streams.head is not None:
-            oldest = _Handed(*self._handed[0])
+            oldest = _Progress(*self._history[0])
             self._streams.head.forget_states(oldest.fresh, oldest.loaded)
         if not self._planning.lock.acquire(blocking=False):
             return  # another time will do
         try:
-            checkpoint.forget(self._streams.last, _Handed(*self._handed[0]).yielded, self._planning)
+            checkpoint.forget(
+                self._streams.last, _Progress(*self._history[0]).yielded, self._planning
+            )
         finally:
             self._planning.lock.release()
 
     def _confer(self, planned: AgreedPolicy, now: int) -> None:
-        """Agree with other ranks where that is due."""
+        """Agree with other ranks if the schedule says so."""
         if self._left_ns:
             planned.note_consumed(now - self._left_ns)
         if planned.due(self.yielded):
             planned.agree(self.yielded, self._pools.following[0].taken_of_source)
             self._setup.autotuner.factor = planned.factor
-            self._streams.worker_pool.plan()  # planning may have stopped where nobody had agreed
+            self._streams.worker_pool.plan()  # it stopped at the end of the agreed steps
 
     def acknowledge(self, outputs: int) -> None:
-        """Take note that the trainer has finished with so many more outputs.
+        """Record that the trainer has finished with ``outputs`` more outputs.
 
         Raises ValueError when that is more than were handed out.
         """
@@ -361,37 +364,38 @@ class Run:
                 f"{self.yielded - self.began_at} were handed out"
             )
         self.finished = finished
-        while len(self._handed) > 1 and _Handed(*self._handed[0]).yielded < finished:
-            self._handed.popleft()
+        while len(self._history) > 1 and _Progress(*self._history[0]).yielded < finished:
+            self._history.popleft()
 
-    def unfinished(self) -> deque[Position | None]:
+    def pending_positions(self) -> deque[Position | None]:
         """Return the start positions of the outputs not yet acknowledged, oldest first.
 
-        None for outputs that are no longer remembered. Empty if ``acknowledge`` was never called.
+        None stands for outputs whose positions are forgotten. Empty if ``acknowledge`` was never
+        called.
         """
         if self.finished is None:
             return deque()
-        handed = [_Handed(*at) for at in self._handed]
-        known = [at for at in handed if self.finished <= at.yielded < self.yielded]
-        forgotten = self.late - len(known)
-        return deque([*[None] * forgotten, *map(self._position, known)])
+        history = [_Progress(*at) for at in self._history]
+        pending = [at for at in history if self.finished <= at.yielded < self.yielded]
+        forgotten = self.late - len(pending)
+        return deque([*[None] * forgotten, *map(self._position, pending)])
 
     @property
     def late(self) -> int:
-        """The outputs that are not acknowledged; none if ``acknowledge`` was never called."""
+        """The number of outputs not yet acknowledged; 0 if ``acknowledge`` was never called."""
         return 0 if self.finished is None else self.yielded - self.finished
 
     def position(self, late: int) -> Position:
-        """Return the position before so many of the outputs handed out last.
+        """Return the position before the last ``late`` outputs that were handed out.
 
-        For a loader or a stream it has no nodes, as nothing can be made again; and it does not
+        For a loader or a stream it has no nodes, because nothing can be made again; and it does not
         wait for the thread that may be reading.
         """
-        if late >= len(self._handed):
+        if late >= len(self._history):
             raise StateError(FORGOTTEN)
-        return self._position(_Handed(*self._handed[-1 - late]))
+        return self._position(_Progress(*self._history[-1 - late]))
 
-    def _position(self, at: _Handed) -> Position:
+    def _position(self, at: _Progress) -> Position:
         head = self._streams.head
         if head is not None:
             state, loaded = head.state_at(at.fresh, at.loaded)
@@ -412,30 +416,30 @@ class Run:
             )
 
     def next_start(self) -> Position | None:
-        """Return where the next epoch begins if the pool of this one, which is over, goes on in it.
+        """Return the next epoch's first position if the pool of this finished epoch goes on in it.
 
-        None if the next epoch begins with nothing.
+        None if the next epoch begins with an empty pool.
         """
-        feed = self._carrying()
+        feed = self._inputs_to_carry()
         if feed is None:
             return None
         with self._planning.lock:
             moment = adaptive.carry_over(feed.pool, self._segments[0].total or 0)
         return Position(parts=[PoolStart(moment)])
 
-    def carried(self) -> dict[int, Item]:
-        """Return what the pool hands on to the next epoch, by the numbers that it has there."""
-        feed = self._carrying()
+    def items_to_carry(self) -> dict[int, Item]:
+        """Return the pool's items for the next epoch, by their numbers there."""
+        feed = self._inputs_to_carry()
         return {} if feed is None else feed.handed_on(self._segments[0].total or 0)
 
-    def _carrying(self) -> AdaptiveInputs | None:
+    def _inputs_to_carry(self) -> AdaptiveInputs | None:
         if not self._plan.carries_pool or self._setup.ranks is not None or self.leg is not None:
             return None
         (feed,) = self._pools.following
-        return feed if feed.started and feed.pool.held else None
+        return feed if feed.has_started and feed.pool.held else None
 
     def close(self) -> None:
-        """End every thread and process of this run, and let go of a loader's iterator."""
+        """End all threads and processes of this run, and drop a loader's iterator."""
         if self.closed:
             return
         self.closed = True
@@ -448,36 +452,36 @@ class Run:
             rest.callback(self._streams.close)
 
     def leave(self) -> None:
-        """Tell what is read one item after another how far the consumer got."""
+        """Tell a loader or stream how far the consumer got."""
         head = self._streams.head
         if head is not None:
             ended = self.complete and self.yielded != self.steps
             head.leave(self.fresh, self.loaded, ended=ended)
 
     def raised_by_loader(self, error: BaseException) -> bool:
-        """Tell whether a foreign loader raised an error, and may go on."""
+        """True if a foreign loader raised this error, and may go on."""
         head = self._streams.head
         return head is not None and head.has_raised(error)
 
     def decisions(self) -> dict[int, tuple[EchoRecord, Decisions]]:
-        """Return what each echo that follows the stall decided so far, by its position."""
-        found = {}
+        """Return the decisions of each adaptive echo so far, by its position."""
+        decisions = {}
         for feed in self._pools.following:
-            if feed.started:
+            if feed.has_started:
                 pool = feed.pool
                 echo = EchoRecord(pool.max_factor, pool.min_distance, pool.size, pool.group, {})
-                carried = adaptive.pack(feed.carried) if feed.carried else None
+                carry = adaptive.pack(feed.carried) if feed.carried else None
                 codes = bytes(pool.codes)
-                made = Decisions(self._setup.epoch, pool.first_step, codes, carried)
-                found[feed.echo.position] = echo, made
-        return found
+                decision = Decisions(self._setup.epoch, pool.first_step, codes, carry)
+                decisions[feed.echo.position] = echo, decision
+        return decisions
 
     def held(self) -> dict[int, int]:
-        """Return how many items each pool holds."""
-        return {f.echo.position: f.pool.held for f in self._pools.feeds if f.started}
+        """Return the number of items in each pool, by the position of its echo."""
+        return {f.echo.position: f.pool.held for f in self._pools.feeds if f.has_started}
 
     def stats(self, pools: tuple[PoolStats, ...]) -> Stats:
-        """Return what happened so far."""
+        """Return the statistics so far."""
         tally = self._streams.tally
         with self._streams.worker_pool.lock:
             stages = tuple(StageStats(name, ns / 1e9, n) for name, ns, n in tally.stages())
@@ -492,7 +496,7 @@ class Run:
             uses=self.uses,
             batches=self.yielded,
             realised_factor=self._factor(),
-            dropped_uses=self._dropped(),
+            dropped_uses=self._drop_count(),
             repeats_in_batches=self._repeats,
             copy_distance=tally.distance_sum / tally.distances if tally.distances else 0.0,
             elapsed_s=(ended_ns - self._began_ns - self._rested_ns) / 1e9,
@@ -504,7 +508,7 @@ class Run:
             window_size=size,
             window_bytes=self._window_bytes() + self._streams.recycler.held_bytes(),
             pools=pools,
-            filtered_examples=self._filtered,
+            filtered_examples=self._filter_count,
             skipped_examples=self._skip_log.skipped,
             cache=self._cache.stats(self._cache_before) if self._cache is not None else None,
             skips=tuple(self._skip_log.skips),
@@ -517,7 +521,7 @@ class Run:
         )
 
     def _worker_time(self, tally: EpochCounters) -> WorkerTime | None:
-        """Return what workers did with their time, by samples; asked with the pool's lock held."""
+        """Return how workers spent their time, by samples; call with the pool's lock held."""
         pool = self._streams.worker_pool
         asleep_ns, are_told_apart = 0.0, True
         sums = np.zeros(3)
@@ -525,31 +529,31 @@ class Run:
             rows, *times = spent[TIMED]
             if not rows:
                 continue
-            wall_ns, wanted_ns, _ = times
+            wall_ns, running_ns, _ = times
             sums += times
-            blocked_ns = max(0, wall_ns - wanted_ns)
+            blocked_ns = max(0, wall_ns - running_ns)
             alone_ns = self._setup.autotuner.cost(part, self._plan.group).asleep_row_ns
-            # Where half a processor does all of it, the GIL is free most of the time.
-            sleeps = pool.remote or pool.active < 2 or pool.active * wanted_ns < 0.5 * wall_ns
+            # If half a processor does all of the work, the GIL is free most of the time.
+            sleeps = pool.remote or pool.active < 2 or pool.active * running_ns < 0.5 * wall_ns
             if sleeps:
                 asleep_ns += blocked_ns
             elif alone_ns is not None:
                 asleep_ns += min(blocked_ns, alone_ns * rows)
             else:
                 are_told_apart = False
-        wall, wanted, cpu = sums.tolist()
+        wall, running, cpu = sums.tolist()
         if not wall:
             return None
-        wanted = min(wall, wanted)
-        cpu = min(cpu, wanted)
-        blocked = wall - wanted
+        running = min(wall, running)
+        cpu = min(cpu, running)
+        blocked = wall - running
         asleep = min(blocked, asleep_ns) / wall if are_told_apart else None
-        return WorkerTime(wall / 1e9, cpu / wall, (wanted - cpu) / wall, blocked / wall, asleep)
+        return WorkerTime(wall / 1e9, cpu / wall, (running - cpu) / wall, blocked / wall, asleep)
 
     def _factor(self) -> float:
-        """Return the uses of each fresh example.
+        """Return the mean uses of a fresh example.
 
-        Where some are left out or joined, the two cannot be divided: there by what pools drew.
+        If examples are dropped or joined, outputs do not say it: then by what the pools drew.
         """
         if not self._plan.echoes or not self.fresh:
             return float(self.fresh > 0)
@@ -562,17 +566,17 @@ class Run:
         echoes = [feed.echo.position for feed in self._pools.feeds]
         for stream in self._segments:
             unit = self._batch_bytes
-            if stream.segment.into_pool:  # the pool it fills is the next one that is left
-                known = self._setup.sizes.get(echoes.pop(0) if echoes else -1)
-                unit = known.item_bytes if known else 0
+            if stream.segment.into_pool:  # pools are filled in the order of their echoes
+                pool_size = self._setup.sizes.get(echoes.pop(0) if echoes else -1)
+                unit = pool_size.item_bytes if pool_size else 0
             total += stream.ahead() * unit
         prefetcher = self._streams.prefetcher
         if prefetcher is not None and self._pools.feeds:
-            known = self._setup.sizes.get(self._pools.feeds[0].echo.position)
-            total += prefetcher.size * (known.item_bytes if known else 0)
+            pool_size = self._setup.sizes.get(self._pools.feeds[0].echo.position)
+            total += prefetcher.size * (pool_size.item_bytes if pool_size else 0)
         return total
 
-    def _dropped(self) -> int:
+    def _drop_count(self) -> int:
         for stream in self._segments:
             batch = stream.segment.batch
             if batch is not None and batch.drop_last:

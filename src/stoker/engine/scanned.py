@@ -1,4 +1,4 @@
-"""The stream of a scan: a function with a state passes or makes items, one after another.
+"""The stream of a scan: a function with a state makes items from inputs, one after another.
 
 A scan is called with inputs in order, by the thread that plans, with the planning lock held. So it
 runs ahead of the consumer, and a position needs an earlier state. States are therefore dumped now
@@ -29,7 +29,7 @@ from stoker.errors import StateError
 from stoker.stages.scan import DROP, Scan, ScanState
 
 _DUMP_EACH = 30
-"""The time between two dumps, as a multiple of a dump's own: dumps cost at most 3 % of planning."""
+"""The time between two dumps, as a multiple of a dump's: dumps cost at most 3 % of planning."""
 _KEPT_DUMPS = 16
 """The most dumps that are kept. Their memory is bounded, and of the inputs between the oldest
 needed item and a position, a resume scans about an eighth in vain."""
@@ -64,8 +64,10 @@ class ScanStart(Node):
     def to_json(self) -> dict[str, Any]:
         # As text, not as JSON in JSON: sorting the keys of the whole must not sort those in here.
         state = self.state
-        dumped = {"json": state} if isinstance(state, str) else {"bytes": b64encode(state).decode()}
-        return {"kind": ScanPoint.kind, "input": self.input, "output": self.output, **dumped}
+        state_json = (
+            {"json": state} if isinstance(state, str) else {"bytes": b64encode(state).decode()}
+        )
+        return {"kind": ScanPoint.kind, "input": self.input, "output": self.output, **state_json}
 
 
 class ScannedStream(OrderedStream):
@@ -92,8 +94,8 @@ class ScannedStream(OrderedStream):
         super().__init__(upstream, worker_pool, planning)
         self._scan, self._part = point.scan, point.at
         self._tally = tally
-        self._first = self._least = 0  # before a resume, outputs came: at most, and at least
-        self._wanted: frozenset[int] = frozenset()  # of these, what is asked for again
+        self._first = self._least = 0  # outputs before a resume: at most, and at least
+        self._replay_to: frozenset[int] = frozenset()  # outputs to keep from before a resume
         self._again: dict[int, Item] = {}
         self._begin(ScanStart(0, 0, point.scan.initial))
 
@@ -104,7 +106,7 @@ class ScannedStream(OrderedStream):
 
     @property
     def end(self) -> int | None:
-        return self._outputs if self._ended else None
+        return self._outputs if self._has_ended else None
 
     def recompute(self, number: int) -> Item:
         """Return an output from before a resume, each time another copy."""
@@ -133,20 +135,20 @@ class ScannedStream(OrderedStream):
         if start.output > min({*asked.again, asked.next}):
             raise damage_error("a scan in it goes on too late")
         self._begin(start)
-        self._first, self._least, self._wanted = asked.next, asked.least, asked.again
+        self._first, self._least, self._replay_to = asked.next, asked.least, asked.again
         return Asked(start.input, start.input, start.input)
 
     def catch_up(self) -> None:
-        """Scan up to the run's position, if earlier outputs are needed again; waits for them.
+        """Scan up to the run's position if earlier outputs are needed again.
 
         Raises errors on the way.
         """
-        if not self._wanted:
+        if not self._replay_to:
             return
         with self._planning.lock:
             self._planning.may_block = True
             self._have(1)
-        failure = self._kept[0].task.values[0] if self._kept else None
+        failure = self._survivors[0].task.values[0] if self._survivors else None
         if self._outputs < self._first and type(failure) is Failure:
             raise failure.error
 
@@ -180,7 +182,7 @@ class ScannedStream(OrderedStream):
             return
         began_ns = time.perf_counter_ns()
         try:
-            self._state, made = self._scan.step(self._state, value)
+            self._state, result = self._scan.step(self._state, value)
         except Exception as error:
             pass_on(error)
             self._fail(self.upstream.failure(self._scan.name, error, item.ordinal).error)
@@ -188,8 +190,8 @@ class ScannedStream(OrderedStream):
         now_ns = time.perf_counter_ns()
         self._tally.add(self._part, [now_ns - began_ns, 1, 0, 0, 0, 0, 0])
         self._inputs += 1
-        if made is not DROP:
-            self._keep(item, made)
+        if result is not DROP:
+            self._keep(item, result)
         if now_ns - self._dumped_at_ns >= _DUMP_EACH * self._dump_ns:
             self._dump(now_ns)
 
@@ -197,17 +199,17 @@ class ScannedStream(OrderedStream):
         """Add an output; of outputs before a resume, only those that are needed again."""
         number = self._outputs
         self._outputs += 1
-        made = with_value(item, DoneTask(value), item.use_key, item.fresh)
+        result = with_value(item, DoneTask(value), item.use_key, item.fresh)
         if number >= self._first:
-            self._kept.append(made)
-        elif number in self._wanted:
-            self._again[number] = made
+            self._survivors.append(result)
+        elif number in self._replay_to:
+            self._again[number] = result
 
     def _fail(self, error: BaseException) -> None:
         """End the epoch with an error, as the next state is unknown."""
         failure = Failure(error, ENDED)
-        self._kept.append(done_item(failure, self._outputs, 0, self.upstream.fresh, 1))
-        self._ended = True
+        self._survivors.append(done_item(failure, self._outputs, 0, self.upstream.fresh, 1))
+        self._has_ended = True
 
     def _dump(self, now_ns: int) -> None:
         """Dump the state, so that a resume may begin here."""

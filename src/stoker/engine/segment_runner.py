@@ -29,21 +29,21 @@ from stoker.stages.batching.user_collate import collate_examples
 
 
 class SegmentRunner:
-    """Does the tasks of a segment: a ``TaskRunner``.
+    """Runs the tasks of a segment: a ``TaskRunner``.
 
     Args:
-        work: what is done to inputs, by the consumer.
-        worker_pool: who does it; under its lock time and uses are counted.
-        copies: what gives each thread of that a work of its own, where user objects are called.
-        depth: the segment's number among those of its worker pool.
-        cost: what that costs.
+        work: the segment's work, as the consumer does it.
+        worker_pool: the workers; its lock guards counts of time and uses.
+        copies: gives each thread a work of its own, if the segment calls user objects; else None.
+        depth: the segment's number among the segments of its worker pool.
+        cost: the measured cost of the segment.
         group: the number of examples in a batch.
-        cuts: which of its inputs make up an output.
+        cuts: which inputs make up an output.
 
     Attributes:
         cuts: as given.
-        rows: what gathers batches from arrays, where they are not made of single examples. Where
-            that holds the GIL, a task is gathered as a whole: threads would only wait for one
+        rows: gathers batches straight from arrays; None if they are made of single examples. If
+            gathering holds the GIL, a task is gathered as a whole: threads would only wait for one
             another.
     """
 
@@ -76,7 +76,7 @@ class SegmentRunner:
             self.rows = None
 
     def allocate(self, task: Task) -> None:
-        """Make room for the values of a task."""
+        """Allocate the values of a task."""
         batch = self.segment.batch
         if batch is None:
             task.values = [None] * task.rows
@@ -87,9 +87,9 @@ class SegmentRunner:
             task.builder = Builder(task.rows, batch.collate, self._recycler)
 
     def make_now(self, number: int, indices: Any, start: int) -> list[Any]:
-        """Return outputs from ``number`` on, made here and now of fresh examples ``start ...``.
+        """Return outputs from ``number`` on, of fresh examples ``start ...``, without a task.
 
-        For the consumer.
+        The consumer calls this.
         """
         if CALLING and self._calls_users:
             with USER_LOCK:
@@ -127,7 +127,7 @@ class SegmentRunner:
         return values
 
     def _gather_batches(self, indices: Any, ns: list[int]) -> list[Any] | None:
-        """Return batches that are gathered from arrays; None where an example cannot be read."""
+        """Return batches gathered from arrays; None if an example cannot be read."""
         assert self.rows is not None
         began = time.perf_counter_ns()
         try:
@@ -145,7 +145,7 @@ class SegmentRunner:
     def _batch(
         self, examples: list[Any], number: int, places: Sequence[int], at: int, ns: list[int]
     ) -> Any:
-        """Return a batch of all its examples, from number ``at`` of places on; or a ``Failure``."""
+        """Return the batch of these examples, or a ``Failure``; their places begin at ``at``."""
         if Failure in {*map(type, examples)}:
             return next(each for each in examples if type(each) is Failure)
         work, rows = self.work, len(examples)
@@ -169,7 +169,7 @@ class SegmentRunner:
     def _finish(self, work: Work, values: list[Any], number: int, ns: list[int], rows: int) -> None:
         """Run the maps behind the batching stage over batches from ``number`` on, in place.
 
-        They are of ``rows`` examples together.
+        ``rows`` is the number of examples in all of them.
         """
         if self.segment.batch_maps:
             for i, (at, end) in enumerate(self.cuts.spans(number, rows)):
@@ -201,7 +201,7 @@ class SegmentRunner:
             else:
                 values = self._work_rows(work, task, start, stop, ns)
             self._deliver(task, start, values, ns)
-        if self.segment.batches_in:  # its stages counted batches, and each has a task to itself
+        if self.segment.batches_in:  # its stages counted one batch, the only one in the task
             assert task.items is not None
             each, stages = task.items[start].rows, self.work.stages
             ns[stages : 2 * stages] = [batches * each for batches in ns[stages : 2 * stages]]
@@ -219,9 +219,9 @@ class SegmentRunner:
         return values
 
     def _gather(self, task: Task, start: int, stop: int) -> bool:
-        """Gather rows of a task; where that fails, one by one, up to the one that cannot be read.
+        """Gather rows of a task; on an error one by one, up to the row that cannot be read.
 
-        Returns whether all are there.
+        Returns whether all rows were gathered.
         """
         assert self.rows is not None
         indices = task.indices[start:stop]
@@ -244,7 +244,7 @@ class SegmentRunner:
         self._tally.add(self.segment.at, spent)
 
     def complete(self, task: Task) -> None:
-        """Finish a batch whose rows are all there."""
+        """Finish a batch: all its rows are written."""
         if self.segment.batch is None or task.values:
             return
         if task.failed is not None and task.batch is None:
@@ -269,7 +269,7 @@ class SegmentRunner:
         except Exception as error:
             pass_on(error)
             values = [work.batch_failure(error, task.number, task.places)]
-        if task.failed is not None:  # the batches before it are there
+        if task.failed is not None:  # the batches before the failed row are complete
             row, failure = task.failed
             values[row // self._group :] = [failure] * (len(values) - row // self._group)
         if self.segment.batch_maps:
@@ -280,7 +280,7 @@ class SegmentRunner:
         return values
 
     def stored_values(self, items: list[Item], *, own: bool) -> list[Any]:
-        """Return stored values: a copy, but for an item's last use or where nothing writes."""
+        """Return stored values: copies, except for last uses and for functions that only read."""
         lock = self.worker_pool.lock
         with lock:
             mine = [own or (i.settled and i.scheduled == 1) for i in items]
@@ -337,7 +337,7 @@ class SegmentRunner:
         indices = None if task.indices is None or values else task.indices[start:stop]
         is_batched = self.segment.batch is not None
         failed = {i: v for i, v in enumerate(values or []) if type(v) is Failure}
-        for i, failure in failed.items():  # these stay here
+        for i, failure in failed.items():  # failures are not sent
             if is_batched:
                 self._fail(task, start + i, failure)
                 return
@@ -374,7 +374,7 @@ class SegmentRunner:
                 ]
 
     def _keep_batch(self, task: Task, batch: Any) -> None:
-        """Copy a batch out of what it came through."""
+        """Keep a copy of a batch that lies in the channel's memory."""
         try:
             task.values = [self._recycler.copy(batch)]
         except Exception as error:
@@ -382,7 +382,7 @@ class SegmentRunner:
             self._fail(task, 0, self.work.batch_failure(error, task.number, task.places))
 
     def _keep_value(self, value: Any, place: int) -> Any:
-        """Copy an example out of what it came through; may return a ``Failure``."""
+        """Return a copy of an example that lies in the channel's memory; or a ``Failure``."""
         try:
             return pytree.deep_copy(value)
         except Exception as error:
@@ -392,7 +392,7 @@ class SegmentRunner:
     def _run_here(
         self, task: Task, start: int, request: Request, failed: dict[int, Failure], ns: list[int]
     ) -> None:
-        """Do what was to be sent: values are stored ones still, or what a reader gave."""
+        """Do in this thread what was to be sent; ``values`` are stored items, or a reader's."""
         work = self._own_work()
         if request.values is None:
             assert request.indices is not None

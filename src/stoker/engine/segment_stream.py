@@ -1,4 +1,4 @@
-"""What a segment makes of its inputs, in order, through a bounded window.
+"""The outputs of a segment, in order, through a bounded window.
 
 A segment is the work between two pools (or filters, or a device). Each output is an ``Item``. Items
 are computed by tasks: one batch, or some examples for a pool (at least an eighth of a batch,
@@ -10,10 +10,10 @@ The window holds the outputs that were submitted and not taken yet:
 - in general ``max(2 * group, 8 * workers * chunk)`` examples, in whole outputs;
 - few batches where they are gathered from arrays or tables (``Rows.together``);
 - at least twice as many as a source that reads ahead has requests;
-- around an adaptive echo, see ``adaptive_feed``;
-- nothing inline, but for what is left of a few outputs that were made at once: of small ones for at
-  most 0.2 ms, where there may be workers, of gathered batches for at most 1 ms; and nothing after a
-  feed that blocks in the consumer's thread (a loader, a device).
+- around an adaptive echo, see ``echo/adaptive_inputs``;
+- nothing inline, except the rest of a few outputs that were made at once: small outputs of at most
+  0.2 ms together, if there may be workers; gathered batches of at most 1 ms together;
+- nothing after inputs that block in the consumer's thread (a loader, a device).
 
 A use that takes less than a millisecond to copy is copied by the consumer when it asks for it: a
 task would cost more.
@@ -68,16 +68,16 @@ _GATHERED_NS = 1_000_000
 
 
 class SegmentStream(PulledStream):
-    """What a segment makes of its inputs, in order, through a bounded window.
+    """The outputs of a segment, in order, through a bounded window.
 
     Args:
         runner: does the work.
-        feed: where inputs come from; None for fresh examples, in ``order``.
-        order: the epoch's order, None where there is no addressed source.
+        feed: the inputs; None for fresh examples, in ``order``.
+        order: the epoch's order; None without an indexed source.
         examples: the number of fresh examples in the epoch.
         group: the number of examples in a batch.
         planning: the planning lock of this run.
-        read_ahead: how many examples a source wants to be told of before they are fetched.
+        read_ahead: the number of examples that a source wants to hear of before they are fetched.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class SegmentStream(PulledStream):
             cost.inline_ns = GATHER_INLINE_BATCH_NS * (1 if rows is None else rows.parts)
         elif segment.releases_gil:
             cost.releases_gil, cost.gil_row_ns = True, IMAGE_ROW_NS
-        self._together = 1  # batches that are gathered at once, at most
+        self._together = 1  # the most batches that are gathered at once
         if rows is not None and self._gathers:
             self._together = rows.together(group)
             cost.chunk_rows = self._together * group
@@ -129,14 +129,14 @@ class SegmentStream(PulledStream):
         work = runner.work
         is_read_here = feed is None and work.fetcher.reader is None and work.fetcher.lookups is None
         self._is_read = is_read_here and not segment.into_pool
-        self._last_ns = 0  # what an output took that was made here
-        self._next = 0  # the output to be submitted next
+        self._last_ns = 0  # the time of the last output that the consumer made itself
+        self._next = 0  # the number of the next output to submit
         self._window: deque[Item] = deque()
-        self._ended = False
-        self._pulled = False
+        self._has_ended = False
+        self._has_pulled = False
         self._output_bytes: int | None = None  # of a finished output
-        self.dropped_inputs = 0  # where only the end tells
-        self.earlier: dict[int, SegmentStream] = {}  # makes what is numbered below 0 again
+        self.dropped_inputs = 0  # by drop_last, if the length was unknown
+        self.earlier: dict[int, SegmentStream] = {}  # makes outputs below 0 again, by epochs since
 
     @property
     def fresh(self) -> int:
@@ -153,24 +153,24 @@ class SegmentStream(PulledStream):
         )
 
     def pull(self, *, may_block: bool = True) -> Item | None:
-        """Return the next output, and have the window refilled.
+        """Return the next output, and ask for the window to be refilled.
 
-        Called by the consumer. It plans only if the window is empty; otherwise workers plan ahead.
+        The consumer calls this. It plans only if the window is empty; otherwise workers plan ahead.
         """
-        if self._window:  # nobody else takes from it
+        if self._window:  # the consumer alone takes from it
             item: Item | None = self._window.popleft()
         else:
             with self._planning.lock:
                 self._planning.may_block = may_block
                 if not self._window and self._passes_here:
-                    item = self._passed()
+                    item = self._copy_next()
                 elif self._window or self._submit_next():
                     item = self._window.popleft()
                 else:
                     item = None
-        if item is not None and (self._pulled or self._gathers):
+        if item is not None and (self._has_pulled or self._gathers):
             self._worker_pool.plan()
-        self._pulled = True  # the first output is handed out before planning ahead
+        self._has_pulled = True  # the first output is handed out before planning ahead
         return item
 
     def plan_ahead(self) -> bool:
@@ -179,7 +179,7 @@ class SegmentStream(PulledStream):
         Called by workers. Must not block: the holder of the planning lock may be waiting for this
         worker (deadlock).
         """
-        if self._worker_pool.closed or self._passes_here:  # its feed is filled with each use
+        if self._worker_pool.closed or self._passes_here:  # each use is copied on request
             return False
         if not self._planning.lock.acquire(blocking=False):
             return False
@@ -195,17 +195,17 @@ class SegmentStream(PulledStream):
         return task is not None and self._worker_pool.plan_after(task)
 
     def pull_many(self, count: int) -> Iterator[Item]:
-        """Yield the next ``count`` outputs, fewer only at the end; then fill the window up."""
+        """Yield the next ``count`` outputs, fewer only at the end; then fill the window."""
         window = self._window
         while count:
-            # Inline there is no working ahead, so no more is begun than is wanted.
+            # Inline nothing is done ahead, so no more is begun than the caller wants.
             at_most = count if self._worker_pool.inline else None
             if not window and not self._submit_next(at_most):
                 return
-            taken = min(count, len(window))
-            for _ in range(taken):
+            count_now = min(count, len(window))
+            for _ in range(count_now):
                 yield window.popleft()
-            count -= taken
+            count -= count_now
         self._fill(self.ahead())
 
     def poll(self, count: int) -> tuple[int, bool]:
@@ -220,10 +220,10 @@ class SegmentStream(PulledStream):
             if ready == count or not item.task.done:
                 break
             ready += 1
-        return ready, ready == len(window) and (self._ended or self._next == self.total)
+        return ready, ready == len(window) and (self._has_ended or self._next == self.total)
 
     def _fill(self, least: int) -> None:
-        """Submit outputs until the window holds so many, or that would have to wait."""
+        """Submit outputs until the window holds ``least``, or a decision needs a missing value."""
         window, inline = self._window, self._worker_pool.inline
         may_block, self._planning.may_block = self._planning.may_block, False
         try:
@@ -254,7 +254,7 @@ class SegmentStream(PulledStream):
         return len(window) >= self.ahead() and window[0].task.done and window[-1].task.done
 
     def ready_since(self) -> tuple[int, int | None]:
-        """Return how many outputs in the window are done, and since when all are and it is full."""
+        """Return how many outputs in the window are done; if it is full of these, since when."""
         tasks = [item.task for item in tuple(self._window)]
         done = sum(task.done for task in tasks)
         if done < len(tasks) or done < self.ahead():
@@ -266,7 +266,7 @@ class SegmentStream(PulledStream):
         return self.ready_since()[0], self.ahead()
 
     def peek(self) -> Item | None:
-        """Return the next output without taking it; of examples no more than that one is begun."""
+        """Return the next output without taking it; begins no further one."""
         if not self._window and not self._submit_next(at_most=1):
             return None
         return self._window[0]
@@ -285,8 +285,8 @@ class SegmentStream(PulledStream):
     def indices(self, start: int, stop: int) -> list[int]:
         """Return the indices of fresh examples ``start .. stop - 1`` that the epoch has."""
         assert self._order is not None
-        found: list[int] = self._order.span(start, max(start, min(stop, self._examples))).tolist()
-        return found
+        indices: list[int] = self._order.span(start, max(start, min(stop, self._examples))).tolist()
+        return indices
 
     def index_before(self, ordinal: int) -> int:
         """Return the index of a fresh example of an earlier epoch, numbered up to this one."""
@@ -295,7 +295,7 @@ class SegmentStream(PulledStream):
         return find(ordinal)
 
     def failure(self, stage: str, error: Exception, ordinal: int) -> Failure:
-        """Wrap what went wrong where an output was to be used."""
+        """Return an error in using an output as that output's failure."""
         return self._runner.work.inputs.failure_behind(stage, error, ordinal)
 
     def resume_point(self, output: int) -> tuple[None, int]:
@@ -311,7 +311,7 @@ class SegmentStream(PulledStream):
         return self._cuts.outputs(loaded)
 
     def ahead(self) -> int:
-        """Return how many outputs the window holds besides the one that was asked for."""
+        """Return how many outputs the window holds besides the requested one."""
         outputs, most = self._wanted_ahead(), self._worker_pool.most_ahead
         if most is None or not outputs:
             return outputs
@@ -322,7 +322,7 @@ class SegmentStream(PulledStream):
                 self._output_bytes = pytree.data_bytes(item.task.values[item.row])
                 break
         if not self._output_bytes or most.size_bytes is None:
-            return 1  # while it is not known how large they are
+            return 1  # until the size of outputs is known
         return min(outputs, max(1, most.size_bytes // self._output_bytes))
 
     def _wanted_ahead(self) -> int:
@@ -333,9 +333,9 @@ class SegmentStream(PulledStream):
             return 2 * self._at_once()
         chunk = self._cost.chunk(pool.target_ns)
         examples = max(2 * self._group, 8 * pool.workers * chunk, self._read_ahead)
-        if self.segment.is_followed:  # or jitter alone would call for echoing
+        if self.segment.is_followed:  # otherwise jitter alone would cause repeats
             examples = max(FOLLOWED_BATCHES * self._group, examples)
-        elif self.feed is not None and self.feed.follows:  # what is decided early is decided badly
+        elif self.feed is not None and self.feed.follows:  # early decisions see fewer ready items
             examples = 2 * self._group
         return -(-examples // self._group) if self._batches else examples
 
@@ -344,8 +344,8 @@ class SegmentStream(PulledStream):
             item.task.waiting = item.task.items = None  # tasks that wait for each other are a cycle
         self._window.clear()
 
-    def _passed(self) -> Item | None:
-        """Hand the next use on, here and now: a copy, or what is stored if it is the last."""
+    def _copy_next(self) -> Item | None:
+        """Hand on the next use at once: a copy, or the stored item itself if it is its last use."""
         assert self._planning.is_held()
         assert self.feed is not None
         uses = self.feed.take(1)
@@ -357,21 +357,21 @@ class SegmentStream(PulledStream):
         began = time.perf_counter_ns()
         (value,) = self._runner.stored_values([item], own=False)
         self._cost.note(1, time.perf_counter_ns() - began)
-        return self._used(uses[0], DoneTask(value), self.feed.fresh)
+        return self._use_of(uses[0], DoneTask(value), self.feed.fresh)
 
-    def _used(self, use: Use, task: Any, fresh: int) -> Item:
+    def _use_of(self, use: Use, task: Any, fresh: int) -> Item:
         item, use_key, age = use
         assert self.feed is not None
-        if self.feed.in_order:  # what was read by then for later ones does not count
+        if self.feed.in_order:  # examples read ahead for later items do not count
             return with_value(item, task, use_key, item.fresh)
-        made = with_value(item, task, use_key, fresh)
-        made.age, made.examples = age, None
-        return made
+        output = with_value(item, task, use_key, fresh)
+        output.age, output.examples = age, None
+        return output
 
     def _submit_next(self, at_most: int | None = None) -> bool:
         assert self._planning.is_held()
         number = self._next
-        if self._ended or number == self.total:
+        if self._has_ended or number == self.total:
             return False
         here = self._count_here(at_most)
         count = here or self._task_size(at_most)
@@ -388,8 +388,8 @@ class SegmentStream(PulledStream):
             uses = self.feed.take(self._cuts.start(number + count) - self._cuts.start(number))
             batch = self.segment.batch
             if not uses or (batch and batch.drop_last and len(uses) < batch.n):
-                self._ended = True
-                if not any(map(_ended_stream, uses)):
+                self._has_ended = True
+                if not any(map(_has_stream_ended, uses)):
                     self.dropped_inputs = len(uses)
                     return False
         self._next += count
@@ -397,7 +397,7 @@ class SegmentStream(PulledStream):
         return True
 
     def _count_here(self, at_most: int | None) -> int:
-        """Return how many outputs are made here and now, as a task would cost more; 0: none."""
+        """Return how many outputs the consumer makes itself, as a task would cost more; or 0."""
         pool, cost = self._worker_pool, self._cost
         if not pool.inline or not (self._gathers_alone or (self._is_read and at_most is None)):
             return 0
@@ -413,8 +413,7 @@ class SegmentStream(PulledStream):
         return max(1, min(self._together, quickly))
 
     def _at_once(self) -> int:
-        """Return how many batches a task gathers: many if they are quickly gathered, or if that
-        holds the GIL."""
+        """Return how many batches a task gathers: many if gathering is fast or holds the GIL."""
         if self._cost.whole:
             return self._together
         each_ns = self._cost.batch_ns()
@@ -427,7 +426,7 @@ class SegmentStream(PulledStream):
         start, stop = cuts.start(number), min(cuts.start(number + count), self._examples)
         values = self._runner.make_now(number, self._order.span(start, stop), start)
         self._next += count
-        if count == 1:  # without workers, and then this is most of what it costs
+        if count == 1:  # the usual case without workers; a loop would cost as much as the batch
             self._window.append(done_item(values[0], number, 0, stop, stop - start))
         else:
             spans = cuts.spans(number, stop - start)
@@ -441,7 +440,7 @@ class SegmentStream(PulledStream):
         if self._batches:
             return 1 if self._worker_pool.inline and not self._cost.whole else self._at_once()
         # Items share tasks, which cost the consumer time, but wait for no more than an eighth of a
-        # batch. (Nothing is known at first: then the consumer waits for a batch anyway.)
+        # batch. (At first costs are unknown, and the consumer waits for a whole batch anyway.)
         group, cost = self._group, self._cost
         chunk = cost.chunk(self._worker_pool.target_ns) if cost.row_ns else group
         count = min(max(chunk, group // 8), group)
@@ -482,15 +481,15 @@ class SegmentStream(PulledStream):
                 for i, (start, stop) in enumerate(zip(starts, stops, strict=True))
             ]
         if self.segment.batch is not None:
-            made = Item(task, 0, number, 0, task.fresh, rows)
+            output = Item(task, 0, number, 0, task.fresh, rows)
             if uses is not None:
-                made.repeats = rows - len(set(task.places))
-                made.examples = [key for _, key, _ in uses], [age for _, _, age in uses]
-            return [made]
+                output.repeats = rows - len(set(task.places))
+                output.examples = [key for _, key, _ in uses], [age for _, _, age in uses]
+            return [output]
         if uses is None:
             return [Item(task, row, first + row, 0, first + row + 1, 1) for row in range(rows)]
         if self._batches:
-            return [self._used(uses[0], task, task.fresh)]
+            return [self._use_of(uses[0], task, task.fresh)]
         assert self.feed is not None
         return [
             Item(
@@ -501,7 +500,7 @@ class SegmentStream(PulledStream):
         ]  # fmt: skip
 
 
-def _ended_stream(use: Use) -> bool:
+def _has_stream_ended(use: Use) -> bool:
     item = use[0]
     value = item.task.values[item.row] if item.task.done else None
     return type(value) is Failure and value.part == ENDED

@@ -1,4 +1,4 @@
-"""Streams whose items depend on the values of others: filters, skip budgets, joined sequences.
+"""Streams whose items depend on values: filters, skip budgets, and the base of scans and packing.
 
 So planning may have to wait for values. A thread that must not block gets ``WouldBlock`` instead,
 and planning is tried again when the value is there.
@@ -44,11 +44,11 @@ from stoker.stages.skip import RAISE, Budget
 
 
 class OrderedStream(Stream):
-    """A stream that decides upon its inputs in order, once their values are there.
+    """A stream that decides about its inputs in order, once their values are computed.
 
     Args:
         upstream: the stream of inputs.
-        worker_pool: computes them.
+        worker_pool: computes the inputs.
         planning: tells whether the planner may block.
     """
 
@@ -59,9 +59,9 @@ class OrderedStream(Stream):
         self._worker_pool = worker_pool
         self._planning = planning
         self._arriving: deque[Item] = deque()
-        self._kept: deque[Item] = deque()  # what is decided
-        self._ended = False
-        self._inputs = 0  # that were decided upon
+        self._survivors: deque[Item] = deque()  # decided, and not taken
+        self._has_ended = False
+        self._inputs = 0  # the number of decided inputs
         self._fresh: int | None = None
 
     @property
@@ -70,8 +70,8 @@ class OrderedStream(Stream):
 
     def pull_many(self, count: int) -> Iterator[Item]:
         self._have(count)
-        for _ in range(min(count, len(self._kept))):
-            item = self._kept.popleft()
+        for _ in range(min(count, len(self._survivors))):
+            item = self._survivors.popleft()
             self._fresh = item.fresh
             yield item
 
@@ -87,16 +87,16 @@ class OrderedStream(Stream):
             pass
         finally:
             self._planning.may_block = may_block
-        kept = len(self._kept)
-        return min(count, kept), self._ended and kept <= count
+        kept = len(self._survivors)
+        return min(count, kept), self._has_ended and kept <= count
 
     def wait_for(self, count: int) -> None:
         self._have(count)
 
     def ready_since(self) -> tuple[int, int | None]:
-        """Return how many items wait, decided or not, and since when there is no room for more."""
+        """Return how many items wait, decided or not, and since when the stream is full."""
         ready, since = self.upstream.ready_since()
-        return len(self._kept) + ready, since
+        return len(self._survivors) + ready, since
 
     @property
     def is_full(self) -> bool:
@@ -104,34 +104,34 @@ class OrderedStream(Stream):
 
     def peek(self) -> Item | None:
         self._have(1)
-        return self._kept[0] if self._kept else None
+        return self._survivors[0] if self._survivors else None
 
     def clear(self) -> None:
         self._arriving.clear()
-        self._kept.clear()
+        self._survivors.clear()
 
     @abstractmethod
     def _decide(self, item: Item) -> None:
-        """Decide upon the next input, which is done. After an error the same input comes again."""
+        """Decide about the next input, whose value is there. After an error it comes again."""
 
     @abstractmethod
     def _end(self) -> None:
-        """Note the end of the inputs."""
+        """Handle the end of the inputs."""
 
     def _make(self) -> bool:
-        """Make an item from inputs that were taken already; return whether there was one."""
+        """Make an item from inputs taken before; return whether there was one."""
         return False
 
     def _have(self, count: int) -> None:
         """Make ``count`` items available, or all that are left. May raise WouldBlock."""
         assert self._planning.is_held()
-        while len(self._kept) < count and not self._ended:
+        while len(self._survivors) < count and not self._has_ended:
             if self._make():
                 continue
             if not self._arriving:
-                self._arriving.extend(self.upstream.pull_many(count - len(self._kept)))
+                self._arriving.extend(self.upstream.pull_many(count - len(self._survivors)))
                 if not self._arriving:
-                    self._ended = True
+                    self._has_ended = True
                     self._end()
                     return
             task: Task = self._arriving[0].task
@@ -144,17 +144,17 @@ class OrderedStream(Stream):
 
 
 _log = logging.getLogger("stoker")
-_LISTED = 1_000  # skips that are kept with their details
+_LISTED = 1_000  # the most skips that are listed with their details
 
 
 @dataclass
 class FilterRecord(Node):
-    """The dropped numbers from some number on, by which numbers upstream and downstream follow.
+    """The dropped inputs from a number on; they translate numbers upstream and downstream.
 
     Attributes:
-        number, survivors: the start of the record, as a number upstream and one downstream.
-        seen: the number upstream up to which all inputs are decided.
-        drops: the dropped numbers, ascending.
+        number, survivors: the start of the record, as a number of inputs and of survivors.
+        seen: the number of inputs up to which all are decided.
+        drops: the numbers of dropped inputs, ascending.
         total: the number of survivors in the epoch, once it is known.
     """
 
@@ -166,7 +166,7 @@ class FilterRecord(Node):
 
     @classmethod
     def from_json(cls, saved: Any, bounds: Bounds) -> FilterRecord | None:
-        """Read the result of ``to_json``; None if nothing could be dropped at that time."""
+        """Read the result of ``to_json``; None if nothing could be dropped when it was saved."""
         bounds.exact = None
         if saved is None:
             return None
@@ -193,7 +193,7 @@ class FilterRecord(Node):
         }
 
     def number_of(self, survivor: int) -> int:
-        """Return the upstream number of a decided survivor, or of the next one."""
+        """Return the input number of a decided survivor, or of the next one."""
         if self.total is not None and survivor >= self.total:
             return self.seen
         away = survivor - self.survivors
@@ -202,7 +202,7 @@ class FilterRecord(Node):
         return base + away + dropped
 
     def covers(self, survivors: Iterable[int]) -> bool:
-        """True if this record knows so many survivors, or that they are the next or the last."""
+        """True if the record covers these survivors, or they are next after it, or at the end."""
         decided = self.survivors + self.seen - self.number - len(self.drops)
         return all(n == self.total or self.survivors <= n <= decided for n in survivors)
 
@@ -220,8 +220,8 @@ class SkipLog:
         examples: the number of examples in the epoch; None if it is unknown.
 
     Args:
-        spent: the skips before a resume, by account.
-        filtered: the examples that filters had dropped by then.
+        spent: the number of skips before a resume, by account.
+        filtered: the number of examples that filters had dropped before a resume.
     """
 
     def __init__(self, spent: dict[int, int], filtered: int) -> None:
@@ -232,7 +232,7 @@ class SkipLog:
         self.filtered = filtered
 
     def skip(self, error: StageError, account: int, budget: Budget, seen: int) -> None:
-        """Enter one skip. Raises BudgetSpent, and enters nothing, if the budget allows no more."""
+        """Record one skip. Raises BudgetSpent, and records nothing, if the budget is used up."""
         count = self.spent.get(account, 0) + 1
         skip = Skip(error.stage, error.index, error.path, _cause(error))
         if not budget.allows(count, self.examples, seen):
@@ -251,7 +251,7 @@ def _cause(error: StageError) -> str:
 
 
 class FilteredStream(OrderedStream):
-    """A stream of the items that survive, in order.
+    """The surviving items of a stream, in order.
 
     Args:
         point: the filter point, with its budgets.
@@ -276,7 +276,7 @@ class FilteredStream(OrderedStream):
         self._part = point.at - 1  # the segment before it
         self._skip_log = skip_log
         self._spent = False
-        self.record = FilterRecord()  # reaches further than the inputs behind a resume
+        self.record = FilterRecord()  # after a resume it reaches beyond the inputs taken so far
 
     @property
     def segment(self) -> Segment:
@@ -284,21 +284,18 @@ class FilteredStream(OrderedStream):
         return self.upstream.segment
 
     def poll(self, count: int) -> tuple[int, bool]:
-        """Tell as for any stream. A spent budget counts as one item that is ready.
-
-        Taking it raises the error.
-        """
+        """As for any stream. A used-up budget counts as a ready item, which raises its error."""
         ready, ended = super().poll(count)
         return min(count, max(ready, self._spent)), ended
 
     def left_to(self, number: int, taken: int) -> int:
-        """Return how many survivors wait of the items up to a number, once all are decided."""
-        while self._inputs < number and not self._ended:
-            self._have(len(self._kept) + 1)
-        return sum(item.fresh <= number for item in self._kept)
+        """Return how many survivors are left among the items up to ``number``, once decided."""
+        while self._inputs < number and not self._has_ended:
+            self._have(len(self._survivors) + 1)
+        return sum(item.fresh <= number for item in self._survivors)
 
     def recompute(self, number: int) -> Item:
-        """Make a survivor once more. It was decided to survive; it may fail, but not be dropped."""
+        """Make a survivor once more. It may fail now, but it is not dropped."""
         return self.upstream.recompute(self.record.number_of(number))
 
     @property
@@ -306,7 +303,7 @@ class FilteredStream(OrderedStream):
         return self.record.total
 
     def resume_point(self, survivor: int) -> tuple[FilterRecord, int]:
-        """Return all decisions from a survivor on, including those before a resume."""
+        """Return all decisions from a survivor on, including decisions before a resume."""
         record = self.record.since(survivor)
         return record, record.number
 
@@ -315,7 +312,7 @@ class FilteredStream(OrderedStream):
         return self.record.number
 
     def resume(self, node: FilterRecord | None, asked: Asked) -> Asked:
-        """Go on by earlier decisions. If nothing could be dropped then, all survived."""
+        """Go on with the saved decisions; None: nothing could be dropped, so all survived."""
         record, following, again = node or FilterRecord(), asked.next, asked.again
         if record.total is not None:
             if asked.least > record.total:
@@ -324,7 +321,7 @@ class FilteredStream(OrderedStream):
             again = frozenset(n for n in again if n < record.total)
         if node is not None and not record.covers({*again, following}):
             raise damage_error("what was left out does not fit the rest")
-        # Lower numbers stay known, too, because items in a pool are made again by them.
+        # Lower numbers are kept, too: items in a pool are made again by them.
         self.record = replace(record, seen=max(record.seen, following), drops=record.drops[:])
         self._inputs = number = self.record.number_of(following)
         oldest = asked.oldest if node is None else record.number
@@ -359,10 +356,10 @@ class FilteredStream(OrderedStream):
         if drop:
             item.task.values[item.row] = None
         else:
-            self._kept.append(item)
+            self._survivors.append(item)
 
     def _skips(self, item: Item, failure: Failure) -> bool:
-        """True if a failure is skipped. Raises BudgetSpent if that exceeds the budget.
+        """True if a failure is skipped. Raises BudgetSpent if the budget is used up.
 
         BudgetSpent is raised in the consumer only. A worker that plans ahead gets WouldBlock.
         """

@@ -1,20 +1,20 @@
-"""What is used next where the factor follows the stall: on integers only.
+"""The schedule of an adaptive echo, whose factor follows the stall: on integers only.
 
-Each step takes a given number of fresh items and fills up with the least recently used ones. How
-many are fresh is decided elsewhere (by what is ready, by a record, or by ranks that agree). These
-numbers, a byte per step, are all that has to be recorded: the schedule follows from them exactly.
+Each step takes a given number of fresh items, and fills up with the least recently used ones. A
+policy decides how many are fresh (by the items that are ready, by a record, or by agreement of
+ranks). These numbers, a byte per step, are all that a record needs: the schedule follows from them.
 
 Guarantees:
 
 - Every fresh item is used in the step that it enters, and at most ``max_factor`` times in all.
 - No item is used twice in a step.
-- An item is used again at the earliest ``distance`` steps after its last use. What is missing then
-  is waited for, in fresh items. The distance grows from 2, in a pool's first step, to
+- An item is used again at the earliest ``distance`` steps after its last use. If too few items have
+  rested, the step waits for fresh ones. The distance grows from 2, in a pool's first step, to
   ``min_distance``, by 1 a step at most: over ``RAMP_STEPS`` steps, or as many as that takes. It is
   at most the number of steps that a full pool holds items for, so a full pool always has a step of
   copies to give.
-- Where fresh items end, the last batch is filled up with items that were used more lately, but
-  with none of the step before.
+- After the last fresh item, the last batch is filled up with items that were used more recently,
+  but with none of the step before.
 - A full pool drops the most used items, of these the oldest. A step of fresh items alone may leave
   the pool as it is: while there are plenty, no item need be copied to be kept.
 
@@ -64,14 +64,13 @@ _LEAST_DISTANCE = 2
 # A byte says how many grains of fresh items a step has: 0 to 254, as 255 is ``ALONE``.
 _CODES = 254
 ALONE = 255
-"""The code of a step of fresh items alone, none of which the pool keeps: the value of a byte
-that counts leave."""
+"""The code of a step of fresh items that the pool does not keep: no number of grains has it."""
 
 _NONE = np.empty(0, np.int64)
 
 
 class RunLength(NamedTuple):
-    """Items that were last used in one step, equally often by then."""
+    """Items that were last used in the same step, and equally often by then."""
 
     ordinals: NDArray[np.int64]  # ascending
     after: int  # the step after that one
@@ -79,11 +78,11 @@ class RunLength(NamedTuple):
 
 @dataclass(frozen=True)
 class AdaptiveSnapshot:
-    """The pool before a step, and how many fresh items went into the steps from there on.
+    """The pool before a step, and the codes of the steps since.
 
     Attributes:
-        step, admitted: steps that were drawn, and fresh items that entered by then.
-        levels: the items in the pool by how often they were used; the first of those used once.
+        step, admitted: the steps drawn, and the fresh items that entered by then.
+        levels: the items in the pool by their number of uses; the first level has one use.
         codes: a byte for each step since.
         began: the step from which the distance grows; below 0 where the pool was carried.
     """
@@ -96,12 +95,12 @@ class AdaptiveSnapshot:
 
     @property
     def oldest(self) -> int:
-        """The first item that anything from here on may ask for."""
+        """The first item that later steps may use."""
         firsts = (int(level[0].ordinals[0]) for level in self.levels if level)
         return min(firsts, default=self.admitted)
 
     def epochs_back(self, items: int) -> list[int]:
-        """Return how many epochs ago items entered that were carried; each epoch had ``items``."""
+        """Return the ages, in epochs, of carried items; each epoch had ``items``."""
         if self.oldest >= 0:
             return []
         numbers = np.concatenate([s.ordinals for level in self.levels for s in level])
@@ -109,7 +108,7 @@ class AdaptiveSnapshot:
 
 
 def longest_distance(min_distance: int, size: int, group: int) -> int:
-    """Return how many steps a pool of ``size`` items keeps uses apart, ``group`` in each step."""
+    """Return the distance that a full pool of ``size`` items allows, ``group`` in each step."""
     return max(_LEAST_DISTANCE, min(min_distance, size // group))
 
 
@@ -126,10 +125,10 @@ class AdaptivePool:
     """The schedule of one echo in one epoch.
 
     Args:
-        max_factor: how often an item is used at most, at least 2.
-        min_distance: how many steps lie between two uses of an item at least, at least 2.
-        size: how many items the pool holds at most.
-        group: how many items are drawn in a step.
+        max_factor: the most uses of an item; at least 2.
+        min_distance: the least number of steps between two uses of an item; at least 2.
+        size: the most items in the pool.
+        group: the number of items in a step.
     """
 
     def __init__(self, max_factor: int, min_distance: int, size: int, group: int) -> None:
@@ -139,16 +138,16 @@ class AdaptivePool:
         self.group = group
         self._longest = longest_distance(min_distance, size, group)
         self.grain = -(-group // _CODES)
-        # In a level, items stand in the order that they came in: that is the order of their last
-        # uses, too, for all levels are drawn from by it. So levels are queues.
+        # In a level, items stand in the order in which they entered. That is the order of their
+        # last uses, too, as items are drawn in it. So levels are queues.
         self._levels: list[deque[RunLength]] = [deque() for _ in range(max_factor - 1)]
-        # How many items were last used in each of the latest steps, too lately to be used again;
-        # oldest first, keyed by the step after that one.
+        # The number of items that were used in each of the latest steps, and must rest; oldest
+        # first, keyed by the step after the use.
         self._resting: dict[int, int] = {}
-        self.reusable = 0  # items that the next step may use again: all others
+        self.reusable = 0  # items that the next step may use again: those not resting
         self.held = 0
-        self.copies_left = 0  # how often the items in the pool may still be used
-        self.began = 0  # the step in which it was empty
+        self.copies_left = 0  # uses that the items in the pool have left
+        self.began = 0  # the step in which the pool was empty
         self.step = 0
         self.admitted = 0
         self.uses = 0
@@ -160,24 +159,24 @@ class AdaptivePool:
 
     @property
     def levels(self) -> tuple[tuple[RunLength, ...], ...]:
-        """The items by how often they were used; the first of those used once."""
+        """The items by their number of uses; the first level has one use."""
         return tuple(tuple(level) for level in self._levels)
 
     @property
     def distance(self) -> int:
-        """How many steps ago an item must have been used that the next step uses again."""
+        """The least number of steps since the last use of an item that the next step uses again."""
         more = self._longest - _LEAST_DISTANCE
         ramp = max(RAMP_STEPS, more)
         return _LEAST_DISTANCE + more * min(self.step - self.began, ramp) // ramp
 
     @property
     def left_over(self) -> int:
-        """Items that a step behind the last fresh one may use: all but those of the step before."""
+        """Items for a step after the last fresh item: all but those of the step before."""
         return self.held - self._resting.get(self.step, 0)
 
     @property
     def seen(self) -> int:
-        """Items that were drawn at least once: all that entered."""
+        """Items that were drawn at least once: every item that entered."""
         return self.admitted
 
     @property
@@ -187,18 +186,18 @@ class AdaptivePool:
 
     @property
     def needed(self) -> int:
-        """Fresh items that the next step cannot do without, in whole grains."""
+        """The least fresh items of the next step, in whole grains."""
         missing = max(0, self.group - self.reusable)
         return min(self.group, -(-missing // self.grain) * self.grain)
 
     @property
     def even_share(self) -> int:
-        """Fresh items that the next step had better wait for, in whole grains, to have no swings.
+        """Fresh items that the next step should wait for, in whole grains, to avoid swings.
 
-        At the highest factor that is an equal part of what an item's uses take. Without it a step
-        that had to take many fresh items at once would have all of them back later at once, and all
-        of them used up at once. As long as more copies are left than that factor calls for (``d *
-        (max_factor - 1) / 2`` steps of them at distance d, and one to spare) it is 0.
+        It is an equal share of fresh items at the highest factor. Without it, a step that had to
+        take many fresh items at once would get all of them back at once later, and use them up at
+        once. It is 0 while enough copies are left for that factor: ``d * (max_factor - 1) / 2``
+        steps of them at distance d, and one to spare.
         """
         most, group = self.max_factor, self.group
         if 2 * self.copies_left > (self.distance * (most - 1) + 2) * group:
@@ -207,15 +206,15 @@ class AdaptivePool:
         return min(group, -(-share // self.grain) * self.grain)
 
     def fresh_of(self, code: int) -> int:
-        """Return how many fresh items a code stands for, unless the epoch has fewer left."""
+        """Return the number of fresh items of a code; the epoch's last step may have fewer."""
         return self.group if code == ALONE else min(code * self.grain, self.group)
 
     def code_of(self, ready: int, *, over: bool) -> int:
-        """Return the code of a step for which so many fresh items are ready.
+        """Return the code of a step with ``ready`` fresh items.
 
         Args:
             ready: at most ``group``.
-            over: whether these are the epoch's last, so that what a grain has too little counts.
+            over: whether these are the epoch's last, so that an incomplete grain counts, too.
         """
         whole = over or ready == self.group
         return -(-ready // self.grain) if whole else ready // self.grain
@@ -262,16 +261,16 @@ class AdaptivePool:
             numbers.append(at + 1)
             ages.append(now - stretch.after)
             arrivals[at + 1].append(stretch.ordinals)
-        arrived = 0
+        arrival_count = 0
         for level, came in zip(levels, arrivals, strict=False):
             items = came[0] if len(came) == 1 else np.concatenate(came) if came else _NONE
             if len(items):
                 level.append(RunLength(items, now))
-                arrived += len(items)
-        self.held += arrived
+                arrival_count += len(items)
+        self.held += arrival_count
         self.copies_left += len(entering) * len(levels) - repeats
-        self._resting[now] = arrived
-        dropped = self._drop_surplus() if self.held > self.size else _NONE
+        self._resting[now] = arrival_count
+        surplus = self._drop_surplus() if self.held > self.size else _NONE
         if self.group == 1:  # one part is empty, or there is none: scalars cost less
             which = 0 if len(entering) else -1
             ordinals, count = parts[which], len(parts[which])
@@ -280,12 +279,12 @@ class AdaptivePool:
             ordinals, lengths = np.concatenate(parts), [len(part) for part in parts]
             uses, since = np.repeat(np.array([numbers, ages]), lengths, axis=1)
         last = uses == len(levels)
-        return Draw(ordinals, uses, last, since, distance_sum, repeats, 0, dropped)
+        return Draw(ordinals, uses, last, since, distance_sum, repeats, 0, surplus)
 
     def _drop_surplus(self) -> NDArray[np.int64]:
-        """Drop what is too much: the most used first, of these the oldest."""
+        """Drop surplus items: the most used first, of these the oldest."""
         excess = self.held - self.size
-        dropped: list[NDArray[np.int64]] = []
+        surplus: list[NDArray[np.int64]] = []
         for uses, level in reversed([*enumerate(self._levels, 1)]):
             while excess > 0 and level:
                 stretch = level.popleft()
@@ -296,11 +295,11 @@ class AdaptivePool:
                 self._leave(count, stretch.after)
                 self.copies_left -= count * (self.max_factor - uses)
                 excess -= count
-                dropped.append(stretch.ordinals)
-        return np.concatenate(dropped) if dropped else _NONE
+                surplus.append(stretch.ordinals)
+        return np.concatenate(surplus) if surplus else _NONE
 
     def _leave(self, count: int, after: int) -> None:
-        """Count out items that were last used in the step before ``after``."""
+        """Subtract items that leave; they were last used in the step before ``after``."""
         self.held -= count
         if after in self._resting:
             self._resting[after] -= count
@@ -308,24 +307,24 @@ class AdaptivePool:
             self.reusable -= count
 
     def _rest(self) -> None:
-        """Count as reusable what will have rested long enough by the next step."""
+        """Count items as reusable that will have rested long enough by the next step."""
         latest = self.step + 1 - self.distance
         while self._resting and (first := next(iter(self._resting))) <= latest:
             self.reusable += self._resting.pop(first)
 
     def discard(self, ordinals: Collection[int]) -> None:
-        """Let items go, before a step."""
+        """Remove items, before a step."""
         for uses, level in enumerate(self._levels, 1):
             for at, stretch in enumerate(level):
-                kept = stretch.ordinals[~np.isin(stretch.ordinals, list(ordinals))]
-                gone = len(stretch.ordinals) - len(kept)
-                if gone:
-                    level[at] = RunLength(kept, stretch.after)
-                    self._leave(gone, stretch.after)
-                    self.copies_left -= gone * (self.max_factor - uses)
-            kept_stretches = [stretch for stretch in level if len(stretch.ordinals)]
+                rest = stretch.ordinals[~np.isin(stretch.ordinals, list(ordinals))]
+                count = len(stretch.ordinals) - len(rest)
+                if count:
+                    level[at] = RunLength(rest, stretch.after)
+                    self._leave(count, stretch.after)
+                    self.copies_left -= count * (self.max_factor - uses)
+            rest_of_level = [stretch for stretch in level if len(stretch.ordinals)]
             level.clear()
-            level.extend(kept_stretches)
+            level.extend(rest_of_level)
 
     def held_ordinals(self) -> NDArray[np.int64]:
         """Return the items in the pool."""
@@ -336,22 +335,22 @@ class AdaptivePool:
 
     @property
     def replayed_steps(self) -> int:
-        """How many steps are replayed at most behind a moment."""
+        """The most steps that are replayed after a snapshot."""
         return SNAPSHOT_STEPS
 
     def snapshot(self, step: int) -> AdaptiveSnapshot:
-        """Return what a resume at ``step`` needs."""
+        """Return the snapshot for a resume at ``step``."""
         moment = next(m for m in reversed(self._moments) if m.step <= step)
         codes = self.codes[moment.step - self.first_step :]
         return replace(moment, codes=bytes(codes))
 
     def forget_before(self, step: int) -> None:
-        """Drop what only steps before ``step`` would need. The record stays whole."""
+        """Drop snapshots that only steps before ``step`` need. The record of codes is kept."""
         while len(self._moments) > 1 and self._moments[1].step <= step:
             self._moments.popleft()
 
     def restore(self, moment: AdaptiveSnapshot) -> None:
-        """Go to a moment; the pool must be new."""
+        """Restore a snapshot into a new pool."""
         self.step = self.first_step = moment.step
         self.admitted = moment.admitted
         for level, stretches in zip(self._levels, moment.levels, strict=False):
@@ -418,10 +417,12 @@ def unpack(
     step = check_integer(state["step"], 0, (max_factor * admitted + before) // group + 1)
     if len(state["levels"]) != max_factor - 1:
         raise ValueError("the packed pool has other levels than its factor")
-    held, levels, seen = 0, [], []
+    item_count, levels, all_ordinals = 0, [], []
     for text in state["levels"]:
-        packed, lengths_text, ages_text = str(text).split(" ")
-        ordinals = compact_integers.decode_ascending(packed, first, size - held, admitted)
+        ordinals_text, lengths_text, ages_text = str(text).split(" ")
+        ordinals = compact_integers.decode_ascending(
+            ordinals_text, first, size - item_count, admitted
+        )
         lengths = compact_integers.decode_small(lengths_text, len(ordinals), len(ordinals) + 1)
         ages = compact_integers.decode_small(ages_text, len(lengths), step - began)
         sound = len(lengths) == len(ages) and int(lengths.sum()) == len(ordinals)
@@ -429,9 +430,9 @@ def unpack(
             raise ValueError("the packed pool is damaged")
         pieces = np.split(ordinals, np.cumsum(lengths)[:-1]) if len(lengths) else []
         levels.append(tuple(RunLength(p, step - int(a)) for p, a in zip(pieces, ages, strict=True)))
-        held += len(ordinals)
-        seen.append(ordinals)
-    if len(np.unique(np.concatenate(seen))) != held:
+        item_count += len(ordinals)
+        all_ordinals.append(ordinals)
+    if len(np.unique(np.concatenate(all_ordinals))) != item_count:
         raise ValueError("an item is in the packed pool twice")
     steps = (max_factor * items + before) // group + 1  # in the epoch
     codes = compact_integers.decode_bytes(state["codes"], max(0, steps - step)).tobytes()

@@ -1,4 +1,4 @@
-"""What is used next with a fixed factor: the counted pool, on integers only.
+"""The schedule of an echo with a fixed factor: the counted pool, on integers only.
 
 Each fresh item enters once, with its number of uses. Each step draws a group of items without
 replacement. The draws depend on the seed, the epoch and the step alone, never on time or on data,
@@ -50,8 +50,7 @@ A restored pool replays at most as many steps, and a drain. Drawn in groups, whi
 is eight times the items.
 """
 
-# Slots to begin with, where the number of items is not known: some tens of KB, and more as they
-# fill.
+# The first slots, if the number of items is unknown: some tens of KB, and more as they fill.
 _FEW = 1024
 # Draws beyond those that chance is expected to waste, so that most steps draw once. Chosen, not
 # measured.
@@ -65,7 +64,7 @@ _NO_SLOTS = np.empty(0, np.int64)
 
 
 def snapshot_steps(size: int, group: int) -> int:
-    """Return how many steps of a pool there are from one snapshot to the next."""
+    """Return the steps from one snapshot of a pool to the next."""
     return max(SNAPSHOT_STEPS, (2 if group == 1 else 8) * size // group)
 
 
@@ -106,7 +105,7 @@ class Snapshot:
 
     @property
     def oldest(self) -> int:
-        """The first item that anything from here on may ask for."""
+        """The first item that later steps may use."""
         return int(self.ordinals[0]) if len(self.ordinals) else self.admitted
 
 
@@ -114,9 +113,9 @@ class Pool:
     """The schedule of one echo in one epoch.
 
     Args:
-        counts: how often each item is used.
-        size: how many items the pool holds when it is full, at least ``group``.
-        group: how many items are drawn in a step.
+        counts: the number of uses of each item.
+        size: the items in a full pool, at least ``group``.
+        group: the number of items in a step.
         key: the Philox key of this echo in this epoch.
         items: the number of fresh items in the epoch, or None where only its end will tell.
     """
@@ -144,12 +143,12 @@ class Pool:
         self._mark = np.zeros(0, np.int32)
         self._reserve(min(size, _FEW if items is None else items))
         self._places = np.arange(2 * group + _SLACK, dtype=np.int32)
-        self._held = 0
-        self._held_before = 0
+        self._item_count = 0
+        self._count_before = 0
         self._extent = 0  # slots in use; those of exhausted items are filled by the next fresh ones
         self._holes: Any = _NO_SLOTS
         self._fractions = Fractions(key)
-        self._previous: int | None = None  # the slot of the last draw of one; -1: it is gone
+        self._previous: int | None = None  # the slot of the last draw of one; -1: its item has left
         self._snapshot_steps = snapshot_steps(size, group)
         self._levels: dict[int, deque[NDArray[np.int64]]] | None = None  # while draining
         self.step = 0
@@ -163,11 +162,11 @@ class Pool:
     @property
     def held(self) -> int:
         """Items in the pool that have uses left."""
-        return self._held
+        return self._item_count
 
     @property
     def uses_left(self) -> int:
-        """Uses that admitted items still have."""
+        """The uses that admitted items have left."""
         return self.counts.of_first(self.admitted) - self.uses
 
     @property
@@ -176,7 +175,7 @@ class Pool:
         return self.ended and self.uses_left == 0
 
     def left(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """Return the items that have uses left, how many, and how many they had."""
+        """Return the items with uses left, the numbers of these, and of uses so far."""
         slots = self._slots_held()
         remaining = self._remaining[slots]
         return self._ordinal[slots], remaining, self._uses[slots] - remaining
@@ -190,30 +189,30 @@ class Pool:
         return int(self.counts.of(np.array([ordinal]))[0]) - left
 
     def held_ordinals(self) -> NDArray[np.int64]:
-        """Return the items that have uses left."""
+        """Return the ordinals of the items with uses left."""
         return self._ordinal[self._slots_held()]
 
     def _slots_held(self) -> NDArray[np.int64]:
         return np.flatnonzero(self._remaining[: self._extent])
 
     def fresh_needed(self) -> int:
-        """Return how many fresh items the next draw is to be preceded by."""
+        """Return how many fresh items must enter before the next draw."""
         if self.ended:
             return 0
         if self.items is not None and self.group < self.items < 2 * self.group <= self.size:
             # Admitted in two steps, so short an epoch could not always be drained distinctly.
             return self.items - self.admitted
         ramp = self.counts.held + self.group * (self.step + 1)
-        wanted = max(0, min(self.size, ramp) - self._held)
-        return wanted if self.items is None else min(wanted, self.items - self.admitted)
+        missing = max(0, min(self.size, ramp) - self._item_count)
+        return missing if self.items is None else min(missing, self.items - self.admitted)
 
     def admit(self, count: int) -> None:
-        """Let the next ``count`` fresh items in, at most as many as are wanted."""
+        """Admit the next ``count`` fresh items, at most ``fresh_needed()``."""
         if not count:
             return
         start, stop = self.admitted, self.admitted + count
         slots: Any
-        if count == 1:  # batches come one by one, and scalars cost less than arrays
+        if count == 1:  # batches enter one by one, and scalars cost less than arrays
             if len(self._holes):
                 slots, self._holes = int(self._holes[0]), self._holes[1:]
             else:
@@ -225,8 +224,8 @@ class Pool:
             slots, self._holes = self._holes[:count], self._holes[count:]
             new = count - len(slots)
             if new:
-                added = slice(self._extent, self._extent + new)
-                slots = np.r_[slots, added] if len(slots) else added
+                new_slots = slice(self._extent, self._extent + new)
+                slots = np.r_[slots, new_slots] if len(slots) else new_slots
                 self._extent += new
                 self._reserve(self._extent)
             ordinals = np.arange(start, stop)
@@ -234,13 +233,13 @@ class Pool:
         self._ordinal[slots] = ordinals
         self._uses[slots] = self._remaining[slots] = uses
         self._after[slots] = 0
-        self._held += count
+        self._item_count += count
         self.admitted = stop
         if stop == self.items:
             self.ended = True
 
     def _reserve(self, slots: int) -> None:
-        """Have so many slots, and as many again for what comes."""
+        """Have at least ``slots`` slots; doubles their number."""
         if slots <= self._slots:
             return
         slots = max(slots, min(2 * self._slots, self.size))
@@ -252,16 +251,16 @@ class Pool:
         self._slots = slots
 
     def end(self) -> None:
-        """Note that no further fresh item comes in this epoch."""
+        """Record that the epoch has no further fresh item."""
         self.ended = True
 
     def draw(self) -> Draw:
-        """Choose the next group of uses. What is wanted must have been admitted, or ended."""
+        """Choose the next group of uses; call after ``admit(fresh_needed())``, or after the end."""
         if len(self._holes) and not self.ended:  # it held more than its size: nothing was admitted
             self._close_holes(self._slots_held())
         if self.group == 1 and not self.ended:
             return self._draw_one()
-        slots = self._drain() if self.ended else self._uniform(self.step, self._held)
+        slots = self._drain() if self.ended else self._uniform(self.step, self._item_count)
         ordinals, remaining, after = (
             self._ordinal[slots],
             self._remaining[slots],
@@ -274,46 +273,46 @@ class Pool:
         ages = np.where(after > 0, self.step + 1 - after, np.where(uses > 0, -1, 0))
         self._after[slots] = self.step + 1
         duplicates = 0
-        if self.ended and len(slots) > self._held_before:
+        if self.ended and len(slots) > self._count_before:
             duplicates = _number_repeats(slots, uses, remaining)
         self.seen += len(slots) - int(np.count_nonzero(uses))
         self._remaining[slots] = remaining  # of a slot that occurs twice the last value stays
         last = remaining == 0
-        gone = slots[last]
-        self._held -= len(gone)
+        free = slots[last]
+        self._item_count -= len(free)
         if not self.ended:
-            self._holes = gone
+            self._holes = free
         self.uses += len(slots)
         self._advance()
         return Draw(ordinals, uses, last, ages, distance_sum, repeats, duplicates)
 
     def _draw_one(self) -> Draw:
         """Draw a group of one: what ``draw`` does, without arrays."""
-        held, step = self._held, self.step
+        held, step = self._item_count, self.step
         previous = self._find_previous() if self._previous is None else self._previous
         others = held > 1 and previous >= 0
         slot = int(self._fractions.at(step) * (held - others))
         if others and slot >= previous:
             slot += 1
         remaining = int(self._remaining[slot])
-        used = int(self._uses[slot]) - remaining
+        use = int(self._uses[slot]) - remaining
         ordinal, after = int(self._ordinal[slot]), int(self._after[slot])
         self._remaining[slot] = remaining - 1
         self._after[slot] = step + 1
         self._previous = slot
         if remaining == 1:
-            self._held = held - 1
+            self._item_count = held - 1
             self._holes = [slot]
             self._previous = -1
         self.uses += 1
-        self.seen += not used
+        self.seen += not use
         self._advance()
         age = step + 1 - after if after else 0
         return Draw(
             np.array([ordinal]),
-            np.array([used]),
+            np.array([use]),
             np.array([remaining == 1]),
-            np.array([age or (-1 if used else 0)]),
+            np.array([age or (-1 if use else 0)]),
             age,
             int(after > 0),
             0,
@@ -321,8 +320,10 @@ class Pool:
 
     def _find_previous(self) -> int:
         """Return the slot that the step before drew, -1 where its item is gone."""
-        found = np.flatnonzero(self._after[: self._held] == self.step) if self.step else _NO_SLOTS
-        return int(found[0]) if found.size else -1
+        if not self.step:
+            return -1
+        slots = np.flatnonzero(self._after[: self._item_count] == self.step)
+        return int(slots[0]) if slots.size else -1
 
     def _advance(self) -> None:
         self.step += 1
@@ -332,12 +333,12 @@ class Pool:
 
     @property
     def replayed_steps(self) -> int:
-        """How many steps are replayed at most behind a snapshot: until the next one, or a drain."""
+        """The most steps replayed after a snapshot: up to the next one, or through a drain."""
         most = max(self.size, self.counts.held) * self.counts.most
         return self._snapshot_steps + -(-most // self.group) + 1
 
     def advance(self) -> Draw:
-        """Admit what is wanted and draw; for pools that know their number of items."""
+        """Admit the fresh items needed, and draw; for pools with a known number of items."""
         self.admit(self.fresh_needed())
         return self.draw()
 
@@ -360,7 +361,7 @@ class Pool:
     def _steps_alike(self, most: int) -> int:
         """Return how many steps from here on draw from a pool that is full before each of them, or
         grows by a group: up to the next snapshot at most, and not into the end of the epoch."""
-        held = self._held
+        held = self._item_count
         if self.ended or self._extent != held or len(self._holes):
             return 0
         if held != min(self.size, self.counts.held + self.group * (self.step + 1)):
@@ -378,11 +379,11 @@ class Pool:
 
     def _sizes(self, steps: int) -> NDArray[np.int64]:
         """Return how many items the pool holds before each step, from this one on."""
-        return np.minimum(self.size, self._held + self.group * np.arange(steps))
+        return np.minimum(self.size, self._item_count + self.group * np.arange(steps))
 
     def _skip_ones(self, steps: int) -> None:
         """Draw so many groups of one: what ``_draw_one`` does, without an array a step."""
-        held, step, size = self._held, self.step, self.size
+        held, step, size = self._item_count, self.step, self.size
         if self._previous is None:
             self._previous = self._find_previous()
         previous, admitted = self._previous, self.admitted
@@ -415,7 +416,7 @@ class Pool:
         for column, values in zip(columns, (ordinal, uses, remaining, after), strict=True):
             column[:held] = values
         self._previous, self._holes = previous, _NO_SLOTS if hole < 0 else [hole]
-        self._extent, self._held = held, held - (hole >= 0)
+        self._extent, self._item_count = held, held - (hole >= 0)
         self.admitted, self.uses = admitted, self.uses + steps
         self.step += steps - 1
         self._advance()
@@ -432,14 +433,14 @@ class Pool:
         grown = np.repeat(sizes - before, group)
         in_turn = _follow(draws, self._mark)
         taken = np.arange(len(slots)) // group * group + group  # draws before a slot comes in
-        gone = np.zeros(count, bool)
+        free = np.zeros(count, bool)
         given = coming = _NO_SLOTS
         while True:
             # An item's uses depend on its ordinal, that on how many were used up before. What is
             # right up to some draw is found right beyond it, so this ends; mostly at once.
-            gone_before = np.cumsum(gone) - gone
+            gone_before = np.cumsum(free) - free
             ordinals = first + grown + gone_before  # of what comes in if it is the item's last use
-            new = first + np.arange(len(slots)) + np.r_[gone_before, np.count_nonzero(gone)][taken]
+            new = first + np.arange(len(slots)) + np.r_[gone_before, np.count_nonzero(free)][taken]
             was = given, coming
             given, coming = self.counts.of(ordinals), self.counts.of(new)
             if np.array_equal(given, was[0]) and np.array_equal(coming, was[1]):
@@ -452,11 +453,11 @@ class Pool:
                 else:
                     left = remaining[previous] - 1
                     remaining[these] = np.where(left, left, given[previous])
-            gone = remaining == 1
+            free = remaining == 1
         self._ordinal[slots.start : slots.stop] = new
         self._uses[slots.start : slots.stop] = coming
         self._after[slots.start : slots.stop] = 0
-        refilled = np.flatnonzero(gone[:-group])  # those of the last step are holes yet
+        refilled = np.flatnonzero(free[:-group])  # those of the last step are holes yet
         remaining -= 1
         remaining[refilled] = given[refilled]
         after = np.repeat(np.arange(self.step + 1, self.step + steps + 1), group)
@@ -466,9 +467,9 @@ class Pool:
         self._after[draws] = after
         self._ordinal[draws[refilled]] = ordinals[refilled]
         self._uses[draws[refilled]] = given[refilled]
-        self._holes = draws[-group:][gone[-group:]]
+        self._holes = draws[-group:][free[-group:]]
         self._extent = slots.stop
-        self._held = slots.stop - len(self._holes)
+        self._item_count = slots.stop - len(self._holes)
         self.admitted = first + len(refilled) + len(slots)
         unseen = self._uses[: self._extent] == self._remaining[: self._extent]
         self.seen = self.admitted - int(np.count_nonzero(unseen))
@@ -479,21 +480,21 @@ class Pool:
     def _draw_many(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the slots that steps draw, ``int64 [steps * group]``: what ``_uniform`` draws."""
         widths = self._width(sizes)
-        drawn = np.empty((len(sizes), int(widths[0])))  # the first are as wide as any
-        for number, row in enumerate(drawn):
+        fractions = np.empty((len(sizes), int(widths[0])))  # the first are as wide as any
+        for number, row in enumerate(fractions):
             self._random.at(self._key, self.step + number).random(out=row)
-        slots = (drawn * sizes[:, None]).astype(np.int64)
+        slots = (fractions * sizes[:, None]).astype(np.int64)
         in_order = np.sort(slots.astype(np.int32))
         repeats = (in_order[:, 1:] == in_order[:, :-1]).any(1) | (widths < widths[0])
         for number in np.flatnonzero(repeats).tolist():
-            kept = self._distinct(slots[number, : widths[number]])
-            if len(kept) < self.group:
-                kept = self._uniform(self.step + number, int(sizes[number]))
-            slots[number, : self.group] = kept[: self.group]
+            distinct = self._distinct(slots[number, : widths[number]])
+            if len(distinct) < self.group:
+                distinct = self._uniform(self.step + number, int(sizes[number]))
+            slots[number, : self.group] = distinct[: self.group]
         return slots[:, : self.group].ravel()
 
     def snapshot(self, step: int) -> Snapshot:
-        """Return the newest kept snapshot taken at or before ``step``."""
+        """Return the newest snapshot at or before ``step``."""
         return next(s for s in reversed(self._snapshots) if s.step <= step)
 
     def forget_before(self, step: int) -> None:
@@ -502,10 +503,10 @@ class Pool:
             self._snapshots.popleft()
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Go to where a snapshot was taken; the pool must be new."""
+        """Restore a snapshot into a new pool."""
         held = len(snapshot.ordinals)
         self._reserve(held)
-        self._held = self._extent = held
+        self._item_count = self._extent = held
         self._ordinal[:held] = snapshot.ordinals
         self._remaining[:held] = snapshot.remaining
         self._uses[:held] = self.counts.of(snapshot.ordinals)
@@ -520,52 +521,52 @@ class Pool:
         self._snapshots.append(snapshot)
 
     def _uniform(self, step: int, held: int) -> NDArray[np.int64]:
-        """Draw distinct slots of those that hold items, uniformly, in time that the group sets."""
+        """Draw distinct slots with items uniformly, in time proportional to the group."""
         generator = self._random.at(self._key, step)
         count = self.group
         if held < 4 * count:
             return generator.permutation(held)[:count]
         # Rejecting what was drawn before leaves a uniform draw without replacement; so few more
         # are drawn that there is hardly ever a second round. (A fraction times a whole number is
-        # several times as fast as bounded integers, and its bias is below 2^-30 for any pool
-        # that fits in memory.)
-        kept: NDArray[np.int64] = _NO_SLOTS
-        while len(kept) < count:
-            drawn = generator.random(self._width(held) - len(kept))
-            drawn = (drawn * held).astype(np.int64)
-            if len(kept):
-                drawn = np.concatenate([drawn, kept])
-            kept = self._distinct(drawn)
-        return kept[:count]
+        # several times as fast as bounded integers; its bias is below 2^-30 for any pool that fits
+        # in memory.)
+        distinct: NDArray[np.int64] = _NO_SLOTS
+        while len(distinct) < count:
+            slots = generator.random(self._width(held) - len(distinct))
+            slots = (slots * held).astype(np.int64)
+            if len(distinct):
+                slots = np.concatenate([slots, distinct])
+            distinct = self._distinct(slots)
+        return distinct[:count]
 
     def _width(self, held: Any) -> Any:
         """Return how many slots are drawn so that there is a group of distinct ones, mostly."""
         return self.group + self.group * self.group // held + _SLACK
 
-    def _distinct(self, drawn: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _distinct(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return each slot once: of one that was drawn more than once, the last place stays."""
-        places = self._places[: len(drawn)]
-        self._mark[drawn] = places
-        kept: NDArray[np.int64] = drawn[self._mark[drawn] == places]
-        return kept
+        places = self._places[: len(slots)]
+        self._mark[slots] = places
+        distinct: NDArray[np.int64] = slots[self._mark[slots] == places]
+        return distinct
 
     def _drain(self) -> NDArray[np.int64]:
         if self._levels is None:
             self._levels = self._begin_drain()
         levels = self._levels
-        self._held_before = self._held
+        self._count_before = self._item_count
         need = min(self.group, self.uses_left)
-        avoid = self.step if self.step and self.group == 1 and self._held > 1 else None
-        picked: list[NDArray[np.int64]] = []
+        avoid = self.step if self.step and self.group == 1 and self._item_count > 1 else None
+        picks: list[NDArray[np.int64]] = []
         while need:
-            # One pass picks distinct items; only when all of them are picked does another start.
-            passed: list[tuple[int, NDArray[np.int64]]] = []
+            # A pass picks distinct items; another pass starts only after all items were picked.
+            round_picks: list[tuple[int, NDArray[np.int64]]] = []
             for level in sorted(levels, reverse=True):
                 queue = levels[level]
                 while need and queue:
                     slots = queue.popleft()
                     if avoid is not None and self._after[slots[0]] == avoid:
-                        queue.append(slots)  # groups of one: chunks behind it are of one, too
+                        queue.append(slots)  # in groups of one, all chunks have one item
                         if len(queue) == 1:
                             break
                         slots = queue.popleft()
@@ -573,17 +574,17 @@ class Pool:
                         queue.appendleft(slots[need:])
                         slots = slots[:need]
                     need -= len(slots)
-                    passed.append((level, slots))
-            for level, slots in passed:
+                    round_picks.append((level, slots))
+            for level, slots in round_picks:
                 if level > 1:
                     levels.setdefault(level - 1, deque()).append(slots)
-                picked.append(slots)
-        return picked[0] if len(picked) == 1 else np.concatenate(picked)
+                picks.append(slots)
+        return picks[0] if len(picks) == 1 else np.concatenate(picks)
 
     def _begin_drain(self) -> dict[int, deque[NDArray[np.int64]]]:
         slots = self._slots_held()
         after = self._after[slots]
-        after[after < self._snapshots[-1].step] = 0  # a resumed run would not know of these
+        after[after < self._snapshots[-1].step] = 0  # a resumed run does not know these
         order = slots[np.lexsort((self._ordinal[slots], after))]
         remaining = self._remaining[order]
         levels: dict[int, deque[NDArray[np.int64]]] = {}
@@ -599,10 +600,10 @@ class Pool:
         self._close_holes(slots[np.argsort(self._ordinal[slots])])
 
     def _close_holes(self, slots: NDArray[np.int64]) -> None:
-        """Move the items in these slots, all that there are, to the first slots."""
+        """Move the items in these slots, which are all items, to the first slots."""
         for column in (self._ordinal, self._uses, self._remaining, self._after):
             column[: len(slots)] = column[slots]
-        self._extent = self._held
+        self._extent = self._item_count
         self._holes = _NO_SLOTS
         self._previous = None
 
@@ -624,30 +625,30 @@ def _follow(
 ) -> list[tuple[NDArray[np.int64], NDArray[np.int32] | None]]:
     """Return the draws that are the first of their slots, then those that are the second, and so
     on, each with the draw of the same slot before it."""
-    found: list[tuple[NDArray[np.int64], NDArray[np.int32] | None]] = []
+    runs: list[tuple[NDArray[np.int64], NDArray[np.int32] | None]] = []
     left, before = np.arange(len(draws), dtype=np.int32), None
     while len(left):
         slots = draws[left]
-        if found:
+        if runs:
             before = mark[slots]
         mark[slots[::-1]] = left[::-1]  # of a slot that occurs more than once the first stays
         now = mark[slots] == left
-        found.append((left[now], None if before is None else before[now]))
+        runs.append((left[now], None if before is None else before[now]))
         left = left[~now]
-    return found
+    return runs
 
 
 def _number_repeats(
     slots: NDArray[np.int64], uses: NDArray[np.int64], remaining: NDArray[np.int64]
 ) -> int:
     """Number the uses of slots that occur more than once in a draw; return the repeats."""
-    seen: dict[int, int] = {}
+    counts: dict[int, int] = {}
     for i, slot in enumerate(slots.tolist()):
-        before = seen.get(slot, 0)
+        before = counts.get(slot, 0)
         uses[i] += before
         remaining[i] -= before
-        seen[slot] = before + 1
-    return len(slots) - len(seen)
+        counts[slot] = before + 1
+    return len(slots) - len(counts)
 
 
 def pack(snapshot: Snapshot) -> dict[str, int | str]:
@@ -675,8 +676,8 @@ def unpack(state: Any, *, counts: UseCounts, size: int, group: int, items: int) 
     """
     admitted = check_integer(state["admitted"], 0, items)
     held = check_integer(state["held"], 0, min(max(size, counts.held), admitted))
-    assigned = counts.of_first(admitted)
-    step = check_integer(state["step"], 0, assigned // group)
+    total_uses = counts.of_first(admitted)
+    step = check_integer(state["step"], 0, total_uses // group)
     ordinals_text, remaining_text, recent = str(state["packed"]).split(" ")
     ordinals = compact_integers.decode_ascending(ordinals_text, 0, held, admitted)
     remaining = compact_integers.decode_small(remaining_text, held, counts.most + 1)
@@ -685,7 +686,7 @@ def unpack(state: Any, *, counts: UseCounts, size: int, group: int, items: int) 
         raise ValueError("the packed pool is damaged")
     if ((remaining < 1) | (remaining > counts.of(ordinals))).any():
         raise ValueError("items have other uses left than their factor gives them")
-    if assigned - int(remaining.sum()) != step * group or step % snapshot_steps(size, group):
+    if total_uses - int(remaining.sum()) != step * group or step % snapshot_steps(size, group):
         raise ValueError(f"no pool is like that at step {step:,}")
     was_used = np.unpackbits(flags, count=held).astype(bool)
     return Snapshot(step, admitted, ordinals, remaining, was_used)

@@ -27,13 +27,13 @@ _MOST_RANGES = 1 << 20
 
 
 class Remainder:
-    """The numbers of an epoch that are left, as ranges, in the order in which they are dealt.
+    """The unread numbers of an epoch, as ranges, in the order in which they are dealt.
 
     Args:
-        ranges: the first number of each, and the one behind its last; ascending.
+        ranges: the start and the stop of each range; ascending.
 
     Attributes:
-        ranges: as given, but none is empty, and none begins where another ends.
+        ranges: as given, without empty ranges; adjacent ranges are joined.
     """
 
     def __init__(self, ranges: Iterable[tuple[int, int]]) -> None:
@@ -51,13 +51,13 @@ class Remainder:
 
     @property
     def first(self) -> int | None:
-        """The first number, if they are one range; None otherwise."""
+        """The first number, if there is one range; None otherwise."""
         return self.ranges[0][0] if len(self.ranges) == 1 else None
 
     def at(self, which: Places) -> Places:
-        """Return numbers by their own numbers in this row, from 0 on.
+        """Return the numbers at positions of this row, which count from 0.
 
-        What lies behind the end (padding) is behind the last number, too.
+        Positions after the end (padding) map to numbers after the last one.
         """
         if not self.ranges:
             return as_array(which)
@@ -69,7 +69,7 @@ class Remainder:
         return found
 
     def cut(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """Return the ranges of those numbered ``start .. stop - 1`` in this row."""
+        """Return the ranges of the numbers at positions ``start .. stop - 1`` of this row."""
         found, begin = [], 0
         for low, high in self.ranges:
             end = begin + high - low
@@ -81,14 +81,15 @@ class Remainder:
 
 @dataclass(frozen=True, eq=False)
 class Held:
-    """What pools held, and other ranks are dealt: items that were used, and have uses left.
+    """Items of pools that are dealt to the ranks of a new leg: used before, with uses left.
 
-    All ranks have equally many, with equally many uses left, so that their schedules stay alike.
+    All ranks get equally many items with equally many uses left, so their schedules are alike.
 
     Attributes:
-        world: those ranks, which take turns.
-        places: of the items, ``int64 [n]``; ascending among those with equally many uses left.
-        remaining: the uses that are left of each, descending; ``spent``: those that it had.
+        world: the number of those ranks, which take turns.
+        places: the places of the items, ``int64 [n]``; ascending among items with equally many uses
+            left.
+        remaining: the uses that each item has left, descending; ``spent``: its uses so far.
     """
 
     world: int
@@ -98,11 +99,11 @@ class Held:
 
     @property
     def each(self) -> int:
-        """How many items a rank has."""
+        """The number of items of each rank."""
         return len(self.places) // self.world
 
     def of_rank(self, rank: int) -> Held:
-        """Return a rank's own."""
+        """Return the items of a rank."""
         mine = slice(rank, None, self.world)
         return Held(1, self.places[mine], self.remaining[mine], self.spent[mine])
 
@@ -123,18 +124,18 @@ class Held:
         """Read the result of ``to_json``, of an epoch of so many places.
 
         Args:
-            saved: what it was.
-            world: the ranks of the state.
-            places: how many the epoch has.
-            end: the number behind the last of them.
-            most: how often an item is used at most.
+            saved: the JSON value.
+            world: the number of ranks of the state.
+            places: the number of places in the epoch.
+            end: the stop of the numbers in the epoch.
+            most: the most uses of an item.
         """
         gaps = compact_integers.decode_small(saved["places"], places, end)
         spent = compact_integers.decode_small(saved["spent"], places, most)
         kinds = [(check_integer(r, 1, most), check_integer(at)) for r, at in saved["kinds"]]
         left = [r for r, _ in kinds]
         begins = [at for _, at in kinds]
-        ends = [*begins[1:], len(gaps)][: len(begins)]  # none where no item is held
+        ends = [*begins[1:], len(gaps)][: len(begins)]  # empty if there are no items
         sound = check_integer(saved["world"], 1) == world and len(gaps) % world == 0
         sound &= begins[:1] == [0][: len(gaps)] and left == sorted({*left}, reverse=True)
         sound &= all(a < b and (b - a) % world == 0 for a, b in zip(begins, ends, strict=True))
@@ -156,10 +157,10 @@ class Held:
 def deal_held(
     places: NDArray[np.int64], remaining: NDArray[np.int64], spent: NDArray[np.int64], world: int
 ) -> tuple[Held, int]:
-    """Deal items to ranks anew, so that all have equally many with equally many uses left.
+    """Deal items to ranks, so that all ranks get equally many with each number of uses left.
 
-    What cannot be divided loses a use, and is dealt with those that have one less. Returns what is
-    dealt, and how many uses are lost: of items with each number of uses left, fewer than ranks.
+    Items that cannot be divided lose a use, and join the items with one use less. Returns the dealt
+    items and the number of lost uses: for each number of uses left, fewer than ranks.
     """
     dealt: list[tuple[NDArray[np.int64], ...]] = []
     left, lost = np.empty((2, 0), np.int64), 0
@@ -178,18 +179,17 @@ def deal_held(
 
 @dataclass(frozen=True, eq=False)
 class Leg:
-    """What is left of an epoch when other ranks take it over, or the batch size changes.
+    """The rest of an epoch when other ranks take it over, or the batch size changes.
 
     Attributes:
-        begun_by: how many ranks began the epoch.
-        rest: the numbers that are left.
-        before: what all ranks had handed out of the epoch by then; without the examples that count
-            again, because pools hold them.
-        held: what the pools of a fixed factor hold at its beginning, on all ranks; None where there
-            are none.
-        returned: places that come next, of a mixture, whose row does not list places; of a number
-            that ``world``, the ranks of this leg, divides.
-        batches: their batches, which count on for the draws of maps behind ``.batch``.
+        begun_by: the number of ranks that began the epoch.
+        rest: the unread numbers.
+        before: the clock of all ranks by then; without the examples in pools, which count again.
+        held: the items that the pools of a fixed factor hold at the beginning of the leg; None
+            without such pools.
+        returned: for a mixture, whose row does not list places: the places that come first. Their
+            number is a multiple of ``world``, the ranks of this leg.
+        batches: the batches of all ranks by then; the draws of maps behind ``.batch`` count on.
     """
 
     begun_by: int
@@ -202,12 +202,12 @@ class Leg:
 
     @property
     def held_each(self) -> int:
-        """How many rows of a rank are in its pool at the beginning; they come first."""
+        """The rows of a rank that its pool holds at the beginning; they come first."""
         return 0 if self.held is None else self.held.each
 
     @property
     def head_each(self) -> int:
-        """How many rows of a rank come before those that are dealt by the row."""
+        """The rows of a rank before those that are dealt from ``rest``."""
         return self.held_each + len(self.returned) // self.world
 
     def head_of(self, rank: int) -> NDArray[np.int64]:
@@ -269,7 +269,7 @@ class Leg:
 
 
 class LegOrder:
-    """An order of what is left, by its numbers in the row of a leg."""
+    """The order of a leg: the numbers of its row, from 0 on."""
 
     def __init__(self, within: Order, rest: Remainder) -> None:
         self._within, self._rest = within, rest

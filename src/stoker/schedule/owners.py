@@ -1,5 +1,6 @@
-"""Which node keeps which example: weighted rendezvous hashing over slots with a bounded load, and
-the snapshot of it by which an epoch is dealt.
+"""Which node keeps which example, and the snapshot of that by which an epoch is dealt.
+
+The method is weighted rendezvous hashing over slots with a bounded load.
 
 The numbers of examples are spread over ``SLOTS`` slots. For each slot every member draws a number
 whose smallness is by chance and grows with the member's weight, and the smallest wins. So a member
@@ -11,10 +12,10 @@ depends on no order, and changes little when members change.)
 Everything is computed in integers, so that all nodes that know the same members make the same map,
 whatever their processors and libraries.
 
-A cluster's map changes as nodes come and go. What an epoch is dealt by does not: it is taken when
-the epoch begins, and saved in the state, so that each example comes once and a resumed epoch goes
-on as it would have. (Reading goes by the cluster's own map: what has moved is nearer or further,
-and no example is lost.)
+A cluster's map changes as nodes come and go. An epoch is dealt by a snapshot, which is taken when
+the epoch begins and saved in the state: so each example comes once, and a resumed epoch goes on as
+it would have. (Reads use the cluster's current map: an example may have moved to another node, and
+is not lost.)
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _Words = npt.NDArray[np.uint64]
 
 # 2**64 over the golden ratio: neighbours come far apart.
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)
-# Bits behind the point of a logarithm: with six before it, half of a 64-bit word is left for a
+# Fractional bits of a logarithm: with six before the point, half of a 64-bit word is left for a
 # member's divisor.
 _LOG_BITS = 26
 # Of a logarithm's table: 8 KB; a line between entries is exact to 2**-22 or better.
@@ -64,12 +65,12 @@ class Member:
 
 
 class OwnerMap:
-    """Says for every example which member owns it, and who comes next.
+    """The owner of every example, and the members that own it after the owner has left.
 
     Members are numbered in the order of their names.
 
     Attributes:
-        members: those who own something, by number.
+        members: the members that own examples, by number.
         version: grows whenever the members change. Maps of equal version are equal.
     """
 
@@ -87,9 +88,9 @@ class OwnerMap:
 
     @staticmethod
     def of(members: Iterable[Member], version: int) -> OwnerMap:
-        """The map of some members.
+        """Return the map of these members.
 
-        Raises ValueError if two have one name, or one may keep nothing.
+        Raises ValueError if two have the same name, or a weight is less than 1.
         """
         ordered = tuple(sorted(members, key=lambda member: member.name))
         names = {member.name for member in ordered}
@@ -104,30 +105,30 @@ class OwnerMap:
         return len(self.members)
 
     def owner(self, index: int) -> int:
-        """The number of the member that owns an example."""
+        """Return the number of the member that owns an example."""
         return int(self._owners[_slot(index)])
 
     def owners(self, indices: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
-        """The numbers of the members that own examples, in their order."""
+        """Return the numbers of the members that own these examples."""
         spread = indices.astype(np.uint64) * _SPREAD
         found: npt.NDArray[np.int32] = self._owners[spread >> np.uint64(64 - _SLOT_BITS)]
         return found
 
     def ranking(self, index: int) -> Sequence[int]:
-        """All members by number: the owner of an example, then who owns it if those before go."""
+        """Return all members by number: the owner of an example, then its successors."""
         slot = _slot(index)
         owner = int(self._owners[slot])
         order = np.argsort(self._draws_for(np.array([slot], np.uint64))[0], kind="stable")
         return [owner, *(int(member) for member in order if member != owner)]
 
     def _draw(self, slots: _Words, member: int) -> _Words:
-        """What a member draws in slots: the smallest of all wins; 0 is drawn by nobody."""
+        """Return a member's draws in slots: the smallest draw of all members wins; none is 0."""
         words = _mix_bits(slots * _SPREAD ^ self._seeds[member])
         draws: _Words = _minus_log2(words) * self._divisors[member]
         return draws
 
     def _draws_for(self, slots: _Words) -> _Words:
-        """What all members draw in slots, of shape [slots, members]."""
+        """Return the draws of all members in slots, of shape [slots, members]."""
         return np.stack([self._draw(slots, m) for m in range(len(self))], axis=1)
 
     def _bound_loads(self) -> npt.NDArray[np.int32]:
@@ -149,7 +150,7 @@ class OwnerMap:
             order = np.lexsort((smallest, owners))
             place = np.arange(SLOTS) - (np.cumsum(counts) - counts)[owners[order]]
             refused = np.sort(order[place >= limits[owners[order]]])
-            # Each goes to the next in its own order. Equal draws of two members do no harm.
+            # Each slot goes to its next member. Equal draws of two members do no harm.
             draws = self._draws_for(refused.astype(np.uint64))
             draws[draws <= smallest[refused, None]] = np.iinfo(np.uint64).max
             owners[refused] = draws.argmin(axis=1)
@@ -167,7 +168,7 @@ def _slot(index: int) -> int:
 
 
 def _mix_bits(words: _Words) -> _Words:
-    """Words in which every bit depends on every bit of those given (SplitMix64)."""
+    """Return words whose every bit depends on every bit of the argument (SplitMix64)."""
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return words ^ (words >> np.uint64(31))
@@ -212,26 +213,26 @@ _MOST_NAME = 1 << 10
 
 
 class OwnersKnown(Protocol):
-    """A cluster, as far as dealing asks."""
+    """The part of a cluster that dealing needs."""
 
     @property
     def node(self) -> str:
-        """The name that this process's node has, or would have, among the members."""
+        """The name of this process's node, whether or not it is a member."""
         ...
 
     def owner_map(self) -> OwnerMap:
-        """Return the map as it is now."""
+        """Return the current map."""
         ...
 
 
 @dataclass(frozen=True)
 class OwnerSnapshot:
-    """A map of owners, and the ranks on their nodes. Of the members names and weights count.
+    """A map of owners, and the node of each rank. Members are equal by name and weight.
 
     Attributes:
-        version: of the map.
-        members: the name and the weight of each, in the order of their numbers.
-        ranks: of each rank the number of its node among the members; -1 on a node that is none.
+        version: the version of the map.
+        members: the name and the weight of each member, by number.
+        ranks: for each rank, the number of its node among the members; -1 if it is no member.
     """
 
     version: int
@@ -240,15 +241,15 @@ class OwnerSnapshot:
 
     @staticmethod
     def of(known: OwnerMap, ranks: tuple[int, ...]) -> OwnerSnapshot:
-        """Pin a map for ranks on these nodes."""
+        """Return the snapshot of a map, for ranks on these nodes."""
         members = tuple((member.name, member.weight_bytes) for member in known.members)
         return OwnerSnapshot(known.version, members, ranks)
 
     @staticmethod
     def from_json(saved: Any, world: int) -> OwnerSnapshot:
-        """Read what ``to_json`` made, for so many ranks.
+        """Read the result of ``to_json``, for ``world`` ranks.
 
-        Raises KeyError, TypeError or ValueError for what it cannot have made.
+        Raises KeyError, TypeError or ValueError if it is not such a result.
         """
         if type(saved["members"]) is not list or type(saved["ranks"]) is not list:
             raise TypeError("members and ranks are lists")
@@ -272,7 +273,7 @@ class OwnerSnapshot:
 
     @property
     def digest(self) -> int:
-        """What equals another's only if this does: above 0, in 56 bits."""
+        """A hash of this snapshot: above 0, in 56 bits."""
         text = json.dumps(self.to_json(), sort_keys=True).encode()
         # 56 bits: ranks compare it, and its negative, as int64.
         return 1 + int.from_bytes(blake2b(text, digest_size=7).digest(), "little")
@@ -289,7 +290,7 @@ class OwnerSnapshot:
 
 @lru_cache(maxsize=2)
 def _map_of(members: tuple[tuple[str, int], ...], version: int) -> OwnerMap:
-    """Return the map; epochs that follow each other mostly have one."""
+    """Return the map; cached, because epochs in a row mostly have the same."""
     return OwnerMap.of((Member(name, "", weight) for name, weight in members), version)
 
 

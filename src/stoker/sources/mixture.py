@@ -424,7 +424,7 @@ class MixtureSource(IndexedSource):
         each, share = [part.selection for part in self.parts], selection.share
         if share is None or self._is_in_step(selection):  # in runs
             return each
-        return [one.shared(share.rank, share.world, uneven=False) for one in each]
+        return [one.shard(share.rank, share.world, uneven=False) for one in each]
 
 
 class _MixedReader:

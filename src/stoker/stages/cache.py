@@ -184,7 +184,7 @@ class CacheStage(ChainStage):
         shown = format_bytes(limit) if isinstance(limit, int) else limit
         return f"cache({shown})"
 
-    def placed(self, before: ChainView) -> CacheStage:
+    def bind(self, before: ChainView) -> CacheStage:
         """Check that there is something to keep: examples that are the same in every epoch."""
         _check_cacheable(before)
         return self

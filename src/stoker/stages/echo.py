@@ -50,7 +50,7 @@ class Echo(ChainStage):
         pool_bytes: the pool's size in bytes, or None; with neither, the default.
         position: how many echoes come before it in the chain: part of its address.
         record: decisions of an earlier run that are replayed, or None.
-        counts: how often each item is used, once it is placed; None if it follows the stall.
+        counts: how often each item is used, once it is bound; None if it follows the stall.
     """
 
     uses: tuple[EvenUses, ...]
@@ -118,7 +118,7 @@ class Echo(ChainStage):
         """True if it decides by the number of ready items, rather than by a factor or a record."""
         return self.is_adaptive and self.record is None
 
-    def placed(self, before: ChainView) -> Echo:
+    def bind(self, before: ChainView) -> Echo:
         """Number it among the echoes, look up its record, and compute how often items are used.
 
         Raises ValueError after a stage whose outputs cannot be made again one by one, and if the

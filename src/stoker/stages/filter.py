@@ -31,7 +31,7 @@ class Filter(Operation):
             filters=True, skips=self.skips, keeps_fields=True, inside=self.part is not None
         )
 
-    def placed(self, before: ChainView) -> Filter:
+    def bind(self, before: ChainView) -> Filter:
         """Check that single examples come here, with the field that it looks at."""
         if before.is_batched:
             raise ValueError(".filter() works on examples: put it before .batch()")

@@ -76,9 +76,9 @@ class Map(Operation):
             inside=self.part is not None,
         )
 
-    def placed(self, before: ChainView) -> Map:
+    def bind(self, before: ChainView) -> Map:
         """Check its field, and that it skips examples only; number it among random maps."""
-        placed = self.place_on(before)
+        stage = self.place_on(before)
         if self.budget is not None and before.is_batched:
             raise ValueError(
                 "on_error= works for examples only: a stage after .batch() always raises"
@@ -91,7 +91,7 @@ class Map(Operation):
         if self.clock:
             self._check_clock(before)
         position = sum(stage.traits.is_random for stage in before.stages)
-        return replace(placed, position=position)
+        return replace(stage, position=position)
 
     def _check_clock(self, before: ChainView) -> None:
         """Raise ValueError where what comes has no place in the epoch, or several."""

@@ -90,7 +90,7 @@ class Scan(ChainStage):
     def call(self) -> str:
         return f"scan({getattr(self.fn, '__name__', type(self.fn).__name__)})"
 
-    def placed(self, before: ChainView) -> Scan:
+    def bind(self, before: ChainView) -> Scan:
         """Check that single examples come here, each once."""
         if before.source.yields_batches:
             raise ValueError(".scan() works on single examples, and a loader yields batches")

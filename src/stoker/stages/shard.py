@@ -263,7 +263,7 @@ class Shard(ChainStage):
         how += "" if self.balance is None else ", balance=..."
         return f"shard(rank={self.rank}, world={self.world}{how})"
 
-    def placed(self, before: ChainView) -> Shard:
+    def bind(self, before: ChainView) -> Shard:
         """Check that it stands where numbers alone say what is whose."""
         if before.source.yields_batches:
             raise ValueError(
@@ -324,7 +324,7 @@ class Shard(ChainStage):
             )
 
     def lower(self, to: EnginePlan) -> None:
-        to.shard(self.rank, self.world, uneven=self.uneven, dealt=self.near, costs=self.costs)
+        to.shard(self.rank, self.world, uneven=self.uneven, by_owner=self.near, costs=self.costs)
         if self.padding is not None:
             to.pad(fills=self.padding.fills, mask=self.padding.mask)
 

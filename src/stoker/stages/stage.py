@@ -126,7 +126,7 @@ class EnginePlan(Protocol):
     def shuffle(self, buffer: int, blocks: NDArray[np.int64] | None) -> None: ...
     def draw(self, drawing: Drawing) -> None: ...
     def shard(
-        self, rank: int, world: int, *, uneven: bool, dealt: bool, costs: Costs | None
+        self, rank: int, world: int, *, uneven: bool, by_owner: bool, costs: Costs | None
     ) -> None: ...
     def pad(self, *, fills: bool, mask: str | None) -> None: ...
     def take(self, count: int) -> None: ...
@@ -168,7 +168,7 @@ class ChainStage(ABC):
         """What it does, as far as others ask."""
 
     @abstractmethod
-    def placed(self, before: ChainView) -> ChainStage:
+    def bind(self, before: ChainView) -> ChainStage:
         """Return the stage with its address behind ``before``.
 
         Raises ValueError, TypeError or LookupError where it cannot stand there.

@@ -117,7 +117,7 @@ class To(ChainStage):
             return JaxMover(self.device, self.name)
         return Mover(self.device)
 
-    def placed(self, before: ChainView) -> To:
+    def bind(self, before: ChainView) -> To:
         """Check that batches come here, from the host."""
         stage = first_with(before.stages, lambda t: t.moves)
         if stage is not None:

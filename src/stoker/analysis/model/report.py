@@ -188,6 +188,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     cores: int
     memory_bytes: int
     trains_on_cpu: bool
+    jobs: int = 1
+    """Training jobs that the script runs side by side, one of which is reported on."""
     loader: Loader
     loaders: list[Loader]
     examples: int | None = None

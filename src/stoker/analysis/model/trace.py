@@ -119,6 +119,11 @@ class Trace:
     reasons: dict[str, str] = field(default_factory=dict)
     """Why a phase did not happen: "as-it-is", "G", "P", "S", "packing"."""
 
+    @property
+    def share_of_cores(self) -> int:
+        """The processors of one rank, where all ranks of all jobs of the script do alike."""
+        return max(1, self.cores // (max(1, len(self.ranks)) * self.jobs))
+
     def note(self, text: str) -> None:
         """Add a note, once."""
         if text not in self.notes:

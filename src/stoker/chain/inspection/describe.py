@@ -1,4 +1,4 @@
-"""How a chain is described: a stage a line, where it echoes in the papers' words, its memory."""
+"""The text of ``print(pipeline)``: a line for each stage, the place of the echo, the memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def describe(chain: Chain, sizes: Mapping[int, PoolSize]) -> str:
 
     Args:
         chain: the chain.
-        sizes: of the pools that are known, by the position of their echo.
+        sizes: the known sizes of pools, by the position of their echo.
     """
     source = chain.source
     is_followed = any(echo.is_adaptive for echo in chain.echoes)
@@ -27,7 +27,7 @@ def describe(chain: Chain, sizes: Mapping[int, PoolSize]) -> str:
     lines += [
         f"  .{stage.name}{stage.note(chain, sizes)}"
         for stage in chain.stages
-        if not stage.traits.inside  # the source tells of them
+        if not stage.traits.inside  # the source describes them
     ]
     if not source.yields_batches:
         how = "as many threads as there are usable cores, more while they mostly wait"

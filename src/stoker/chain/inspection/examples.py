@@ -1,4 +1,4 @@
-"""Single examples of a pipeline, and its next output, made apart from its epochs."""
+"""Single examples of a pipeline, and its next output, without changing its position."""
 
 from __future__ import annotations
 
@@ -35,10 +35,9 @@ def key_of(chain: Chain, number: Any) -> str:
 
 
 def example_of(chain: Chain, number: Any, epoch: int, place: Any, use: Any) -> Any:
-    """Return an example as an epoch makes it, up to what joins it with others.
+    """Return an example as an epoch makes it, up to the stage that joins it with others.
 
-    Raises TypeError, ValueError or LookupError where it is none of the epoch, and what the stages
-    raise.
+    Raises TypeError, ValueError or LookupError if the epoch lacks it; also errors of stages.
     """
     chain = replace(chain, leg=None)  # places are the same in all legs of an epoch
     plan, source = chain.plan, _indexed(chain, "example")
@@ -86,13 +85,13 @@ def _made(
                 word = rng.fold_use(word, use - 1 if part is last else 0)
             case PackPoint() | ScanPoint() | DevicePoint():
                 break
-            case _:  # a filter, whose segment has said what becomes of the example
+            case _:  # a filter point: the segment before it has applied the filter
                 pass
     return values[0]
 
 
 class _Alone:
-    """An order that has one example at all places, so that errors name it."""
+    """An order with one example at all places, so that errors name it."""
 
     together = 0
 
@@ -107,7 +106,7 @@ class _Alone:
 
 
 def _last_echo(plan: Plan) -> EchoPoint | None:
-    """Return the last pool of single examples: it is its uses that are numbered."""
+    """Return the last pool of single examples, whose uses ``use`` counts."""
     return next((echo for echo in reversed(plan.echoes) if not echo.holds_batches), None)
 
 
@@ -116,8 +115,8 @@ def _place_of(chain: Chain, number: int, epoch: int) -> int:
     plan, source = chain.plan, chain.plan.indexed
     assert source is not None
     selection = plan.selection
-    if selection.is_dealt or plan.batches is not None:  # whose it is changes no place
-        selection = selection.undealt()
+    if selection.is_dealt or plan.batches is not None:  # the rank that gets it changes no place
+        selection = selection.of_all_ranks()
     order = source.order(selection, chain.seed, epoch, group=plan.group)
     for start in range(0, len(order), _SEARCHED):
         stop = min(start + _SEARCHED, len(order))
@@ -132,9 +131,9 @@ def _place_of(chain: Chain, number: int, epoch: int) -> int:
 
 
 def next_output(bookmark: Bookmark) -> Any:
-    """Return the output that comes next, and leave everything where it is.
+    """Return the next output without changing the position.
 
-    Raises ValueError where it cannot be made twice, or there is none; what ``state_dict`` raises.
+    Raises ValueError if it cannot be made twice, or there is none; also errors of ``state_dict``.
     """
     chain = bookmark.chain
     if not chain.source.is_indexed:
@@ -149,7 +148,7 @@ def next_output(bookmark: Bookmark) -> Any:
         )
     alone = replace(chain.apart(), workers=Workers(0, "thread"))
     twin = StepEpochs(alone) if chain.flows else Cursor(alone)
-    twin.load(bookmark.saved())
+    twin.load(bookmark.save())
     iterator = twin.begin()
     try:
         return next(iterator)

@@ -1,21 +1,22 @@
-"""The uses of an adaptive echo, decided step by step: by what is ready, a record, or ranks.
+"""The inputs of a segment after an adaptive echo, decided step by step.
 
 Three policies say how many fresh items go into a step: ``OnDemandPolicy`` (what is ready now),
 ``Replay`` (a record), and ``AgreedPolicy`` of ``rank_sync``. On demand, a step takes what
-``Stream.poll`` reports, without waiting. Only if the pool has too little that has rested long
-enough, it waits for just the missing items; a worker that plans gets ``WouldBlock`` then. If the
-pool comes near to that, each step waits for an even share, or later ones would wait for many.
+``Stream.poll`` reports, without waiting. Only if too few items in the pool have rested long enough,
+it waits for just the missing ones; a worker that plans gets ``WouldBlock`` then. Before a pool runs
+that low, each step waits for an even share, or later steps would wait for many.
 
-Decisions that are made early are made badly, because more items may be ready by the time of use. So
-the window after such a pool is two batches. The window before it holds at least eight batches, in
+Early decisions are bad ones, because more items may be ready by the time of use. So the window
+after such a pool is two batches. The window before it holds at least eight batches, in
 tasks of an eighth of a batch: otherwise jitter alone would cause repeats. While the pool and the
 window before it are both full, a step of fresh items is ``ALONE``: nothing is kept, and so nothing
 is copied. Loaders and streams are read by a thread (``prefetch``), so that no planning waits for
 them.
 
-A pool that was carried from the epoch before is taken up with what it held, as far as that is still
-there (``adopt``); the rest is made again when it is used. Where examples are echoed, a carried one
-leaves the pool before the step that might bring it anew, so that no batch has it twice.
+A pool may go on in the next epoch. That epoch gets the items that are still in memory (``adopt``);
+the others are made again when they are used. Where examples are echoed, an item of the earlier
+epoch leaves the pool before the step that might bring its example anew, so that no batch has it
+twice.
 """
 
 from __future__ import annotations
@@ -36,18 +37,18 @@ from stoker.schedule.fixed import Draw
 
 
 class Policy(Protocol):
-    """Says how many fresh items go into the next step."""
+    """Decides how many fresh items go into the next step."""
 
     def code(self, pool: AdaptivePool, upstream: Stream) -> int | None:
-        """Return the step's code, None where the epoch is over. Raises WouldBlock as streams do."""
+        """Return the step's code; None at the end of the epoch. Raises WouldBlock as streams do."""
         ...
 
 
 class OnDemandPolicy:
-    """A fresh item is used as soon as it is ready, and waited for only if too few may be reused."""
+    """Uses fresh items as soon as they are ready; waits for them only if too few may be reused."""
 
     def code(self, pool: AdaptivePool, upstream: Stream) -> int | None:
-        """Return what is ready, or as much of it as the pool cannot do without."""
+        """Return the code for the ready items; waits for items that the pool cannot do without."""
         ready, over = upstream.poll(pool.group)
         missing = max(pool.needed, pool.even_share)
         if not over and ready < missing:
@@ -61,12 +62,12 @@ class OnDemandPolicy:
 
 
 class AdaptiveInputs(EchoInputs[AdaptivePool]):
-    """Feeds a segment by a policy's decisions, one step at a time.
+    """The inputs of a segment after an adaptive echo, by a policy's decisions.
 
     Args:
         leaks: whether stages after it may drop uses. A state then lists drops beyond its own
             position, so a resume must replay the steps that they belong to.
-        steps: how many there are at most, so that the pool is not ahead at the end; None: no limit.
+        steps: the most steps, so that the pool does not run ahead at the end; None: no limit.
     """
 
     total = None
@@ -88,13 +89,13 @@ class AdaptiveInputs(EchoInputs[AdaptivePool]):
         self._decides = decides
         self._steps = steps
         self._leaks = point.leaks
-        self._decided: deque[int] = deque()  # before a resume, about steps behind it
+        self._codes_ahead: deque[int] = deque()  # of steps behind a resume, decided before it
         self.carried: AdaptiveSnapshot | None = (
-            None  # what the epoch began with, if not with nothing
+            None  # the pool at the beginning of the epoch, if not empty
         )
-        self._carried_examples: dict[int, int] = {}  # numbers by index
-        self._empty: AdaptiveSnapshot | None = None  # what it begins with over a loader or stream
-        self._retired = 0  # up to this fresh example carried ones have left
+        self._carried_examples: dict[int, int] = {}  # their numbers, by index
+        self._empty: AdaptiveSnapshot | None = None  # the empty pool of a loader or stream
+        self._last_uses = 0  # carried items of fresh examples below this have left
 
     def _step(self) -> bool:
         pool, upstream = self.pool, self.upstream
@@ -102,10 +103,10 @@ class AdaptiveInputs(EchoInputs[AdaptivePool]):
             return False
         self._retire()
         code: int | None
-        if self._decided:
-            code = self._decided[0]
+        if self._codes_ahead:
+            code = self._codes_ahead[0]
             upstream.wait_for(max(pool.fresh_of(code), pool.needed))
-            self._decided.popleft()
+            self._codes_ahead.popleft()
         else:
             code = self._decides.code(pool, upstream)
         if code is None:
@@ -123,12 +124,12 @@ class AdaptiveInputs(EchoInputs[AdaptivePool]):
         return True
 
     def _retire(self) -> None:
-        """Let go of carried examples that the next step may bring anew."""
+        """Drop carried items whose examples the next step may bring anew."""
         if not self._carried_examples:
             return
-        first, self._retired = self._retired, self.pool.admitted + self.pool.group
+        first, self._last_uses = self._last_uses, self.pool.admitted + self.pool.group
         upstream: Any = self.upstream
-        coming = self._carried_examples.keys() & set(upstream.indices(first, self._retired))
+        coming = self._carried_examples.keys() & set(upstream.indices(first, self._last_uses))
         gone = [self._carried_examples.pop(index) for index in coming]
         if gone:
             self.pool.discard(gone)
@@ -136,18 +137,18 @@ class AdaptiveInputs(EchoInputs[AdaptivePool]):
 
     @property
     def taken_of_source(self) -> int:
-        """How many of the source's items were taken, those in between that were left out too."""
-        if not self.started:
+        """The number of the source's items that were taken, dropped ones in between included."""
+        if not self.has_started:
             return 0
         return self.fresh if self.upstream.leaves_out else self.pool.admitted
 
     def adopt(self, items: dict[int, Item]) -> None:
-        """Take up what the pool held when the epoch before was over."""
+        """Keep the items that the pool held at the end of the epoch before."""
         held = set(self.pool.held_ordinals().tolist())
         self._items.update({number: item for number, item in items.items() if number in held})
 
     def handed_on(self, total: int) -> dict[int, Item]:
-        """Return what the pool holds by the numbers of the next epoch; ``total`` are in this."""
+        """Return the pool's items by their numbers in the next epoch; this one has ``total``."""
         items = {}
         for number, item in self._items.items():
             if item.task.done and item.task.values[item.row] is not None:
@@ -163,13 +164,13 @@ class AdaptiveInputs(EchoInputs[AdaptivePool]):
         with self._worker_pool.lock:
             for number in numbers:
                 item = self._items.pop(number, None)
-                if item is not None:  # after a resume it may never have been made again
+                if item is not None:  # after a resume, None if it was not made again yet
                     item.settled = True
                     if not item.scheduled:
                         item.task.values[item.row] = None
 
     def resume(self, node: PoolStart | None, asked: Asked) -> Asked:
-        """Replay, or begin empty behind what a loader or a stream has handed out."""
+        """Replay the steps; over a loader or stream begin with an empty pool."""
         if node is not None:
             return super().resume(node, asked)
         items = self.upstream.items_of(asked.loaded)
@@ -179,7 +180,7 @@ class AdaptiveInputs(EchoInputs[AdaptivePool]):
 
     def catch_up(self) -> None:
         if self._empty is not None:
-            self.pool.restore(self._empty)  # the first item may be looked at for the pool's size
+            self.pool.restore(self._empty)  # making the pool may need an item
         else:
             super().catch_up()
 
@@ -191,7 +192,7 @@ class AdaptiveInputs(EchoInputs[AdaptivePool]):
             at = pool.step
             if at * pool.group >= taken:
                 if self._leaks:
-                    self._decided.extend(moment.codes[place - 1 :])
+                    self._codes_ahead.extend(moment.codes[place - 1 :])
                 break
             got = pool.fresh_of(code)
             if items is not None:
@@ -214,14 +215,14 @@ class AdaptiveInputs(EchoInputs[AdaptivePool]):
         upstream: Any = self.upstream
         before = [number for number in self.pool.held_ordinals().tolist() if number < 0]
         self._carried_examples = {upstream.index_before(n): n for n in before}
-        self._retired = moment.admitted
+        self._last_uses = moment.admitted
 
 
 class Replay:
     """A policy that repeats recorded decisions.
 
     Args:
-        decisions: those of this echo in this epoch.
+        decisions: the record of this echo in this epoch.
         planning: tells whether the planner may block.
     """
 
@@ -230,9 +231,9 @@ class Replay:
         self._planning = planning
 
     def code(self, pool: AdaptivePool, upstream: Stream) -> int | None:
-        """Return what was decided, once the fresh items are there.
+        """Return the recorded code, once the fresh items are ready.
 
-        Raises StateError where the record has nothing of this step, or too few fresh items.
+        Raises StateError if the record lacks this step, or the epoch has too few fresh items.
         """
         assert self._planning.is_held()
         code = self._decisions.code(pool.step)

@@ -76,11 +76,11 @@ class PoolStart(Node):
 
 
 class EchoInputs(Inputs, Generic[AnyPool]):
-    """Feeds a segment with the uses of items that it keeps.
+    """The uses of the items in a pool, as the inputs of a segment.
 
     Args:
-        point: its place in the plan.
-        make_pool: makes its schedule in this epoch, when the first use is requested: the size may
+        point: the echo's point in the plan.
+        make_pool: makes the schedule of this epoch, when the first use is requested: its size may
             depend on the first item.
         upstream: the stream of fresh items.
     """
@@ -102,20 +102,20 @@ class EchoInputs(Inputs, Generic[AnyPool]):
         self.upstream: Stream = upstream
         self.blocking = upstream.blocking
         self._items: dict[int, Item] = {}
-        self._drawn: deque[Use] = deque()
-        self._recalled: dict[int, list[tuple[int, int, int]]] = {}
+        self._draws: deque[Use] = deque()
+        self._draws_again: dict[int, list[tuple[int, int, int]]] = {}
         self._tally = tally
-        self._uses = self._first_uses = 0  # that were drawn
+        self._uses = self._first_uses = 0  # drawn so far
         self._fresh = 0
-        self._begun: tuple[Draw, int] | None = None
+        self._has_begun: tuple[Draw, int] | None = None
 
     @cached_property
     def pool(self) -> AnyPool:
-        """The schedule."""
+        """The schedule of uses."""
         return self._make_pool(self)
 
     @property
-    def started(self) -> bool:
+    def has_started(self) -> bool:
         """Whether the schedule exists yet."""
         return "pool" in self.__dict__
 
@@ -131,7 +131,7 @@ class EchoInputs(Inputs, Generic[AnyPool]):
         It is a mean if filters make items stand for unequal numbers of examples.
         """
         read = self._fresh
-        if not self.started or not self.pool.admitted:
+        if not self.has_started or not self.pool.admitted:
             return read
         admitted, seen = self.pool.admitted, self.pool.seen
         each = -(-read // admitted)
@@ -148,21 +148,21 @@ class EchoInputs(Inputs, Generic[AnyPool]):
         return 0
 
     def clear(self) -> None:
-        """Drop what will not be used any more."""
+        """Drop all items."""
         for item in self._items.values():
             item.task.waiting = None
         self._items.clear()
-        self._drawn.clear()
-        self._make_pool = _over  # it holds the run, which holds this
+        self._draws.clear()
+        self._make_pool = _over  # it refers to the run, which refers to this
 
     def together(self, count: int) -> int:
-        if not self._drawn:
+        if not self._draws:
             self._step()
-        return min(count, len(self._drawn) or count)
+        return min(count, len(self._draws) or count)
 
     def take(self, count: int) -> list[Use]:
         """Return the next uses, fewer only at the end."""
-        drawn = self._drawn
+        drawn = self._draws
         while len(drawn) < count:
             if not self._step():
                 break
@@ -170,10 +170,10 @@ class EchoInputs(Inputs, Generic[AnyPool]):
 
     @abstractmethod
     def _step(self) -> bool:
-        """Draw once more, if the epoch has more."""
+        """Draw the next step; return False at the end of the epoch."""
 
     def resume_point(self, use: int) -> tuple[PoolStart | None, int]:
-        if not self.started:
+        if not self.has_started:
             return None, 0
         pool = self.pool
         snapshot = pool.snapshot(self._within(use) // pool.group)
@@ -186,7 +186,7 @@ class EchoInputs(Inputs, Generic[AnyPool]):
         return oldest
 
     def resume(self, node: PoolStart | None, asked: Asked) -> Asked:
-        """Replay the draws from a snapshot on."""
+        """Replay the draws from the node's snapshot on."""
         if node is None:
             raise damage_error("a pool is missing in it")
         taken, snapshot, pool = self._within(asked.next), node.snapshot, self._begin(node)
@@ -196,7 +196,9 @@ class EchoInputs(Inputs, Generic[AnyPool]):
         steps = {number // group for number in asked.again}
         pool.restore(snapshot)
         held = self._replay(node, taken, steps)
-        if not steps <= self._recalled.keys() or (pool.step * group < taken and not pool.exhausted):
+        if not steps <= self._draws_again.keys() or (
+            pool.step * group < taken and not pool.exhausted
+        ):
             raise damage_error("its pool does not come to where the run was")
         again = frozenset(held).union(pool.held_ordinals().tolist())
         return Asked(pool.admitted, pool.admitted, snapshot.oldest, again)
@@ -204,12 +206,12 @@ class EchoInputs(Inputs, Generic[AnyPool]):
     def catch_up(self) -> None:
         """Finish the work that ``resume`` left."""
         self._fresh = self.upstream.fresh
-        if self._begun is not None:
-            self._schedule(*self._begun)
-            self._begun = None
+        if self._has_begun is not None:
+            self._schedule(*self._has_begun)
+            self._has_begun = None
 
     def _within(self, use: int) -> int:
-        """Return a use's number, at most that of the end: the last batch may have been short."""
+        """Return a use's number, at most the number of uses: the last batch may be short."""
         return use if self.total is None else min(use, self.total)
 
     def _begin(self, node: PoolStart) -> AnyPool:
@@ -228,7 +230,7 @@ class EchoInputs(Inputs, Generic[AnyPool]):
         """Return uses from before a resume, their items made again."""
         group, uses = self.pool.group, []
         for number in range(start, start + count):
-            drawn = self._recalled[number // group]
+            drawn = self._draws_again[number // group]
             if number % group >= len(drawn):
                 break
             ordinal, use, age = drawn[number % group]
@@ -251,15 +253,15 @@ class EchoInputs(Inputs, Generic[AnyPool]):
             if last:
                 item.settled = True
                 del self._items[number]
-            self._drawn.append((item, fold_use(item.use_key, use), age))
+            self._draws.append((item, fold_use(item.use_key, use), age))
 
     def _recall(self, draw: Draw, step: int, wanted: bool, skip: int | None) -> set[int]:
-        """Note a draw from before a resume; return those of its items that are still needed."""
+        """Record a draw from before a resume; return the numbers of its items still needed."""
         if wanted:
             columns = (draw.ordinals, draw.uses, draw.ages)
-            self._recalled[step] = list(zip(*(c.tolist() for c in columns), strict=True))
-        if skip is not None:  # the resume begins within this step
-            self._begun = draw, skip
+            self._draws_again[step] = list(zip(*(c.tolist() for c in columns), strict=True))
+        if skip is not None:  # the resume is in the middle of this step
+            self._has_begun = draw, skip
         return set(draw.ordinals.tolist()) if wanted or skip is not None else set()
 
 
@@ -278,7 +280,7 @@ class PooledInputs(EchoInputs[Pool]):
         # If the number of items is unknown, one is peeked at, so that the end is seen in time.
         self._unknown = upstream.total is None and not upstream.blocking
         self._prefetcher: deque[Item] = deque()
-        self._items_before: int | None = None  # in the epoch, as the run before a resume knew
+        self._items_before: int | None = None  # items in the epoch, from the state
         self._replaying = False
 
     def count(self, at_least: int) -> int | None:
@@ -294,7 +296,7 @@ class PooledInputs(EchoInputs[Pool]):
         return None if self._have(at_least) else len(self._prefetcher)
 
     def clear(self) -> None:
-        """Drop what will not be used any more."""
+        """Drop all items."""
         super().clear()
         self._prefetcher.clear()
 
@@ -306,7 +308,7 @@ class PooledInputs(EchoInputs[Pool]):
                 self._items[first + got] = item
                 self._fresh = item.fresh
                 got += 1
-        finally:  # a loader may raise, and go on
+        finally:  # a loader may raise an error, and go on
             pool.admit(got)
         if got < wanted or (self._unknown and not pool.ended and not self._have(1)):
             pool.end()

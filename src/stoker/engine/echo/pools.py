@@ -1,4 +1,4 @@
-"""The pools of a run: how large they are, and who decides for them."""
+"""Makes the pools of a run: their sizes, and the policies of adaptive ones."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ from stoker.stages.echo import DEFAULT_POOL_BATCHES, DEFAULT_POOL_MEMORY_FRACTIO
 from stoker.stages.stage import PoolSize
 from stoker.stages.to import usable_bytes
 
-# Of memory, for everything else, however large a pool the user asks for. Chosen, not measured.
+# The share of memory that stays free, however large a pool the user asks for. Chosen, not measured.
 _KEPT_FREE_FRACTION = 0.05
 _log = logging.getLogger("stoker")
 
 
 class Pools:
-    """Makes the feeds of an epoch's echoes, and their pools when the first use is wanted.
+    """Makes the inputs behind an epoch's echoes, and their pools at the first use.
 
     Args:
         plan: the plan.
         seed, epoch: they key the draws.
-        sizes: the sizes that are known, by the echo's position; filled in here.
-        autotuner: remembers the factor that ranks agreed on last.
-        ranks: the ranks that agree, or None.
-        skip_log: knows how many examples the epoch has.
-        steps: how many outputs there are at most, or None.
+        sizes: the known sizes, by the echo's position; filled in here.
+        autotuner: keeps the factor that ranks agreed on last.
+        ranks: the ranks that agree on a factor, or None.
+        skip_log: has the number of examples in the epoch.
+        steps: the most outputs, or None.
 
     Attributes:
-        feeds: those that were made; ``following``: of these, those that follow the stall.
-        planned: what decides for one of them where ranks agree.
+        feeds: the inputs made so far; ``following``: the adaptive ones among them.
+        planned: the policy that ranks agree on, or None.
     """
 
     def __init__(
@@ -83,10 +83,10 @@ class Pools:
         worker_pool: WorkerPool,
         planning: Planning,
     ) -> EchoInputs[Any]:
-        """Return what feeds the segment behind an echo from ``stream``."""
+        """Return the inputs of the segment behind an echo of ``stream``."""
 
         def make(feed: EchoInputs[Any]) -> Any:
-            return self._made(feed, worker_pool)
+            return self._make(feed, worker_pool)
 
         feed: EchoInputs[Any]
         if point.echo.is_adaptive:
@@ -106,13 +106,13 @@ class Pools:
             return Replay(echo.record.of(echo.position, self._epoch), planning)
         if self._ranks is None:
             return OnDemandPolicy()
-        self.planned = self._agreed(point, stream, self._ranks, planning)
+        self.planned = self._agree_policy(point, stream, self._ranks, planning)
         return self.planned
 
-    def _agreed(
+    def _agree_policy(
         self, point: EchoPoint, stream: Stream, ranks: Ranks, planning: Planning
     ) -> AgreedPolicy:
-        """Return what decides where ranks agree. Raises ValueError where they cannot."""
+        """Return the policy that ranks agree on. Raises ValueError if they cannot agree."""
         plan, echo = self._plan, point.echo
         if self.planned is not None:
             raise ValueError(f"{echo.name} across ranks: no second echo may follow the stall")
@@ -128,7 +128,7 @@ class Pools:
             )
         share = plan.selection.share
         uneven = plan.loader is not None or (share is not None and share.uneven)
-        if plan.has_filter or (uneven and self._steps is not None):  # steps alone end an epoch
+        if plan.has_filter or (uneven and self._steps is not None):  # .steps() ends epochs
             total = None
         return AgreedPolicy(
             ranks,
@@ -140,7 +140,7 @@ class Pools:
             leaky=point.leaks,
         )
 
-    def _made(self, feed: EchoInputs[Any], worker_pool: WorkerPool) -> Any:
+    def _make(self, feed: EchoInputs[Any], worker_pool: WorkerPool) -> Any:
         echo = feed.echo
         group = feed.point.group
         known = self._sizes.get(echo.position)
@@ -148,7 +148,7 @@ class Pools:
             size = echo.record.size(echo.position, echo.name, group)
             known = self._sizes[echo.position] = PoolSize(size)
         if known is None:
-            known = self._sizes[echo.position] = self._sized(feed, group, worker_pool)
+            known = self._sizes[echo.position] = self._choose_size(feed, group, worker_pool)
         if known.size < echo.smallest_distinct(group):
             what = "repeat a batch at once" if group == 1 else "hold an example twice"
             what = "find nothing to use again" if echo.is_adaptive else what
@@ -161,11 +161,11 @@ class Pools:
             return AdaptivePool(echo.max_factor, echo.min_distance, known.size, group)
         assert isinstance(feed, PooledInputs)
         key = pool_key(self._seed, self._epoch, echo, self._plan.selection.leg)
-        # The pool admits an epoch of less than two groups whole.
+        # The pool takes a whole epoch of less than two groups at once.
         return Pool(counts, known.size, group, key, feed.count(2 * group if group > 1 else 0))
 
-    def _sized(self, feed: EchoInputs[Any], group: int, worker_pool: WorkerPool) -> PoolSize:
-        """Return a pool's size, by its first item where that decides."""
+    def _choose_size(self, feed: EchoInputs[Any], group: int, worker_pool: WorkerPool) -> PoolSize:
+        """Return a pool's size; a size in bytes needs its first item."""
         echo = feed.echo
         # Of a loader, and on a device, the first batch is looked at to say what the pool may take.
         looks = self._plan.loader is not None or feed.point.on_device
@@ -191,7 +191,7 @@ class Pools:
 
 
 def pool_key(seed: int, epoch: int, echo: Echo, leg: Leg | None) -> NDArray[np.uint64]:
-    """Return what keys the draws of a pool: in a leg of an epoch others than at its beginning."""
+    """Return the key of a pool's draws; each leg of an epoch has another one."""
     steps = 0 if leg is None else leg.before.steps
     return rng.key(seed, epoch, rng.ECHO + echo.position, steps)
 
@@ -199,8 +199,8 @@ def pool_key(seed: int, epoch: int, echo: Echo, leg: Leg | None) -> NDArray[np.u
 def _size(echo: Echo, each: int, group: int, usable: Callable[[], int]) -> int:
     """Return how many items of ``each`` bytes a pool holds.
 
-    Fewer than were asked for in bytes, with a warning, where there is not so much memory. Raises
-    ValueError when that is less than a batch.
+    If memory is short, fewer than the user's bytes allow, with a warning. Raises ValueError if that
+    is less than a batch.
     """
     if echo.pool is not None:
         return echo.pool

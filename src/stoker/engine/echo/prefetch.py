@@ -18,8 +18,8 @@ from stoker.engine.items import HeadStream, Item, Planning, PulledStream, WouldB
 from stoker.engine.workers.threads import WorkerPool
 from stoker.stages.functions.stray_draws import WORKER_NAME
 
-# Closing waits so long for a loader's next() to return, then goes on without it: about as long as a
-# user waits without a message. Chosen, not measured.
+# The longest time that closing waits for a loader's next() to return: about as long as a user waits
+# without a message. Chosen, not measured.
 _JOIN_S = 5.0
 
 
@@ -45,11 +45,11 @@ class Prefetcher(PulledStream):
         self._planning = planning
         self._worker_pool = worker_pool
         self._lock = threading.RLock()
-        self._changed = threading.Condition(self._lock)
+        self._change = threading.Condition(self._lock)
         self._queue: deque[Item | BaseException] = deque()
-        self._room = size  # more, where more was asked for at a time than the queue holds
-        self._ended = False
-        self._closed = False
+        self._room = size  # larger while a caller waits for more than that
+        self._has_ended = False
+        self._is_closed = False
         self._fresh = 0
         self._arrived_ns = 0
         self._thread: threading.Thread | None = None
@@ -62,7 +62,7 @@ class Prefetcher(PulledStream):
         self._begin()
         with self._lock:
             ready = len(self._queue)
-            return min(count, ready), self._ended and ready <= count
+            return min(count, ready), self._has_ended and ready <= count
 
     def wait_for(self, count: int) -> None:
         """Wait until the next ``count`` items are ready, or all that are left, or an error."""
@@ -70,11 +70,11 @@ class Prefetcher(PulledStream):
         with self._lock:
             if count > self._room:
                 self._room = count
-                self._changed.notify_all()
+                self._change.notify_all()
             while not self._is_there(count):
                 if not self._planning.may_block:
                     raise WouldBlock(None)
-                self._changed.wait()
+                self._change.wait()
 
     @property
     def is_full(self) -> bool:
@@ -121,11 +121,11 @@ class Prefetcher(PulledStream):
         raise AssertionError("what a thread read ahead cannot be made again")
 
     def clear(self) -> None:
-        """End the thread, once its present item has come; drop the read items."""
+        """End the thread after its current read; drop the items in the queue."""
         with self._lock:
-            self._closed = True
+            self._is_closed = True
             self._queue.clear()
-            self._changed.notify_all()
+            self._change.notify_all()
         thread = self._thread
         if thread is None:
             self._inner.clear()
@@ -135,16 +135,16 @@ class Prefetcher(PulledStream):
 
     def _pop(self) -> Item | BaseException:
         self._room = max(self.size, self._room - 1)
-        self._changed.notify_all()
+        self._change.notify_all()
         return self._queue.popleft()
 
     def _is_there(self, count: int) -> bool:
-        if len(self._queue) >= count or self._ended or self._closed:
+        if len(self._queue) >= count or self._has_ended or self._is_closed:
             return True
         return any(isinstance(item, BaseException) for item in islice(self._queue, count))
 
     def _begin(self) -> None:
-        if self._thread is None and not self._closed:
+        if self._thread is None and not self._is_closed:
             with defer_interrupts():
                 thread = threading.Thread(
                     target=self._read, name=f"{WORKER_NAME}-reading", daemon=True
@@ -154,7 +154,7 @@ class Prefetcher(PulledStream):
 
     def _read(self) -> None:
         try:
-            while not self._ended and not self._closed:
+            while not self._has_ended and not self._is_closed:
                 item: Item | BaseException | None
                 try:
                     item = self._inner.pull()
@@ -163,18 +163,18 @@ class Prefetcher(PulledStream):
                 with self._lock:
                     self._arrived_ns = time.perf_counter_ns()
                     if item is None:
-                        self._ended = True
-                    elif not self._closed:
+                        self._has_ended = True
+                    elif not self._is_closed:
                         self._queue.append(item)
-                    self._changed.notify_all()
-                self._worker_pool.plan()  # before it waits: planning may make the room
+                    self._change.notify_all()
+                self._worker_pool.plan()  # before waiting, as planning may make room
                 with self._lock:
-                    while not self._closed and not self._ended and self._must_wait(item):
-                        self._changed.wait()
+                    while not self._is_closed and not self._has_ended and self._must_wait(item):
+                        self._change.wait()
         finally:
-            self._inner.clear()  # here: nobody else may use it meanwhile
+            self._inner.clear()  # in this thread, which alone uses it
 
     def _must_wait(self, last: Item | BaseException | None) -> bool:
-        """True if no more must be read for now, also if a read error was not raised yet."""
+        """True while the queue is full, or a read error in it was not raised yet."""
         is_error = isinstance(last, BaseException)
         return len(self._queue) >= self._room or (is_error and bool(self._queue))

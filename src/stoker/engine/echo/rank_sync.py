@@ -1,14 +1,14 @@
 """Ranks agree before an epoch: on the ownership map by which it is dealt, and on an echoing factor.
 
-An epoch that goes on from a state is dealt by the map in that state. A new epoch takes rank 0's
-present map of the cluster: nodes may come and go, and ranks hear of it one after another. Ranks
-that dealt by different maps would lose some examples and repeat others. So they compare their maps,
-and the first rank sends its map to the others.
+An epoch that is resumed is dealt by the map in its state. A new epoch is dealt by rank 0's current
+map of the cluster. Nodes come and go, and ranks hear of it at different times; if they dealt by
+different maps, they would lose some examples and repeat others. So ranks compare their maps, and
+rank 0 sends its map to the others.
 
-If each rank used whatever is ready, ranks would take different numbers of steps, and the next
-collective operation would hang. So the factor is fixed for a window of steps. It is the largest
-ratio of production time to consumption time that any rank measured. In each step every rank waits
-for the number of fresh items that the factor implies.
+If each rank used whatever items are ready, ranks would take different numbers of steps, and the
+next collective operation would hang. So the factor is fixed for a window of steps. It is the
+largest ratio of production time to consumption time that any rank has measured. In each step, every
+rank waits for the number of fresh items that the factor implies.
 
 The consumer agrees with the other ranks before steps 0, 8, 16, 32 and every 64th, on a gloo group
 of their own. The agreed factor holds from four steps later on, so that planning ahead may go on
@@ -18,8 +18,9 @@ Production is the time in which the window had room, for the items that came in 
 Ranks agree on the ratio, not on the two times: a rank that waits in its step for another rank's
 data seems to consume slowly, and any factor would then look right.
 
-A quota is exceeded if the pool has too few items that have rested. All ranks' pools then need the
-same number, as they got the same. With the last fresh item the epoch ends on all of them.
+A rank takes more than its quota of fresh items if too few items in the pool have rested. The pools
+of all ranks then need the same number, because they got the same. With the last fresh item the
+epoch ends on all ranks.
 
 Quotas are counted in numbers of the source, so examples that are skipped do not change the number
 of steps. Where stages after the pool may skip uses, the pool draws on until the steps are full.
@@ -100,11 +101,11 @@ def _number_of(node: str, known: OwnerMap) -> int:
 
 
 UNIT = 64
-"""Factors are agreed on in 1/64: whole numbers, so that every rank computes the same."""
+"""Factors are whole multiples of 1/64, so that every rank computes the same."""
 
-# Boundaries of the first windows: nothing is known yet, so the factor is corrected early.
+# The ends of the first windows: they are short, because the first factor is a guess.
 _EARLY = (0, 8, 16, 32)
-# Steps between agreeing and applying: as many may be planned ahead meanwhile.
+# Steps from an agreement to its use: as many may be planned ahead meanwhile.
 _LEAD = 4
 
 
@@ -162,7 +163,7 @@ class Ranks:
 
 
 _groups: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-"""The group that was made for each default group, as a weak reference: torch holds both."""
+"""The gloo group of each default group, as weak references: torch owns both."""
 
 
 def _group_of(distributed: Any) -> Any:
@@ -175,7 +176,7 @@ def _group_of(distributed: Any) -> Any:
 
 
 def _timeout(world: Any) -> Any:
-    """Return the timeout that the process group was made with; None if it does not tell."""
+    """Return the timeout of a process group; None if it does not say."""
     import torch
 
     try:
@@ -185,12 +186,12 @@ def _timeout(world: Any) -> Any:
 
 
 def ranks(about: str = "an echoing factor") -> Ranks:
-    """Return the ranks of the process group that is initialised, to agree about something."""
+    """Return the ranks of the initialised process group; ``about`` is for messages."""
     return Ranks(sys.modules["torch.distributed"], about)
 
 
 class AgreedPolicy:
-    """Decides by a factor that all ranks agreed on.
+    """A policy by a factor that all ranks agree on.
 
     Args:
         ranks: the ranks.
@@ -214,18 +215,18 @@ class AgreedPolicy:
         leaky: bool,
     ) -> None:
         self._leaky = leaky
-        self.alike = not leaky  # whether what ends this rank's epoch ends that of all
+        self.alike = not leaky  # whether all ranks' epochs end at the same step
         self._ranks = ranks
         self._most = max_factor * UNIT
         self._group = group
         self._total = total
         self._planning = planning
-        self._legs: list[tuple[int, int, int]] = []  # from a step, with so many fresh, a factor
-        self._until = 0  # the first step that was not agreed on yet
+        self._legs: list[tuple[int, int, int]] = []  # first step, fresh items by then, factor
+        self._until = 0  # the first step without an agreed factor
         self._began = False
         self._consumed: list[int] = []
         self._producing_ns = self._produced = 0
-        self._seen: tuple[int, int] | None = None  # when, and how many items there had been
+        self._seen: tuple[int, int] | None = None  # when last measured, and the items by then
         self.factor = factor
 
     def due(self, step: int) -> bool:
@@ -233,7 +234,7 @@ class AgreedPolicy:
         return not self._began or step in _EARLY or step % WINDOW_STEPS == 0
 
     def note_consumed(self, ns: int) -> None:
-        """Note how long the consumer was busy with a step."""
+        """Record how long the consumer was busy with a step, in nanoseconds."""
         self._consumed.append(ns)
 
     def agree(self, step: int, taken: int) -> None:
@@ -283,26 +284,26 @@ class AgreedPolicy:
         last = self._total is not None and target >= self._total
         if last:
             target = self._total or 0
-        if upstream.leaves_out:  # what failed or was filtered is made up for by others
+        if upstream.leaves_out:  # other items take the place of dropped ones
             self.alike = False
         count = upstream.left_to(target, pool.admitted)
-        # In whole grains, rounded up: what lagged behind would be left over at the end.
+        # In whole grains, rounded up: otherwise a rest would be left over at the end.
         count = pool.fresh_of(-(-max(count, pool.needed) // pool.grain))
         upstream.wait_for(count)
         ready, over = upstream.poll(count)
-        if over and not ready:  # alike, all ranks end here; otherwise by what was agreed
+        if over and not ready:  # if alike, all ranks end here
             ends_alike = self.alike and pool.admitted == self._total
             if ends_alike or self._total is None or not pool.left_over:
                 return None
         return pool.code_of(ready, over=last or over)
 
     def _target(self, step: int) -> int:
-        """Return the number of fresh items that are taken up to a step, that one included."""
+        """Return the number of fresh items up to a step, that step included."""
         start, fresh, factor = next(leg for leg in reversed(self._legs) if leg[0] <= step + 1)
         return fresh + (step + 1 - start) * self._group * UNIT // factor
 
     def _watch(self, pool: AdaptivePool, upstream: Stream) -> None:
-        """Measure production while it was not held up by a full window."""
+        """Measure production, except while a full window holds it up."""
         now = time.perf_counter_ns()
         ready, full_ns = upstream.ready_since()
         there = pool.admitted + ready
@@ -315,7 +316,7 @@ class AgreedPolicy:
         self._seen = now, there
 
     def pop_ratio(self) -> int:
-        """Return this rank's ratio of production to consumption time since this was last asked.
+        """Return this rank's ratio of production to consumption time since the last call.
 
         Ranks exchange this ratio, not the two times: a rank that waits in its step for another
         rank's data would report a step time that is too large.

@@ -8,14 +8,14 @@ from stoker.schedule.epoch_time import Pace
 
 
 class WorkAddress(NamedTuple):
-    """What tells a work from others of its pipeline.
+    """The address of a segment's work among all works of a pipeline.
 
     Attributes:
-        at: its segment's place among the parts of the plan.
-        seed, epoch: what its random draws are keyed by.
-        rank, world: this process among those that share an epoch.
-        batches: how many batches all ranks had of the epoch before its leg.
-        paces: how examples come over the epoch, of a mixture those of each part; empty where no map
+        at: the segment's place among the parts of the plan.
+        seed, epoch: the key of its random draws.
+        rank, world: this process's rank, and the number of ranks.
+        batches: the number of batches of all ranks before the epoch's leg.
+        paces: how examples come over the epoch; of a mixture, those of each part; empty if no map
             asks for the time.
     """
 

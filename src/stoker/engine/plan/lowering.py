@@ -51,7 +51,7 @@ def lower(source: Origin, stages: Sequence[ChainStage], budget: Budget) -> Plan:
 
 
 class Lowering:
-    """Collects what a chain needs from the engine, in order, as the parts of a plan.
+    """Collects the parts of a plan from the calls of a source and its stages.
 
     The source calls one of the first three methods, then each stage one of the others.
     """
@@ -64,13 +64,13 @@ class Lowering:
         self._selection = Selection()
         self._buffer = 1
         self._parts: list[Part] = []
-        self._segment: Segment | None = None  # the one at hand
+        self._segment: Segment | None = None  # the current segment
         self._on_device = False
         self._renumbered = False
         self._group = 1
         self._mask: str | None = None
         self._rule: BatchRule | BatchSchedule | None = None
-        self._batches = False  # whether what comes by are batches
+        self._batches = False  # whether items are batches by now
 
     def read(self, source: IndexedSource) -> None:
         """Examples are read by number."""
@@ -92,35 +92,35 @@ class Lowering:
 
         Streams are shuffled through a buffer of so many examples.
         """
-        self._selection, self._buffer = self._selection.shuffled(blocks), buffer
+        self._selection, self._buffer = self._selection.shuffle(blocks), buffer
 
     def select(self, chosen: Chosen) -> None:
-        """Only chosen examples are read; all of them are among those that are left by now."""
-        self._selection = self._selection.selected(chosen)
+        """Only chosen examples are read; they are within the selection so far."""
+        self._selection = self._selection.select(chosen)
 
     def draw(self, drawing: Drawing) -> None:
         """An order is drawn every epoch, by weights or a function."""
-        self._selection = self._selection.drawn(drawing)
+        self._selection = self._selection.draw(drawing)
 
     def shard(
-        self, rank: int, world: int, *, uneven: bool, dealt: bool, costs: Costs | None
+        self, rank: int, world: int, *, uneven: bool, by_owner: bool, costs: Costs | None
     ) -> None:
-        """Only this rank's part of the epoch is read, dealt by who keeps what, by costs, or not."""
-        self._selection = self._selection.shared(
-            rank, world, uneven=uneven, dealt=dealt, costs=costs
+        """Only this rank's part of the epoch is read; dealt by locality, by costs, or in turns."""
+        self._selection = self._selection.shard(
+            rank, world, uneven=uneven, by_owner=by_owner, costs=costs
         )
 
     def pad(self, *, fills: bool, mask: str | None) -> None:
         """This rank's part is padded, up to a whole batch or not; batches get the mask as field."""
-        self._selection, self._mask = self._selection.padded(fills=fills), mask
+        self._selection, self._mask = self._selection.pad(fills=fills), mask
 
     def take(self, count: int) -> None:
         """Only the first ``count`` examples are read."""
-        self._selection = self._selection.taken(count)
+        self._selection = self._selection.take(count)
 
     def skip(self, count: int) -> None:
         """The first ``count`` examples are left out."""
-        self._selection = self._selection.skipped(count)
+        self._selection = self._selection.skip(count)
 
     def map(self, stage: Map) -> None:
         """A function is applied to each item."""
@@ -137,7 +137,7 @@ class Lowering:
         self._at_hand().operations.append(stage)
 
     def cache(self, stage: CacheStage) -> None:
-        """What comes here is kept in a cache."""
+        """Items are kept in a cache."""
         segment = self._at_hand()
         segment.cache, segment.cache_at = stage, len(segment.operations)
 
@@ -147,7 +147,7 @@ class Lowering:
         self._group, self._batches = stage.n, True
 
     def plan_batches(self, rule: BatchRule | BatchSchedule) -> None:
-        """These batches are planned."""
+        """Batches are planned by a rule."""
         self._rule = rule
 
     def pack(self, stage: Pack) -> None:
@@ -179,11 +179,11 @@ class Lowering:
         self._on_device = True
 
     def plan(self) -> Plan:
-        """Return the plan of what was collected."""
+        """Return the plan of the collected parts."""
         self._close()
         if self._parts and self._parts[-1].needs_work_behind:
             self._parts.append(self._new())
-        into_pool = is_followed = leaks = False  # of what comes after the part at hand
+        into_pool = is_followed = leaks = False  # of the parts after this one
         for at, part in reversed(list(enumerate(self._parts))):
             part.at = at
             match part:
@@ -223,13 +223,13 @@ class Lowering:
         )
 
     def _close(self) -> None:
-        """End the segment at hand; between two pools there has to be one."""
+        """End the current segment; between two pools there must be one."""
         if self._segment is not None or (self._parts and self._parts[-1].needs_work_behind):
             self._parts += self._split(self._at_hand())
         self._segment = None
 
     def _split(self, segment: Segment) -> list[Part]:
-        """Split a segment behind its operations, if what comes out of them may not survive."""
+        """Split a segment after its operations if filters or skips may drop their outputs."""
         if segment.batches_in or (segment.source is None and segment.is_plain):
             return [segment]
         each = segment.operations

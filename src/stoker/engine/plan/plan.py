@@ -31,9 +31,9 @@ class Plan:
     """What the engine runs for a chain.
 
     Attributes:
-        indexed, iterable, loader: the source, as the one of these that it is.
-        selection: which examples an epoch has, and in what order.
-        buffer: how many examples of a stream are shuffled among each other, 1 for none.
+        indexed, iterable, loader: the source, as one of these three; the others are None.
+        selection: the examples of an epoch, and their order.
+        buffer: the size of a stream's shuffle buffer; 1 keeps the order.
         parts: in the order that data meets them; none for a bare loader. A segment stands first
             unless a loader does, and behind every filter point and pool, but that a pool may follow
             a filter point or the way to a device.
@@ -55,7 +55,7 @@ class Plan:
     _cuts: dict[int, PlannedCuts] = field(default_factory=dict, compare=False)
 
     def on_leg(self, leg: Leg) -> Plan:
-        """Return this for what is left of an epoch."""
+        """Return this for the rest of an epoch."""
         return replace(self, selection=replace(self.selection, leg=leg), _planned={}, _cuts={})
 
     @property
@@ -117,7 +117,7 @@ class Plan:
         known = self._planned.get((seed, epoch))
         if known is not None:
             return known
-        whole = self.indexed.order(self.selection.undealt(), seed, epoch)
+        whole = self.indexed.order(self.selection.of_all_ranks(), seed, epoch)
         share = self.selection.share
         rank, world = (0, 1) if share is None else (share.rank, share.world)
         deal = PlannedDeal(whole, rule, seed, epoch, rank, world, self.indexed.parts_count)
@@ -170,7 +170,7 @@ class Plan:
 
     @property
     def is_decided(self) -> bool:
-        """Whether values decide how many items there are: filters, budgets, packs and scans."""
+        """Whether the number of items depends on values: filters, budgets, packing and scans."""
         return any(kind != EchoPoint.kind for kind in self.kinds)
 
     @property
@@ -196,7 +196,7 @@ class Plan:
 
     @property
     def is_adaptive(self) -> bool:
-        """Whether the factor of an echo follows the stall, now or in the run that it replays."""
+        """Whether an echo is adaptive, or replays the record of an adaptive one."""
         return any(point.echo.is_adaptive for point in self.echoes)
 
     @property
@@ -216,6 +216,6 @@ class Plan:
         return point.echo.is_adaptive and not point.on_device and not point.leaks
 
     def items_of_first(self, examples: int) -> int:
-        """Return how many outputs the first segment makes of so many examples."""
+        """Return how many outputs the first segment makes of ``examples`` examples."""
         batch = self.segments[0].batch
         return examples if batch is None else batch.count(examples)

@@ -15,11 +15,10 @@ from stoker.stages.to import To
 
 @dataclass
 class FilterPoint:
-    """The point after a segment some of whose outputs do not survive.
+    """The point where outputs of the segment before are dropped: by filters, or as skips.
 
     Attributes:
-        budgets: the skip budgets, by account: 0 is the pipeline's, the others are those of stages
-            that have one of their own.
+        budgets: the skip budgets, by account: 0 is the pipeline's, others belong to stages.
         at: its place among the parts.
     """
 
@@ -70,8 +69,8 @@ class EchoPoint:
         echo: the stage.
         holds_batches: whether its items are batches.
         on_device: whether it comes after ``.to(device)``.
-        group: how many items a step of its pool has: one, where those are batches.
-        leaks: whether uses may be left out behind it.
+        group: the number of items in a step of its pool; 1 if items are batches.
+        leaks: whether stages behind it may drop uses.
         at: its place among the parts.
     """
 
@@ -103,5 +102,5 @@ class DevicePoint:
 
 
 Part = Segment | FilterPoint | PackPoint | ScanPoint | EchoPoint | DevicePoint
-"""What a plan is made of. Each says its ``kind`` in a state, or None where nothing of it is kept
-there; and whether each of its outputs ``is_one_to_one``: made of one input alone."""
+"""A part of a plan. ``kind`` is the kind of its node in a state, or None without a node;
+``needs_work_behind``: a segment follows it; ``is_one_to_one``: each output is made of one input."""

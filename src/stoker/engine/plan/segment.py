@@ -25,17 +25,17 @@ class Segment:
     """Stages that run together: examples in, examples or batches out; or batches throughout.
 
     Attributes:
-        source: the source, in the first segment of an indexed chain.
-        operations: what is done to what comes in.
-        cache: the cache among them, in front of operation number ``cache_at``.
+        source: the source, in the first segment of an indexed chain; else None.
+        operations: the maps and filters on single inputs, in order.
+        cache: the cache among them, before operation number ``cache_at``.
         batch: the batching stage, if it is in this segment.
-        batch_maps: the maps behind it.
-        batches_in: whether what comes in are batches already.
-        on_device: whether it comes after ``.to(device)``.
-        at: its place among the parts.
-        into_pool: whether a pool keeps what comes out.
-        is_followed: whether that is the pool of an adaptive echo, on a device perhaps.
-        renumbered: whether what comes in was joined before, and is numbered anew.
+        batch_maps: the maps behind the batching stage.
+        batches_in: whether the inputs are batches.
+        on_device: whether the segment comes after ``.to(device)``.
+        at: the segment's place among the parts.
+        into_pool: whether a pool keeps the outputs.
+        is_followed: whether an adaptive echo follows, directly or behind a device.
+        renumbered: whether the inputs were packed, and so have numbers of their own.
     """
 
     source: IndexedSource | None = None
@@ -56,24 +56,24 @@ class Segment:
 
     @property
     def is_plain(self) -> bool:
-        """Whether nothing happens to single inputs on their way."""
+        """Whether the segment does nothing to single inputs."""
         return not self.operations and self.cache is None
 
     @property
     def has_filter(self) -> bool:
-        """Whether some of what comes in may be left out by a filter."""
+        """Whether a filter may drop inputs."""
         return any(not operation.makes_values for operation in self.operations)
 
     @property
     def rows(self) -> Rows | None:
-        """What gathers batches from arrays, where nothing is done to single examples."""
+        """Gathers batches straight from arrays; None if something is done to single examples."""
         if self.source is None or not self.only_stacks or isinstance(self.batch, PlannedBatch):
             return None
         return self.source.rows
 
     @property
     def releases_gil(self) -> bool:
-        """Whether it is all image functions, but for what stoker itself does."""
+        """Whether all user code in it is image functions, which release the GIL."""
         if self.is_plain or self.batch_maps or self.cache is not None:
             return False
         is_own = self.source is None or not self.source.runs_user_code
@@ -82,33 +82,33 @@ class Segment:
 
     @property
     def stacks(self) -> bool:
-        """Whether what comes out are copies, in the rows of a batch."""
+        """Whether outputs are batches of copies."""
         return self.batch is not None and self.batch.collate is None
 
     @property
     def only_stacks(self) -> bool:
-        """Whether inputs are but copied into a batch."""
+        """Whether inputs are only copied into a batch."""
         return self.is_plain and self.stacks
 
     @cached_property
     def reads_what_is_cached(self) -> bool:
-        """Whether examples from the cache are only read, by image functions, and then stacked."""
+        """Whether image functions alone read the examples of the cache, before they are stacked."""
         behind = self.operations[self.cache_at :]
         return self.stacks and all(each.only_reads and each.releases_gil for each in behind)
 
     @cached_property
     def reading(self) -> int:
-        """How many of the first operations only read what they are given."""
+        """The number of first operations that only read their inputs."""
         return sum(1 for _ in takewhile(lambda each: each.only_reads, self.operations))
 
     @property
     def shares_items(self) -> bool:
-        """Whether a pool lends it items: the first to get hold of them does not write."""
+        """Whether a pool may lend it items without copies: its first operation only reads them."""
         return self.reading > 0 or self.only_stacks
 
     @property
     def names(self) -> list[str]:
-        """The stages with a time of their own, in order."""
+        """The names of the stages with a time of their own, in order."""
         names = [operation.name for operation in self.operations]
         if self.cache is not None:
             names.insert(self.cache_at, self.cache.name)
@@ -120,17 +120,17 @@ class Segment:
 
     @property
     def callers(self) -> list[IndexedSource | ChainStage]:
-        """What may call objects of the user's, in order."""
+        """The source and the stages, which may call the user's objects, in order."""
         each = [self.source, *self.operations, self.batch, *self.batch_maps]
         return [one for one in each if one is not None]
 
     @cached_property
     def user_objects(self) -> list[UserObject]:
-        """The objects of the user's that it calls, in order."""
+        """The user's objects that it calls, in order."""
         return [each for one in self.callers for each in one.user_objects()]
 
     def with_user_objects(self, objects: Sequence[Any]) -> Segment:
-        """Return it with others in their place."""
+        """Return this with other user objects, in the same order."""
         rest = iter(objects)
 
         def copy_of(one: Caller) -> Caller:

@@ -8,8 +8,8 @@ class Failure:
 
     Attributes:
         error: the error to raise then.
-        part: the number of the failed segment among the parts: only the filter after it may skip
-            the example. None if it must not be skipped.
+        part: the failed segment's place among the parts: only the filter point after it may skip
+            the example. None if nothing may skip it.
         account: the skip budget that it counts against (see ``FilterPoint``).
     """
 
@@ -20,7 +20,7 @@ class Failure:
 
 
 class Rejected(Exception):
-    """Stands in place of an error: a filter dropped the example."""
+    """The error of an example that a filter dropped."""
 
 
 REJECTED = Failure(Rejected())

@@ -83,7 +83,7 @@ class Fetcher:
         return self._source
 
     def expect(self, indices: NDArray[np.int64]) -> None:
-        """Have examples read ahead that will be fetched, if that is possible."""
+        """Announce examples that will be fetched, so that the source may read them ahead."""
         if self.reader is None and self.lookups is None:
             return
         if self._cache is not None:
@@ -101,7 +101,7 @@ class Fetcher:
         self.reader.expect(indices)
 
     def _ask_others(self, cache: CacheStage, lookups: Lookups, indices: NDArray[np.int64]) -> None:
-        """Ask other nodes for examples that this host's cache lacks; read ahead what they lack."""
+        """Ask other nodes for examples that this host's cache lacks; read ahead those they lack."""
         keys = cache.keys(self._indexed, indices.tolist())
         places = {key: index for key, index in zip(keys, indices.tolist(), strict=True) if key}
 
@@ -175,10 +175,10 @@ class Fetcher:
         return values
 
     def _ask(self, indices: NDArray[np.int64], source: IndexedSource) -> list[Any]:
-        """Return examples of a user's object, which is asked for each once, whatever it raises.
+        """Return examples of a user's dataset, which is asked once for each, whatever it raises.
 
-        After an error it may be half changed, and asked again it could silently give wrong values.
-        So a copy that failed where its original does not is not asked for the rest either.
+        After an error it may be half changed, and could silently give wrong values. So a copy that
+        failed although its original does not is not asked for the rest either.
         """
         values: list[Any] = []
         while len(values) < len(indices):
@@ -221,9 +221,9 @@ class Fetcher:
         return self._fetch_source(np.array([index], np.int64), self._indexed)[0]
 
     def _weight(self, values: list[Any]) -> int:
-        """Return the bytes of read examples; all of a dataset's own count as large as the first.
+        """Return the bytes of read examples; of a user's dataset, as if all were like the first.
 
-        An example may have many small parts, and take longer to weigh than to read.
+        An example may have many small parts, which take longer to weigh than to read.
         """
         if self._indexed.runs_user_code:
             return pytree.data_bytes(values[0]) * len(values) if values else 0
@@ -235,7 +235,7 @@ class Fetcher:
         who: IndexedSource | CacheStage,
         indices: NDArray[np.int64],
     ) -> list[Any]:
-        """Return the results of ``get``; if it fails, get them one by one, to know which fails."""
+        """Return the results of ``get``; if it fails, call it for one at a time."""
         try:
             found = get(indices)
             if len(found) != len(indices):

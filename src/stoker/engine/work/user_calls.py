@@ -23,7 +23,7 @@ class Call(NamedTuple):
 
     Attributes:
         is_locked: whether only one such call at a time may run in the process.
-        copies: the numbers of the copied objects, among all of the pipeline.
+        copies: the numbers of the copied objects among all user objects of the pipeline.
     """
 
     is_locked: bool = False
@@ -35,7 +35,7 @@ _NO_LOCK = contextlib.nullcontext()
 
 
 def lock_of(call: Call) -> contextlib.AbstractContextManager[Any]:
-    """Return the lock that a call takes, or none."""
+    """Return the lock for a call: ``USER_LOCK``, or none."""
     return USER_LOCK if call.is_locked else _NO_LOCK
 
 
@@ -43,11 +43,11 @@ class Copies(Protocol[AnyWork]):
     """A thread's copies of the user's objects."""
 
     def fresh(self, failed: Retry[AnyWork], original: AnyWork) -> AnyWork | None:
-        """Return a work with new copies, if the failed ones are of an earlier epoch, or old."""
+        """Return a work with newer copies; None if the failed ones were made in this epoch."""
         ...
 
     def distrust(self, copies: tuple[int, ...], error: BaseException) -> None:
-        """Take note of copies that raised an error which their originals do not raise."""
+        """Record copies that raised an error that their originals do not raise."""
         ...
 
 

@@ -100,7 +100,7 @@ class Work:
         )
 
     def _call(self, segment: Segment, calls: Sequence[Call]) -> None:
-        """Set up the calls of the user's objects of a segment, by the way of each caller."""
+        """Prepare the calls of a segment's user objects, one ``Call`` for each caller."""
         seed, epoch = self.address.seed, self.address.epoch
         rest = iter(calls)
         self._reading = FREELY if segment.source is None else next(rest)
@@ -163,7 +163,7 @@ class Work:
     ) -> None:
         """Run the maps over ``values``, in place, stage by stage.
 
-        With ``copied`` the values are lent by a pool; it copies those that would be written to.
+        With ``copied`` the values belong to a pool; it copies those that maps would write to.
         """
         if copied is not None:
             return self._apply_to_lent(values, places, use_keys, ns, copied)
@@ -186,18 +186,18 @@ class Work:
         ns: list[int],
         copied: Callable[[Any], Any],
     ) -> None:
-        """Run the maps over values that a pool keeps; none of these values may come out.
+        """Run the maps over values that belong to a pool; the results share no memory with them.
 
-        A last use gets a copy like the others: while it writes, another one may still be reading.
+        A last use gets a copy, too: while it writes, another use may still be reading.
         """
-        lent, reading = list(values), self.segment.reading
+        originals, reading = list(values), self.segment.reading
         self._apply(slice(0, reading), values, places, use_keys, ns)
         if self.segment.stacks and reading == len(self._operations):
             return
         for i, value in enumerate(values):
             if type(value) is not Failure:
                 try:
-                    values[i] = copy_lent_parts(value, lent[i], copied)
+                    values[i] = copy_lent_parts(value, originals[i], copied)
                 except Exception as error:
                     pass_on(error)
                     values[i] = self.inputs.copy_failure(error, places[i])
@@ -250,10 +250,10 @@ class Work:
             others = self._others(stage, places)
             passed_by = 0
             can_reread = self._can_reread
-            kept = None
+            input_copies = None
             if call is not FREELY and not can_reread:
-                kept = self.retry.keep_inputs(values, call)
-            can_redo = bool(call.copies) and (can_reread or kept is not None)
+                input_copies = self.retry.keep_inputs(values, call)
+            can_redo = bool(call.copies) and (can_reread or input_copies is not None)
             is_choosy, is_timed = others is not None or stage.repeats_only, stage.clock
             is_locked = call is not FREELY and call.is_locked
             if is_locked:
@@ -277,17 +277,17 @@ class Work:
                                 more: list[Any] = [self._time_at(places[i])]
                                 if key is not None:
                                     more.insert(0, draw_at(key, places[i], use_key))
-                                made = fn(value, *more)
+                                result = fn(value, *more)
                             elif key is None:
-                                made = fn(value)
+                                result = fn(value)
                             else:
-                                drawn = on_device and on_device(key, places[i], use_key, value)
-                                if drawn is None:  # a key of JAX has no truth
-                                    drawn = draw_at(key, places[i], use_key)
-                                made = fn(value, drawn)
-                            if made is None and stage.makes_values:
+                                generator = on_device and on_device(key, places[i], use_key, value)
+                                if generator is None:  # a key of JAX has no truth
+                                    generator = draw_at(key, places[i], use_key)
+                                result = fn(value, generator)
+                            if result is None and stage.makes_values:
                                 raise returned_nothing("batch" if in_batches else "example")
-                            values[i] = made
+                            values[i] = result
                             continue
                         except Exception as error:
                             pass_on(error)
@@ -297,8 +297,8 @@ class Work:
                     values[i] = failure
                     if call.copies:
                         at = number - first + (which.start or 0)
-                        given = None if kept is None else kept[i : i + 1]
-                        values[i] = self._remake(failure, call, at, places[i], use_key, given)
+                        kept_input = None if input_copies is None else input_copies[i : i + 1]
+                        values[i] = self._remake(failure, call, at, places[i], use_key, kept_input)
                         spent = self.retry.failure if can_redo else None
             finally:
                 if is_locked:
@@ -313,17 +313,17 @@ class Work:
         at: int,
         place: int,
         use_key: int,
-        kept: list[Any] | None,
+        input_copies: list[Any] | None,
     ) -> Any:
         """Return an original's result for an input of operation ``at``, on which a copy failed.
 
         The copy may have changed the input, so it is made again, or a kept copy of it is used.
         """
-        if not self._can_reread and kept is None:
+        if not self._can_reread and input_copies is None:
             return failure
 
         def do(work: Work) -> Any:
-            one, start = kept, at
+            one, start = input_copies, at
             if one is None:
                 one, start = [work.fetcher.read_one(self.inputs.index_at(place))], 0
             ns = self.segment.counters()
@@ -360,7 +360,7 @@ class Work:
         for at, (stage, fn, key, call) in enumerate(maps, self._after + first):
             start = time.perf_counter_ns()
             fn = stage.watch(fn, self._tell)
-            kept = None if call is FREELY else self.retry.keep_inputs([batch], call)
+            input_copies = None if call is FREELY else self.retry.keep_inputs([batch], call)
             is_locked = call is not FREELY and call.is_locked
             if is_locked:
                 USER_LOCK.acquire()  # by a worker, as in ``_apply``
@@ -375,11 +375,11 @@ class Work:
             except Exception as error:
                 pass_on(error)
                 failure = Failure(StageError(stage.name, error, batch=number))
-                if kept is None:
+                if input_copies is None:
                     return failure
                 again = functools.partial(
                     Work.finish,
-                    batch=kept[0],
+                    batch=input_copies[0],
                     number=number,
                     use_key=use_key,
                     ns=ns,
@@ -403,15 +403,17 @@ class Work:
     def _call_collate(self, examples: list[Any]) -> Any:
         call, collate = self._collating, self._collate
         assert collate is not None
-        kept = self.retry.keep_inputs(examples, call)
+        input_copies = self.retry.keep_inputs(examples, call)
         try:
             with lock_of(call):
                 return collate(examples)
         except Exception as error:
             pass_on(error)
-            if kept is None:
+            if input_copies is None:
                 raise
-            return self.retry.call(Failure(error), call, lambda work: work._call_collate(kept))
+            return self.retry.call(
+                Failure(error), call, lambda work: work._call_collate(input_copies)
+            )
 
     def _tell(self, found: int | Operation, names: str) -> None:
         self.misdrawn.append((found, names))

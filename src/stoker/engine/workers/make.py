@@ -26,7 +26,7 @@ class WorkerKind(Protocol):
     def check(self, options: Any) -> None:
         """Check ``ray_options``, ``{}`` where none were given.
 
-        Raises TypeError or ValueError for options that cannot be, ImportError for a lack.
+        Raises TypeError or ValueError for invalid options, ImportError for a missing package.
         """
         ...
 
@@ -43,10 +43,10 @@ class WorkerKind(Protocol):
 
 
 class KeptActors(Protocol):
-    """What such workers keep from epoch to epoch.
+    """Workers outside this host that a pipeline keeps from epoch to epoch.
 
     Attributes:
-        losses: what to warn of: which of them were lost.
+        losses: warnings about workers that were lost.
     """
 
     losses: list[str]
@@ -54,15 +54,15 @@ class KeptActors(Protocol):
 
 @dataclass(frozen=True)
 class Workers:
-    """How work is shared out: ``.workers(n, kind)``.
+    """The number and kind of workers: ``.workers(n, kind)``.
 
     Attributes:
-        count: how many there are, of threads at most; "auto": as many as keep the consumer fed.
-        kind: "thread", "process", or one that is registered, "ray" among them.
-        ray_options: what Ray is told of each actor.
-        insecure: whether what crosses the network to actors is left as it is.
-        grows: whether more threads may take part while they sleep: nobody named a number.
-        ahead: how far they may be ahead of the consumer; None: as far as they need.
+        count: the number of workers, of threads the most; "auto": as many as the consumer needs.
+        kind: "thread", "process", or a registered kind, such as "ray".
+        ray_options: the options of Ray for each actor.
+        insecure: whether traffic to actors is not encrypted.
+        grows: whether the pool may add threads while they sleep: the user named no number.
+        ahead: how far workers may be ahead of the consumer; None for no limit but the window.
     """
 
     count: int | Literal["auto"]
@@ -108,9 +108,9 @@ class KeptWorkers:
     """Workers that a pipeline keeps from epoch to epoch.
 
     Attributes:
-        copies: what its threads call in place of the user's own objects.
-        processes: its worker processes, once it has had any.
-        actors: its workers on other hosts, once it has any.
+        copies: its threads' copies of the user's objects.
+        processes: its worker processes; None before it has had any.
+        actors: its workers on other hosts; None before it has any.
     """
 
     def __init__(self) -> None:
@@ -124,7 +124,7 @@ class KeptWorkers:
         return None if self.processes is None else self.processes.why_new or None
 
     def warnings(self) -> list[str]:
-        """Return what to warn of, once: what runs one call at a time, and actors that were lost."""
+        """Return new warnings: objects that run one call at a time, and actors that were lost."""
         if not self.copies.warnings and self.actors is None:
             return []
         found, self.copies.warnings = self.copies.warnings, []
@@ -139,11 +139,11 @@ def make_pool(
     """Return the worker pool for the segments on the host.
 
     Args:
-        workers: what is asked for.
-        plan: the pipeline's.
-        host: what there is to do, by depth.
-        autotuner: what is known of speeds.
-        kept: what the epochs before have left.
+        workers: the number and kind.
+        plan: the pipeline's plan.
+        host: the works of the segments on the host, by depth.
+        autotuner: the measured speeds.
+        kept: the workers that earlier epochs have left.
     """
     pool = _made_pool(workers, plan, host, autotuner, kept)
     pool.most_ahead = workers.ahead

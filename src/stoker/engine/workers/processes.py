@@ -70,13 +70,13 @@ def serve(
     places: Mapping[int, int],
     by_main_thread: bool,
 ) -> None:
-    """Do requests for batches and chunks until the parent ends the process, or is gone.
+    """Answer requests for batches and chunks until the parent ends the process, or is gone.
 
     Args:
-        connection: requests come and answers go here.
-        not_ours: connections that were inherited by a fork.
-        slots: the arenas for the arrays of requests, and of answers.
-        works: the work, by depth.
+        connection: the pipe of requests and answers.
+        not_ours: connections that a fork inherited from the parent.
+        slots: for each thread, the arenas for the arrays of requests and of answers.
+        works: the works, by depth.
         parent: the training process.
         places: the parent's files open for reading, inherited by a fork.
         by_main_thread: whether the parent's main thread started this process.
@@ -85,7 +85,7 @@ def serve(
         other.close()
     reopen_descriptors(places)
     end_with(parent, by_main_thread)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     if "torch" in sys.modules:
         # Workers share the cores, so torch's threads in each of them would wait for one another.
         sys.modules["torch"].set_num_threads(1)
@@ -159,7 +159,7 @@ _children: set[Any] = set()
 
 
 def _disown() -> None:
-    """In a forked child: keep ``multiprocessing`` from ending the parent's objects at exit."""
+    """Keep ``multiprocessing`` in a forked child from ending the parent's processes at exit."""
     known: set[Any] = getattr(multiprocessing.process, "_children", set())
     known -= _children
     _children.clear()
@@ -189,7 +189,7 @@ def _name_what_cannot_be_sent(works: list[Work], error: Exception) -> None:
 
 
 class WorkerProcess:
-    """A worker process that several threads share: its answers come in turn."""
+    """A worker process that several threads share; it answers them in turn."""
 
     def __init__(self, process: Any, connection: Connection) -> None:
         self._process = process
@@ -259,7 +259,7 @@ class WorkerProcess:
         return True
 
     def dismiss(self) -> None:
-        """End it: by a message if it is idle, by force if it is busy."""
+        """End the process: by a message if it is idle, by force if it is busy."""
         if not self.is_busy:
             with self._lock:
                 if not self.is_busy:
@@ -269,7 +269,7 @@ class WorkerProcess:
         self._process.kill()
 
     def close(self) -> None:
-        """Wait for its end; after a time limit, by force."""
+        """Wait for the end of the process; after a time limit, kill it."""
         if self._closed:
             return
         self._closed = True
@@ -302,7 +302,7 @@ class WorkerProcess:
 
 
 class ProcessSlot:
-    """A worker process, as seen by one of the threads that use it."""
+    """One thread's connection to a worker process."""
 
     def __init__(
         self, process: WorkerProcess, number: int, requests: Arena | None, answers: Arena | None
@@ -386,7 +386,7 @@ def start(count: int, works: list[Work]) -> list[ProcessSlot]:
                     error.errno, f"worker process {number + 1} of {count} cannot be started: {why}"
                 ) from error
             for end in (*(slot.close for slot in started), *(slot.stop for slot in started)):
-                undo.callback(end)  # the last comes first
+                undo.callback(end)  # the newest process is ended first
             slots += started
         undo.pop_all()
     return sorted(slots, key=lambda slot: slot.number)
@@ -402,7 +402,7 @@ def end(slots: list[ProcessSlot]) -> None:
 
 
 def _start_one(works: list[Work], inherited: list[Connection]) -> list[ProcessSlot]:
-    """Start a process. Our end of its connection joins what processes forked later inherit."""
+    """Start a process. Adds our end of its connection to ``inherited``, for later forks."""
     context: Any = multiprocessing.get_context()
     with contextlib.ExitStack() as undo:
         ours, theirs = context.Pipe()

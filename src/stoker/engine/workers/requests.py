@@ -28,23 +28,23 @@ from stoker.stages.batching.leaves import UnlikeError
 from stoker.transport.channel import Arena
 from stoker.transport.flatten import Flattener
 
-# Read together. 20,000 64x64 JPEGs: 1.7 s of a process, one by one 2.1 s. Not more: a worker would
-# hold the raw bytes of a whole batch.
+# Examples that are read together. 20,000 64x64 JPEGs: 1.7 s of a process, one by one 2.1 s. Not
+# more: a worker would hold the raw bytes of a whole batch.
 _AHEAD = 16
-# Of raw bytes that a worker holds beside the batch. Chosen, not measured.
+# Raw bytes that a worker holds beside the batch. Chosen, not measured.
 _AHEAD_BYTES = 1 << 20
 # Sets the seeds of batches apart from those of examples: no example has so large a number.
 _BATCHES = 1 << 62
 
 
 class WorkExecutor:
-    """Does requests, one at a time."""
+    """Answers requests, one at a time."""
 
     def __init__(self) -> None:
         self._recycler = Recycler()
 
     def do(self, work: Work, request: Request, ns: list[int], outbox: Arena | None = None) -> Any:
-        """Do a request. Arrays of its answer may lie in ``outbox``, which sends it."""
+        """Answer a request. Arrays of the answer may lie in ``outbox``, which sends it."""
         values = self._examples(work, request, ns)
         batch = work.segment.batch
         for i, value in enumerate(values):
@@ -88,7 +88,7 @@ class WorkExecutor:
             return values
         if indices is not None and segment.is_plain and not draws:
             return work.fetcher.fetch(indices, ns)
-        most = 1 if draws else _AHEAD  # each is read behind its seeds
+        most = 1 if draws else _AHEAD  # each is read after its own seeds
         coming = iter(values) if indices is None else _read(work, indices, ns, most)
         examples = []
         for i, place in enumerate(request.places):

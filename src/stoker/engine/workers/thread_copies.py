@@ -1,12 +1,12 @@
-"""Copies of the user's objects, for each thread its own; kept from epoch to epoch.
+"""Each worker thread's own copies of the user's objects, kept from epoch to epoch.
 
-The consumer calls the objects that the user gave, worker threads call copies (``replica``). A
-thread makes its own as it begins, under ``USER_LOCK``, and hands them on to the next epoch as it
-ends: while the originals stay as they were, that goes on with them, and with the files that they
-hold open. They are made anew where an original has changed.
+The consumer calls the objects that the user gave; worker threads call copies (``replica``). A
+thread makes its copies when it begins, under ``USER_LOCK``. When it ends, it leaves them, with the
+files that they hold open, to a thread of the next epoch. If an original has changed by then, new
+copies are made.
 
-While threads of any run may call copies, the consumer takes ``USER_LOCK`` for its own calls: an
-original is then copied, called in place of a copy that failed, or called by threads one at a time.
+While threads of any run may call copies, the consumer takes ``USER_LOCK`` for its own calls: a
+thread may be copying an original, or calling it in place of a copy that failed or cannot be made.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from stoker.replicas.replica import USER_LOCK, Replica, replicate, unset_attribu
 from stoker.sources.origin import UserObject
 
 CALLING: set[ThreadCopies] = set()
-"""Those of the runs whose threads may call copies now. The consumer then calls originals under
+"""The copies of the runs whose threads may call copies now. Consumers then call originals under
 ``USER_LOCK``."""
 _PARENTS: list[deque[Replica]] = []
-"""What a forked child inherited. It is never freed there: that could end what the parent uses."""
+"""Copies that a forked child inherited. Freeing them there could close what the parent uses."""
 
 
 def _in_child() -> None:
@@ -45,13 +45,14 @@ if hasattr(os, "register_at_fork"):
 
 
 class KeptCopies:
-    """What a pipeline keeps of its threads' copies from epoch to epoch.
+    """The copies that a pipeline keeps between epochs, and the objects that cannot be copied.
 
     Attributes:
-        age: how often copies were found to be of no use; those of an earlier age are made anew.
-        unset: what was not there yet when the first epoch began: handles are opened since.
-        unfit: the numbers of objects whose copies are of no use, with the reasons.
-        warnings: what the user is to be told.
+        age: the number of times that copies turned out to be wrong; older copies are made anew.
+        unset: the attributes that were not set when the first epoch began: later ones are handles
+            that were opened since.
+        unfit: the numbers of objects whose copies do not work, with the reasons.
+        warnings: messages for the user.
     """
 
     def __init__(self) -> None:
@@ -59,18 +60,18 @@ class KeptCopies:
         self.unset: UnsetAttributes | None = None
         self.unfit: dict[int, str] = {}
         self.warnings: list[str] = []
-        self._told: set[int] = set()
+        self._has_warned: set[int] = set()
         self._are_private = False
         self._process = OwningProcess()
         self._free: deque[Replica] = deque()
 
     def __reduce__(self) -> tuple[type[KeptCopies], tuple[()]]:
-        return KeptCopies, ()  # a pipeline that an object holds is copied without its copies
+        return KeptCopies, ()  # a copy of a pipeline, which an object may hold, begins without any
 
     def take(self, generation: object) -> Replica | None:
-        """Return copies that a thread of an earlier epoch called, None if there are none to use.
+        """Return copies that a thread of an earlier epoch has left; None if none fit.
 
-        ``generation`` is the same for all threads of an epoch.
+        ``generation`` is the same object for all threads of an epoch.
         """
         if not self._process.is_current:
             _PARENTS.append(self._free)
@@ -82,14 +83,14 @@ class KeptCopies:
         return None
 
     def give(self, replica: Replica) -> None:
-        """Keep what a thread has called for the next epoch."""
+        """Keep a thread's copies for the next epoch."""
         self._free.append(replica)
 
     def distrust(self, replica: Replica, copies: Sequence[int], error: BaseException) -> None:
-        """Have no copies used any more as those are that failed where their originals do not.
+        """Record copies that failed although their originals do not; all copies are made anew.
 
-        At first large arrays are given to each copy for itself: it cannot write to shared ones.
-        Then the originals are called in place of such copies, one call at a time.
+        The new copies get large arrays of their own, as shared ones cannot be written to. If these
+        copies fail, too, the originals are called in their place, one call at a time.
         """
         self._free.clear()
         self.age += 1
@@ -99,37 +100,40 @@ class KeptCopies:
                 return
         error = error.__cause__ or error
         for number in copies:
-            said = f"{type(error).__name__}: {error}"
-            self.unfit.setdefault(number, f"a copy of it raised {said}, which it does not itself")
+            warning = f"{type(error).__name__}: {error}"
+            self.unfit.setdefault(
+                number, f"a copy of it raised {warning}, which it does not itself"
+            )
 
     def tell(self, objects: Sequence[UserObject], replica: Replica) -> None:
-        """Have the user told of what is called by one thread at a time, once of each."""
+        """Add a warning for each object that only one thread at a time may call, once for each."""
         for number, (each, reason) in enumerate(zip(objects, replica.locked, strict=True)):
-            if reason is not None and number not in self._told:
-                self._told.add(number)
+            if reason is not None and number not in self._has_warned:
+                self._has_warned.add(number)
+                name = _name_to_declare(each.value)
                 self.warnings.append(
                     f"{each.name} runs one call at a time: {reason}. Take .workers(n, "
-                    f'kind="process"), or declare stoker.thread_safe({_called(each.value)}) if '
+                    f'kind="process"), or declare stoker.thread_safe({name}) if '
                     "calls at once are right"
                 )
 
 
 class _Mine(NamedTuple):
-    """What one thread calls."""
+    """The copies of one thread, and the works that call them."""
 
     replica: Replica
     works: dict[Work, Work]
     age: int
-    """That of ``KeptCopies`` when it was made."""
+    """The age of ``KeptCopies`` when the copies were made."""
     is_kept: bool
-    """Whether a thread of an earlier epoch has called it."""
+    """Whether a thread of an earlier epoch has used these copies."""
 
 
 class _Here(threading.local):
-    """The calling thread.
+    """Per thread: its copies.
 
     Attributes:
-        works: whether it is a worker of the run.
+        works: whether the thread is a worker of the run.
     """
 
     works = False
@@ -140,9 +144,9 @@ class ThreadCopies:
     """The copies that the threads of one run call: ``Copies``.
 
     Args:
-        segments: those whose objects are copied, all together.
-        works: the consumer's, of these segments.
-        kept: what earlier epochs have left.
+        segments: the segments whose objects are copied, all at once.
+        works: the consumer's works of these segments.
+        kept: the copies that earlier epochs have left.
     """
 
     def __init__(
@@ -150,7 +154,7 @@ class ThreadCopies:
     ) -> None:
         self._segments = segments
         self._works = works
-        self._kept = kept
+        self._keeper = kept
         self._objects = [each for segment in segments for each in segment.user_objects]
         self._roots = [each.value for each in self._objects]
         if kept.unset is None:
@@ -160,11 +164,11 @@ class ThreadCopies:
         self.copying_ns = 0
 
     def begin(self) -> None:
-        """Have consumers call originals under the lock: threads begin to call copies."""
+        """From now on consumers call originals under the lock: threads begin to call copies."""
         CALLING.add(self)
 
     def end(self) -> None:
-        """The threads have ended."""
+        """Let consumers call originals without the lock again: the threads have ended."""
         CALLING.discard(self)
 
     def join(self, *, at_once: bool) -> None:
@@ -173,13 +177,13 @@ class ThreadCopies:
             self._own()
 
     def leave(self) -> None:
-        """Keep what the calling thread has called: it ends."""
+        """Keep the copies of the calling thread, which ends, for the next epoch."""
         mine, self._here.mine = self._here.mine, None
-        if mine is not None and mine.age == self._kept.age:
-            self._kept.give(mine.replica)
+        if mine is not None and mine.age == self._keeper.age:
+            self._keeper.give(mine.replica)
 
     def work(self, original: Work) -> Work:
-        """Return the work that the calling thread is to do in place of the consumer's."""
+        """Return the calling thread's version of the consumer's work."""
         if not self._here.works:
             return original
         return self._own().works.get(original, original)
@@ -191,32 +195,34 @@ class ThreadCopies:
             if not mine.is_kept:
                 return None
             with USER_LOCK:
-                self._here.mine = self._made()
+                self._here.mine = self._make_copies()
         return self.work(original)
 
     def distrust(self, copies: tuple[int, ...], error: BaseException) -> None:
         mine = self._here.mine
         with USER_LOCK:
-            if mine is not None and mine.age == self._kept.age:  # else somebody was faster
-                self._kept.distrust(mine.replica, copies, error)
+            if mine is not None and mine.age == self._keeper.age:  # else another thread was faster
+                self._keeper.distrust(mine.replica, copies, error)
 
     def _own(self) -> _Mine:
         mine = self._here.mine
-        if mine is None or mine.age != self._kept.age:
+        if mine is None or mine.age != self._keeper.age:
             with USER_LOCK:
-                kept = self._kept.take(self._generation)
-                mine = self._here.mine = self._made() if kept is None else self._calling(kept, True)
+                kept = self._keeper.take(self._generation)
+                mine = self._here.mine = (
+                    self._make_copies() if kept is None else self._calling(kept, True)
+                )
         return mine
 
-    def _made(self) -> _Mine:
+    def _make_copies(self) -> _Mine:
         began = time.thread_time_ns()
-        replica = replicate(self._roots, self._kept.unset, self._kept.unfit)
+        replica = replicate(self._roots, self._keeper.unset, self._keeper.unfit)
         self.copying_ns = max(self.copying_ns, time.thread_time_ns() - began)
-        self._kept.tell(self._objects, replica)
+        self._keeper.tell(self._objects, replica)
         return self._calling(replica, False)
 
     def _calling(self, replica: Replica, is_kept: bool) -> _Mine:
-        """Return the works of a thread that calls these copies."""
+        """Return copies, with the works that call them."""
         number, segments = 0, {}
         calls: dict[int, list[Call]] = {}
         for segment in self._segments:
@@ -235,10 +241,10 @@ class ThreadCopies:
             work: work.with_calls(segments[work.address.at], source, calls[work.address.at], self)
             for work in self._works
         }
-        return _Mine(replica, works, self._kept.age, is_kept)
+        return _Mine(replica, works, self._keeper.age, is_kept)
 
 
-def _called(value: Any) -> str:
-    """Return what a declaration would name."""
+def _name_to_declare(value: Any) -> str:
+    """Return the name of an object for ``stoker.thread_safe()`` in a message."""
     name = getattr(value, "__name__", None) or type(value).__name__
     return name if isinstance(name, str) and name.isidentifier() else "fn"

@@ -1,12 +1,12 @@
-"""Who does the work: the threads of one run, or the consumer itself.
+"""The workers of one run: threads, or the consumer itself.
 
 A task is a group of rows (examples of a batch, or items for a pool) that workers claim in
 chunks of about a millisecond of measured work. A task becomes ready when the tasks that it needs
 are done. Downstream tasks go first, so that the work nearest to the consumer is finished first.
 Several workers may write rows of one batch; the last to finish completes it.
 
-How many threads take part is decided by timing (``tuning``). Those that do not wait on a
-condition of their own, because they would swallow a call to work.
+How many threads take part is decided by timing (``tuning``). Threads that do not take part wait on
+a condition of their own: on the common one they would swallow a call to work.
 
 Guarantees:
 
@@ -14,8 +14,8 @@ Guarantees:
   it.
 - Planning ahead runs in a worker, in turns with other work (it holds the GIL that others need). It
   never blocks.
-- What breaks a worker is raised by ``wait``. ``close`` never waits for its own thread, nor for
-  ever.
+- An unexpected error in a worker is raised by ``wait``. ``close`` never waits for its own thread,
+  nor for ever.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from stoker.stats import ThreadTrial
 # Chosen, not measured.
 CHUNK_NS = 1_000_000
 TIMED = slice(-5, -1)
-"""Of a segment's counters, what samples of its work took: rows, and what ``ThreadTimer`` reads."""
+"""The counters of a segment that hold its samples: rows, and the three times of ``ThreadTimer``."""
 # Work without a sample: a sample costs 20 to 50 us, so under 0.3 %.
 SAMPLED_NS = 16_000_000
 # Larger than CHUNK_NS: each chunk of a process costs two wake-ups and a copy.
@@ -57,11 +57,12 @@ PROCESS_CHUNK_NS = 20_000_000
 _MOST_SLEEPING = 64
 # Examples that are under way for each thread (``SegmentStream.ahead``).
 _AHEAD_EACH = 8
-# Of usable memory, what the bytes read of those may take; decoded images are some ten times larger.
+# The share of usable memory that the bytes read for these examples may take; decoded images are
+# some ten times larger.
 _AHEAD_FRACTION = 1 / 64
-# Of the processor, what copies of the user's objects for more threads may take.
+# The share of processor time that copying the user's objects for more threads may take.
 _COPYING_NS = 500_000_000
-# As long as a user waits without a word for examples that are under way when a run is closed.
+# As long as a user waits without a message for the examples in progress when a run is closed.
 _JOIN_S = 5.0
 # Worker processes that are still busy behind an epoch's last output, with examples that nobody
 # wants, end if they take longer. Chosen, not measured.
@@ -69,18 +70,17 @@ _REST_S = 0.5
 
 
 def is_worker() -> bool:
-    """Tell whether the current thread is a worker of some run."""
+    """True if the calling thread is a worker of some run."""
     return threading.current_thread().name.startswith(WORKER_NAME)
 
 
 def holds_user_lock() -> bool:
-    """Tell whether the calling thread holds ``USER_LOCK``."""
     lock: Any = USER_LOCK
     return bool(lock._is_owned())  # as a Condition asks its lock
 
 
 class Ahead(NamedTuple):
-    """How far workers may be ahead of the consumer: in batches, or in bytes."""
+    """The limit on outputs ahead of the consumer, in batches or in bytes: ``.workers(ahead=)``."""
 
     batches: int | None
     size_bytes: int | None = None
@@ -112,40 +112,40 @@ class OwnCopies(Protocol):
     """The copies of the user's objects that threads call, each its own (``thread_copies``).
 
     Attributes:
-        copying_ns: how long it took to make those of one thread.
+        copying_ns: the longest time that one thread spent on making its copies.
     """
 
     copying_ns: int
 
     def begin(self) -> None:
-        """Take note that threads are about to begin."""
+        """Prepare for threads that are about to begin."""
         ...
 
     def join(self, *, at_once: bool) -> None:
-        """Let the calling thread call copies: it makes them now, or when they are wanted."""
+        """Have the calling thread call copies, made now if ``at_once``, else at its first call."""
         ...
 
     def leave(self) -> None:
-        """Take note that the calling thread ends."""
+        """Release the copies of the calling thread, which ends."""
         ...
 
     def end(self) -> None:
-        """Take note that all threads have ended."""
+        """Clean up after all threads have ended."""
         ...
 
 
 class TaskRunner(Protocol):
-    """A kind of task: what to do with its rows, and how long one took so far."""
+    """Runs the tasks of one kind, and counts their time."""
 
     depth: int
     cost: CostEstimate
 
     def run(self, task: Task, start: int, stop: int, remote: Any) -> list[int]:
-        """Do rows ``start .. stop - 1``; return the counters of their segment."""
+        """Compute rows ``start .. stop - 1``; return the counters of their segment."""
         ...
 
     def account(self, spent: list[int]) -> None:
-        """Count time that was spent; called under the worker pool's lock."""
+        """Add counters to the epoch's; called under the worker pool's lock."""
         ...
 
     def complete(self, task: Task) -> None:
@@ -155,15 +155,16 @@ class TaskRunner(Protocol):
 
 @dataclass(slots=True, eq=False, repr=False)
 class Task:
-    """Rows to be done; what comes of them is in ``values``.
+    """Rows to compute; their values go into ``values``.
 
     Attributes:
-        claimed, finished: how many rows were begun, and are over.
-        pending: how many tasks are not done that this one needs; ``waiting``: what needs this one.
+        claimed, finished: the numbers of rows that workers have begun, and have finished.
+        pending: the number of unfinished tasks that this one needs; ``waiting``: the tasks that
+            need this one.
         done_ns: when it was done, by ``time.perf_counter_ns``.
         builder, batch: where its rows are written, if they make a batch.
-        indices, items: what its rows are made of: examples of the source, or items.
-        places, use_keys: their addresses (``Work.places``).
+        indices, items: the inputs of its rows: indices of examples in the source, or items.
+        places, use_keys: the addresses of its rows (``InputAddresses.places``).
         failed: the first of its rows that failed, and the failure.
     """
 
@@ -188,13 +189,13 @@ class Task:
 
 
 class Request(NamedTuple):
-    """Rows of a task, as a worker process is asked for them.
+    """A request for rows of a task, sent to a worker process.
 
     Attributes:
-        depth: the segment's number among those of the host.
-        indices, values: what the rows are made of: examples of the source, or values.
-        places, use_keys: their addresses.
-        number: that of the task; ``whole``: whether these are all its rows.
+        depth: the segment's number among the segments on the host.
+        indices, values: the inputs of the rows: indices of examples in the source, or values.
+        places, use_keys: the addresses of the rows.
+        number: the task's number; ``whole``: whether these are all its rows.
     """
 
     depth: int
@@ -207,7 +208,7 @@ class Request(NamedTuple):
 
 
 Answer = tuple[Any, list[int], list[tuple[int, str]]]
-"""What a remote worker made of a request: values, the counters of its segment, and which random
+"""A remote worker's answer to a request: values, the counters of its segment, and which random
 maps drew from global generators."""
 
 
@@ -215,17 +216,18 @@ class WorkerPool:
     """The workers of one run.
 
     Args:
-        threads: how many there may be; with 0 everything is done by the consumer.
-        depths: how many segments there are.
-        autotuner: the pipeline's memory of its speed.
-        remotes: worker processes, as each thread uses one, or one for all; None for threads.
-        threads_each: how many threads use a worker.
-        grows: whether there may be more threads than that, while they sleep.
-        rest: takes idle worker processes that another epoch may use; False: they cannot stay.
+        threads: the most threads; with 0 the consumer does everything.
+        depths: the number of segments.
+        autotuner: the measured speeds of the pipeline.
+        remotes: the worker processes, one for each thread, or a single one for all; None if threads
+            do the work themselves.
+        threads_each: the number of threads that use one remote worker.
+        grows: whether the pool may add threads while its threads mostly sleep.
+        rest: keeps idle worker processes for another epoch; False if they cannot stay.
 
     Attributes:
-        copies: what the threads call in place of the user's own objects, if there are any.
-        most_ahead: how far they may be ahead of the consumer; None: as far as they need.
+        copies: the threads' copies of the user's objects; None if the user gave none.
+        most_ahead: how far workers may be ahead of the consumer; None for no limit but the window.
         is_whole: whether the consumer has all outputs of its epoch.
     """
 
@@ -276,7 +278,7 @@ class WorkerPool:
     def work_ahead(self) -> None:
         """Have all threads take part from the beginning, and work before they plan.
 
-        For planning that may block: what is there already is not kept back by it.
+        For plans that may block, so that tasks that are ready do not wait behind planning.
         """
         self.active, self._tuning, self._works_first = self.limit, None, True
 
@@ -292,7 +294,7 @@ class WorkerPool:
 
     @property
     def thread_trial(self) -> ThreadTrial | None:
-        """How threads did when they were tried."""
+        """The result of the last trial of threads; None before any."""
         speedup = self._autotuner.speedup
         if speedup is None or self.remote:
             return None
@@ -304,9 +306,9 @@ class WorkerPool:
         return self.active == 0
 
     def submit(self, task: Task, needs: Iterable[Task] = ()) -> None:
-        """Hand in a task that can start when all of ``needs`` are done.
+        """Add a task, which starts when all tasks of ``needs`` are done.
 
-        Inline, it is done when this returns, unless the work turns out to be worth threads.
+        Inline, the task is done when this returns, unless it shows that threads are worth it.
         """
         if self.active == 0 and all(need.done for need in needs):
             while self.active == 0:
@@ -323,24 +325,24 @@ class WorkerPool:
                 self._make_ready(task)
 
     def plan_with(self, chore: Callable[[], bool]) -> None:
-        """Name what plans a step ahead, for ``plan``, and tells whether another is due."""
+        """Set the function that plans one step ahead, and returns whether to plan another."""
         self._chore = chore
 
     def plan(self) -> None:
-        """Have a worker plan ahead, in turns with other work. Inline, do nothing."""
+        """Ask a worker to plan ahead, in turns with other work. Inline, do nothing."""
         if self.active:
             with self.lock:
                 self._chore_due = True
                 self._work.notify()
 
     def plan_after(self, task: Task) -> bool:
-        """Have a worker plan ahead when a task is done; return True if it is done already."""
+        """Ask a worker to plan ahead once a task is done; return True if it is done already."""
         with self.lock:
             self._chore_waits = not task.done
             return task.done
 
     def resize(self, threads: int, *, threads_each: int) -> None:
-        """Have so many threads take part from now on: remote workers have come or gone."""
+        """Set the number of threads, after remote workers have joined or left."""
         with self.lock:
             if self.closed or (threads, threads_each) == (self.active, self._threads_each):
                 return
@@ -350,13 +352,13 @@ class WorkerPool:
             self._call_all()
 
     def waited_ns(self) -> int:
-        """Return how long the consumer has waited for tasks."""
+        """Return the time that the consumer has spent waiting for tasks."""
         with self.lock:
             since_ns = self._waiting_since_ns
             return self._waited_ns + (time.perf_counter_ns() - since_ns if since_ns else 0)
 
     def fail(self, error: BaseException) -> None:
-        """Have ``wait`` raise what broke a worker."""
+        """Have ``wait`` raise an unexpected error of a worker."""
         with self.lock:
             self._broken = self._broken or error
             self._progress.notify_all()
@@ -367,8 +369,8 @@ class WorkerPool:
         All threads may be busy with work upstream of a pool. So a thread that waits for a task
         downstream of it does some of that work itself.
 
-        Who holds ``USER_LOCK``, as a user's function does that asks a pipeline of its own, lets go
-        of it meanwhile: the workers may want it.
+        A caller that holds ``USER_LOCK`` releases it while it waits, because workers may need it.
+        (A user's function that iterates over another pipeline is such a caller.)
         """
         if task.done:
             return
@@ -404,7 +406,7 @@ class WorkerPool:
             self._waiting_since_ns = 0
 
     def shut(self) -> None:
-        """Begin nothing any more."""
+        """Start no further work."""
         with self.lock:
             self.closed = True
             for queue in self._ready:
@@ -412,7 +414,7 @@ class WorkerPool:
             self._call_all()
 
     def close(self) -> None:
-        """End the threads after the example that each is at. Never waits for its own thread."""
+        """End each thread after its current example. Never waits for the calling thread."""
         self.shut()
         remotes, self._remotes = self._remotes or [], None
         if self._come_to_rest(remotes):
@@ -456,7 +458,7 @@ class WorkerPool:
         return not any(thread.is_alive() for thread in others)
 
     def _may_grow(self, threads: int, cost: CostEstimate) -> bool:
-        """Whether memory and time allow so many threads."""
+        """Whether memory and the time to make copies allow so many threads."""
         copying_ns = 0 if self.copies is None else self.copies.copying_ns * threads // 2
         if threads > _MOST_SLEEPING or copying_ns > _COPYING_NS:
             return False
@@ -464,12 +466,12 @@ class WorkerPool:
         return ahead_bytes <= _AHEAD_FRACTION * usable_memory_bytes()
 
     def made_here(self, wall: int) -> None:
-        """Take in that the consumer made outputs without a task; with the lock held."""
+        """Record that the consumer made outputs without a task; call with the lock held."""
         if self._tuning is not None:
             self._tuning.made_here(wall)
 
     def _call_all(self) -> None:
-        """Have everybody see what changed."""
+        """Wake all waiting threads: the number of threads changed, or the pool closes."""
         for condition in (self._work, self._bench, self._progress):
             condition.notify_all()
 
@@ -507,7 +509,7 @@ class WorkerPool:
                                 self._chore_due, chore = False, self._chore
                                 break
                         if claim is None:
-                            # Who does not take part waits apart, or would swallow a call to work.
+                            # Threads that take no part wait apart: they would swallow a call.
                             (self._work if number < self.active else self._bench).wait()
                 planned = chore is not None
                 if claim is not None:
@@ -542,7 +544,7 @@ class WorkerPool:
             self._work.notify(self.active if task.rows > 1 else 1)
 
     def _do(self, task: Task, start: int, stop: int, remote: Any) -> bool:
-        """Do rows of a task; return whether it is done."""
+        """Compute rows of a task; return whether the task is done."""
         trial = self._tuning.trial if self._tuning is not None else None
         is_sampled = self._untimed_ns > SAMPLED_NS and remote is None and self.active > 0
         began = time.perf_counter_ns()
@@ -595,13 +597,13 @@ class WorkerPool:
 
 
 def _let_go() -> Any:
-    """Let go of ``USER_LOCK``, if the calling thread holds it; return how often it did, or None."""
+    """Release ``USER_LOCK`` if the calling thread holds it; return its saved count, or None."""
     lock: Any = USER_LOCK
     return lock._release_save() if holds_user_lock() else None
 
 
 def _take_back(held: Any) -> None:
-    """Hold ``USER_LOCK`` again as before ``_let_go``."""
+    """Acquire ``USER_LOCK`` again, as often as before ``_let_go``."""
     if held is not None:
         lock: Any = USER_LOCK
         lock._acquire_restore(held)

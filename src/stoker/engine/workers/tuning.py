@@ -1,36 +1,37 @@
-"""How many threads of a run take part: none, one, all or more than asked for, decided by timed
-trials and the measured cost of work.
+"""Decides how many threads of a run take part: none, one, all, or more than asked for.
 
-Examples differ, and other programs run. So two trials are not compared by how long their rows took,
-but by how much longer than their threads had, or wanted, a processor: that is how long they waited
-for each other. Threads that take the GIL from one another all the time need far more of the
-processor for the same, beyond what examples differ: that counts, too.
+The decision follows from the measured cost of work, and from timed trials.
 
-Never a number between one and all. The stream does not depend on it. The decision:
+Examples differ, and other programs run. So trials are not compared by the time of a row, but by the
+part of it in which threads waited for each other: the time beyond what a thread had, or wanted, a
+processor. Threads that keep taking the GIL from one another also need far more processor time for
+the same rows; if the difference is larger than examples differ, it counts, too.
 
-1. The consumer works inline until a row takes more than 1 ms, or 5 ms were worked in all. If a
-   batch then costs more than 1 ms over all segments, all threads start. So they do where it costs
-   less, but the consumer does something else for longer than that, so that there is something to
-   hide it behind: a step of training. Otherwise it stays inline, and keeps looking. Gathering from
-   arrays releases the GIL: from 0.04 ms a batch on all threads take part, without a trial. So do
-   they with ``stoker-native`` for windows of tokens, and for image functions where an image takes
-   0.2 ms or more.
-2. A trial with all threads: at least 12 pieces, and 20 ms of each. If together they kept less than
-   half a core busy, they were sleeping (reads, latency), and all stay. So they do if they waited so
-   little for each other that one could never do nearly as much.
-3. Otherwise a trial with one thread. All take part if that made a row at least a tenth faster, else
-   one. If a batch had cost less than 1 ms inline, or costs one thread less, and the better of the
-   two is not clearly faster than that, the work goes back to the consumer; but not where batches
-   came faster, during the trial, than the consumer would get to them.
-4. Threads that sleep cost no core. Where all take part, sleep half of their time or more, and the
+The number is never between one and all, and the stream does not depend on it. The decision:
+
+1. The consumer works inline until a row takes more than 1 ms, or it has worked for 5 ms in all. If
+   a batch then costs more than 1 ms over all segments, all threads start. They also start for a
+   cheaper batch if the consumer does something else between batches for longer than the batch
+   costs (a training step), so that threads can hide it. Otherwise the consumer stays inline, and
+   looks again later. Three kinds of work release the GIL and get all threads without a trial:
+   gathering from arrays from 0.04 ms a batch on, windows of tokens with ``stoker-native``, and
+   image functions where an image takes 0.2 ms or more.
+2. A trial with all threads: at least 12 pieces of work, and 20 ms of each thread. All threads stay
+   if together they kept less than half a core busy: they were sleeping (reads, latency). They also
+   stay if they waited so little for each other that one thread could never do nearly as much.
+3. Otherwise a trial with one thread. All take part if a row was at least a tenth faster with all,
+   else one does. The work goes back to the consumer if a batch cost less than 1 ms inline, or costs
+   less in one thread, and the better of the two is not clearly faster than inline; but not where
+   batches came faster, during the trial, than the consumer would get to them.
+4. Threads that sleep cost no core. If all take part, sleep half of their time or more, and the
    consumer waits for them, twice as many are tried, and stay if batches then come a tenth faster;
-   and so on, within what memory and copies of the user's objects allow (``WorkerPool``). Later
-   trials try it again. Not where the user named a number.
-5. A trial may mislead: another program wanted the processor, a pool was still being filled. So
-   it is repeated, longer and ever more rarely, and what most of the last three say counts.
+   and so on, within the limits of memory and of copying the user's objects (``WorkerPool``). Later
+   trials try it again. If the user named a number of threads, it is kept.
+5. A trial may mislead: another program used the processor, or a pool was still filling. So trials
+   are repeated, longer and ever more rarely, and the majority of the last three counts.
 
-``Autotuner`` keeps the decision, and the cost of each segment, from epoch to epoch; but not from
-one in which examples were missing from a cache: what is found there costs less.
+``Autotuner`` keeps the decision, and the cost of each segment, from epoch to epoch. It forgets them
+after an epoch in which examples were missing from a cache: cached examples cost less.
 """
 
 from __future__ import annotations
@@ -55,13 +56,13 @@ class CostEstimate:
     def __init__(self, rows_per_batch: int) -> None:
         self.rows_per_batch = rows_per_batch
         self.row_ns: float | None = None
-        self.inline_row_ns: float | None = None  # when the consumer did it, undisturbed
+        self.inline_row_ns: float | None = None  # done by the consumer, without other threads
         self.asleep_row_ns: float | None = None  # by a trial with a single thread
-        self.whole = False  # whether a chunk is always as large as it may be
-        self.light = False  # whether rows are but copied: nothing to be careful about at first
-        self.chunk_rows = rows_per_batch  # at most
+        self.whole = False  # whether chunks are always of ``chunk_rows``
+        self.light = False  # whether rows are only copied, so that first chunks may be large
+        self.chunk_rows = rows_per_batch  # the largest chunk
         self.releases_gil = False  # whether almost all of it is done without the GIL
-        self.gil_row_ns = 0  # if so, from which time of a row on: what it needs the GIL for
+        self.gil_row_ns = 0  # if so: rows must take longer than this, the part that needs the GIL
         self.inline_ns = INLINE_BATCH_NS  # a batch that costs less is made inline
         self.work_ns = 0
         self.rows = 0
@@ -77,25 +78,25 @@ class CostEstimate:
 
     @property
     def is_parallel(self) -> bool:
-        """Whether threads are sure to do it faster."""
+        """Whether threads are sure to be faster, without a trial."""
         return self.releases_gil and (self.row_ns or 0.0) >= self.gil_row_ns
 
     def batch_ns(self) -> float:
-        """Return what a batch costs, 0 while that is not known."""
+        """Return the cost of a batch, 0 while it is unknown."""
         return (self.row_ns or 0.0) * self.rows_per_batch
 
     def row_bytes(self) -> float:
-        """Return the bytes that were read for a row."""
+        """Return the mean bytes read for a row."""
         return self.read_bytes / max(1, self.rows)
 
     def note(self, rows: int, work_ns: int, read_bytes: int = 0) -> None:
-        """Take a measurement in."""
+        """Add a measurement."""
         self.read_bytes += read_bytes
         each = work_ns / rows
         if self.row_ns is None or self.rows < 8:  # the first are slow: imports, caches
             self.row_ns = each if self.row_ns is None else min(self.row_ns, each)
         else:
-            # Once another process had the processor for a while, that is no news about the work.
+            # A longer time may mean that another process had the processor: the work is the same.
             # A fifth of each: some ten chunks follow a change. Chosen, not measured.
             self.row_ns += 0.2 * (min(each, 2 * self.row_ns) - self.row_ns)
         self.rows += rows
@@ -104,29 +105,31 @@ class CostEstimate:
 
 # Fewest pieces of a trial: a few are not slow or fast by chance. Chosen, not measured.
 _TRIAL_TASKS = 12
-# Of the time: a tenth less counts as faster. Smaller differences are noise between trials
-# (bench/step.py, ranges).
+# As a share of the time: a tenth less counts as faster. Smaller differences are noise between
+# trials (bench/step.py, ranges).
 _CLEARLY = 0.9
-# Times the work of threads: so much slower they can make the consumer by taking the GIL. Chosen,
-# not measured.
+# As a multiple of the threads' work: the most by which they slow the consumer down by taking the
+# GIL. Chosen, not measured.
 _THEIRS = 2.5
-# Of a row's processor time: examples of two trials differ by less than that in the mean. Chosen,
-# not measured.
+# As a share of a row's processor time: the examples of two trials differ by less in the mean.
+# Chosen, not measured.
 _BURNS = 1.4
-# Of its time, a thread alone; if it computes less, several threads may well wait for storage.
+# As a share of a single thread's time: if it computes less, several threads may wait for storage.
 _COMPUTES = 0.5
-# Of their time, in which threads compute or wait for a processor: if less, more of them may help.
+# As a share of their time in which threads compute or wait for a processor: if it is less, more
+# threads may help.
 _SLEEPS = 0.5
-# Of the time between two batches: a consumer that waits less has nothing to gain from more threads.
+# As a share of the time between two batches: a consumer that waits less gains nothing from more
+# threads.
 _WAITS = 0.1
-# So many times as fast batches must come with twice the threads. Trials differ by less
-# (bench/step.py, ranges).
+# The speed-up of batches that twice the threads must bring. Trials differ by less (bench/step.py,
+# ranges).
 _FASTER = 1.1
 # Pieces of each thread: the first of all threads may end together, in no time. Chosen, not
 # measured.
 _ROUNDS = 3
-# Of the time that one thread would take at best: then one thread is not tried. Well under _CLEARLY,
-# as one trial may mislead.
+# As a share of the time that one thread would take at best: below it, one thread is not tried. Well
+# under _CLEARLY, because one trial may mislead.
 _CERTAINLY = 0.6
 
 
@@ -140,12 +143,12 @@ def choose_threads(
     """Return how many threads are to take part; 0: none, the consumer does the work.
 
     Args:
-        limit: how many there are.
-        work_ns: the work of a batch, summed over the threads that do it, by how many take part:
-            for all of them, and for a single one where that was tried.
-        inline_ns: the same for the consumer alone; 0: not known.
-        own_ns: what the consumer does between two batches, besides.
-        period_ns: how long it was from one batch to the next in the last of these trials.
+        limit: the number of threads.
+        work_ns: the work of a batch, summed over its threads, by the number of threads: for all of
+            them, and for a single one if that was tried.
+        inline_ns: the work of a batch for the consumer alone; 0 if unknown.
+        own_ns: the time that the consumer needs for other things between two batches.
+        period_ns: the time from one batch to the next in the last of these trials.
     """
     many = max(work_ns)
     best, batch_ns = limit, work_ns[many] / many
@@ -156,14 +159,14 @@ def choose_threads(
     if not 0 < inline_ns < INLINE_BATCH_NS:
         return best
     # Threads that take the GIL from the consumer make it slower, but not without limit.
-    # What is beyond that is its own work, which has become more.
+    # A longer time means that the consumer's own work has grown.
     takes_ns = max(batch_ns, period_ns if best == min(work_ns) else 0.0)
     is_theirs = takes_ns <= own_ns + _THEIRS * max(batch_ns, inline_ns)
     return 0 if is_theirs and takes_ns > own_ns + _CLEARLY * inline_ns else best
 
 
 class _Spent:
-    """What rows of one segment took of time; for how long threads had or wanted a processor."""
+    """The time of rows of one segment, and the part in which threads had or wanted a processor."""
 
     def __init__(self) -> None:
         self.rows = self.wall = self.busy = self.cpu = 0
@@ -175,7 +178,7 @@ class _Spent:
         self.cpu += cpu
 
     def slowed(self, other: _Spent) -> float:
-        """Return how much longer rows took than they had to, compared with the other trial."""
+        """Return the time that rows lost to other threads, compared with the other trial."""
         waited = self.wall / max(1, self.busy)
         burnt = self.cpu * other.rows / max(1, other.cpu * self.rows)
         return waited * burnt if burnt > _BURNS else waited
@@ -185,14 +188,14 @@ class Trial:
     """Work measured while a given number of threads took part.
 
     Args:
-        threads: how many.
-        least_ns: of work of each of them.
-        before: the trial with all of them, if this is the one with a single thread.
-        fewer: the trial with half as many, which slept, if more are tried than there were.
+        threads: the number of threads.
+        least_ns: the least work of each thread.
+        before: the trial with all threads, if this is the one with a single thread.
+        fewer: the trial with half as many threads, which slept, if this one tries more.
 
     Attributes:
-        speedup: once there is a verdict, how many times as fast all of them were as the single one;
-            None where only one number was tried, or where even that one did not compute mostly.
+        speedup: after the verdict, the speed of all threads as a multiple of the single one's; None
+            if only one number was tried, or if even the single thread mostly slept.
     """
 
     def __init__(
@@ -210,13 +213,13 @@ class Trial:
         self._pieces = 0
         self._all = _Spent()
         self._each: dict[CostEstimate, _Spent] = {}
-        # From one piece to the next of the same epoch: the time, what of it the consumer waited,
-        # and the work that was done.
+        # Between pieces of work of the same epoch: the time, the consumer's waits in it, and the
+        # work that was done.
         self._latest: tuple[int, int] | None = None
         self._period_ns = self._waited_ns = self._work_ns = 0
 
     def resume(self) -> None:
-        """Go on in another epoch."""
+        """Continue the trial in another epoch."""
         self._latest = None
 
     def note(
@@ -229,7 +232,7 @@ class Trial:
         now_ns: int,
         waited_ns: int,
     ) -> None:
-        """Take a measurement in; and how long the consumer has waited in this epoch so far."""
+        """Add a measurement, and the consumer's waits in this epoch so far."""
         if self._latest is not None:
             self._period_ns += now_ns - self._latest[0]
             self._waited_ns += waited_ns - self._latest[1]
@@ -241,33 +244,33 @@ class Trial:
 
     @property
     def over(self) -> bool:
-        """Whether it was long enough."""
+        """Whether the trial was long enough."""
         least = _TRIAL_TASKS if self.fewer is None else max(_TRIAL_TASKS, _ROUNDS * self.threads)
         return self._pieces >= least and self._all.wall >= self._least_ns
 
     @property
     def with_all(self) -> Trial:
-        """The trial with all threads, of a pair of them."""
+        """The trial with all threads: this one, or the one before."""
         return self._before or self
 
     @property
     def sleeps(self) -> bool:
-        """Whether the threads mostly slept, and the consumer waited for them all the same."""
+        """Whether the threads mostly slept although the consumer was waiting for them."""
         is_waited_for = self._waited_ns > _WAITS * self._period_ns
         return is_waited_for and self._all.busy < _SLEEPS * self._all.wall
 
     @property
     def rows_per_ns(self) -> float:
-        """How many rows came, of the time from the first piece to the last."""
+        """Rows per nanosecond, from the first piece of work to the last."""
         return self._all.rows / max(1, self._period_ns)
 
     @property
     def is_clear(self) -> bool:
-        """Whether one thread need not be tried, too."""
+        """Whether all threads take part without a trial of one thread."""
         # Together they kept less than half a core busy: they slept, and did not wait for each
         # other.
         if self.threads == 1 or self._all.busy < 0.5 / self.threads * self._all.wall:
-            return True  # more of those that mostly sleep always help
+            return True  # more threads always help if they mostly sleep
         each = self._each.items()
         work_ns = sum(spent.wall / spent.rows * cost.rows_per_batch for cost, spent in each)
         least_ns = sum(spent.busy / spent.rows * cost.rows_per_batch for cost, spent in each)
@@ -276,7 +279,7 @@ class Trial:
     def verdict(self, limit: int, own_ns: float) -> int:
         """Return how many threads are to take part; for ``own_ns`` see ``Autotuner``.
 
-        Of that the consumer has no more than it did not wait for batches in this trial.
+        ``own_ns`` counts at most as the time in this trial in which the consumer did not wait.
         """
         before = self._before
         shared = before._each.keys() & self._each.keys() if before is not None else set()
@@ -302,49 +305,50 @@ class Trial:
         return choose_threads(limit, work_ns, inline_ns, own_ns, period_ns)
 
     def _inline_row_ns(self, cost: CostEstimate) -> float:
-        """Return what a row costs the consumer, 0 where it never made one.
+        """Return the cost of a row for the consumer, 0 if it never made one.
 
-        What it made first may have cost more than later ones do: files were opened, caches were
-        empty. It would not take longer than a thread alone.
+        The first rows may have cost more (files were opened, caches were empty), so it counts at
+        most as the cost of a row in a thread alone.
         """
         spent, made = self._each[cost], cost.inline_row_ns or 0.0
         return min(made, spent.wall / spent.rows) if self.threads == 1 else made
 
 
-# Of inline work until threads are considered: after less, first rows weigh too much (imports, cold
-# caches).
+# The inline work until threads are considered: after less, the first rows weigh too much (imports,
+# cold caches).
 _INLINE_TRIAL_NS = 5_000_000
-# Of inline work from one look at it to the next: one chunk, so that looking costs little.
+# The inline work from one decision to the next: one chunk, so that deciding costs little.
 _LOOK_NS = 1_000_000
-# Of each thread: twenty chunks, about four time slices of Python's GIL (5 ms).
+# The work of each thread: twenty chunks, about four time slices of Python's GIL (5 ms).
 _TRIAL_NS = 20_000_000
 # Later trials may take longer, since rests between them are long: at most a fifth of the first
 # rest.
 _LATER_TRIAL_NS = 100_000_000
-# Of work of each thread, from the first trial to the next; then doubled. At least 25 times a first
+# The work of each thread from the first trial to the next; then doubled. At least 25 times a first
 # trial.
 _REST_NS = 500_000_000
-# Half a minute of work: a machine whose load has changed is noticed at last. Chosen, not measured.
+# Half a minute of work: the longest time until a changed load of the machine is noticed. Chosen,
+# not measured.
 _LONGEST_REST_NS = 64 * _REST_NS
-# The fewest with which one misleading trial is outvoted.
+# The fewest trials with which a single misleading one is outvoted.
 _VOTES = 3
-# Of the time between two batches: less is within the noise of a trial. bench/step.py gains 9 %
-# where it is 6 %.
+# As a share of the time between two batches: less is within the noise of a trial. bench/step.py
+# gains 9 % at 6 %.
 _WORTH_HIDING = 0.03
 
 
 class Autotuner:
-    """What a pipeline learnt about its own speed; outlives its epochs.
+    """The measured speeds of a pipeline, and the decision on its threads; outlives its epochs.
 
     Attributes:
-        active: how many threads take part, or None while nothing is known of that.
-        is_settled: whether that stays, since there is nothing to try.
-        trial: what is tried out now; it goes on in the next epoch.
-        rest_ns: the work that is done until it is tried out again.
-        trial_ns: how long that takes, of each thread.
-        own_ns: what the consumer did between two batches, besides making them, while it was inline.
+        active: how many threads take part; None while undecided.
+        is_settled: whether ``active`` stays, because there is nothing to try.
+        trial: the trial that is running; it goes on in the next epoch.
+        rest_ns: the work from this trial to the next.
+        trial_ns: the least work of each thread in a trial.
+        own_ns: the time that the inline consumer needs for other things between two batches.
         factor: the echoing factor that ranks agreed on last (see ``rank_sync``), or None.
-        grown: how many threads there are since those that were asked for slept; 0: no more.
+        grown: the number of threads after more were added; 0 if none were.
     """
 
     def __init__(self) -> None:
@@ -366,20 +370,20 @@ class Autotuner:
         self._verdicts: deque[int] = deque(maxlen=_VOTES)
 
     def begin_epoch(self, misses: int) -> None:
-        """Forget what was learnt if a cache has missed more examples than an epoch ago."""
+        """Forget the measurements if a cache missed examples in the epoch before."""
         if misses != self._misses:
             self._misses = misses
             self._forget()
             self.costs.clear()
 
     def cost(self, segment: int, rows_per_batch: int) -> CostEstimate:
-        """Return the cost of a segment."""
+        """Return the cost of a segment, which is kept between epochs."""
         return self.costs.setdefault(segment, CostEstimate(rows_per_batch))
 
     def note_own(self, batch_ns: float, for_each: float) -> None:
-        """Take in for how long the consumer did something else, for each unit of inline work.
+        """Record how long the consumer did something else, for each unit of inline work.
 
-        A pause between epochs is none of what it does between two batches, and counts little.
+        A single long pause, as between epochs, changes the mean little.
         """
         own_ns = batch_ns * max(0.0, for_each)
         # A fifth of each, as of the cost of a row.
@@ -387,12 +391,12 @@ class Autotuner:
 
     @property
     def speedup(self) -> float | None:
-        """How many times as fast all threads are as one, by the last trials; None: not known."""
+        """The speed of all threads as a multiple of one, by the last trials; None if unknown."""
         found = sorted(self._speedups)[len(self._speedups) // 2 :][:1]
         return found[0] if found and found[0] < math.inf else None
 
     def judge(self, threads: int, speedup: float | None) -> None:
-        """Take in what a trial said; what most of the last ones say counts, more in a tie.
+        """Record the verdict of a trial. The majority of the last ones counts; in a tie, more.
 
         Args:
             threads: how many are to take part.
@@ -410,13 +414,13 @@ class Autotuner:
         self._rest_ns = min(2 * self._rest_ns, _LONGEST_REST_NS)
 
     def grow(self, threads: int) -> None:
-        """Have so many threads from now on, more than were asked for; forget earlier verdicts."""
+        """Raise the number of threads above the one asked for; forget earlier verdicts."""
         self.grown = threads
         self._verdicts.clear()
         self._speedups.clear()
 
     def settle(self, threads: int) -> None:
-        """Have so many threads take part from now on."""
+        """Set for good how many threads take part."""
         self.active, self.is_settled = threads, True
 
 
@@ -424,13 +428,14 @@ class Tuning:
     """Decides how many threads of one run take part. All of it runs under the pool's lock.
 
     Args:
-        limit: how many there are.
-        autotuner: what is known of the run's segments, and is told the decision.
-        clock_ns: tells the time.
-        may_grow: whether there may be so many threads for work of this cost; None: only ``limit``.
+        limit: the number of threads.
+        autotuner: the measurements of the run's segments; keeps the decision.
+        clock_ns: the clock, in nanoseconds.
+        may_grow: returns whether the pool may have so many threads for work of this cost; None if
+            ``limit`` is fixed.
 
     Attributes:
-        active: how many take part now.
+        active: how many threads take part now.
         is_over: whether ``active`` stays.
     """
 
@@ -451,13 +456,13 @@ class Tuning:
         self.active = min(autotuner.active or 0, limit)
         if self.trial is not None:
             self.trial.resume()
-            if may_grow is not None:  # the trial may be of more than there were
+            if may_grow is not None:  # the trial may have tried more threads
                 self._limit = limit = max(limit, self.trial.threads)
             self.active = min(self.trial.threads, limit)
 
     @property
     def trial(self) -> Trial | None:
-        """What is tried out now; measurements then need the threads' busy time, too."""
+        """The running trial, if any; measurements then need the threads' busy time, too."""
         return self._autotuner.trial
 
     @property
@@ -474,16 +479,16 @@ class Tuning:
         cpu: int = 0,
         waited: int = 0,
     ) -> bool:
-        """Take a measurement in; return whether ``active`` may be another now.
+        """Add a measurement; return whether ``active`` may have changed.
 
         Args:
-            cost: of the segment whose rows were done.
-            rows: how many.
-            wall: the time that took.
-            busy: how long the thread had a processor for it, or waited for one, in a trial.
-            trial: the one under way when they were begun.
-            cpu: how long the thread had a processor for it, in a trial.
-            waited: how long the consumer has waited so far.
+            cost: the cost of the segment whose rows were computed.
+            rows: the number of rows.
+            wall: their time, in nanoseconds.
+            busy: in a trial, the time in which the thread had a processor or waited for one.
+            trial: the trial that ran when the rows were begun.
+            cpu: in a trial, the time in which the thread had a processor.
+            waited: the time that the consumer has waited so far.
         """
         if self.active == 0:
             return self._leaves_inline(cost, wall)
@@ -515,11 +520,11 @@ class Tuning:
         return True
 
     def made_here(self, wall: int) -> None:
-        """Take in that the consumer made batches that are not noted."""
+        """Record that the consumer made batches without a task."""
         self._made_ns += wall
 
     def _grows(self, trial: Trial, cost: CostEstimate) -> bool:
-        """Begin to try twice as many threads, if these sleep and there may be more."""
+        """Start a trial of twice as many threads, if these sleep and more are allowed."""
         more = 2 * trial.threads
         if self._may_grow is None or trial.threads != self._limit or not trial.sleeps:
             return False
@@ -561,7 +566,7 @@ class Tuning:
         return True
 
     def _can_hide(self, batch_ns: float) -> bool:
-        """Whether it is time to try to make batches while the consumer does something else."""
+        """Whether threads could make batches while the consumer does something else."""
         own_ns = self._autotuner.own_ns
         is_worth = batch_ns > max(GATHER_INLINE_BATCH_NS, _WORTH_HIDING * (own_ns + batch_ns))
         return is_worth and own_ns > batch_ns and self._autotuner.rest_ns <= 0

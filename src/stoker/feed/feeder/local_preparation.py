@@ -11,7 +11,7 @@ from stoker.basics import pytree
 from stoker.basics.buffers import Recycler
 from stoker.chain.chain import Chain
 from stoker.chain.cursor import Cursor
-from stoker.chain.seek import nearest
+from stoker.chain.seek import seek
 from stoker.engine.heads import batch_rows
 from stoker.errors import FeedError
 from stoker.feed.feeder.log import FeedPosition
@@ -79,7 +79,7 @@ class PipelineOutputs:
     def begin(self, position: FeedPosition | None) -> FeedPosition:
         self._end_epoch()
         epoch, number = position or (0, 0)
-        if self._cursor.coming is not self._cursor.chain:
+        if self._cursor.next_chain is not self._cursor.chain:
             raise FeedError(
                 f"{self._cursor.chain.source.name} has another length than when the feed began, "
                 "and its jobs rely on that length. Restart the feed and its jobs"
@@ -147,7 +147,7 @@ def _check_servable(chain: Chain) -> Chain:
             "a feed cannot serve .repeat(): its epochs are passes over the data. Put .repeat() "
             "behind stoker.from_feed() in each job"
         )
-    if chain.selection.share is not None and chain.selection.share.padded is not None:
+    if chain.selection.share is not None and chain.selection.share.padding is not None:
         raise FeedError(
             "a feed cannot serve .shard(pad=True): padding is for ranks, but each job of a feed "
             "gets all outputs. Evaluate without a feed"
@@ -175,6 +175,6 @@ def seek_near(cursor: Cursor, epoch: int, number: int) -> int:
     Return how many outputs to prepare and drop first: behind filters and echoes, an output follows
     only from the ones before it.
     """
-    start, skip_count = nearest(cursor.chain, epoch, number)
+    start, skip_count = seek(cursor.chain, epoch, number)
     cursor.go_to(epoch, start)
     return skip_count

@@ -36,7 +36,7 @@ class Batch(ChainStage):
     def call(self) -> str:
         return f"batch({self.n})"
 
-    def placed(self, before: ChainView) -> Batch:
+    def bind(self, before: ChainView) -> Batch:
         """Check that single examples come here, from pools that hold a batch."""
         if before.source.yields_batches:
             raise ValueError("a loader yields batches already: set its batch_size")

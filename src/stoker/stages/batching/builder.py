@@ -23,7 +23,7 @@ from stoker.stages.batching.user_collate import Collate, collate_examples
 
 
 class Columns:
-    """A run of examples turned into one column for each leaf; what process workers send."""
+    """Examples as one column for each leaf: worker processes send them so."""
 
     def __init__(self, template: Any, columns: list[Any]) -> None:
         self.template = template
@@ -39,16 +39,16 @@ class Columns:
 
 
 class Misfits(list[Any]):
-    """Examples that a worker process could not stack: the builder says which is to blame."""
+    """Examples that a worker process could not stack: the builder finds the one that differs."""
 
 
 class Builder:
-    """One batch in the making. Several threads may put rows; the last one calls ``finish``.
+    """Builds one batch. Several threads may put rows; the last one calls ``finish``.
 
     Args:
         rows: the number of examples in this batch.
-        collate: the user's collate function, which is then given the list of examples.
-        recycler: where arrays come from.
+        collate: the user's collate function, which gets the list of examples; None to stack them.
+        recycler: the owner of the arrays.
     """
 
     def __init__(self, rows: int, collate: Collate | None, recycler: Recycler) -> None:
@@ -56,10 +56,10 @@ class Builder:
         self._collate = collate
         self._recycler = recycler
         self._examples: list[Any] | None = [None] * rows if collate else None
-        self._stacked: Any = None  # a batch that came in one piece
+        self._batch: Any = None  # a batch that was stacked in one go
         self._template: Any = None
         self._leaves: list[Leaf] | None = None
-        self._refused: dict[int, list[Any]] = {}
+        self._misfits: dict[int, list[Any]] = {}
         self._lock = threading.Lock()
 
     def put(self, start: int, examples: list[Any]) -> None:
@@ -68,8 +68,8 @@ class Builder:
             self._examples[start : start + len(examples)] = examples
             return
         if 0 < len(examples) == self._rows:
-            self._stacked = stack(examples, self._recycler)
-        if examples and self._stacked is None:
+            self._batch = stack(examples, self._recycler)
+        if examples and self._batch is None:
             self.put_each(start, examples)
 
     def put_each(self, start: int, examples: list[Any]) -> None:
@@ -78,14 +78,14 @@ class Builder:
         try:
             self._put(start, template, _columns(template, examples))
         except UnlikeError:
-            self._refused[start] = examples
+            self._misfits[start] = examples
 
-    def put_columns(self, start: int, made: Columns) -> None:
-        """Write columns that another process made, as rows ``start ..``."""
+    def put_columns(self, start: int, columns: Columns) -> None:
+        """Write columns from another process, as rows ``start ..``."""
         try:
-            self._put(start, made.template, made.columns)
+            self._put(start, columns.template, columns.columns)
         except UnlikeError:
-            self._refused[start] = made.rows()
+            self._misfits[start] = columns.rows()
 
     def _put(self, start: int, template: Any, columns: Sequence[Any]) -> None:
         leaves = self._leaves or self._allocate(template, columns)
@@ -105,16 +105,16 @@ class Builder:
     def finish(self, collate: Collate | None = None) -> Any:
         """Return the batch; ``collate`` is called in place of the builder's own.
 
-        Raises UnlikeError when the examples do not fit together; what the user's function does, as
-        RowError where it is one example's fault.
+        Raises UnlikeError if the examples do not fit together; the errors of a user's function, as
+        RowError if a single example causes them.
         """
         if self._examples is not None:
             collate = collate or self._collate
             assert collate is not None
             return collate_examples(collate, self._examples)
-        if self._stacked is not None:
-            return self._stacked
-        if self._refused:
+        if self._batch is not None:
+            return self._batch
+        if self._misfits:
             raise self._misfit()
         if self._leaves is None:
             raise AssertionError("a batch has at least one row")
@@ -122,12 +122,12 @@ class Builder:
         return _rebuilt(self._template, iter([leaf.finish(tensors) for leaf in self._leaves]))
 
     def _misfit(self) -> UnlikeError:
-        """Return the error of the row to blame: the first that does not fit beside the others.
+        """Return the error of the row that differs: the first that does not fit the others.
 
-        Where most do not fit beside a few, and are alike, it is the first of those few.
+        If most rows do not fit a few, and are alike, it is the first of those few.
         """
         unfit: dict[int, UnlikeError] = {}
-        for start, examples in sorted(self._refused.items()):
+        for start, examples in sorted(self._misfits.items()):
             for row, example in enumerate(examples, start):
                 template = self._template if self._leaves else example
                 try:
@@ -136,7 +136,7 @@ class Builder:
                     unfit[row] = error
         fit = [row for row in range(self._rows) if row not in unfit]
         first = min(unfit)
-        kinds = {str(error) for error in unfit.values()}  # a number may have come in two forms
+        kinds = {str(error) for error in unfit.values()}  # a number may come as two types
         are_alike = 2 * len(kinds) <= len(unfit)
         return UnlikeError(
             str(unfit[first]), fit[0] if 0 < len(fit) < len(unfit) and are_alike else first
@@ -154,9 +154,9 @@ class Builder:
 
 
 def batch_of(examples: list[Any], recycler: Recycler) -> Any:
-    """Return the batch of these examples, one or more, which are copied; as ``Builder`` makes it.
+    """Return the batch of one or more examples, which are copied; the same as by ``Builder``.
 
-    Most need no builder, which is 7 % of what a batch of one costs (bench/paths.py).
+    Most batches need no builder, which is 7 % of the cost of a batch of one (bench/paths.py).
     """
     batch = stack(examples, recycler)
     if batch is not None:
@@ -173,18 +173,18 @@ def _rebuilt(template: Any, leaves: Iterator[Any]) -> Any:
 def collated(examples: list[Any], allocator: Allocator) -> Columns:
     """Turn examples into columns whose arrays are stacked (shapes are checked)."""
     template = examples[0]
-    stacked = []
+    arrays = []
     try:
         for place, column in enumerate(_columns(template, examples)):
             leaf = make_leaf(LeafName(template, place), column[0], len(examples), allocator)
             leaf.put(0, column)
-            stacked.append(leaf.column())
+            arrays.append(leaf.column())
     except UnlikeError:
         builder = Builder(len(examples), None, Recycler())
         builder.put(0, examples)
-        builder.finish()  # says which is to blame
+        builder.finish()  # raises the error of the row that differs
         raise
-    return Columns(pytree.map_leaves(lambda _: None, template), stacked)
+    return Columns(pytree.map_leaves(lambda _: None, template), arrays)
 
 
 def _columns(template: Any, examples: Sequence[Any]) -> list[Any]:

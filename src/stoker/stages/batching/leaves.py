@@ -26,7 +26,7 @@ class UnlikeError(ValueError):
     """An example does not fit into its batch.
 
     Attributes:
-        row: which of the examples it is, counted from the first of the batch.
+        row: the row of the example in the batch.
     """
 
     def __init__(self, text: str, row: int = 0) -> None:
@@ -35,7 +35,7 @@ class UnlikeError(ValueError):
 
 
 class LeafName(NamedTuple):
-    """A leaf's name, for errors: it is put together when one is raised."""
+    """A leaf's name, for errors; computed when one is raised."""
 
     template: Any
     place: int
@@ -56,7 +56,7 @@ class Leaf(ABC):
         """Write rows ``start ..``. Raises UnlikeError where they do not fit."""
 
     def column(self) -> Any:
-        """Return the rows as another process is to put them."""
+        """Return the rows for ``Builder.put_columns`` of another process."""
         return self.out
 
     def finish(self, tensors: bool) -> Any:
@@ -68,23 +68,23 @@ class Leaf(ABC):
         return out
 
     def text(self, value: Any) -> str:
-        """Say of what kind a value is."""
+        """Describe a value's type for an error."""
         if pytree.is_tensor(value) and pytree.is_sparse(value):
             return f"{value.layout} {list(value.shape)}"
         return str(value.dtype) if isinstance(value, np.generic) else type(value).__name__
 
     def unlike(self, column: Any, fits: Callable[[Any], bool], usual: Any) -> UnlikeError:
-        """Return the error of rows of which some do not fit beside those before, as ``usual``."""
+        """Return the error of a column with misfits; ``usual`` is a value of earlier rows."""
         odd = next(value for value in column if not fits(value))
-        seen = list(dict.fromkeys(self.text(value) for value in [odd, *column, usual]))
-        if len(seen) == 1:
-            seen.append("another in rows before")
-        shown = ", ".join(seen[:4]) + (", ..." if len(seen) > 4 else "")
+        kinds = list(dict.fromkeys(self.text(value) for value in [odd, *column, usual]))
+        if len(kinds) == 1:
+            kinds.append("another in rows before")
+        text = ", ".join(kinds[:4]) + (", ..." if len(kinds) > 4 else "")
         way = "make the examples alike in a map (resize, crop, pad)"
-        if type(None).__name__ in seen:
+        if type(None).__name__ in kinds:
             way = "leave such examples out with .filter(), put a value in place of None in a map"
         return UnlikeError(
-            f"{self.name} differs within a batch: {shown}; {way}, or give .batch(collate=...)"
+            f"{self.name} differs within a batch: {text}; {way}, or give .batch(collate=...)"
         )
 
 
@@ -101,7 +101,7 @@ class DenseLeaf(Leaf):
 
     @abstractmethod
     def stack(self, column: Any, rows: Any) -> None:
-        """Write single values, which fit, into rows."""
+        """Write fitting values into rows."""
 
     def put(self, start: int, column: Any) -> None:
         shape, dtype, is_one = self._shape, self._dtype, self.is_one
@@ -133,7 +133,7 @@ class ArrayLeaf(DenseLeaf):
 
 
 class JaxLeaf(ArrayLeaf):
-    """Arrays of JAX, which become one of NumPy."""
+    """Arrays of JAX; the batch is an array of NumPy."""
 
     def put(self, start: int, column: Any) -> None:
         if not isinstance(column, np.ndarray):
@@ -191,7 +191,7 @@ class SparseLeaf(DenseLeaf):
 
 
 class NumberLeaf(Leaf):
-    """Numbers, whose dtype is known when all are there."""
+    """Numbers; their common dtype is known once all rows are there."""
 
     def __init__(self, name: LeafName, first: Any) -> None:
         super().__init__(name, None)
@@ -215,9 +215,9 @@ class NumberLeaf(Leaf):
         self._pieces.update(enumerate((np.asarray(value)[None] for value in column), start))
 
     def column(self) -> NDArray[Any]:
-        """Return numbers of one dtype in it, of several as int64, float64 or complex128.
+        """Return the numbers in their dtype; if they have several, as int64, float64 or complex128.
 
-        So it is the same for any pieces. Raises UnlikeError for whole numbers that need more.
+        So the result does not depend on the pieces. Raises UnlikeError for too large integers.
         """
         pieces = [self._pieces[start] for start in sorted(self._pieces)]
         dtypes = {piece.dtype for piece in pieces}
@@ -239,7 +239,7 @@ class NumberLeaf(Leaf):
 
 
 class ScalarLeaf(Leaf):
-    """NumPy's other scalars: times and structured values, of one dtype."""
+    """Other scalars of NumPy: times and structured values, of one dtype."""
 
     def __init__(self, name: LeafName, first: Any, rows: int) -> None:
         super().__init__(name, np.empty(rows, first.dtype))

@@ -55,7 +55,7 @@ class Pack(ChainStage):
     def call(self) -> str:
         return f"pack({self.length:,})"
 
-    def placed(self, before: ChainView) -> Pack:
+    def bind(self, before: ChainView) -> Pack:
         """Check that single sequences come here."""
         if before.source.yields_batches:
             raise ValueError(".pack() joins single sequences, and a loader yields batches")

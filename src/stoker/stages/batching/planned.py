@@ -171,9 +171,9 @@ def batch_stage(n: Any, drop_last: Any, collate: Any, sizing: Sizing) -> Batch:
 class PlannedBatch(Batch):
     """A stage whose batches are planned before anything is read."""
 
-    def placed(self, before: ChainView) -> Batch:
+    def bind(self, before: ChainView) -> Batch:
         """Check that all examples come here, once, in an order that all ranks know."""
-        super().placed(before)
+        super().bind(before)
         source = before.source
         if not isinstance(source, IndexedSource):
             raise ValueError(
@@ -224,7 +224,7 @@ class SizedBatch(PlannedBatch):
     Attributes:
         n: about how many examples a batch has.
         sizing: its arguments; ``asked``: the ``n`` among them.
-        rule: what follows from them for the source, once it is placed.
+        rule: what follows from them for the source, once it is bound.
     """
 
     sizing: Sizing = field(default_factory=Sizing, compare=False, repr=False)
@@ -242,9 +242,9 @@ class SizedBatch(PlannedBatch):
         said += ["padded=False"] * (not sizing.padded)
         return f"batch({', '.join(said)})"
 
-    def placed(self, before: ChainView) -> Batch:
+    def bind(self, before: ChainView) -> Batch:
         """Check that ranks' examples are dealt by the plan alone."""
-        super().placed(before)
+        super().bind(before)
         source = before.source
         assert isinstance(source, IndexedSource)
         at = next((i for i, stage in enumerate(before.stages) if stage.traits.shards), None)
@@ -330,9 +330,9 @@ class ScheduledBatch(PlannedBatch):
                 raise ValueError(f"it returned {rows} for {time}: a batch has at least one example")
             return int(rows)
 
-    def placed(self, before: ChainView) -> Batch:
+    def bind(self, before: ChainView) -> Batch:
         """Check the same as for other planned batches; ask for the size of the first one."""
-        super().placed(before)
+        super().bind(before)
         return replace(self, n=self.rows_at(EpochTime(0, 0.0)))
 
     def lower(self, to: EnginePlan) -> None:

@@ -12,11 +12,11 @@ Collate = Callable[[list[Any]], Any]
 
 
 class RowError(Exception):
-    """What a user's collate function raised because of one example.
+    """An error of a user's collate function that a single example causes.
 
     Attributes:
-        error: what it raised.
-        row: which of the examples it is, counted from the first of the batch.
+        error: the function's error.
+        row: the row of the example in the batch.
     """
 
     def __init__(self, error: Exception, row: int) -> None:
@@ -26,17 +26,17 @@ class RowError(Exception):
 
 
 def collate_examples(collate: Collate, examples: list[Any]) -> Any:
-    """Return what a user's function makes of examples, whose list it may change.
+    """Return a user's batch of examples; the function may change the list.
 
-    Raises what the function raises, as RowError where it is one example's fault; TypeError where
-    it returns None.
+    Raises the function's errors, as RowError if a single example causes them; TypeError if it
+    returns None.
     """
-    kept = examples.copy()
+    inputs = examples.copy()
     try:
         batch = collate(examples)
     except Exception as error:
         pass_on(error)
-        row = _blame(collate, kept, type(error))
+        row = _blame(collate, inputs, type(error))
         if row is None:
             raise
         raise RowError(error, row) from None
@@ -46,9 +46,9 @@ def collate_examples(collate: Collate, examples: list[Any]) -> Any:
 
 
 def _blame(collate: Collate, examples: list[Any], kind: type[Exception]) -> int | None:
-    """Return the row without which a user's function would not have failed; None where none is.
+    """Return the row without which a user's function does not fail; None if there is none.
 
-    It is looked for by calling the function again, with fewer examples: about log2(n) times.
+    Calls the function again with fewer examples, about log2(n) times.
     """
 
     def fails(some: list[Any]) -> bool:

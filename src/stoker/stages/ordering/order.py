@@ -50,7 +50,7 @@ class OwnOrder(ChainStage):
         called = getattr(self.fn, "__name__", type(self.fn).__name__)
         return f"order({called}{'' if self.length is None else f', length={self.length:,}'})"
 
-    def placed(self, before: ChainView) -> OwnOrder:
+    def bind(self, before: ChainView) -> OwnOrder:
         """Check that there are numbers to order."""
         check_numbers(before, "order(...)", "shuffle(weights=...)")
         return self

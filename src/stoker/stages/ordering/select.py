@@ -32,7 +32,7 @@ class Select(ChainStage):
 
     Attributes:
         which: numbers, a mask, or a function of number and name; None once it is ``chosen``.
-        chosen: the numbers that it leaves of those before it; None until it is placed.
+        chosen: the numbers that it leaves of those before it; None until it is bound.
         length: of the source then.
         digest: the same for the same numbers.
     """
@@ -53,7 +53,7 @@ class Select(ChainStage):
         count = "" if self.chosen is None else f"{len(self.chosen):,} of {self.length:,}"
         return f"select({count})"
 
-    def placed(self, before: ChainView) -> Select:
+    def bind(self, before: ChainView) -> Select:
         """Choose among the numbers that are left, which must not have been ordered yet."""
         source = check_numbers(before, "select(...)")
         if self.chosen is not None:

@@ -42,7 +42,7 @@ class Shuffle(ChainStage):
             return f"shuffle({len(self.ends):,} blocks)"
         return f"shuffle({f'buffer={self.buffer:,}' if self.buffer else ''})"
 
-    def placed(self, before: ChainView) -> Shuffle:
+    def bind(self, before: ChainView) -> Shuffle:
         """Check that there is an order to draw, and how."""
         source = before.source
         if source.yields_batches:

@@ -33,7 +33,7 @@ class Take(ChainStage):
     def call(self) -> str:
         return f"take({self.n:,})"
 
-    def placed(self, before: ChainView) -> Take:
+    def bind(self, before: ChainView) -> Take:
         """Check that numbers alone say which examples are the first."""
         if before.source.yields_batches:
             raise ValueError(
@@ -84,7 +84,7 @@ class SkipFirst(ChainStage):
     def call(self) -> str:
         return f"skip({self.n:,})"
 
-    def placed(self, before: ChainView) -> SkipFirst:
+    def bind(self, before: ChainView) -> SkipFirst:
         """Check that numbers alone say which examples are the first, in each epoch alike."""
         if before.source.yields_batches:
             raise ValueError(

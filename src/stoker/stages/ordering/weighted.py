@@ -41,7 +41,7 @@ class WeightedShuffle(ChainStage):
         given: the weights, or a function of the epoch that returns some.
         num_samples: how many examples an epoch has, None for as many as there are.
         replacement: whether each of them is drawn by itself.
-        weights: what is drawn by; a function is asked in each epoch. None until it is placed.
+        weights: what is drawn by; a function is asked in each epoch. None until it is bound.
         length: of the source then.
     """
 
@@ -72,7 +72,7 @@ class WeightedShuffle(ChainStage):
         count = "" if self.num_samples is None else f", num_samples={self.num_samples:,}"
         return f"shuffle(weights{count}{', replacement' * self.replacement})"
 
-    def placed(self, before: ChainView) -> WeightedShuffle:
+    def bind(self, before: ChainView) -> WeightedShuffle:
         """Check that there are weights for the source's examples."""
         source = check_numbers(before, "shuffle(weights=...)")
         length = len(source)

@@ -9,7 +9,7 @@ Command::
 
     python bench/orders.py --rounds 1
 
-Machine: two cores, 24 GiB, Linux; Python 3.11.7; other programs ran meanwhile (load average 30 to 35).
+Machine: two cores, 24 GiB, Linux; Python 3.11.7; others ran meanwhile (load average 30 to 35).
 
 Results::
 

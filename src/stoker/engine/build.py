@@ -314,7 +314,8 @@ class EpochStreams:
             self._feed = Direct(self._stream)
         pool, planning = self._where(part)
         work, plan = self._works[part.at], self._plan
-        cost = self._setup.autotuner.cost(part.at, 1 if part.batches_in else plan.group)
+        each = 1 if part.batches_in else plan.group
+        cost = self._setup.autotuner.cost(part.at, each, plan.uses_behind(part))
         cost.whole = self._setup.workers.kind != "thread" and bool(
             part.batch_maps or (part.batch and part.batch.collate)
         )

@@ -66,7 +66,7 @@ _COPYING_NS = 500_000_000
 _JOIN_S = 5.0
 # Worker processes that are still busy behind an epoch's last output, with examples that nobody
 # wants, end if they take longer. Chosen, not measured.
-_REST_S = 0.5
+_REST_S = 2.0
 
 
 def is_worker() -> bool:

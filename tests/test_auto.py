@@ -498,6 +498,7 @@ def test_processes_prepare_for_it_too(point: str) -> None:
     epochs = [used(pipeline) for _ in range(3)]
     assert_covered(epochs[0], set(range(30)), point=point)
     assert_carried(pipeline, epochs, set(range(30)), point=point)
+    del pipeline
     assert not children()
 
 

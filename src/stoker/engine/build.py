@@ -364,6 +364,11 @@ class EpochStreams:
             return self._worker_pools[1], self._planning_apart
         return self.worker_pool, self.planning
 
+    def end_whole(self, is_whole: bool) -> None:
+        """Say whether the consumer has all outputs: processes may then stay for another epoch."""
+        for pool in self._worker_pools:
+            pool.is_whole = is_whole
+
     def close(self) -> None:
         """End all threads and processes, and close what a source has open."""
         with contextlib.ExitStack() as rest:  # does all of it, even if Ctrl-C comes in between

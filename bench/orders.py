@@ -9,33 +9,38 @@ Command::
 
     python bench/orders.py --rounds 1
 
-Machine: two cores, 24 GiB, Linux; Python 3.11.7; other programs ran meanwhile (load average 14).
+Machine: two cores, 24 GiB, Linux; Python 3.11.7; others ran meanwhile (load average 30 to 35).
 
 Results::
 
     [results/orders.json]
     order                     examples  once, ms  epoch, ms  place, ns       MB
     ---------------------------------------------------------------------------
-    as it lies               1,000,000         0        0.1          3      0.1
-    shuffle                  1,000,000         0       53.3          2      8.0
-    select(mask)             1,000,000         0        1.4        499      0.6
-    select(mask), shuffle    1,000,000         1       36.8        523      7.8
-    shuffle(weights)         1,000,000         5       39.8        826     10.5
-    weights, replacement     1,000,000         5        2.0        825     10.5
-    order(list)              1,000,000         0        5.1          5      4.1
-    torch random             1,000,000         0       51.1         23     43.2
-    torch weighted           1,000,000         6      304.4         25     60.7
-    as it lies             100,000,000         0        0.1          3      0.1
-    shuffle                100,000,000         0        4.4         36      1.7
-    select(mask)           100,000,000        19        1.3        450     13.8
-    select(mask), shuffle  100,000,000        31       43.4        403     16.8
-    shuffle(weights)       100,000,000       183        4.9      2,150     32.5
-    weights, replacement   100,000,000       171        4.7      2,136     32.2
-    order(list)            100,000,000         0    1,196.3          5    400.1
-    torch random           100,000,000         0    9,809.5         23  4,015.7
+    as it lies               1,000,000         0        0.2          3      0.1
+    shuffle                  1,000,000         0       33.9          2      8.0
+    select(mask)             1,000,000         1        0.3         35      0.1
+    select(mask), shuffle    1,000,000         1       33.7        519      7.7
+    shuffle(weights)         1,000,000         7       36.2        981     11.0
+    weights, replacement     1,000,000         5        2.3        846     10.5
+    order(list)              1,000,000         0        4.9          4      4.1
+    mix, shuffle             1,000,000         1       33.3         37     13.0
+    mix(fn), shuffle         1,000,000         0       30.8         93     15.0
+    torch random             1,000,000         0       50.6         26     43.0
+    torch weighted           1,000,000         6      284.2         24     60.6
+    as it lies             100,000,000         0        0.2          4      0.1
+    shuffle                100,000,000         0        3.9         36      1.7
+    select(mask)           100,000,000        19        0.4         34     13.4
+    select(mask), shuffle  100,000,000        28       45.0        453     16.9
+    shuffle(weights)       100,000,000       176        5.7      1,949     32.5
+    weights, replacement   100,000,000       141        3.1      1,133     32.2
+    order(list)            100,000,000         0    1,181.7          4    400.1
+    mix, shuffle           100,000,000         1       11.2        105      5.2
+    mix(fn), shuffle       100,000,000         1       12.5        107      4.8
+    torch random           100,000,000         0    9,244.8         25  4,015.8
     [end]
 
-- Since this run, ``select(mask)`` without a shuffle finds neighbours together: 35 ns a place.
+- ``select(mask)`` without a shuffle finds neighbours together; behind one it looks each place up.
+- ``mix(fn)`` has weights that change: its 128 pieces are planned when the epoch begins.
 - torch's ``WeightedRandomSampler`` refuses more than 2^24 weights, and so has no row of 10^8.
 - Its draws are independent, as those with ``replacement``; none of torch's samplers draws evenly.
 - Above 2^20 examples a permutation is computed as it is used; below, it takes 8 bytes each.
@@ -93,6 +98,11 @@ def of_stoker(build: Callable[[stoker.Pipeline], stoker.Pipeline], length: int) 
     return begin
 
 
+def mixed(data: stoker.Pipeline, length: int, weight: Any) -> stoker.Pipeline:
+    first, second = data.take(length // 2).shuffle(), data.skip(length // 2).shuffle()
+    return stoker.mix({first: 1, second: weight})
+
+
 def of_torch(sampler: Any) -> Order:
     from torch.utils.data import BatchSampler
 
@@ -130,6 +140,11 @@ CASES: dict[str, tuple[Callable[[int], Any], Callable[[int, Any], Order]]] = {
     "order(list)": (
         lambda n: np.arange(n)[::-1],
         lambda n, given: of_stoker(lambda p: p.order(lambda epoch, rng: given), n),
+    ),
+    "mix, shuffle": (lambda n: None, lambda n, _: of_stoker(lambda p: mixed(p, n, 2), n)),
+    "mix(fn), shuffle": (
+        lambda n: None,
+        lambda n, _: of_stoker(lambda p: mixed(p, n, lambda time: 2 * time.progress), n),
     ),
     "torch random": (lambda n: None, random_sampler),
     "torch weighted": (weights, weighted_sampler),

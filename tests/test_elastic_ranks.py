@@ -59,7 +59,7 @@ def main(folder, global_batch, echo, keeps, dies):
                     file.write(str(time.monotonic()))
                 os.kill(os.getpid(), signal.SIGKILL)
             told = {
-                "step": step, "world": world, "at": time.monotonic(), "begun": begun,
+                "step": step, "world": world, "begun": begun,
                 "ids": ids.tolist(), "uses": train.last.number.tolist(), "draws": draws.tolist(),
             }
             log.write(json.dumps(told) + "\\n")
@@ -117,8 +117,8 @@ def trained_on(folder: Path) -> list[dict[str, Any]]:
     return [batch for batch in batches if batch["step"] < resumed and batch not in later] + later
 
 
-def check(folder: Path, echo: float) -> float:
-    """Check what all ranks were given in the epoch; return the seconds without training."""
+def check(folder: Path, echo: float) -> None:
+    """Check what all ranks were given in the epoch."""
     batches = trained_on(folder)
     last = batches[-1]["world"]
     found = [
@@ -132,13 +132,6 @@ def check(folder: Path, echo: float) -> float:
     assert 0 <= EXAMPLES - len(uses) < last
     expected = drawn(echo)
     assert all(expected[x, use] == draw for x, use, draw in found)
-    killed = float((folder / "killed").read_text())
-    first = min((batch for batch in batches if batch["at"] > killed), key=lambda b: b["at"])
-    print(
-        f"{first['at'] - killed:.1f} s from the kill to the next batch, of these "
-        f"{first['at'] - first['begun']:.2f} s from load_state_dict() on; {last} ranks"
-    )
-    return float(first["at"] - killed)
 
 
 def drawn(echo: float) -> dict[tuple[int, int], float]:

@@ -600,7 +600,8 @@ class Pipeline(DataLoaderApi, Generic[T]):
             kind: ``"process"`` for Python code that holds the GIL: each has a copy of the dataset,
                 and seeds global random generators for every example. ``"ray"``: the same in actors
                 of the Ray cluster, placed by ``ray_options`` (default ``{"num_cpus": 1}``).
-            ahead: how far workers may be ahead of you, in batches, or in bytes (``"4GiB"``).
+            ahead: how far workers may be ahead of you at most, in batches, or in bytes
+                (``"4GiB"``); without workers nothing is ahead.
             insecure: do not encrypt the traffic to actors: only on a network that you trust.
         """
         if self.chain.source.yields_batches:

@@ -11,7 +11,8 @@ beside it. ``python bench/scoreboard.py`` shows the newest rows.
   threads decode ahead, the loop draws from a list, copies crops into a batch. Whole epochs, in
   which both fill their pools, use every image as often, and empty them.
 - collating: dicts of 12 fields, nested examples, ragged ones padded; batches of 1 and 8.
-- worker processes: rows of 1 KB and of 150 KB.
+- worker processes: rows of 1 KB and of 150 KB; epochs of 100 rows of 1 KB, in examples a second of
+  processor time, that of the workers included. Both keep their processes from epoch to epoch.
 - a random flip of an example; windows and columns of arrays that are not contiguous; ``.echo()``
   around a loader that is fast enough; the first batch of a folder of many files.
 
@@ -65,7 +66,9 @@ Caveats: between two runs on this machine ratios of single rows moved by up to a
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import resource
 import secrets
 import statistics
 import tempfile
@@ -383,6 +386,41 @@ def processes(row_bytes: int) -> Callable[[bool, ExitStack], Arms]:
     return arms
 
 
+def processor_s() -> float:
+    """Return the processor time of this process and of its children, those that live included."""
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    living = [
+        int(Path(f"/proc/{child.pid}/schedstat").read_text().split()[0])
+        for child in multiprocessing.active_children()
+    ]
+    return time.process_time() + ended.ru_utime + ended.ru_stime + sum(living) / 1e9
+
+
+def short_epochs(quick: bool, within: ExitStack) -> Arms:
+    rows = np.random.default_rng(0).integers(0, 256, (100, 1_000), dtype=np.uint8)
+    examples = Listed([(row, i) for i, row in enumerate(rows)])
+    p = stoker.from_dataset(examples, seed=0).shuffle().batch(10).workers(2, kind="process")
+    loader: Any = DataLoader(
+        examples,  # type: ignore[arg-type]  # any object with these methods
+        batch_size=10,
+        shuffle=True,
+        num_workers=2,
+        persistent_workers=True,
+    )
+
+    def measured(batches: Iterable[Any]) -> Callable[[], float]:
+        def rate() -> float:
+            began, epochs = processor_s(), 1 if quick else 20
+            for _ in range(epochs):
+                deque(batches, 0)
+            return len(examples) * epochs / (processor_s() - began)
+
+        deque(batches, 0)  # their processes start
+        return rate
+
+    return {"DataLoader": measured(loader), "stoker": measured(p)}
+
+
 def flip(image: Any, rng: np.random.Generator) -> Any:
     return image[:, ::-1] if rng.random() < 0.5 else image
 
@@ -500,6 +538,7 @@ def rows_of(place: str | None) -> list[Row]:
         Row("batches of 8", 1.0, "DataLoader", small(8)),
         Row("2 processes, 1 KB rows", 1.0, "DataLoader", processes(1_000)),
         Row("2 processes, 150 KB rows", 1.0, "DataLoader", processes(150_000)),
+        Row("100 rows, 2 processes, by CPU", 11 / 8, "DataLoader", short_epochs),
         Row("random flip", 1.0, "DataLoader", flips),
         Row("windows of an array", 0.9, "limit", gathered(windows)),
         Row("every other column", 0.9, "limit", gathered(columns)),

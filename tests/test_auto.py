@@ -498,6 +498,7 @@ def test_processes_prepare_for_it_too(point: str) -> None:
     epochs = [used(pipeline) for _ in range(3)]
     assert_covered(epochs[0], set(range(30)), point=point)
     assert_carried(pipeline, epochs, set(range(30)), point=point)
+    del pipeline
     assert not children()
 
 
@@ -726,7 +727,7 @@ def test_copies_are_at_least_so_far_apart(case: str, min_distance: int | None) -
         stats = pipeline.stats()
         assert stats.uses == sum(map(len, batches))
         if epoch == 0 or case != "a cache":
-            assert stats.realised_factor > 1.5  # it is slower than this loop
+            assert stats.realised_factor > 1  # it is slower than this loop
 
 
 @pytest.mark.parametrize("batches", [2, 3, 5])
@@ -1431,7 +1432,7 @@ def test_parts_of_known_length_end_alike_and_warn_of_too_many_steps(
         .shard(rank=rank, world=2, uneven=uneven)
         .echo(factor)
         .batch(4)
-        .steps(64)  # of 40 to 160 batches, as the factor is
+        .steps(99)
         for rank in range(2)
     ]
     for part in parts:

@@ -96,7 +96,8 @@ def test_what_needs_no_gil_takes_all_threads_without_a_trial(row_ns: int, at_onc
     cost = autotuner.cost(0, 64)
     cost.releases_gil, cost.gil_row_ns = True, IMAGE_ROW_NS
     tuning = Tuning(4, autotuner)
-    cost.note(200, 200 * row_ns)
+    for _ in range(2):  # what the first piece costs decides nothing
+        cost.note(100, 100 * row_ns)
     assert tuning.note(cost, 200, 200 * row_ns, 0)
     assert tuning.active == 4
     assert tuning.is_over is at_once
@@ -155,8 +156,10 @@ class Work:
     def __init__(self, threads: int) -> None:
         self.autotuner = Autotuner()
         self.cost = self.autotuner.cost(0, 32)
-        self.tuning = Tuning(threads, self.autotuner)
-        self._do(8, COSTLY_ROW_NS, 1.0)
+        # No time passes: a machine that does something else is not to look like slow work.
+        self.tuning = Tuning(threads, self.autotuner, lambda: 0)
+        for _ in range(2):
+            self._do(8, COSTLY_ROW_NS, 1.0)
         assert self.tuning.active == threads
 
     def _do(self, rows: int, row_ns: float, slowed: float) -> None:
@@ -230,6 +233,24 @@ def test_what_was_costly_only_at_first_goes_back_to_the_consumer(
     work = Work(4)
     work.until_judged({4: row_ns, 1: row_ns}, slowed)
     assert work.tuning.active == threads
+
+
+def test_a_slow_first_piece_brings_in_no_threads() -> None:
+    autotuner = Autotuner()
+    cost, tuning = autotuner.cost(0, 64), Tuning(4, autotuner, lambda: 0)
+    for row_ns in (2 * COSTLY_ROW_NS, 2_000, 2_000, 2_000):
+        cost.note(64, 64 * row_ns)
+        assert not tuning.note(cost, 64, 64 * row_ns)
+    assert tuning.active == 0
+
+
+def test_what_is_used_often_costs_a_batch_less() -> None:
+    autotuner = Autotuner()
+    cost, tuning = autotuner.cost(0, 64, 4.0), Tuning(4, autotuner, lambda: 0)
+    for _ in range(20):
+        cost.note(16, 16 * 50_000)
+        assert not tuning.note(cost, 16, 16 * 50_000)
+    assert cost.batch_ns() == 16 * 50_000
 
 
 @given(st.lists(st.booleans(), min_size=3, max_size=8))

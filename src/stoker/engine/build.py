@@ -314,7 +314,8 @@ class EpochStreams:
             self._feed = Direct(self._stream)
         pool, planning = self._where(part)
         work, plan = self._works[part.at], self._plan
-        cost = self._setup.autotuner.cost(part.at, 1 if part.batches_in else plan.group)
+        each = 1 if part.batches_in else plan.group
+        cost = self._setup.autotuner.cost(part.at, each, plan.uses_behind(part))
         cost.whole = self._setup.workers.kind != "thread" and bool(
             part.batch_maps or (part.batch and part.batch.collate)
         )
@@ -362,6 +363,11 @@ class EpochStreams:
         if part.on_device:
             return self._worker_pools[1], self._planning_apart
         return self.worker_pool, self.planning
+
+    def end_whole(self, is_whole: bool) -> None:
+        """Say whether the consumer has all outputs: processes may then stay for another epoch."""
+        for pool in self._worker_pools:
+            pool.is_whole = is_whole
 
     def close(self) -> None:
         """End all threads and processes, and close what a source has open."""

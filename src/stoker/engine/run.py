@@ -444,6 +444,7 @@ class Run:
             return
         self.closed = True
         self._ended_ns = time.perf_counter_ns()
+        self._streams.end_whole(self.complete or self.has_handed_out_all)
         with contextlib.ExitStack() as rest:
             rest.callback(self.leave)
             if self._setup.recycler is None:
@@ -515,6 +516,7 @@ class Run:
             read_bytes=tally.read_bytes,
             thread_trial=self._streams.worker_pool.thread_trial,
             worker_time=worker_time,
+            new_processes=self._setup.kept_workers.why_new_processes,
             feed_lag_outputs=source.lag_outputs() if source is not None else None,
         )
 

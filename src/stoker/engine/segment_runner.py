@@ -282,25 +282,32 @@ class SegmentRunner:
     def stored_values(self, items: list[Item], *, own: bool) -> list[Any]:
         """Return stored values: copies, except for last uses and for functions that only read."""
         lock = self.worker_pool.lock
-        with lock:
-            mine = [own or (i.settled and i.scheduled == 1) for i in items]
-        values = []
-        for item, hand_over in zip(items, mine, strict=True):
-            value = item.task.values[item.row]
-            if not hand_over and type(value) is not Failure:
-                try:
-                    value = self._recycler.copy(value)
-                except Exception as error:
-                    pass_on(error)
-                    inputs = self.work.inputs
-                    value = inputs.copy_failure(error, *inputs.places([item.ordinal]))
-            values.append(value)
+        if own:
+            values = [item.task.values[item.row] for item in items]
+        else:
+            with lock:
+                mine = [i.settled and i.scheduled == 1 for i in items]
+            values = [
+                self._stored_value(item, hand_over)
+                for item, hand_over in zip(items, mine, strict=True)
+            ]
         with lock:
             for item in items:
                 item.scheduled -= 1
                 if item.settled and not item.scheduled:
                     item.task.values[item.row] = None
         return values
+
+    def _stored_value(self, item: Item, hand_over: bool) -> Any:
+        value = item.task.values[item.row]
+        if hand_over or type(value) is Failure:
+            return value
+        try:
+            return self._recycler.copy(value)
+        except Exception as error:
+            pass_on(error)
+            inputs = self.work.inputs
+            return inputs.copy_failure(error, *inputs.places([item.ordinal]))
 
     def _deliver(self, task: Task, start: int, values: list[Any], ns: list[int]) -> None:
         if task.builder is None:

@@ -107,11 +107,13 @@ def main(descriptor: int, text: str) -> NoReturn:
     except BaseException:
         traceback.print_exc()
     finally:
-        _close_caches()
+        _end_what_is_kept()
         os._exit(0)  # a thread of the user's may never end
 
 
-def _close_caches() -> None:
-    """Close the pipeline's caches: `os._exit` runs no finalizers."""
+def _end_what_is_kept() -> None:
+    """End the pipeline's processes, and close its caches: `os._exit` runs no finalizers."""
+    if (keeping := sys.modules.get("stoker.engine.workers.kept_processes")) is not None:
+        keeping.end_all()
     if (caching := sys.modules.get("stoker.cache.handles")) is not None:
         caching.HANDLES.close_all()

@@ -166,7 +166,11 @@ class EchoInputs(Inputs, Generic[AnyPool]):
         while len(drawn) < count:
             if not self._step():
                 break
-        return [drawn.popleft() for _ in range(min(count, len(drawn)))]
+        if len(drawn) <= count:
+            uses = list(drawn)
+            drawn.clear()
+            return uses
+        return [drawn.popleft() for _ in range(count)]
 
     @abstractmethod
     def _step(self) -> bool:
@@ -245,15 +249,17 @@ class EchoInputs(Inputs, Generic[AnyPool]):
         self._uses += len(draw.uses)
         self._first_uses += int(np.count_nonzero(draw.uses == 0))
         columns = (draw.ordinals, draw.uses, draw.last, draw.ages)
+        items, append = self._items, self._draws.append
         for number, use, last, age in zip(*(c[skip:].tolist() for c in columns), strict=True):
-            item = self._items.get(number)
+            item = items.get(number)
             if item is None:  # after a resume: made again when it is next used
-                item = self._items[number] = self.upstream.recompute(number)
+                item = items[number] = self.upstream.recompute(number)
             item.scheduled += 1
             if last:
                 item.settled = True
-                del self._items[number]
-            self._draws.append((item, fold_use(item.use_key, use), age))
+                del items[number]
+            key = item.use_key
+            append((item, fold_use(key, use) if key else use, age))
 
     def _recall(self, draw: Draw, step: int, wanted: bool, skip: int | None) -> set[int]:
         """Record a draw from before a resume; return the numbers of its items still needed."""

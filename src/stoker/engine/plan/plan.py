@@ -25,6 +25,9 @@ from stoker.sources.origin import IndexedSource, Origin
 from stoker.stages.cache import CacheStage
 from stoker.stages.map import Map
 
+# Of so many items uses are counted for a mean, which factors of parts spread evenly.
+_MANY_ITEMS = 1_000_000
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -147,6 +150,14 @@ class Plan:
     def segments(self) -> tuple[Segment, ...]:
         """The segments among the parts."""
         return tuple(part for part in self.parts if isinstance(part, Segment))
+
+    def uses_behind(self, segment: Segment) -> float:
+        """Return how often an output of a segment is used, by the fixed factors behind it."""
+        found = 1.0
+        for point in self.echoes:
+            if point.at > segment.at and point.echo.counts is not None:
+                found *= point.echo.counts.of_first(_MANY_ITEMS) / _MANY_ITEMS
+        return found
 
     @cached_property
     def echoes(self) -> tuple[EchoPoint, ...]:

@@ -76,6 +76,7 @@ class Work:
         self.segment = segment
         self.address = address
         self.misdrawn = misdrawn
+        self._source = source
         if segment.renumbered or segment.batches_in:
             order = None
         self.inputs = InputAddresses(address, source, order, are_batches=segment.batches_in)
@@ -125,6 +126,7 @@ class Work:
         """
         own = copy.copy(self)
         own.retry, own._random = Retry(self, copies), Rekeyed()
+        own._source = source
         own.inputs = self.inputs.with_source(source)
         own._call(segment, calls or [FREELY] * len(segment.callers))
         own.fetcher = self.fetcher.with_calls(source, own._reading, own.retry)
@@ -135,6 +137,10 @@ class Work:
         twin = copy.copy(self)
         twin.inputs = self.inputs.without_order()
         return twin
+
+    def at(self, address: WorkAddress) -> Work:
+        """Return what does the same in another epoch, in another process."""
+        return Work(self.segment, address, self._source, None, misdrawn=[])
 
     @property
     def worth_sending(self) -> bool:

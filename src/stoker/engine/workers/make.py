@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from stoker.basics import plugins
 from stoker.basics.validate import is_whole_number
@@ -13,6 +13,9 @@ from stoker.engine.work.work import Work
 from stoker.engine.workers.thread_copies import KeptCopies
 from stoker.engine.workers.threads import Ahead, WorkerPool
 from stoker.engine.workers.tuning import Autotuner
+
+if TYPE_CHECKING:
+    from stoker.engine.workers.kept_processes import KeptProcesses
 
 _LOCAL = ("thread", "process")
 
@@ -106,12 +109,19 @@ class KeptWorkers:
 
     Attributes:
         copies: its threads' copies of the user's objects.
+        processes: its worker processes; None before it has had any.
         actors: its workers on other hosts; None before it has any.
     """
 
     def __init__(self) -> None:
         self.copies = KeptCopies()
+        self.processes: KeptProcesses | None = None
         self.actors: KeptActors | None = None
+
+    @property
+    def why_new_processes(self) -> str | None:
+        """Why processes did not stay for the epoch at hand, or stay for none; None if they do."""
+        return None if self.processes is None else self.processes.why_new or None
 
     def warnings(self) -> list[str]:
         """Return new warnings: objects that run one call at a time, and actors that were lost."""
@@ -150,11 +160,15 @@ def _made_pool(
         return _registered(workers.kind).make_pool(workers, plan, host, autotuner, kept)
     assert workers.count != "auto"
     if workers.kind == "process":
-        from stoker.engine.workers import processes  # multiprocessing takes its time to import
+        if kept.processes is None:  # multiprocessing takes its time to import
+            from stoker.engine.workers.kept_processes import KeptProcesses
 
-        remotes = processes.start(workers.count, [work.for_another_process() for work in host])
+            kept.processes = KeptProcesses()
+        works = [work.for_another_process() for work in host]
+        remotes = kept.processes.hire(workers.count, works)
         each = len(remotes) // workers.count
-        return WorkerPool(len(remotes), depths, autotuner, remotes, threads_each=each)
+        rest = kept.processes.rest
+        return WorkerPool(len(remotes), depths, autotuner, remotes, threads_each=each, rest=rest)
     return WorkerPool(workers.count, depths, autotuner, grows=workers.grows)
 
 

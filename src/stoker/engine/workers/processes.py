@@ -29,12 +29,13 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from stoker.basics import resources
 from stoker.basics.process import end_with, has_jax_started
 from stoker.basics.resources import ThreadTimer
 from stoker.basics.signals import defer_interrupts, pass_on
+from stoker.engine.plan.address import WorkAddress
 from stoker.engine.work.failure import Failure
 from stoker.engine.work.generators import UndeclaredRng
 from stoker.engine.work.work import Work
@@ -48,6 +49,16 @@ from stoker.transport.channel import Arena
 
 NO_DESCRIPTORS = 71
 """The exit code of a process that lacked file descriptors: EX_OSERR of sysexits.h."""
+
+
+class Epoch(NamedTuple):
+    """Tells a process that another epoch begins, and what of it there is to do, by depth."""
+
+    addresses: list[WorkAddress]
+
+
+class Rest(NamedTuple):
+    """Asks a process to have written all that it keeps back, and to answer: an epoch is over."""
 
 
 def serve(
@@ -94,6 +105,7 @@ def _serve(
         for handles in zip(*slots, strict=True)
     )
     runner = WorkExecutor()
+    known = {work.address.at: work for work in works}
     untimed_ns = SAMPLED_NS  # the first request that is not the very first is a sample
     while True:
         try:
@@ -105,6 +117,15 @@ def _serve(
             continue
         if request is None:
             return
+        if isinstance(request, Epoch):
+            works = [known[address.at].at(address) for address in request.addresses]
+            continue
+        if isinstance(request, Rest):
+            for work in works:
+                if work.segment.cache is not None:
+                    work.segment.cache.cache.flush()
+            channel.send(connection, None, slot, None)
+            continue
         work = works[request.depth]
         ns = work.segment.counters()
         began_ns = time.perf_counter_ns()
@@ -175,6 +196,7 @@ class WorkerProcess:
         self._connection = connection
         self._closed = False
         self._has_answered = False
+        self._is_in_step = True  # whether each answer was read to its end
         self._turns: deque[object] = deque()
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
@@ -199,13 +221,42 @@ class WorkerProcess:
             while self._turns[0] is not me:
                 self._changed.wait()
         try:
+            self._is_in_step = False
             answer = channel.receive(self._connection, [answers] * _SLOTS)[1]
-            self._has_answered = True
+            self._has_answered = self._is_in_step = True
             return answer
+        except channel.Unloadable:
+            self._is_in_step = True
+            raise
         finally:
             with self._lock:
                 self._turns.popleft()
                 self._changed.notify_all()
+
+    def begin(self, epoch: Epoch) -> bool:
+        """Have it begin another epoch. False if it has ended."""
+        return bool(self._process.is_alive()) and self._tell(epoch)
+
+    def rest(self) -> bool:
+        """Ask it to come to rest. False if it is busy, or has ended."""
+        return self._is_in_step and not self.is_busy and self._tell(Rest())
+
+    def is_at_rest(self) -> bool:
+        """Wait until it has come to rest, as asked. False if it does not, or has ended."""
+        try:
+            if not self._connection.poll(_END_S):
+                return False
+            channel.receive(self._connection, [None] * _SLOTS)
+        except (EOFError, OSError):
+            return False
+        return True
+
+    def _tell(self, message: Any) -> bool:
+        try:
+            channel.send(self._connection, message, 0, None)
+        except OSError:
+            return False
+        return True
 
     def dismiss(self) -> None:
         """End the process: by a message if it is idle, by force if it is busy."""
@@ -280,6 +331,21 @@ class ProcessSlot:
             answer = Failure(StageError("worker process", cause)), [], []
         yield answer
 
+    def begin(self, addresses: list[WorkAddress]) -> bool:
+        """Have the process begin another epoch; ``addresses`` are those of its works, by depth.
+
+        False if it has ended.
+        """
+        return self.number > 0 or self._process.begin(Epoch(addresses))
+
+    def rest(self) -> bool:
+        """Ask the process to come to rest. False if it is busy, or has ended."""
+        return self.number > 0 or self._process.rest()
+
+    def is_at_rest(self) -> bool:
+        """Wait until the process has come to rest. False if it does not, or has ended."""
+        return self.number > 0 or self._process.is_at_rest()
+
     def stop(self) -> None:
         """End the process, by ``WorkerProcess.dismiss``."""
         if self.number == 0 or self._process.is_busy:
@@ -324,6 +390,15 @@ def start(count: int, works: list[Work]) -> list[ProcessSlot]:
             slots += started
         undo.pop_all()
     return sorted(slots, key=lambda slot: slot.number)
+
+
+def end(slots: list[ProcessSlot]) -> None:
+    """End processes, and free their memory."""
+    ending, slots[:] = list(slots), []
+    for slot in ending:
+        slot.stop()
+    for slot in ending:
+        slot.close()
 
 
 def _start_one(works: list[Work], inherited: list[Connection]) -> list[ProcessSlot]:

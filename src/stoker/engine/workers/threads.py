@@ -64,6 +64,9 @@ _AHEAD_FRACTION = 1 / 64
 _COPYING_NS = 500_000_000
 # As long as a user waits without a message for the examples in progress when a run is closed.
 _JOIN_S = 5.0
+# Worker processes that are still busy behind an epoch's last output, with examples that nobody
+# wants, end if they take longer. Chosen, not measured.
+_REST_S = 2.0
 
 
 def is_worker() -> bool:
@@ -220,10 +223,12 @@ class WorkerPool:
             do the work themselves.
         threads_each: the number of threads that use one remote worker.
         grows: whether the pool may add threads while its threads mostly sleep.
+        rest: keeps idle worker processes for another epoch; False if they cannot stay.
 
     Attributes:
         copies: the threads' copies of the user's objects; None if the user gave none.
         most_ahead: how far workers may be ahead of the consumer; None for no limit but the window.
+        is_whole: whether the consumer has all outputs of its epoch.
     """
 
     def __init__(
@@ -235,6 +240,7 @@ class WorkerPool:
         *,
         threads_each: int = 1,
         grows: bool = False,
+        rest: Callable[[list[Any]], bool] | None = None,
     ) -> None:
         self.copies: OwnCopies | None = None
         self.most_ahead: Ahead | None = None
@@ -245,6 +251,8 @@ class WorkerPool:
         self._ready: list[deque[Task]] = [deque() for _ in range(depths)]
         self.limit = threads
         self._remotes = remotes
+        self._rest = rest
+        self.is_whole = False
         self.closed = False
         self._autotuner = autotuner
         self._threads: list[threading.Thread] = []
@@ -409,22 +417,45 @@ class WorkerPool:
         """End each thread after its current example. Never waits for the calling thread."""
         self.shut()
         remotes, self._remotes = self._remotes or [], None
+        if self._come_to_rest(remotes):
+            remotes = []
         for remote in remotes:
             remote.stop()
-        deadline = time.monotonic() + _JOIN_S
-        held = _let_go()
-        try:
-            for thread in self._threads:
-                if thread is not threading.current_thread():
-                    thread.join(max(0.0, deadline - time.monotonic()))
-        finally:
-            _take_back(held)
+        self._join(_JOIN_S)
         if self.copies is not None:
             self.copies.end()
         for remote in remotes:
             remote.close()
         self._chore = self._tuning = None  # both refer to what holds this pool
         self._broken = None  # its traceback holds all that ran
+
+    def _come_to_rest(self, remotes: list[Any]) -> bool:
+        """Have worker processes stay for another epoch, if they can."""
+        rest, self._rest = self._rest, None
+        try:
+            return (
+                rest is not None
+                and self.is_whole
+                and self._join(_REST_S)
+                and self._broken is None
+                and rest(remotes)
+            )
+        except BaseException:  # Ctrl-C
+            for remote in remotes:
+                remote.stop()
+            raise
+
+    def _join(self, timeout_s: float) -> bool:
+        """Wait for the threads, but for the calling one. False if some are still at work."""
+        deadline = time.monotonic() + timeout_s
+        others = [each for each in self._threads if each is not threading.current_thread()]
+        held = _let_go()
+        try:
+            for thread in others:
+                thread.join(max(0.0, deadline - time.monotonic()))
+        finally:
+            _take_back(held)
+        return not any(thread.is_alive() for thread in others)
 
     def _may_grow(self, threads: int, cost: CostEstimate) -> bool:
         """Whether memory and the time to make copies allow so many threads."""

@@ -51,10 +51,15 @@ IMAGE_ROW_NS = 200_000
 
 
 class CostEstimate:
-    """Measured work of one segment, kept from epoch to epoch."""
+    """Measured work of one segment, kept from epoch to epoch.
 
-    def __init__(self, rows_per_batch: int) -> None:
-        self.rows_per_batch = rows_per_batch
+    Args:
+        rows_per_batch: how many of its rows a batch has.
+        uses: how often each of them is used: so many fewer are made for a batch.
+    """
+
+    def __init__(self, rows_per_batch: int, uses: float = 1.0) -> None:
+        self.rows_per_batch = rows_per_batch / uses
         self.row_ns: float | None = None
         self.inline_row_ns: float | None = None  # done by the consumer, without other threads
         self.asleep_row_ns: float | None = None  # by a trial with a single thread
@@ -66,6 +71,7 @@ class CostEstimate:
         self.inline_ns = INLINE_BATCH_NS  # a batch that costs less is made inline
         self.work_ns = 0
         self.rows = 0
+        self.notes = 0  # how often some were measured
         self.read_bytes = 0
 
     def chunk(self, target_ns: int) -> int:
@@ -93,16 +99,21 @@ class CostEstimate:
         """Add a measurement."""
         self.read_bytes += read_bytes
         each = work_ns / rows
-        if self.row_ns is None or self.rows < 8:  # the first are slow: imports, caches
+        if self.row_ns is None or self.rows < 8 or self.notes < _FIRST_NOTES:
+            # The first are slow: imports, caches.
             self.row_ns = each if self.row_ns is None else min(self.row_ns, each)
         else:
             # A longer time may mean that another process had the processor: the work is the same.
             # A fifth of each: some ten chunks follow a change. Chosen, not measured.
             self.row_ns += 0.2 * (min(each, 2 * self.row_ns) - self.row_ns)
         self.rows += rows
+        self.notes += 1
         self.work_ns += work_ns
 
 
+# Pieces of which one costs what later ones do. The first batch of rows that are only copied took 40
+# times as long (bench/echo_overhead.py).
+_FIRST_NOTES = 2
 # Fewest pieces of a trial: a few are not slow or fast by chance. Chosen, not measured.
 _TRIAL_TASKS = 12
 # As a share of the time: a tenth less counts as faster. Smaller differences are noise between
@@ -376,9 +387,9 @@ class Autotuner:
             self._forget()
             self.costs.clear()
 
-    def cost(self, segment: int, rows_per_batch: int) -> CostEstimate:
+    def cost(self, segment: int, rows_per_batch: int, uses: float = 1.0) -> CostEstimate:
         """Return the cost of a segment, which is kept between epochs."""
-        return self.costs.setdefault(segment, CostEstimate(rows_per_batch))
+        return self.costs.setdefault(segment, CostEstimate(rows_per_batch, uses))
 
     def note_own(self, batch_ns: float, for_each: float) -> None:
         """Record how long the consumer did something else, for each unit of inline work.
@@ -550,7 +561,8 @@ class Tuning:
         costs = tuner.costs.values()
         slow = cost.row_ns is not None and cost.row_ns > INLINE_BATCH_NS
         known = slow or sum(each.work_ns for each in costs) > _INLINE_TRIAL_NS
-        known = known and cost.rows > 1  # the first row of all imports modules
+        # The first row of all imports modules, and so may the first batch.
+        known = known and all(each.notes >= _FIRST_NOTES or not each.rows for each in costs)
         for each in costs:
             each.inline_row_ns = each.row_ns
         batch_ns = sum(each.batch_ns() for each in costs)

@@ -44,8 +44,8 @@ for by then those hold six batches more.
 
 Caveats: what is behind the first batch favours who had more batches under way by then: three torch
 workers hold six. The millisecond is a number of iterations, found once,
-so that workers that share a core pay for it. DataLoader keeps its processes between epochs,
-stoker starts its own every epoch: ``whole`` has that start, the target does not. Without
+so that workers that share a core pay for it. DataLoader keeps its processes between epochs; when
+these rows were measured, stoker started its own every epoch: ``whole`` has that start. Without
 ``--jpegs`` the files are made (smooth noise, 500x375), which decode faster than photographs.
 """
 

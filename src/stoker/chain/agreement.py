@@ -40,8 +40,8 @@ def agree(chain: Chain, place: tuple[int, ...], *, long: bool) -> Chain:
     if shard is None:
         return chain
     among = () if shard.among is None else shard.among
-    met = exchange_among(among) if len(among) > 1 else None
-    if met is None:
+    group = exchange_among(among) if len(among) > 1 else None
+    if group is None:
         if chain.is_seed_open and shard.world > 1:
             raise ValueError(
                 f"each of {shard.world} ranks would draw a seed of its own, and parts would "
@@ -49,10 +49,10 @@ def agree(chain: Chain, place: tuple[int, ...], *, long: bool) -> Chain:
             )
         return chain
     claim = _claim(chain, shard, place)
-    told = met.answer(claim, _decide, chain.source.name, patience_s(long=long))
-    if "differ" in told:
-        raise (StateError if told["placed"] else ValueError)(told["differ"])
-    return chain.with_seed(int(told["seed"])) if chain.is_seed_open else chain
+    answer = group.answer(claim, _decide, chain.source.name, patience_s(long=long))
+    if "differ" in answer:
+        raise (StateError if answer["placed"] else ValueError)(answer["differ"])
+    return chain.with_seed(int(answer["seed"])) if chain.is_seed_open else chain
 
 
 def agree_order(chain: Chain, digest: str) -> None:
@@ -62,12 +62,12 @@ def agree_order(chain: Chain, digest: str) -> None:
     """
     shard = chain.shard
     among = () if shard is None or shard.among is None else shard.among
-    met = exchange_among(among) if digest and len(among) > 1 else None
-    if met is None:
+    group = exchange_among(among) if digest and len(among) > 1 else None
+    if group is None:
         return
-    told = met.answer({"order": digest}, _same_order, chain.source.name, patience_s(long=False))
-    if "differ" in told:
-        raise ValueError(told["differ"])
+    answer = group.answer({"order": digest}, _same_order, chain.source.name, patience_s(long=False))
+    if "differ" in answer:
+        raise ValueError(answer["differ"])
 
 
 def _same_order(claims: dict[int, dict[str, Any]]) -> dict[str, Any]:
@@ -106,31 +106,31 @@ def _claim(chain: Chain, shard: Shard, place: tuple[int, ...]) -> dict[str, Any]
 def _decide(claims: dict[int, dict[str, Any]]) -> dict[str, Any]:
     """Compare the claims of all ranks; return the seed, or a description of the differences."""
     first = next(iter(claims.values()))
-    found, advice = [], []
+    differences, advice = [], []
     if any(claim["seed"] != first["seed"] for claim in claims.values()):
-        told = {r: c["seed"] or "none given" for r, c in claims.items()}
-        found.append(f"seed ({_name_ranks(told)})")
+        seeds = {r: c["seed"] or "none given" for r, c in claims.items()}
+        differences.append(f"seed ({_name_ranks(seeds)})")
         advice.append("give all ranks the same seed=")
     sizes = {rank: claim["examples"] for rank, claim in claims.items()}
     if len(set(sizes.values())) > 1:
-        found.append(f"length of the data ({_name_ranks(sizes)})")
+        differences.append(f"length of the data ({_name_ranks(sizes)})")
         advice.append("give all ranks the same data")
     # A source's line has its length, which an earlier message names.
     begin = 1 if len(set(sizes.values())) > 1 else 0
     other = next((r for r, c in claims.items() if c["chain"][begin:] != first["chain"][begin:]), -1)
     if other >= 0:
-        said = difference_of(first["chain"][begin:], claims[other]["chain"][begin:])
-        found.append(f"chain (rank {next(iter(claims))} and rank {other}: {said})")
+        difference = difference_of(first["chain"][begin:], claims[other]["chain"][begin:])
+        differences.append(f"chain (rank {next(iter(claims))} and rank {other}: {difference})")
         advice.append("build the same pipeline on all ranks")
-    is_placed = not found
+    is_placed = not differences
     for at, name in enumerate(("epoch", "position")):
         places = {r: c["place"] and c["place"][at] for r, c in claims.items()}
         if len(set(places.values())) > 1:
-            found.append(f"{name} ({_name_ranks(places)})")
+            differences.append(f"{name} ({_name_ranks(places)})")
     if any(c["place"] != first["place"] for c in claims.values()):
         advice.append("load the same state, and call set_epoch alike, on all ranks")
-    if found:
-        text = f"ranks differ in {', '.join(found)}: {'; '.join(advice)}"
+    if differences:
+        text = f"ranks differ in {', '.join(differences)}: {'; '.join(advice)}"
         return {"differ": text, "placed": is_placed}
     return {"seed": first["drawn"]}
 

@@ -106,10 +106,10 @@ def write(
         state["order"] = position.order
     if position.owners is not None:
         state["owners"] = position.owners.to_json()
-    signed = {**state, "checksum": _checksum(state)}
+    content = {**state, "checksum": _checksum(state)}
     if position.loader_state is not None:  # the loader's own, perhaps not for JSON
-        signed["loader"] = position.loader_state
-    return signed
+        content["loader"] = position.loader_state
+    return content
 
 
 def read(state: Any, chain: Chain, *, elastic: bool = True) -> Loaded:
@@ -171,10 +171,10 @@ def _saved_by(state: dict[str, Any], chain: Chain, *, elastic: bool) -> Chain:
     theirs = by.signature()
     if lines != theirs:
         # A signature that differs only in ranks and batch size is no difference.
-        changed = {theirs[at]: line for at, line in enumerate(mine)} if by is not chain else {}
+        changes = {theirs[at]: line for at, line in enumerate(mine)} if by is not chain else {}
         raise StateError(
             "the state belongs to another pipeline: "
-            f"{difference_of([changed.get(line, line) for line in lines], mine)}"
+            f"{difference_of([changes.get(line, line) for line in lines], mine)}"
         )
     if (*by.rank_world, by.batch_size) != (rank, world, batch):
         raise ValueError(f"{world:,} ranks with batches of {batch:,} do not fit it")
@@ -188,10 +188,10 @@ def _schema(state: dict[str, Any], by: Chain, *, is_own: bool) -> StateSchema:
         if indexed is None:
             raise ValueError("a leg of an epoch is in it, and this pipeline's have none")
         begun_by = check_integer(state["leg"]["begun_by"], 1)
-        begun = by.of_ranks(0, begun_by, by.batch_size)  # how many places it has
-        places, world = indexed.places(begun.selection), by.rank_world[1]
+        first_chain = by.of_ranks(0, begun_by, by.batch_size)  # how many places it has
+        places, world = indexed.places(first_chain.selection), by.rank_world[1]
         most = max((echo.counts.most for echo in by.echoes if echo.counts), default=1)
-        end = indexed.places_end(begun.selection)
+        end = indexed.places_end(first_chain.selection)
         leg = Leg.from_json(state["leg"], world, places, end, most)
         by = by.on_leg(leg)
         if by.data_epoch_steps is not None and by.data_epoch_steps < 0:

@@ -71,7 +71,7 @@ class StepEpochs(Cursor):
         self._finish_all()
         steps = self.chain.steps
         end = None if steps is None else (self.handed_out // steps + 1) * steps
-        missed = self._advance(skip if steps is None else min(skip, steps)) if skip else 0
+        rest = self._advance(skip if steps is None else min(skip, steps)) if skip else 0
         self._goes_on = False
         self._number = 0 if end is None or steps is None else end // steps - 1
         self._ended_stats, self._earlier_stats = None, self._data_epoch_stats()
@@ -79,7 +79,7 @@ class StepEpochs(Cursor):
             run.wake()
         iterator: StepEpochIterator[Any] = StepEpochIterator(self, end)
         self._step_epoch = weakref.ref(iterator)
-        for _ in range(missed):
+        for _ in range(rest):
             next(iterator, None)
         return iterator
 

@@ -133,7 +133,7 @@ class Bounds:
 
 
 @dataclass(frozen=True)
-class Asked:
+class UpstreamRequest:
     """A request to a stream at a resume.
 
     Attributes:
@@ -150,12 +150,12 @@ class Asked:
     again: frozenset[int] = frozenset()
     loaded: int = 0
 
-    def of_inputs(self, cuts: Cuts) -> Asked:
+    def of_inputs(self, cuts: Cuts) -> UpstreamRequest:
         """Return the request to the inputs that these outputs are cut from."""
         if cuts == EvenCuts(1):
             return self
         start = cuts.start
-        return Asked(
+        return UpstreamRequest(
             start(self.next),
             start(self.least - 1) + 1 if self.least else 0,
             start(self.oldest),
@@ -198,12 +198,12 @@ class Resumable:
         """
         return self.resume_point(output)[1]
 
-    def resume(self, node: Any, asked: Asked) -> Asked:
+    def resume(self, node: Any, request: UpstreamRequest) -> UpstreamRequest:
         """Go to the requested output by a node; return the request to the upstream.
 
         Raises StateError if the node does not fit the request.
         """
-        return asked
+        return request
 
     def catch_up(self) -> None:
         """Make requested outputs again; everything upstream is in place by now."""
@@ -249,10 +249,10 @@ def resume(last: Resumable, position: Position) -> None:
     Raises StateError if its nodes do not fit each other.
     """
     done = position.yielded
-    asked, nodes = Asked(done, done, done, loaded=position.loaded), list(position.parts)
+    request, nodes = UpstreamRequest(done, done, done, loaded=position.loaded), list(position.parts)
     streams = row(last)
     for each in streams:
-        asked = each.resume(nodes.pop() if each.keeps and nodes else None, asked)
+        request = each.resume(nodes.pop() if each.keeps and nodes else None, request)
     for each in reversed(streams):
         each.catch_up()
 

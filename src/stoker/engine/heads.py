@@ -69,11 +69,11 @@ class IterableHead(HeadStream):
         self._world = selection.share.world if selection.share is not None else 1
         self._examples: Iterator[Any] | None = _read_selection(examples, selection, start)
         self._skip_count = selection.first.start  # examples that the source skips, not counted
-        handed = _handed_selection(selection)
-        self._to_drop = self._drop_count = handed.start
+        cut = _handed_selection(selection)
+        self._to_drop = self._drop_count = cut.start
         if selection.share is not None and not selection.share.anew:
             self._drop_count += selection.between.start
-        self._left = None if handed.stop is None else max(0, handed.stop - handed.start)
+        self._left = None if cut.stop is None else max(0, cut.stop - cut.start)
         self._drawn_count = start
         self._size = buffer
         self._tally = tally
@@ -123,8 +123,8 @@ class IterableHead(HeadStream):
 
         Examples that a shuffle buffer held then are lost.
         """
-        drawn = self._drop_count + fresh + self._size - 1
-        read = self._skip_count + drawn * self._world if fresh else 0
+        drawn_count = self._drop_count + fresh + self._size - 1
+        read = self._skip_count + drawn_count * self._world if fresh else 0
         self._source.leave(None if ended else read)
 
     def interrupt(self) -> None:

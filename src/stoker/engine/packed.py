@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.basics.compact_integers import LARGEST, check_integer
-from stoker.engine.checkpoint import Asked, Bounds, Node, damage_error
+from stoker.engine.checkpoint import Bounds, Node, UpstreamRequest, damage_error
 from stoker.engine.items import Item, Planning, done_item
 from stoker.engine.plan.points import PackPoint
 from stoker.engine.segment_stream import SegmentStream
@@ -114,12 +114,12 @@ class PackedStream(OrderedStream):
             self._starts.popleft()
         return self.resume_point(number)[1]
 
-    def resume(self, node: PackStart | None, asked: Asked) -> Asked:
+    def resume(self, node: PackStart | None, request: UpstreamRequest) -> UpstreamRequest:
         start = node or PackStart()
-        if start.number != asked.next:
+        if start.number != request.next:
             raise damage_error("where a sequence begins does not fit")
         self._sequences, self._inputs, self._skip_count = start.number, start.input, start.offset
-        return Asked(start.input, start.input, start.input)
+        return UpstreamRequest(start.input, start.input, start.input)
 
     def clear(self) -> None:
         super().clear()

@@ -18,7 +18,7 @@ from typing import Any
 from stoker.basics import compact_integers, pytree
 from stoker.basics.compact_integers import check_integer
 from stoker.basics.signals import pass_on
-from stoker.engine.checkpoint import Asked, Bounds, Node, damage_error
+from stoker.engine.checkpoint import Bounds, Node, UpstreamRequest, damage_error
 from stoker.engine.items import DoneTask, EpochCounters, Item, Planning, done_item, with_value
 from stoker.engine.plan.points import ScanPoint
 from stoker.engine.segment_stream import SegmentStream
@@ -130,13 +130,13 @@ class ScannedStream(OrderedStream):
         self._again = {n: item for n, item in self._again.items() if n >= start.output}
         return start.input
 
-    def resume(self, node: ScanStart | None, asked: Asked) -> Asked:
+    def resume(self, node: ScanStart | None, request: UpstreamRequest) -> UpstreamRequest:
         start = node or ScanStart(0, 0, self._scan.initial)
-        if start.output > min({*asked.again, asked.next}):
+        if start.output > min({*request.again, request.next}):
             raise damage_error("a scan in it goes on too late")
         self._begin(start)
-        self._first, self._least, self._replay_to = asked.next, asked.least, asked.again
-        return Asked(start.input, start.input, start.input)
+        self._first, self._least, self._replay_to = request.next, request.least, request.again
+        return UpstreamRequest(start.input, start.input, start.input)
 
     def catch_up(self) -> None:
         """Scan up to the run's position if earlier outputs are needed again.

@@ -33,7 +33,7 @@ from itertools import islice
 from typing import Any
 
 from stoker.basics import pytree
-from stoker.engine.checkpoint import Asked, damage_error
+from stoker.engine.checkpoint import UpstreamRequest, damage_error
 from stoker.engine.items import (
     DoneTask,
     Inputs,
@@ -304,11 +304,11 @@ class SegmentStream(PulledStream):
     def resume_point(self, output: int) -> tuple[None, int]:
         return None, self._cuts.start(output)
 
-    def resume(self, node: None, asked: Asked) -> Asked:
-        if self.total is not None and asked.next > self.total:
-            raise damage_error(f"it is at {asked.next:,} of {self.total:,}")
-        self._next = asked.next
-        return asked.of_inputs(self._cuts)
+    def resume(self, node: None, request: UpstreamRequest) -> UpstreamRequest:
+        if self.total is not None and request.next > self.total:
+            raise damage_error(f"it is at {request.next:,} of {self.total:,}")
+        self._next = request.next
+        return request.of_inputs(self._cuts)
 
     def items_of(self, loaded: int) -> int:
         return self._cuts.outputs(loaded)

@@ -32,7 +32,7 @@ import numpy as np
 
 from stoker.basics import compact_integers
 from stoker.basics.compact_integers import check_integer
-from stoker.engine.checkpoint import Asked, Bounds, Node, damage_error
+from stoker.engine.checkpoint import Bounds, Node, UpstreamRequest, damage_error
 from stoker.engine.items import Item, Planning, Stream, WouldBlock
 from stoker.engine.plan.points import FilterPoint
 from stoker.engine.plan.segment import Segment
@@ -311,12 +311,12 @@ class FilteredStream(OrderedStream):
         self.record = self.record.since(survivor)
         return self.record.number
 
-    def resume(self, node: FilterRecord | None, asked: Asked) -> Asked:
+    def resume(self, node: FilterRecord | None, request: UpstreamRequest) -> UpstreamRequest:
         """Go on with the saved decisions; None: nothing could be dropped, so all survived."""
-        record, following, again = node or FilterRecord(), asked.next, asked.again
+        record, following, again = node or FilterRecord(), request.next, request.again
         if record.total is not None:
-            if asked.least > record.total:
-                raise damage_error(f"a pool has had {asked.least:,} of {record.total:,} items")
+            if request.least > record.total:
+                raise damage_error(f"a pool has had {request.least:,} of {record.total:,} items")
             following = min(following, record.total)
             again = frozenset(n for n in again if n < record.total)
         if node is not None and not record.covers({*again, following}):
@@ -324,9 +324,9 @@ class FilteredStream(OrderedStream):
         # Lower numbers are kept, too: items in a pool are made again by them.
         self.record = replace(record, seen=max(record.seen, following), drops=record.drops[:])
         self._inputs = number = self.record.number_of(following)
-        oldest = asked.oldest if node is None else record.number
+        oldest = request.oldest if node is None else record.number
         again = frozenset(map(self.record.number_of, again))
-        return Asked(number, number, oldest, again, asked.loaded)
+        return UpstreamRequest(number, number, oldest, again, request.loaded)
 
     def _end(self) -> None:
         record = self.record

@@ -434,16 +434,16 @@ class Pool:
         in_turn = _follow(draws, self._mark)
         taken = np.arange(len(slots)) // group * group + group  # draws before a slot comes in
         free = np.zeros(count, bool)
-        given = coming = _NO_SLOTS
+        uses_given = coming = _NO_SLOTS
         while True:
             # An item's uses depend on its ordinal, that on how many were used up before. What is
             # right up to some draw is found right beyond it, so this ends; mostly at once.
             gone_before = np.cumsum(free) - free
             ordinals = first + grown + gone_before  # of what comes in if it is the item's last use
             new = first + np.arange(len(slots)) + np.r_[gone_before, np.count_nonzero(free)][taken]
-            was = given, coming
-            given, coming = self.counts.of(ordinals), self.counts.of(new)
-            if np.array_equal(given, was[0]) and np.array_equal(coming, was[1]):
+            was = uses_given, coming
+            uses_given, coming = self.counts.of(ordinals), self.counts.of(new)
+            if np.array_equal(uses_given, was[0]) and np.array_equal(coming, was[1]):
                 break
             self._remaining[slots.start : slots.stop] = coming
             remaining = np.empty(count, np.int64)  # before each draw
@@ -452,25 +452,25 @@ class Pool:
                     remaining[these] = self._remaining[draws[these]]
                 else:
                     left = remaining[previous] - 1
-                    remaining[these] = np.where(left, left, given[previous])
+                    remaining[these] = np.where(left, left, uses_given[previous])
             free = remaining == 1
         self._ordinal[slots.start : slots.stop] = new
         self._uses[slots.start : slots.stop] = coming
         self._after[slots.start : slots.stop] = 0
-        refilled = np.flatnonzero(free[:-group])  # those of the last step are holes yet
+        refills = np.flatnonzero(free[:-group])  # those of the last step are holes yet
         remaining -= 1
-        remaining[refilled] = given[refilled]
+        remaining[refills] = uses_given[refills]
         after = np.repeat(np.arange(self.step + 1, self.step + steps + 1), group)
-        after[refilled] = 0
+        after[refills] = 0
         # Of a slot that occurs more than once the last value stays.
         self._remaining[draws] = remaining
         self._after[draws] = after
-        self._ordinal[draws[refilled]] = ordinals[refilled]
-        self._uses[draws[refilled]] = given[refilled]
+        self._ordinal[draws[refills]] = ordinals[refills]
+        self._uses[draws[refills]] = uses_given[refills]
         self._holes = draws[-group:][free[-group:]]
         self._extent = slots.stop
         self._item_count = slots.stop - len(self._holes)
-        self.admitted = first + len(refilled) + len(slots)
+        self.admitted = first + len(refills) + len(slots)
         unseen = self._uses[: self._extent] == self._remaining[: self._extent]
         self.seen = self.admitted - int(np.count_nonzero(unseen))
         self.uses += count

@@ -95,15 +95,15 @@ class Map(Operation):
 
     def _check_clock(self, before: ChainView) -> None:
         """Raise ValueError where what comes has no place in the epoch, or several."""
-        said = f".{self.method}(clock=True)"
+        call = f".{self.method}(clock=True)"
         if not before.source.is_indexed:
             raise ValueError(
-                f"{said} tells an example's place in the epoch, and a stream's length is not known"
+                f"{call} tells an example's place in the epoch, and a stream's length is not known"
             )
         stage = first_with(before.stages, lambda t: t.batches or t.joins)
         if stage is not None:
             raise ValueError(
-                f"{said} tells the place of a single example: put it before {stage.name}"
+                f"{call} tells the place of a single example: put it before {stage.name}"
             )
 
     def lower(self, to: EnginePlan) -> None:

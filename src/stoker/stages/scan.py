@@ -118,11 +118,11 @@ class Scan(ChainStage):
     def dump_state(self, state: Any) -> ScanState:
         """Return a state as it is saved. Raises TypeError if it would not come back the same."""
         try:
-            made = state if self.dump is None else self.dump(state)
-            if self.dump is not None and type(made) is bytes:
-                return made
-            _check_exact(made, set())
-            return json.dumps(made)
+            result = state if self.dump is None else self.dump(state)
+            if self.dump is not None and type(result) is bytes:
+                return result
+            _check_exact(result, set())
+            return json.dumps(result)
         except Exception as error:
             if self.dump is None:
                 what = "it"
@@ -156,20 +156,20 @@ class Scan(ChainStage):
 
         Raises TypeError if the function returns something else. Its errors pass.
         """
-        made = self.fn(state, example)
-        if type(made) is not tuple or len(made) != 2:
+        result = self.fn(state, example)
+        if type(result) is not tuple or len(result) != 2:
             raise TypeError(
-                f"the function returned {_describe(made)}: return a pair, (state, example) or "
+                f"the function returned {_describe(result)}: return a pair, (state, example) or "
                 "(state, stoker.DROP)"
             )
-        if made[1] is None:
+        if result[1] is None:
             raise TypeError(
                 "the function returned None for the example: return the example, or stoker.DROP "
                 "to leave it out"
             )
-        if self.dump is None and made[1] is not DROP:
-            return made[0], _separate(made[1])
-        return made
+        if self.dump is None and result[1] is not DROP:
+            return result[0], _separate(result[1])
+        return result
 
 
 def _check_exact(value: Any, seen: set[int]) -> None:

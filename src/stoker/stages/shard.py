@@ -98,9 +98,9 @@ class Padding:
                 "leave some out: remove on_error=, or use .shard(uneven=True)"
             )
         if chain.flows or chain.steps is not None:
-            said = ".repeat()" if chain.flows else f".steps({chain.steps})"
+            call = ".repeat()" if chain.flows else f".steps({chain.steps})"
             raise ValueError(
-                f".shard({self}) hands out every example once in an epoch: remove {said} "
+                f".shard({self}) hands out every example once in an epoch: remove {call} "
                 "(.take(n) before .shard() evaluates fewer)"
             )
         if chain.drops_last and not self.fills:
@@ -364,13 +364,13 @@ class Shard(ChainStage):
         if each == 1 or self.world == 1:
             few = "one rank" if self.world == 1 else "one example a rank in a step"
             return f"  parts of equal length; with {few} there is nothing to balance"
-        said = (
+        text = (
             f"  parts of equal length, dealt inside each {self.world * each:,} examples so that "
             "ranks have equal work"
         )
         if each == 2:
-            said += "; two examples a rank leave little to choose: batches by length gain more"
-        return said
+            text += "; two examples a rank leave little to choose: batches by length gain more"
+        return text
 
 
 def _found(

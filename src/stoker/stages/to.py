@@ -60,8 +60,8 @@ class JaxMover:
         devices: Iterable[Any] = [self._place]
         if self._is_sharded:
             devices = self._place.addressable_devices
-        told = [stats for stats in (device.memory_stats() for device in devices) if stats]
-        free = [t["bytes_limit"] - t["bytes_in_use"] for t in told if "bytes_limit" in t]
+        message = [stats for stats in (device.memory_stats() for device in devices) if stats]
+        free = [t["bytes_limit"] - t["bytes_in_use"] for t in message if "bytes_limit" in t]
         return int(min(free)) if free else resources.usable_memory_bytes()
 
     def start(self, batch: Any) -> Callable[[], Any]:

@@ -26,7 +26,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Protocol
 
-from stoker.engine.checkpoint import Asked, damage_error
+from stoker.engine.checkpoint import UpstreamRequest, damage_error
 from stoker.engine.echo.pool_inputs import EchoInputs, PoolStart
 from stoker.engine.items import EpochCounters, Item, Planning, Stream, WouldBlock, done_item
 from stoker.engine.plan.points import EchoPoint
@@ -169,14 +169,14 @@ class AdaptiveInputs(EchoInputs[AdaptivePool]):
                     if not item.scheduled:
                         item.task.values[item.row] = None
 
-    def resume(self, node: PoolStart | None, asked: Asked) -> Asked:
+    def resume(self, node: PoolStart | None, request: UpstreamRequest) -> UpstreamRequest:
         """Replay the steps; over a loader or stream begin with an empty pool."""
         if node is not None:
-            return super().resume(node, asked)
-        items = self.upstream.items_of(asked.loaded)
-        step = asked.next // self.point.group
+            return super().resume(node, request)
+        items = self.upstream.items_of(request.loaded)
+        step = request.next // self.point.group
         self._empty = AdaptiveSnapshot(step, items, (), began=step)
-        return Asked(items, items, items, loaded=asked.loaded)
+        return UpstreamRequest(items, items, items, loaded=request.loaded)
 
     def catch_up(self) -> None:
         if self._empty is not None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from stoker.basics import pytree
 from stoker.basics.compact_integers import check_integer
-from stoker.engine.checkpoint import Asked, Bounds, Node, damage_error
+from stoker.engine.checkpoint import Bounds, Node, UpstreamRequest, damage_error
 from stoker.engine.items import EpochCounters, Inputs, Item, Stream, Use
 from stoker.engine.plan.points import EchoPoint
 from stoker.engine.work.failure import Failure
@@ -63,12 +63,12 @@ class PoolStart(Node):
 
     def to_json(self) -> dict[str, Any]:
         snapshot = self.snapshot
-        packed = (
+        json = (
             adaptive.pack(snapshot)
             if isinstance(snapshot, AdaptiveSnapshot)
             else fixed.pack(snapshot)
         )
-        return {"kind": EchoPoint.kind, "items": self.items, **packed}
+        return {"kind": EchoPoint.kind, "items": self.items, **json}
 
     def epochs_back(self, items: int) -> list[int]:
         back: list[int] = self.snapshot.epochs_back(items)
@@ -189,15 +189,15 @@ class EchoInputs(Inputs, Generic[AnyPool]):
             self.pool.forget_before(node.snapshot.step)
         return oldest
 
-    def resume(self, node: PoolStart | None, asked: Asked) -> Asked:
+    def resume(self, node: PoolStart | None, request: UpstreamRequest) -> UpstreamRequest:
         """Replay the draws from the node's snapshot on."""
         if node is None:
             raise damage_error("a pool is missing in it")
-        taken, snapshot, pool = self._within(asked.next), node.snapshot, self._begin(node)
+        taken, snapshot, pool = self._within(request.next), node.snapshot, self._begin(node)
         group = pool.group
-        if not 0 <= self._within(asked.oldest) // group - snapshot.step <= pool.replayed_steps:
+        if not 0 <= self._within(request.oldest) // group - snapshot.step <= pool.replayed_steps:
             raise damage_error("what a pool holds in it is too new, or too old")
-        steps = {number // group for number in asked.again}
+        steps = {number // group for number in request.again}
         pool.restore(snapshot)
         held = self._replay(node, taken, steps)
         if not steps <= self._draws_again.keys() or (
@@ -205,7 +205,7 @@ class EchoInputs(Inputs, Generic[AnyPool]):
         ):
             raise damage_error("its pool does not come to where the run was")
         again = frozenset(held).union(pool.held_ordinals().tolist())
-        return Asked(pool.admitted, pool.admitted, snapshot.oldest, again)
+        return UpstreamRequest(pool.admitted, pool.admitted, snapshot.oldest, again)
 
     def catch_up(self) -> None:
         """Finish the work that ``resume`` left."""
@@ -297,8 +297,8 @@ class PooledInputs(EchoInputs[Pool]):
         if not self._unknown:
             return self.upstream.total
         if self._replaying:
-            known = self._items_before
-            return known if known is not None and known < at_least else None
+            total = self._items_before
+            return total if total is not None and total < at_least else None
         return None if self._have(at_least) else len(self._prefetcher)
 
     def clear(self) -> None:

@@ -48,12 +48,12 @@ def measured(parts: Sequence[Any]) -> NDArray[Any]:
     arrays = [np.asarray(part) for part in parts] or [np.zeros(0, np.int32)]
     if any(part.ndim != 1 or part.dtype.kind not in "biuf" for part in arrays):
         raise TypeError("measure(fn): fn returns a number for each example")
-    found = np.concatenate(arrays)
-    if found.dtype.kind == "f":
-        return found
+    numbers = np.concatenate(arrays)
+    if numbers.dtype.kind == "f":
+        return numbers
     bounds = np.iinfo(np.int32)
-    is_small = bounds.min <= found.min(initial=0) and found.max(initial=0) <= bounds.max
-    return found.astype(np.int32 if is_small else np.int64)
+    is_small = bounds.min <= numbers.min(initial=0) and numbers.max(initial=0) <= bounds.max
+    return numbers.astype(np.int32 if is_small else np.int64)
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,8 @@ class Sizing:
     def without_arrays(self) -> Sizing:
         """Return these for people to read."""
         size, key = (
-            given if given is None or isinstance(given, (str, int)) else ...
-            for given in (self.size, self.key)
+            arguments if arguments is None or isinstance(arguments, (str, int)) else ...
+            for arguments in (self.size, self.key)
         )
         return replace(self, size=size, key=key)
 
@@ -91,9 +91,9 @@ class Sizing:
                 "not both (max_rows= limits the examples of a batch of tokens)"
             )
         if (self.tokens is None) != (self.size is None):
-            given, lacks = ("tokens", "size") if self.size is None else ("size", "tokens")
+            arguments, lacks = ("tokens", "size") if self.size is None else ("size", "tokens")
             raise ValueError(
-                f".batch({given}=...) needs {lacks}=: a batch holds tokens= of what size= says"
+                f".batch({arguments}=...) needs {lacks}=: a batch holds tokens= of what size= says"
             )
         if self.tokens is None and self.key is None:
             raise ValueError(

@@ -161,7 +161,7 @@ def _by_function(
     fn: Callable[[int, str], Any], source: IndexedSource, candidates: Candidates
 ) -> NDArray[np.int64]:
     """Return the candidates for which a function of number and name is true."""
-    found: list[int] = []
+    positions: list[int] = []
     for start in range(0, len(candidates), _AT_ONCE):
         numbers = candidates.at(range(start, min(start + _AT_ONCE, len(candidates))))
         for number in numbers.tolist():
@@ -172,8 +172,8 @@ def _by_function(
                 path = source.path(number)
                 raise StageError("select(fn)", error, index=number, path=path) from error
             if is_chosen:
-                found.append(number)
-    return np.array(found, np.int64)
+                positions.append(number)
+    return np.array(positions, np.int64)
 
 
 def parts_of(before: ChainView, fractions: Sequence[Any], seed: Any, labels: Any) -> list[Select]:
@@ -256,19 +256,19 @@ def _stratified(labels: NDArray[Any], shares: Sequence[float]) -> NDArray[np.int
     label, it gets with the next ones.
     """
     _, kinds, counts = np.unique(labels, return_inverse=True, return_counts=True)
-    owed = np.zeros(len(shares))
+    debts = np.zeros(len(shares))
     parts = []
     for count in counts.tolist():
         wanted = np.array(shares) * count
         sizes = np.floor(wanted + _ROUNDING).astype(np.int64)
-        owed += wanted - sizes
-        first = np.argsort(-owed, kind="stable")[: count - int(sizes.sum())]
+        debts += wanted - sizes
+        first = np.argsort(-debts, kind="stable")[: count - int(sizes.sum())]
         sizes[first] += 1
-        owed[first] -= 1
+        debts[first] -= 1
         parts.append(np.repeat(np.arange(len(shares)), sizes))
-    found = np.empty(len(labels), np.int64)
-    found[np.argsort(kinds.ravel(), kind="stable")] = np.concatenate([_NONE, *parts])
-    return found
+    positions = np.empty(len(labels), np.int64)
+    positions[np.argsort(kinds.ravel(), kind="stable")] = np.concatenate([_NONE, *parts])
+    return positions
 
 
 _NONE = np.empty(0, np.int64)

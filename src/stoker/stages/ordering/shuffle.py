@@ -88,11 +88,11 @@ class Shuffle(ChainStage):
             return ""
         blocks, batch = len(self.ends), chain.batch_size
         each = len(chain.selection.candidates(int(self.ends[-1]))) / blocks
-        drawn = WINDOW * (1 - (1 - 1 / WINDOW) ** batch) + max(0.0, batch / each - 1)
-        shown = f"a batch draws from about {min(batch, blocks, round(drawn)):,} of them"
+        from_blocks = WINDOW * (1 - (1 - 1 / WINDOW) ** batch) + max(0.0, batch / each - 1)
+        text = f"a batch draws from about {min(batch, blocks, round(from_blocks)):,} of them"
         if not chain.is_batched:
-            shown = f"{WINDOW} of them at a time"
-        return f"  of {each:,.0f} examples; {shown}"
+            text = f"{WINDOW} of them at a time"
+        return f"  of {each:,.0f} examples; {text}"
 
     def _ends(self, source: IndexedSource) -> NDArray[np.int64] | None:
         """Return the ends of the blocks in which a source is shuffled, None for none."""

@@ -181,7 +181,7 @@ def test_what_cannot_be_balanced_is_refused() -> None:
         )
 
     refused: list[tuple[dict[str, Any], type[Exception], str]] = [
-        ({"balance": n[:50]}, ValueError, "each of the 60 examples .* was given 50"),
+        ({"balance": n[:50]}, ValueError, "each of the 60 examples .* but got 50"),
         ({"balance": n - 1}, ValueError, "that of example 0 is -1"),
         ({"balance": np.full(60, np.nan)}, ValueError, "example 0 is nan"),
         ({"balance": n.reshape(6, 10)}, TypeError, "a number for each example"),

@@ -84,7 +84,7 @@ def test_who_iterates_unsharded_in_ray_train_is_told_what_to_add(
     with pytest.raises(ValueError, match=r"echo\(ray\.train\.torch\.prepare_data_loader"):
         list(stoker.echo(Loader(), 2))
     # A part of Ray Data's has no sampler, and may well be divided: that cannot be seen.
-    monkeypatch.setattr(unsharded, "_told", set())
+    monkeypatch.setattr(unsharded, "_warned", set())
     with pytest.warns(UserWarning, match="each of 3 ranks iterates over all batches"):
         assert len(list(stoker.echo([np.arange(2)] * 4, 2))) == 8
 

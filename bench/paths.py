@@ -12,7 +12,8 @@ beside it. ``python bench/scoreboard.py`` shows the newest rows.
   which both fill their pools, use every image as often, and empty them.
 - collating: dicts of 12 fields, nested examples, ragged ones padded; batches of 1 and 8.
 - worker processes: rows of 1 KB and of 150 KB; epochs of 100 rows of 1 KB, in examples a second of
-  processor time, that of the workers included. Both keep their processes from epoch to epoch.
+  processor time, that of the workers included. DataLoader keeps its processes from epoch to epoch;
+  stoker forks anew, as a fork sees what has changed.
 - a random flip of an example; windows and columns of arrays that are not contiguous; ``.echo()``
   around a loader that is fast enough; the first batch of a folder of many files.
 

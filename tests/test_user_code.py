@@ -697,3 +697,33 @@ def test_a_resumed_stream_is_the_same_with_any_number_of_threads() -> None:
     check_resume(build)
     whole = stream(build(0))
     assert stream(build(1)) == stream(build(8)) == whole
+
+
+def test_a_tensor_that_is_given_other_memory_between_epochs_is_copied_anew(tmp_path: Path) -> None:
+    """In a program of its own: memory that was freed must not be read."""
+    body = """
+        import torch
+
+        class Held:
+            def __init__(self):
+                self.weights = torch.zeros(1_000_000)
+
+            def __len__(self):
+                return 200
+
+            def __getitem__(self, index):
+                return float(self.weights[index])
+
+        held = Held()
+        pipeline = stoker.from_dataset(held, seed=0).batch(4).workers(2)
+        pipeline._cursor._autotuner.settle(2)
+        found = [sum(float(batch.sum()) for batch in pipeline)]
+        held.weights.data = torch.ones(1_000_000)
+        found.append(sum(float(batch.sum()) for batch in pipeline))
+        storage = torch.full((1_000_000,), 2.0).untyped_storage()
+        held.weights.set_(storage, 0, (1_000_000,))
+        del storage
+        found.append(sum(float(batch.sum()) for batch in pipeline))
+        say(json.dumps(found))
+    """
+    assert run(tmp_path, body) == [[0.0, 200.0, 400.0]]

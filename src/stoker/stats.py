@@ -365,7 +365,7 @@ class Stats:
     over the data."""
     new_processes: str | None = None
     """Why worker processes were started anew, for this epoch or for each one. None if they stayed
-    from the epoch before, in the first epoch, and for other workers."""
+    from the epoch before, in the first epoch, for forked processes, and for other workers."""
     totals: Totals = Totals()
     """The totals since the pipeline was made, in this process."""
 

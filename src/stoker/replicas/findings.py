@@ -10,17 +10,13 @@ MISSING: Any = object()
 
 
 class Findings:
-    """Reasons and their objects. Each class or function is examined once, for all its users.
-
-    Attributes:
-        names: what was noted: the table, the name in it, its value.
-    """
+    """Reasons and their objects. Each class or function is examined once, for all its users."""
 
     def __init__(self) -> None:
         self._reasons: list[str] = []
         self._touched: list[Any] = []
         self._by_key: dict[Any, tuple[list[str], list[Any]]] = {}
-        self.names: list[tuple[Mapping[str, Any], str, Any]] = []
+        self._names: list[tuple[Mapping[str, Any], str, Any]] = []
 
     def take(self) -> tuple[list[str], list[Any]]:
         """Return the reasons since the last call, and the objects that copies would share."""
@@ -54,8 +50,8 @@ class Findings:
 
     def note(self, space: Mapping[str, Any], name: str, value: Any) -> None:
         """Note the value of a name, or ``MISSING``. Findings hold until a noted value changes."""
-        self.names.append((space, name, value))
+        self._names.append((space, name, value))
 
     def are_current(self) -> bool:
         """True if all noted names still have the same values."""
-        return all(space.get(name, MISSING) is value for space, name, value in self.names)
+        return all(space.get(name, MISSING) is value for space, name, value in self._names)

@@ -63,16 +63,10 @@ _MODULE_TABLES = (
 
 
 class SharedState:
-    """Examines each class and function that the roots reach, once.
-
-    Attributes:
-        examined: the functions; ``classes``: the classes.
-    """
+    """Examines each class and function that the roots reach, once."""
 
     def __init__(self) -> None:
         self.found = Findings()
-        self.examined: list[types.FunctionType] = []
-        self.classes: list[type] = []
         self.mentioned: set[str] = set()
         self._process_wide: dict[int, str] = {}
         self._alive: list[Any] = []
@@ -108,7 +102,6 @@ class SharedState:
     def _members(
         self, base: type, cls: type, made: bool, own: frozenset[str], is_meta: type | None = None
     ) -> None:
-        self.classes.append(base)
         for name, member in list(vars(base).items()):
             if name in ("__init__", "__new__", "__post_init__", "__setstate__") and not made:
                 continue
@@ -169,7 +162,6 @@ class SharedState:
         copied: bool,
     ) -> None:
         facts = facts_of(function.__code__)
-        self.examined.append(function)
         self.mentioned |= facts.mentioned
         if not copied:
             for name in sorted(facts.stores):

@@ -121,7 +121,7 @@ def _advise_processes(report: Report) -> Iterator[Action]:
         f'.workers({count}, kind="process")',
         predict_gain(report, job=lambda case: _with_processes(case, count)),
         f"if they wait for the GIL. Each process is assumed to do {_CROSSING:.0%} of the work of "
-        "one thread alone, as it also sends examples; processes start with the first epoch",
+        "one thread alone, as it also sends examples; forked processes start with every epoch",
     )
 
 

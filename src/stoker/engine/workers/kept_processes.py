@@ -1,16 +1,20 @@
-"""Worker processes that a pipeline keeps from epoch to epoch.
+"""Worker processes that a pipeline keeps from epoch to epoch: those that import the program.
 
-Behind a whole epoch they rest, and do the next one, as long as processes that were started then
-would be the same (``replicas.snapshot``). What the user's code has kept in them, such as open
-files, stays there, as in worker threads. An epoch that is left early ends its processes: they may
-be busy. They end with the pipeline.
+Behind a whole epoch they rest, and do the next one as long as the same would be sent to new ones
+(``replicas.snapshot``). What the user's code has kept in them, such as open files, stays
+there, as in worker threads. An epoch that is left early ends its processes: they may be busy. They
+end with the pipeline.
+
+Forked processes do not stay. They see all that the program holds when an epoch begins, modules and
+the state of installed packages included; nobody can tell cheaply whether that has changed.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import weakref
-from typing import Any, NamedTuple
+from dataclasses import fields
+from typing import NamedTuple
 
 from stoker.basics.process import OwningProcess
 from stoker.cache.example_cache import ExampleCache
@@ -19,7 +23,7 @@ from stoker.engine.work.work import Work
 from stoker.engine.workers import processes
 from stoker.engine.workers.processes import ProcessSlot
 from stoker.replicas.replica import USER_LOCK
-from stoker.replicas.snapshot import ForkSnapshot, PickleSnapshot
+from stoker.replicas.snapshot import PickleSnapshot
 
 _CHANGED = "the dataset, a function or what they use has changed since the epoch before"
 _ENDED = "one of them had ended"
@@ -42,7 +46,7 @@ class _Basis(NamedTuple):
     number: int
     method: str
     segments: list[Segment]
-    snapshot: ForkSnapshot | PickleSnapshot
+    snapshot: PickleSnapshot
 
 
 class KeptProcesses:
@@ -70,12 +74,12 @@ class KeptProcesses:
         """Return slots of processes for an epoch, as ``processes.start`` does."""
         if not self._process.is_current:  # in a forked child: they are the parent's
             self._begin()
-        found = list(self._resting)
-        self._resting.clear()
         segments = [work.segment for work in works]
         method = multiprocessing.get_start_method()
+        found = list(self._resting)
         if found:
             self.why_new = self._why_new(count, method, segments)
+            self._resting.clear()  # not before: Ctrl-C may end the comparison
             if not self.why_new:
                 if all(slot.begin([work.address for work in works]) for slot in found):
                     return found
@@ -83,7 +87,7 @@ class KeptProcesses:
             processes.end(found)
         basis = self._basis
         if basis is None or not basis.snapshot.unknown or not _are_among(segments, basis.segments):
-            basis = _Basis(count, method, segments, _snapshot(method, segments))
+            basis = _Basis(count, method, segments, _snapshot(segments))
             self._basis = basis
         self.why_new = basis.snapshot.unknown or self.why_new
         return processes.start(count, works)
@@ -123,20 +127,15 @@ def _are_among(segments: list[Segment], known: list[Segment]) -> bool:
     return {*map(id, segments)} <= {*map(id, known)}
 
 
-def _snapshot(method: str, segments: list[Segment]) -> ForkSnapshot | PickleSnapshot:
-    roots: list[Any] = []
+def _snapshot(segments: list[Segment]) -> PickleSnapshot:
     for segment in segments:
         cache = segment.cache
         if cache is not None and (cache.cluster or type(cache.cache) is not ExampleCache):
             return PickleSnapshot(None, _FOREIGN_CACHE)
-        if segment.source is not None:
-            roots.append(segment.source)
-        roots += [each.value for each in segment.user_objects]
-        roots += [one for one in segment.callers if not type(one).__module__.startswith("stoker.")]
-    if method != "fork":
-        return PickleSnapshot.of(segments)
+    # Not what segments work out and keep beside their fields, when they are first asked.
+    roots = [[getattr(one, each.name) for each in fields(one)] for one in segments]
     with USER_LOCK:  # threads of another run may be calling the same objects
-        return ForkSnapshot(roots)
+        return PickleSnapshot.of(roots)
 
 
 def _end(slots: list[ProcessSlot], process: OwningProcess) -> None:

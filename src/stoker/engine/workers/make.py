@@ -109,7 +109,7 @@ class KeptWorkers:
 
     Attributes:
         copies: its threads' copies of the user's objects.
-        processes: its worker processes; None before it has had any.
+        processes: its worker processes; None before it has had any that can stay.
         actors: its workers on other hosts; None before it has any.
     """
 
@@ -160,14 +160,21 @@ def _made_pool(
         return _registered(workers.kind).make_pool(workers, plan, host, autotuner, kept)
     assert workers.count != "auto"
     if workers.kind == "process":
-        if kept.processes is None:  # multiprocessing takes its time to import
+        import multiprocessing  # takes its time
+
+        works = [work.for_another_process() for work in host]
+        rest = None
+        if multiprocessing.get_start_method() == "fork":  # a fork sees all that there is now
+            from stoker.engine.workers import processes
+
+            remotes = processes.start(workers.count, works)
+        else:
             from stoker.engine.workers.kept_processes import KeptProcesses
 
-            kept.processes = KeptProcesses()
-        works = [work.for_another_process() for work in host]
-        remotes = kept.processes.hire(workers.count, works)
+            kept.processes = kept.processes or KeptProcesses()
+            remotes = kept.processes.hire(workers.count, works)
+            rest = kept.processes.rest
         each = len(remotes) // workers.count
-        rest = kept.processes.rest
         return WorkerPool(len(remotes), depths, autotuner, remotes, threads_each=each, rest=rest)
     return WorkerPool(workers.count, depths, autotuner, grows=workers.grows)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import is_
 from typing import Any
 
@@ -182,29 +182,6 @@ class Copier:
         del self._failed[failed:]
         for each in self.alive[visited:]:
             self.memo.pop(id(each), None)
-
-    # Called by a snapshot, which needs no copies.
-
-    @property
-    def names(self) -> list[tuple[Mapping[str, Any], str, Any]]:
-        """The names by which code that was examined reaches values: table, name, value."""
-        return self._state.found.names
-
-    @property
-    def examined(self) -> list[types.FunctionType]:
-        """The users' functions whose code was examined."""
-        return self._state.examined
-
-    @property
-    def classes(self) -> list[type]:
-        """The users' classes whose members were examined."""
-        return self._state.classes
-
-    def release_copies(self) -> None:
-        """Keep only what ``is_current`` needs."""
-        self.memo.clear()
-        self.module_globals.clear()
-        self.memory.release_copies()
 
     # Called by the functions that copy one kind of object.
 

@@ -148,19 +148,6 @@ class MemoryBlocks:
         _written.update(self._shared)
         return bool(self._shared)
 
-    def watch_shared(self, most_bytes: int) -> bool:
-        """Have shared memory compared, too. False if it is more than ``most_bytes``."""
-        if sum(size for _, size in self._shared) > most_bytes:
-            return False
-        self.originals += [Original(start, size) for start, size in self._shared]
-        return True
-
-    def release_copies(self) -> None:
-        """Free the copies; ``originals`` stay."""
-        self._blocks.clear()
-        self._begins.clear()
-        self._pages.clear()
-
     def _new(self, start: int, size: int) -> np.ndarray[Any, Any] | None:
         if size <= self._left:
             self._left -= size

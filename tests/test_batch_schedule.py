@@ -231,3 +231,8 @@ def test_what_says_no_size_is_refused() -> None:
     ]:
         with pytest.raises(ValueError, match=message):
             wrong()
+
+
+def test_a_batch_as_large_as_can_be_said_is_the_rest_of_the_epoch() -> None:
+    train = stoker.from_arrays(np.arange(10), seed=0).batch(lambda time: 10**30)
+    assert [len(batch) for batch in train] == [10]

@@ -133,6 +133,11 @@ def test_more_workers_than_cores_are_tried_where_preparing_waits() -> None:
     )
     report = stoker.analyze(train, step, budget_s=2)
     assert max(point.workers for point in report.prep) > report.cores
-    (more,) = (action for action in report.actions if ".workers(" in action.code)
+    # On a busy machine processes may be advised as well.
+    (more,) = (
+        action
+        for action in report.actions
+        if ".workers(" in action.code and "process" not in action.code
+    )
     assert "was measured" in more.why
     assert more.gain.value > 1.5

@@ -328,7 +328,7 @@ class ScheduledBatch(PlannedBatch):
                 )
             if rows < 1:
                 raise ValueError(f"it returned {rows} for {time}: a batch has at least one example")
-            return int(rows)
+            return min(int(rows), 2**62)  # sizes are int64; no epoch has so many examples
 
     def bind(self, before: ChainView) -> Batch:
         """Check the same as for other planned batches; ask for the size of the first one."""

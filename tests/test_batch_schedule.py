@@ -236,3 +236,22 @@ def test_what_says_no_size_is_refused() -> None:
 def test_a_batch_as_large_as_can_be_said_is_the_rest_of_the_epoch() -> None:
     train = stoker.from_arrays(np.arange(10), seed=0).batch(lambda time: 10**30)
     assert [len(batch) for batch in train] == [10]
+
+
+@pytest.mark.parametrize("to", [1, 2, 3])
+def test_steps_are_skipped_over_a_pass_without_a_batch(to: int) -> None:
+    def build() -> stoker.Pipeline:
+        data = stoker.from_arrays(np.arange(4), seed=0).shuffle()
+        # In every second pass there is too little for a batch.
+        train = data.batch(lambda time: 8 if time.epoch % 2 else 2, drop_last=True)
+        return train.repeat().steps(3)
+
+    whole = build()
+    expected = [[batch.tolist() for batch in whole] for _ in range(5)]
+    jumped = build()
+    jumped.set_epoch(to)
+    assert [[batch.tolist() for batch in jumped] for _ in range(5 - to)] == expected[to:]
+    skipped = build()
+    skipped.resume_at(2)
+    assert [batch.tolist() for batch in skipped] == expected[0][2:]
+    assert [batch.tolist() for batch in skipped] == expected[1]

@@ -62,8 +62,14 @@ def skip_epochs(chain: Chain, epoch: int, outputs: int) -> tuple[int, int, Clock
     Counts from the beginning of ``epoch``; the clock is that of the whole epochs, over all ranks.
     Needs ``can_jump``.
     """
-    epochs, before = 0, Clock()
+    epochs, before, was_empty = 0, Clock(), False
     while outputs >= (count := chain.count_of_data_epoch(epoch + epochs)):
+        if not count:  # as when all are made: one empty epoch is passed over, and no second one
+            if was_empty:
+                break
+            epochs, was_empty = epochs + 1, True
+            continue
+        was_empty = False
         whole, _ = seek(chain, epoch + epochs, count)
         assert whole is not None
         # Epochs whose batches are not planned are all alike.

@@ -1,0 +1,1 @@
+"""Runs an unedited training script with what an analysis advises for its loaders."""

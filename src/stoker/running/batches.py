@@ -1,0 +1,349 @@
+"""Hands a loader's batches over with other settings, and with the draws of its own.
+
+PyTorch draws a seed for the workers from the loader's generator at each ``iter()``, and none where
+workers persist; then the sampler draws. Both happen here when they would with the script's own
+settings: without workers, the sampler starts at the first ``next()``. The loader itself is not
+changed: iterators get a view of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import multiprocessing
+import time
+import warnings
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+from stoker.basics.fingerprint import content_digest
+from stoker.running.loaders import LoaderChoice, LoaderSettings, acts_at_end
+
+_DEAD_WORKER = "DataLoader worker (pid"
+
+
+class ChangedLoader:
+    """A loader with other settings.
+
+    Attributes:
+        choice: its settings.
+        say: called with a sentence if something is undone.
+        epochs: batches, and the seconds from the first to the last, of each epoch that ended.
+    """
+
+    def __init__(self, module: Any, torch: Any, choice: LoaderChoice, say: Any) -> None:
+        self.module = module
+        self.torch = torch
+        self.choice = choice
+        self.settings = choice.new
+        self.say = say
+        self.epochs: list[tuple[int, float]] = []
+        self._kept: Any = None  # PyTorch's iterator, whose workers persist
+        self._kept_order = BatchOrder(())
+        self._last: weakref.ref[RunBatches] | None = None
+        self._digests = "", ""
+        self._has_drawn = False
+
+    def iterate(self, loader: Any) -> RunBatches:
+        """Return an iterator of an epoch, as ``iter(loader)`` does."""
+        own = self.choice.own
+        draws = not (own.persistent and own.workers and self._has_drawn)
+        self._has_drawn = True
+        seed = None
+        if draws and not self.choice.seeds:
+            # As PyTorch draws the base seed of the workers.
+            drawn = self.torch.empty((), dtype=self.torch.int64).random_(generator=loader.generator)
+            seed = int(drawn.item())
+        last = None if self._last is None else self._last()
+        # Two iterators of one loader at a time: workers cannot serve both.
+        is_free = last is None or last.is_over
+        batches = RunBatches(self, loader, seed, keeps=self.settings.persistent and is_free)
+        if own.workers:
+            batches.start()
+        self._last = weakref.ref(batches)
+        return batches
+
+    def open(self, loader: Any, order: BatchOrder, seed: int | None, *, keeps: bool) -> Any:
+        """Return PyTorch's iterator with the settings of now, over an order of batches."""
+        if not keeps:
+            return self.make(loader, order, self.settings, seed, persistent=False)
+        kept, before = self._kept, self._digests
+        self._digests = content_digest(loader.dataset), content_digest(loader.collate_fn)
+        if kept is not None and self._digests == before:
+            self._kept_order.follow(order)
+            kept._reset(_LoaderView(loader))
+            return kept
+        # What the script changed between epochs reaches new workers only.
+        if kept is not None:
+            kept._shutdown_workers()
+            self._kept = None
+        self._kept_order = BatchOrder(())
+        self._kept_order.follow(order)
+        self._kept = self.make(loader, self._kept_order, self.settings, seed, persistent=True)
+        return self._kept
+
+    def make(
+        self,
+        loader: Any,
+        order: Any,
+        settings: LoaderSettings,
+        seed: int | None,
+        *,
+        persistent: bool,
+    ) -> Any:
+        """Return a new iterator of PyTorch's."""
+        generator = loader.generator
+        if not self.choice.seeds:
+            generator = self.torch.Generator()  # the script's own has been drawn from
+            generator.manual_seed(seed or 0)
+        changed = {
+            "num_workers": settings.workers,
+            "prefetch_factor": settings.prefetch,
+            "persistent_workers": persistent and settings.workers > 0,
+            "generator": generator,
+            "_index_sampler": order,
+        }
+        if settings.workers == 0:
+            return self.module._SingleProcessDataLoaderIter(_LoaderView(loader, changed))
+        if self.choice.own.workers == 0:
+            # Named, as the first use of the default would choose it for the whole script.
+            changed["multiprocessing_context"] = multiprocessing.get_context("fork")
+        with warnings.catch_warnings():
+            if self.choice.own.workers == 0:
+                # From Python 3.12 on, for processes with threads; the script asked for no workers.
+                warnings.simplefilter("ignore", DeprecationWarning)
+            return self.module._MultiProcessingDataLoaderIter(_LoaderView(loader, changed))
+
+    def check_dataset(self, loader: Any) -> None:
+        """Undo the change if the script has changed the dataset during the epoch that has ended."""
+        watched = self.choice.own.workers == 0 and self._kept is not None
+        if watched and content_digest(loader.dataset) != self._digests[0]:
+            self.undo("its dataset was changed during the epoch, which workers do not see")
+
+    def undo(self, why: str) -> None:
+        """Use the script's own settings from now on."""
+        if self._kept is not None:
+            self._kept._shutdown_workers()
+            self._kept = None
+        self.settings = self.choice.own
+        self.say(f"{why}; from here on it is loaded as the script says")
+
+
+class RunBatches:
+    """An iterator of one epoch.
+
+    Attributes:
+        is_over: True if it has ended, or failed.
+    """
+
+    def __init__(
+        self, changed: ChangedLoader, loader: Any, seed: int | None, *, keeps: bool
+    ) -> None:
+        self._changed, self._loader, self._seed, self._keeps = changed, loader, seed, keeps
+        self._inner: Any = None
+        self._order: BatchOrder | None = None
+        self._count = 0
+        self._began_s = self._last_s = 0.0
+        self.is_over = False
+
+    def start(self) -> None:
+        """Draw the order of the epoch, and start the workers on it."""
+        lead = self._changed.choice.own.lead
+        sampler = self._loader._index_sampler
+        self._order = BatchOrder(sampler, lead, holds=acts_at_end(sampler))
+        try:
+            self._inner = self._changed.open(
+                self._loader, self._order, self._seed, keeps=self._keeps
+            )
+        except (OSError, RuntimeError) as error:
+            if self._changed.choice.seeds:
+                raise
+            problem = f"workers cannot be started ({error})"
+        else:
+            self._order.keep_up()  # now, as PyTorch draws the seed of the workers first
+            return
+        self._fall_back(problem)
+
+    def __iter__(self) -> RunBatches:
+        return self
+
+    def __len__(self) -> int:
+        return len(self._loader._index_sampler)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if self._inner is None:
+            self.start()
+        return getattr(self._inner, name)
+
+    def __next__(self) -> Any:
+        if self.is_over:
+            raise StopIteration
+        if self._inner is None:
+            self.start()
+        try:
+            batch = self._take()
+        except StopIteration:
+            self._end()
+            self._changed.check_dataset(self._loader)
+            raise
+        except Exception:
+            assert self._order is not None
+            self._order.pass_batch()  # the loop may go on with the next one
+            raise
+        assert self._order is not None
+        self._order.pass_batch()
+        self._count += 1
+        self._last_s = time.perf_counter()
+        if self._count == 1:
+            self._began_s = self._last_s
+        return batch
+
+    def _take(self) -> Any:
+        assert self._order is not None
+        if self._changed.settings.workers and self._order.has_starved():
+            self._inner._try_put_index()
+        try:
+            return next(self._inner)
+        except StopIteration:
+            if not self._order.has_more():
+                raise
+            problem = "its sampler gave more batches than it said"
+        except Exception as error:
+            if not self._must_read_here(error):
+                raise
+            # Without a name for the error: the script's own one is raised again below, alone.
+            problem = f"a worker failed ({type(error).__name__})"
+        self._fall_back(problem)
+        return next(self._inner)
+
+    def _must_read_here(self, error: Exception) -> bool:
+        changed = self._changed
+        if changed.settings == changed.choice.own or changed.choice.seeds:
+            return False
+        # A script without workers gets its own error, in its own process.
+        return changed.choice.own.workers == 0 or str(error).startswith(_DEAD_WORKER)
+
+    def _fall_back(self, problem: str) -> None:
+        """Read the rest of the epoch as the script says."""
+        assert self._order is not None
+        changed = self._changed
+        changed.undo(problem)
+        if hasattr(self._inner, "_shutdown_workers"):
+            self._inner._shutdown_workers()
+        self._inner = None
+        self._order = self._order.rest()
+        self._inner = changed.make(
+            self._loader, self._order, changed.settings, self._seed, persistent=False
+        )
+
+    def _end(self) -> None:
+        if not self.is_over and self._count > 1:
+            self._changed.epochs.append((self._count - 1, self._last_s - self._began_s))
+        self.is_over = True
+
+    def __del__(self) -> None:
+        with contextlib.suppress(AttributeError):
+            self._end()
+
+
+class BatchOrder:
+    """The batches' indices: drawn ahead for workers, the end only when the script would draw it.
+
+    A sampler with a generator draws once more at its end. A loop that breaks before it, or that
+    uses the generator, must not find that drawn.
+    """
+
+    def __init__(self, sampler: Any, lead: int = 0, *, holds: bool = False) -> None:
+        """``lead``: batches that the script's own settings draw ahead; ``holds``: whether the last
+        batch, which may bring the sampler to its end, waits for its turn."""
+        self._whole = iter(sampler)
+        self._holds = holds
+        try:
+            self._length: int | None = len(sampler)
+        except TypeError:
+            self._length = None
+        self._lead = lead
+        self._drawn = self._passed = 0  # of the sampler, its end included; handed over
+        self._ahead: deque[Any] = deque()  # drawn, and not given to workers yet
+        self._given: deque[Any] = deque()  # to workers, and not handed over yet
+        self._source: BatchOrder | None = None
+
+    def follow(self, other: BatchOrder) -> None:
+        """Give the batches of another order from now on."""
+        self._source = other
+
+    def __iter__(self) -> Iterator[Any]:
+        # PyTorch asks twice, and uses the second one.
+        return _IndicesOfWorkers(self._source or self)
+
+    def draw(self) -> Any:
+        """Return the next batch's indices. Raises StopIteration."""
+        if not self._ahead and self._drawn != self._length and not self._is_held():
+            self._draw_one()
+        if not self._ahead:
+            raise StopIteration
+        self._given.append(self._ahead.popleft())
+        return self._given[-1]
+
+    def _is_held(self) -> bool:
+        if not self._holds or self._length is None or self._drawn + 1 < self._length:
+            return False
+        return self._passed + max(1, self._lead) < self._length
+
+    def has_starved(self) -> bool:
+        """True if the workers have nothing to do, and a batch's turn has come."""
+        if self._given or self._length is None:
+            return False
+        return bool(self._ahead) or self._drawn < self._length
+
+    def pass_batch(self) -> None:
+        """Note that a batch was handed over, or failed."""
+        self._passed += 1
+        self._given.popleft()
+        self.keep_up()
+
+    def keep_up(self) -> None:
+        """Draw what would be drawn by now with the script's own settings."""
+        if self._length is not None and self._lead:
+            while self._drawn < min(self._length + 1, self._passed + self._lead):
+                self._draw_one()
+
+    def _draw_one(self) -> None:
+        self._drawn += 1
+        self._ahead += itertools.islice(self._whole, 1)
+
+    def has_more(self) -> bool:
+        """Draw the end of the sampler; True if it gives more batches than it said."""
+        if self._drawn == self._length:
+            self._draw_one()
+        return bool(self._ahead)
+
+    def rest(self) -> BatchOrder:
+        """Return the order of the batches that were not handed over."""
+        return BatchOrder(itertools.chain(self._given, self._ahead, self._whole))
+
+
+class _IndicesOfWorkers:
+    def __init__(self, order: BatchOrder) -> None:
+        self._order = order
+
+    def __iter__(self) -> _IndicesOfWorkers:
+        return self
+
+    def __next__(self) -> Any:
+        return self._order.draw()
+
+
+class _LoaderView:
+    """A loader, with some attributes replaced, as PyTorch's iterators read it."""
+
+    def __init__(self, loader: Any, changed: dict[str, Any] | None = None) -> None:
+        self._loader = loader
+        vars(self).update(changed or {})
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)

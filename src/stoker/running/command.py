@@ -1,0 +1,142 @@
+"""``stoker run``: measures a training script, and runs it with what the analysis advises."""
+
+from __future__ import annotations
+
+import os
+import sys
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from stoker.cli import report_errors
+
+if TYPE_CHECKING:
+    from stoker.analysis.model.report import Report
+
+# Of the analysis before the run, in seconds: enough for all phases of a fast script.
+_MEASURE_S = 60.0
+
+run_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@run_app.command(
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)
+def run(
+    script: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SCRIPT|-m MODULE|LAUNCHER",
+            help="The training script and its arguments, as you would give them to python; or a "
+            "launcher such as torchrun with its own.",
+        ),
+    ],
+    apply: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="REPORT.json",
+            help="Apply the report of `stoker analyze --json`, and add the outcome to it. "
+            "Default: analyze the script first, for a minute.",
+        ),
+    ] = None,
+    do: Annotated[
+        str,
+        typer.Option(
+            metavar="KINDS",
+            help="What to apply: workers (their number, prefetch, persistence); with redraw, also "
+            "where random examples are then drawn otherwise.",
+        ),
+    ] = "workers",
+    print_diff: Annotated[
+        bool, typer.Option("--print-diff", help="Show what you would write in the script.")
+    ] = False,
+) -> None:
+    """Run an unedited training script with what its analysis advises.
+
+    The script gets other numbers of workers, of batches ahead, and workers that persist, with its
+    own order and seeds: the same batches, bit for bit. A line on stderr says for each loader what
+    was applied, or why nothing was. STOKER_RUN=0 in the environment turns all of it off. The exit
+    status is the script's own.
+
+    Put options of stoker before the script.
+
+    Examples:
+
+      stoker run train.py --epochs 90
+
+      stoker run --apply report.json -m my.train --config base.yaml
+
+      stoker run torchrun --nproc-per-node 2 train.py
+    """
+    from stoker.analysis.model.trace import AnalysisError
+    from stoker.analysis.scripts.script_process import make_command
+
+    stopped = "stopped; no process of the script is left"
+    with report_errors("run", ValueError, AnalysisError, stopped=stopped):
+        kinds = _read_kinds(do)
+        command = make_command(script)
+        environment = dict(os.environ)
+        if environment.get("STOKER_RUN") != "0":
+            environment |= _prepare(command, kinds, apply, print_diff)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.execvpe(command[0], command, environment)
+
+
+def _read_kinds(text: str) -> list[str]:
+    from stoker.running.plan import KINDS
+
+    kinds = [kind.strip() for kind in text.split(",") if kind.strip()]
+    unknown = sorted(set(kinds) - set(KINDS))
+    if unknown or not kinds:
+        raise ValueError(f"--do {text}: must be of {', '.join(KINDS)}, joined by commas")
+    return kinds
+
+
+def _prepare(
+    command: list[str], kinds: list[str], path: Path | None, print_diff: bool
+) -> dict[str, str]:
+    """Return the environment variables that have the script's loaders changed."""
+    from stoker.analysis.model.report import read_report
+    from stoker.running.plan import VARIABLE, make_plan, write_plan
+
+    report = _measure(command) if path is None else read_report(path)
+    plan = make_plan(report, kinds, print_diff=print_diff, path=path)
+    startup = str(Path(__file__).parent / "startup")
+    others = os.environ.get("PYTHONPATH")
+    return {
+        VARIABLE: write_plan(plan),
+        "PYTHONPATH": startup + (os.pathsep + others if others else ""),
+    }
+
+
+def _measure(command: list[str]) -> Report:
+    """Analyze the script. Raises AnalysisError, also if it crashes."""
+    from rich.console import Console
+
+    from stoker.analysis.model.trace import AnalysisError
+    from stoker.analysis.reports.diagnosis import make_report
+    from stoker.analysis.scripts.script_job import trace_script
+    from stoker.analysis.scripts.script_process import describe_crash
+
+    if int(os.environ.get("WORLD_SIZE") or "1") > 1:
+        raise ValueError(
+            "one rank cannot be measured alone: start the launcher under stoker run (stoker run "
+            "torchrun ... train.py), or give --apply REPORT.json"
+        )
+    errors = Console(stderr=True, highlight=False)
+    errors.print(
+        f"stoker run: measuring first, for about {_MEASURE_S:.0f} s; the script is then ended, "
+        "and starts again. stoker analyze --json and --apply leave this out",
+        markup=False,
+    )
+    with errors.status("") as status:
+        say = status.update if errors.is_terminal else partial(errors.print, markup=False)
+        trace = trace_script(command, budget_s=_MEASURE_S, loader=None, say=say)
+    report = make_report(trace)
+    if report.crash is not None:
+        raise AnalysisError(describe_crash(report.crash))
+    errors.print(f"stoker run: {report.verdict}", markup=False)
+    return report

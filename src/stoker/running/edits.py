@@ -1,0 +1,88 @@
+"""Shows what a user would write in the script in place of `stoker run`, as a diff."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import os
+from pathlib import Path
+
+from stoker.running.loaders import LoaderChoice
+
+
+def show_edits(place: tuple[str, int], choice: LoaderChoice) -> str:
+    """Return a diff of the code that builds a loader; the options alone if it cannot be found."""
+    path, line = place
+    options = _list_options(choice)
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+        call = _find_call(ast.parse(text), line)
+    except (OSError, ValueError, SyntaxError):
+        call = None
+    if call is None:
+        written = ", ".join(f"{name}={value}" for name, value in options.items())
+        return f"{os.path.basename(path)}:{line}: DataLoader(..., {written})\n"
+    lines = text.splitlines(keepends=True)
+    changed = _edit(lines, call, options)
+    name = os.path.relpath(path)
+    return "".join(difflib.unified_diff(lines, changed.splitlines(keepends=True), name, name))
+
+
+def _list_options(choice: LoaderChoice) -> dict[str, str]:
+    own, new = choice.own, choice.new
+    pairs = (
+        ("num_workers", own.workers, new.workers),
+        ("prefetch_factor", own.prefetch or 2, new.prefetch or 2),
+        ("persistent_workers", own.persistent, new.persistent),
+    )
+    return {name: str(value) for name, before, value in pairs if value != before}
+
+
+def _find_call(tree: ast.Module, line: int) -> ast.Call | None:
+    """Return the call of a loader at a line, if there is one and its options are all written."""
+    calls = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and node.lineno <= line <= (node.end_lineno or node.lineno)
+        and ast.unparse(node.func).endswith("DataLoader")
+    ]
+    if len(calls) != 1 or any(word.arg is None for word in calls[0].keywords):
+        return None
+    return calls[0]
+
+
+def _edit(lines: list[str], call: ast.Call, options: dict[str, str]) -> str:
+    """Return the script with a call's options written."""
+
+    def offset(line: int, column: int) -> int:
+        # Columns of the syntax tree count bytes.
+        before = lines[line - 1].encode()[:column].decode()
+        return sum(map(len, lines[: line - 1])) + len(before)
+
+    text = "".join(lines)
+    given = {word.arg: word.value for word in call.keywords}
+    spans = [
+        (offset(value.lineno, value.col_offset), offset(value.end_lineno, value.end_col_offset))
+        for value in given.values()
+        if value.end_lineno is not None and value.end_col_offset is not None
+    ]
+    edits = [
+        (start, end, options[str(name)])
+        for name, (start, end) in zip(given, spans, strict=True)
+        if name in options
+    ]
+    new = "".join(f", {name}={value}" for name, value in options.items() if name not in given)
+    if new:
+        last = max(
+            (
+                offset(node.end_lineno, node.end_col_offset)
+                for node in [*call.args, *given.values()]
+                if node.end_lineno is not None and node.end_col_offset is not None
+            ),
+            default=0,
+        )
+        edits.append((last, last, new))
+    for start, end, value in sorted(edits, reverse=True):
+        text = text[:start] + value + text[end:]
+    return text

@@ -1,0 +1,126 @@
+"""The hooks on PyTorch's data loader: where one is built, and what its iteration does."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import weakref
+from typing import Any
+
+from stoker.analysis.probe.loaders import find_builders
+from stoker.basics.resources import process_group
+from stoker.running.batches import ChangedLoader
+from stoker.running.edits import show_edits
+from stoker.running.loaders import LoaderChoice, choose
+from stoker.running.outcome import RunOutcome
+from stoker.running.plan import read_plan
+
+
+def attach(module: Any) -> None:
+    """Put the hooks on the loaders of ``torch.utils.data.dataloader``."""
+    torch: Any = sys.modules["torch"]
+    loader_class = module.DataLoader
+    build, start = loader_class.__init__, loader_class.__iter__
+    places: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+    process = _RunningProcess(module, torch)
+
+    @functools.wraps(build)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        build(self, *args, **kwargs)
+        if self not in places:  # a subclass may build its parent twice
+            places[self] = find_builders()
+
+    @functools.wraps(start)
+    def __iter__(self: Any) -> Any:
+        if module.get_worker_info() is not None:
+            return start(self)
+        changed = process.adopt(self, places.get(self, (("somewhere",), ("", 0))))
+        return start(self) if changed is None else changed.iterate(self)
+
+    loader_class.__init__, loader_class.__iter__ = __init__, __iter__
+
+
+class _RunningProcess:
+    """The loaders that a process iterates."""
+
+    def __init__(self, module: Any, torch: Any) -> None:
+        self._module, self._torch = module, torch
+        self._plan = read_plan()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._pid = os.getpid()
+        self._known: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        self._choices: dict[Any, LoaderChoice] = {}
+        self._outcome = RunOutcome(self._plan, self._say)
+
+    def adopt(self, loader: Any, built: Any) -> ChangedLoader | None:
+        """Return a loader with other settings, which are chosen at its first iteration.
+
+        None if it is left as it is.
+        """
+        if os.getpid() != self._pid:
+            self._begin()  # a fork leaves its parent's workers behind
+        if loader in self._known:
+            found: ChangedLoader | None = self._known[loader]
+            return found
+        sites, place = built
+        site = self._plan.loader if self._plan.loader in sites else sites[0]
+        try:
+            found = self._choose(loader, site, place)
+        except Exception as error:
+            self._say(f"{site}: left as it is: {type(error).__name__}: {error}")
+            found = None
+        self._known[loader] = found
+        return found
+
+    def _choose(self, loader: Any, site: str, place: tuple[str, int]) -> ChangedLoader | None:
+        # A loader that is built anew for every epoch is tried once.
+        kind = site, loader.num_workers, loader.batch_size, type(loader.dataset)
+        self._outcome.note(site)
+        choice = self._choices.get(kind)
+        if choice is None:
+            choice = choose(loader, self._module, self._plan, site)
+            self._choices[kind] = choice
+            self._say(f"{site}: {describe(choice)}")
+            if self._plan.print_diff and choice.is_changed and not _read_rank()[0]:
+                print(show_edits(place, choice), end="", file=sys.stderr, flush=True)
+        if not choice.is_changed:
+            return None
+        changed = ChangedLoader(
+            self._module, self._torch, choice, lambda text: self._say(f"{site}: {text}")
+        )
+        if site == self._plan.loader:
+            self._outcome.watch(changed)
+        return changed
+
+    def _say(self, text: str) -> None:
+        rank, ranks = _read_rank()
+        who = f" [rank {rank}]" if ranks > 1 else ""
+        print(f"stoker run{who}: {text}", file=sys.stderr, flush=True)
+
+
+def describe(choice: LoaderChoice) -> str:
+    """Return what was applied to a loader, or why nothing was."""
+    own, new = choice.own, choice.new
+    if not choice.is_changed:
+        return f"left as it is: {choice.why}"
+    parts = []
+    if new.workers != own.workers:
+        parts.append(f"num_workers {own.workers} -> {new.workers}")
+    if new.prefetch != own.prefetch:
+        parts.append(f"prefetch {new.prefetch}")
+    if new.persistent and not own.persistent:
+        parts.append("persistent")
+    same = "yes" if choice.same else "no, examples are drawn in other workers"
+    text = f"{', '.join(parts)}; same batches: {same}"
+    return text + (f" ({choice.why})" if choice.why else "")
+
+
+def _read_rank() -> tuple[int, int]:
+    """Return this process's rank and the number of ranks."""
+    rank, ranks = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
+    if rank.isdigit() and ranks.isdigit():
+        return int(rank), int(ranks)
+    return process_group() or (0, 1)

@@ -1,0 +1,198 @@
+"""What changes of a loader, and why not: decided at its first iteration."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from typing import Any
+
+import msgspec
+import psutil
+
+from stoker.basics.resources import process_group, usable_cores
+from stoker.running.plan import RunPlan
+from stoker.running.trial import ExampleTrial, try_examples
+
+# Packages whose samplers draw at the start of an epoch, or from generators of their own: what they
+# give does not depend on how far ahead they are read. A user's own sampler may draw in between.
+_KNOWN_SAMPLERS = {
+    "torch", "accelerate", "transformers", "pytorch_lightning", "lightning", "lightning_fabric",
+    "timm", "torchdata", "builtins", "stoker",
+}  # fmt: skip
+
+
+class LoaderSettings(msgspec.Struct, frozen=True):
+    """How a loader works: PyTorch's options of these names."""
+
+    workers: int
+    prefetch: int | None
+    persistent: bool
+
+    @property
+    def lead(self) -> int:
+        """Batches whose indices are drawn before the first one is handed over."""
+        return self.workers * (self.prefetch or 0)
+
+
+class LoaderChoice(msgspec.Struct, frozen=True):
+    """The settings of a loader from now on."""
+
+    own: LoaderSettings
+    """As the script has them."""
+    new: LoaderSettings
+    seeds: bool = False
+    """True if examples are random in workers and stay the same, as the seeds of the workers do."""
+    same: bool = True
+    """True if batches are the same as with the script's own settings."""
+    why: str = ""
+    """Why something was not applied."""
+
+    @property
+    def is_changed(self) -> bool:
+        return self.new != self.own
+
+
+def choose(loader: Any, module: Any, plan: RunPlan, site: str) -> LoaderChoice:
+    """Choose a loader's settings. Another process reads some of its examples."""
+    own = LoaderSettings(loader.num_workers, loader.prefetch_factor, loader.persistent_workers)
+    refused = _find_obstacle(loader, module, own)
+    if refused:
+        return LoaderChoice(own, own, why=refused)
+    new, why = _want(own, plan, is_analyzed=site == plan.loader)
+    if new == own:
+        return LoaderChoice(own, own, why=why or "the report advises no other settings")
+    trial = try_examples(
+        loader, module._DatasetKind.create_fetcher, sends=own.workers == 0 and new.workers > 0
+    )
+    return _fit(own, new, plan, trial, why)
+
+
+def _fit(
+    own: LoaderSettings, new: LoaderSettings, plan: RunPlan, trial: ExampleTrial, why: str
+) -> LoaderChoice:
+    """Return what is left of wanted settings after a look at the examples."""
+    if trial.problem:
+        return LoaderChoice(own, own, why=f"its examples cannot be tried: {trial.problem}")
+    if not trial.random:
+        return LoaderChoice(own, new, why=why)
+    if plan.redraw:
+        return LoaderChoice(own, new, same=False, why=why)
+    reason = "examples are random, and would be drawn otherwise (--do workers,redraw)"
+    if own.workers == 0 or new.prefetch == own.prefetch:
+        return LoaderChoice(own, own, why=reason)
+    few = LoaderSettings(own.workers, new.prefetch, own.persistent)
+    return LoaderChoice(own, few, seeds=True, why=f"no other workers: {reason}")
+
+
+def _find_obstacle(loader: Any, module: Any, own: LoaderSettings) -> str:
+    """Return why a loader cannot be changed; empty if it can."""
+    if loader._dataset_kind != module._DatasetKind.Map:
+        return "a stream: more workers would repeat its examples"
+    if isinstance(loader.dataset, (module.IterDataPipe, module.MapDataPipe)):
+        return "its dataset is a DataPipe, which has random draws of its own"
+    if type(loader)._get_iterator is not module.DataLoader._get_iterator:
+        return f"{type(loader).__name__} makes iterators of its own"
+    if not getattr(loader, "in_order", True):
+        return "in_order=False: its order is random"
+    unknown = _find_unknown_sampler(loader._index_sampler)
+    if unknown:
+        return f"its sampler {unknown} may depend on how far ahead it is read"
+    if own.workers == 0 and _find_start_method() != "fork":
+        return f"workers would be started by {_find_start_method()!r}, and import the script again"
+    return ""
+
+
+def _find_start_method() -> str:
+    # With ``allow_none``: to ask without it would choose, and the script may choose later.
+    chosen = multiprocessing.get_start_method(allow_none=True)
+    return chosen or multiprocessing.get_all_start_methods()[0]
+
+
+def acts_at_end(sampler: Any) -> bool:
+    """True if reading a sampler to its end may move a generator, or an epoch that it counts."""
+    parts = _list_samplers(sampler)
+    return any(
+        type(part).__module__.partition(".")[0] not in ("torch", "builtins")
+        or getattr(part, "generator", None) is not None
+        for part in parts
+    )
+
+
+def _list_samplers(sampler: Any) -> list[Any]:
+    """Return a sampler and those that it wraps."""
+    found: list[Any] = []
+    while sampler is not None and not any(sampler is one for one in found):
+        found.append(sampler)
+        inner = getattr(sampler, "batch_sampler", None)
+        sampler = inner if inner is not None else getattr(sampler, "sampler", None)
+    return found
+
+
+def _find_unknown_sampler(sampler: Any) -> str:
+    """Return the name of a sampler whose draws are unknown; empty if there is none."""
+    for part in _list_samplers(sampler):
+        if type(part).__module__.partition(".")[0] not in _KNOWN_SAMPLERS:
+            return type(part).__name__
+        # With a generator of the script's, these draw from it during an epoch.
+        if getattr(part, "generator", None) is not None and (
+            getattr(part, "replacement", False) is True
+            or getattr(part, "_num_samples", None) is not None
+        ):
+            return type(part).__name__
+    return ""
+
+
+def _want(own: LoaderSettings, plan: RunPlan, *, is_analyzed: bool) -> tuple[LoaderSettings, str]:
+    """Return the settings that a plan wants, and why one of them is not applied."""
+    workers, why = own.workers, ""
+    if plan.workers is not None and (is_analyzed or plan.workers > own.workers):
+        most = _most_workers(plan)
+        workers = min(plan.workers, most) if plan.workers > own.workers else plan.workers
+        workers = max(workers, own.workers) if plan.workers > own.workers else workers
+        if workers < plan.workers:
+            why = f"{plan.workers} workers are more than this process's share of the cores"
+    if workers == 0:
+        return LoaderSettings(0, None, False), why
+    prefetch = own.prefetch or 2
+    if is_analyzed and plan.prefetch is not None:
+        prefetch = max(prefetch, plan.prefetch)
+    is_more = workers > own.workers
+    persistent = own.persistent or is_more or (is_analyzed and plan.persistent)
+    return LoaderSettings(workers, prefetch, persistent), why
+
+
+def _most_workers(plan: RunPlan) -> int:
+    """Return the most workers of this process, where each trainer on the host has as many."""
+    assert plan.workers is not None
+    trainers = count_trainers(plan)
+    if plan.workers > plan.cores:  # measured to help: preparing mostly waits
+        return max(1, plan.workers * plan.trainers // trainers)
+    ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
+    cores = usable_cores() * (int(ranks) if ranks.isdigit() else 1)
+    return max(1, cores // trainers)
+
+
+def count_trainers(plan: RunPlan) -> int:
+    """Return how many processes train on this host, as far as this one can tell."""
+    local = os.environ.get("LOCAL_WORLD_SIZE", "")
+    _, ranks = process_group() or (0, 1)
+    return max(1, int(local) if local.isdigit() else ranks, plan.trainers, _count_siblings())
+
+
+def _count_siblings() -> int:
+    """Return how many processes the parent has started as it started this one."""
+    if multiprocessing.parent_process() is None:
+        return 1
+    try:
+        found = psutil.Process(os.getppid()).children()
+        return sum(_is_trainer(process) for process in found)
+    except psutil.Error:
+        return 1
+
+
+def _is_trainer(process: psutil.Process) -> bool:
+    try:
+        words = " ".join(process.cmdline())
+    except psutil.Error:
+        return False
+    return "resource_tracker" not in words and "forkserver" not in words

@@ -1,0 +1,94 @@
+"""What `stoker run` applies: read from a report, and handed to the script's processes."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from stoker.analysis.model.report import Report
+
+VARIABLE = "STOKER_RUN_PLAN"
+"""The environment variable with the plan."""
+KINDS = ("workers", "redraw")
+"""What can be asked for with ``--do``."""
+DEFAULT = ("workers",)
+
+_WORKERS = re.compile(r"DataLoader\(\.\.\., num_workers=(\d+)\)")
+_PREFETCH = re.compile(r"DataLoader\(\.\.\., prefetch_factor=(\d+)\)")
+_PERSISTENT = "DataLoader(..., persistent_workers=True)"
+
+
+class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """Changes to a script's loaders, and their predicted gain."""
+
+    loader: str
+    """The loader that was analyzed: file and line."""
+    workers: int | None = None
+    prefetch: int | None = None
+    persistent: bool = False
+    gain: float = 1.0
+    """Predicted speed over the speed as it is."""
+    examples_per_s: float | None = None
+    """The speed as it is, of one rank."""
+    batch_size: float
+    """Examples a batch, as the analysis counted them."""
+    cores: int
+    """The share of one trainer when the job was analyzed."""
+    trainers: int
+    """Processes that trained on the host then."""
+    redraw: bool = False
+    """True if examples that are drawn at random in workers may be drawn otherwise."""
+    print_diff: bool = False
+    report: str = ""
+    """The report's file; empty if there is none."""
+
+
+def make_plan(
+    report: Report, do: Iterable[str], *, print_diff: bool = False, path: Path | None = None
+) -> RunPlan:
+    """Return what a report advises of the kinds in ``do``.
+
+    Raises ValueError for a report of a pipeline, whose code is the user's to edit.
+    """
+    if report.stages:
+        raise ValueError(
+            "this is the report of a pipeline; stoker run changes the DataLoaders of a script"
+        )
+    workers = prefetch = None
+    persistent, gain = False, 1.0
+    for action in report.actions if "workers" in do else ():
+        if (found := _WORKERS.search(action.code)) is not None:
+            workers, gain = int(found[1]), max(gain, action.gain.value)
+        elif (found := _PREFETCH.search(action.code)) is not None:
+            prefetch, gain = int(found[1]), max(gain, action.gain.value)
+        elif action.code == _PERSISTENT:
+            persistent = True
+    seen = report.as_it_is
+    return RunPlan(
+        loader=report.loader.name,
+        workers=workers,
+        prefetch=prefetch,
+        persistent=persistent,
+        gain=gain,
+        examples_per_s=None if seen is None else seen.rate.value,
+        batch_size=report.loader.batch_size,
+        cores=report.cores,
+        trainers=report.jobs * max(1, len(report.ranks)),
+        redraw="redraw" in do,
+        print_diff=print_diff,
+        report="" if path is None else str(path.absolute()),
+    )
+
+
+def read_plan() -> RunPlan:
+    """Return the plan that this process was started with. Raises KeyError."""
+    return msgspec.json.decode(os.environ[VARIABLE], type=RunPlan)
+
+
+def write_plan(plan: RunPlan) -> str:
+    """Return a plan as the text of the environment variable."""
+    return msgspec.json.encode(plan).decode()

@@ -1,0 +1,148 @@
+"""Looks at a loader's examples in a forked process, before the loader is iterated.
+
+The script's own process reads none of them: a file that a dataset opens at its first example must
+not be shared with workers, and no generator may move.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import json
+import os
+import random
+import select
+import signal
+import sys
+import time
+import warnings
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import msgspec
+
+from stoker.running.values import is_same
+
+# Of prctl(2), which Python does not name.
+_PR_SET_PDEATHSIG = 1
+# Examples that are read, two to a batch: random ones draw from a generator in each, as a rule.
+_EXAMPLES = 16
+# Training waits for the trial. Slow examples are read in a smaller number. Chosen, not measured.
+_ENOUGH_S, _LONGEST_S = 5.0, 30.0
+
+
+class ExampleTrial(msgspec.Struct, frozen=True):
+    """What reading some examples, each of them twice, showed."""
+
+    random: bool = False
+    """True if batches draw from a generator of Python, NumPy or torch, or differ when read
+    again."""
+    problem: str = ""
+    """Why examples cannot be read in another process; empty if they can."""
+
+
+def try_examples(loader: Any, create_fetcher: Any, *, sends: bool) -> ExampleTrial:
+    """Read some of a loader's examples twice in a forked process.
+
+    With ``sends``, also try whether batches can be sent to another process, as workers must.
+    """
+    read, write = os.pipe()
+    with warnings.catch_warnings():
+        # From Python 3.12 on, for processes with threads. PyTorch forks its workers likewise.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if child == 0:
+        _run_child(read, write, loader, create_fetcher, sends)
+    os.close(write)
+    try:
+        text = _read_answer(read)
+    finally:
+        os.close(read)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(child, 0)
+    if text is None:
+        return ExampleTrial(problem=f"reading some examples took more than {_LONGEST_S:.0f} s")
+    if not text:
+        return ExampleTrial(problem="a process that read some examples was killed")
+    return msgspec.json.decode(text, type=ExampleTrial)
+
+
+def _read_answer(read: int) -> bytes | None:
+    until = time.monotonic() + _LONGEST_S
+    parts: list[bytes] = []
+    while True:
+        ready, _, _ = select.select([read], [], [], max(0.0, until - time.monotonic()))
+        if not ready:
+            return None
+        part = os.read(read, 1 << 16)
+        if not part:
+            return b"".join(parts)
+        parts.append(part)
+
+
+def _run_child(read: int, write: int, loader: Any, create_fetcher: Any, sends: bool) -> None:
+    """Do the trial, and end this process. Nothing of the script's runs at its end."""
+    try:
+        os.close(read)
+        gc.disable()  # finalizers of the script's objects belong to its own process
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        sys.modules["torch"].set_num_threads(1)  # as in workers; after a fork, others would hang
+        try:
+            found: dict[str, Any] = {"random": _is_random(loader, create_fetcher, sends)}
+        except BaseException as error:
+            found = {"problem": f"{type(error).__name__}: {error}"}
+        os.write(write, json.dumps(found).encode())
+    finally:
+        os._exit(0)
+
+
+def _is_random(loader: Any, create_fetcher: Any, sends: bool) -> bool:
+    count = len(loader.dataset)
+    indices = list(dict.fromkeys(at * count // _EXAMPLES for at in range(_EXAMPLES) if count))
+    many = loader._auto_collation
+    groups = [indices[at : at + 2] for at in range(0, len(indices), 2)] if many else indices
+    fetcher = create_fetcher(
+        loader._dataset_kind, loader.dataset, many, loader.collate_fn, loader.drop_last
+    )
+    began, first = time.monotonic(), []
+    for group in groups:
+        before = _read_generators()
+        batch = fetcher.fetch(group)
+        if _read_generators() != before:
+            return True
+        first.append((group, batch))
+        if time.monotonic() - began > _ENOUGH_S:
+            break
+    if sends and first:
+        ForkingPickler.dumps(first[0][1])
+    # In another order and after other seeds: a generator or a counter of its own shows, too.
+    _seed_all()
+    began = time.monotonic()
+    for group, batch in reversed(first):
+        if not is_same(batch, fetcher.fetch(group)):
+            return True
+        if time.monotonic() - began > _ENOUGH_S:
+            break
+    return False
+
+
+def _read_generators() -> list[Any]:
+    states: list[Any] = [random.getstate()]
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is not None:
+        _, words, place, *rest = numpy.random.get_state()
+        states += [words.tobytes(), place, rest]
+    states.append(sys.modules["torch"].get_rng_state().numpy().tobytes())
+    return states
+
+
+def _seed_all() -> None:
+    random.seed(1)
+    sys.modules["torch"].manual_seed(1)
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(1)

@@ -1,0 +1,284 @@
+"""A loader with other settings: the batches and the generators of the script's own, bit for bit."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch.utils.data import (  # noqa: E402
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    WeightedRandomSampler,
+    dataloader,
+)
+
+from stoker.running.batches import ChangedLoader  # noqa: E402
+from stoker.running.loaders import LoaderChoice, LoaderSettings, choose  # noqa: E402
+from stoker.running.plan import RunPlan  # noqa: E402
+
+DataLoader: Any = torch.utils.data.DataLoader
+PLAN = RunPlan(loader="here", workers=2, prefetch=3, batch_size=4, cores=2, trainers=1)
+
+
+class Squares(Dataset[Any]):
+    def __init__(self, length: int = 22) -> None:
+        self.length = length
+        self.scale = 1
+        self.bad = -1
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Any:
+        if index == self.bad:
+            raise KeyError("no such square")
+        return torch.tensor([index**2 * self.scale, index])
+
+
+class Jittered(Squares):
+    def __getitem__(self, index: int) -> Any:
+        return super().__getitem__(index) + torch.rand(2)
+
+
+def settings_of(loader: Any) -> LoaderSettings:
+    return LoaderSettings(loader.num_workers, loader.prefetch_factor, loader.persistent_workers)
+
+
+def change(loader: Any, new: LoaderSettings, said: list[str] | None = None) -> Any:
+    """Return the loader's counterpart with new settings; ``iterate`` is its ``iter``."""
+    choice = LoaderChoice(settings_of(loader), new)
+    say = (said if said is not None else []).append
+    return ChangedLoader(dataloader, torch, choice, say)
+
+
+def play(loader: Any, changed: Any, breaks: tuple[int, ...], early: bool) -> list[Any]:
+    """Train, with a draw at each step, and return all that was seen and drawn.
+
+    ``breaks``: after how many batches the loop ends, for each epoch; ``early``: with draws between
+    ``iter()`` and the first ``next()``.
+    """
+    torch.manual_seed(7)
+    found: list[Any] = []
+    for stop in breaks:
+        iterator = iter(loader) if changed is None else changed.iterate(loader)
+        if early:
+            found.append(torch.rand(1).item())
+        for number, batch in enumerate(iterator, 1):
+            found.append((batch.tolist(), torch.rand(1).item()))
+            if loader.generator is not None:
+                found.append(torch.rand(1, generator=loader.generator).item())
+            if number == stop:
+                break
+        del iterator
+        found.append(torch.rand(1).item())
+    return found
+
+
+def _shuffled(**options: Any) -> Any:
+    return DataLoader(Squares(), 4, shuffle=True, **options)
+
+
+def _with_generator(**options: Any) -> Any:
+    generator = torch.Generator()
+    generator.manual_seed(3)
+    return DataLoader(Squares(), 4, shuffle=True, generator=generator, **options)
+
+
+def _weighted(**options: Any) -> Any:
+    return DataLoader(Squares(), 4, sampler=WeightedRandomSampler([1.0] * 22, 22), **options)
+
+
+def _unbatched(**options: Any) -> Any:
+    return DataLoader(Squares(9), None, shuffle=True, **options)
+
+
+OWN = {
+    "none": {},
+    "two": {"num_workers": 2},
+    "kept": {"num_workers": 1, "persistent_workers": True},
+}
+
+
+SHORT = [(_shuffled, "none"), (_with_generator, "two")]
+CASES = [(make, own) for make in (_shuffled, _with_generator, _weighted, _unbatched) for own in OWN]
+
+
+@pytest.mark.parametrize(
+    ("make", "own"),
+    [
+        pytest.param(*case, marks=[] if case in SHORT else [pytest.mark.full], id=f"{at}-{case[1]}")
+        for at, case in enumerate(CASES)
+    ],
+)
+def test_batches_and_draws_are_the_scripts_own(make: Any, own: str) -> None:
+    options: Any = OWN[own]
+    breaks, early = (99, 5, 2, 99), make is _shuffled
+    expected = play(make(**options), None, breaks, early)
+    for new in (LoaderSettings(1, 4, True), LoaderSettings(3, 2, False)):
+        loader = make(**options)
+        found = play(loader, change(loader, new), breaks, early)
+        assert found == expected
+
+
+def test_two_iterators_of_one_loader_at_a_time() -> None:
+    loader = _shuffled()
+    torch.manual_seed(1)
+    expected = [(a.tolist(), b.tolist()) for a, b in zip(loader, loader, strict=True)]
+    changed = change(loader, LoaderSettings(1, 2, True))
+    torch.manual_seed(1)
+    pairs = zip(changed.iterate(loader), changed.iterate(loader), strict=True)
+    assert [(a.tolist(), b.tolist()) for a, b in pairs] == expected
+
+
+def test_a_dataset_that_changes_between_epochs_reaches_workers_that_persist() -> None:
+    loader = DataLoader(Squares(8), 4)
+    changed = change(loader, LoaderSettings(1, 2, True))
+    for scale in (1, 1, 5):
+        loader.dataset.scale = scale
+        (first, _) = changed.iterate(loader)
+        assert first[1, 0] == scale
+
+
+def test_a_dataset_that_changes_during_an_epoch_has_the_change_undone() -> None:
+    said: list[str] = []
+    loader = DataLoader(Squares(8), 4)
+    changed = change(loader, LoaderSettings(1, 2, True), said)
+    for _ in changed.iterate(loader):
+        loader.dataset.scale += 1
+    assert "changed during the epoch" in said[0]
+    loader.dataset.scale = 1
+    iterator = changed.iterate(loader)
+    next(iterator)
+    loader.dataset.scale = 10
+    assert next(iterator)[0, 0] == 160, "it is read here, when it is asked for"
+
+
+def test_an_error_of_the_dataset_is_the_scripts_own() -> None:
+    said: list[str] = []
+    loader = DataLoader(Squares(8), 2)
+    loader.dataset.bad = 5
+    changed = change(loader, LoaderSettings(2, 2, True), said)
+    iterator = changed.iterate(loader)
+    assert [next(iterator)[0, 1].item() for _ in range(2)] == [0, 2]
+    with pytest.raises(KeyError, match="no such square") as raised:
+        next(iterator)
+    assert str(raised.value) == "'no such square'", "not a worker's report of it"
+    assert raised.value.__context__ is None
+    assert next(iterator)[0, 1] == 6, "as PyTorch goes on"
+    assert "a worker failed (KeyError)" in said[0]
+
+
+class _Liar(Sampler[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(7))
+
+    def __len__(self) -> int:
+        return 4
+
+
+def test_a_sampler_that_gives_more_than_it_said() -> None:
+    said: list[str] = []
+    loader = DataLoader(Squares(8), None, sampler=_Liar())
+    batches = change(loader, LoaderSettings(2, 2, True), said).iterate(loader)
+    assert [batch[1].item() for batch in batches] == list(range(7))
+    assert "more batches than it said" in said[0]
+
+
+# What is chosen
+
+
+def choice_of(loader: Any, **plan: Any) -> LoaderChoice:
+    before = _states()
+    found = choose(loader, dataloader, RunPlan(**{**_as_dict(PLAN), **plan}), "here")
+    assert _states() == before
+    return found
+
+
+def _as_dict(plan: RunPlan) -> dict[str, Any]:
+    return {name: getattr(plan, name) for name in plan.__struct_fields__}
+
+
+def _states() -> list[Any]:
+    return [
+        random.getstate(),
+        np.random.get_state()[1].tolist(),  # type: ignore[index, union-attr]
+        torch.get_rng_state().tolist(),
+    ]
+
+
+class _Stream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(8))
+
+
+class _Counting(Squares):
+    calls = 0
+
+    def __getitem__(self, index: int) -> Any:
+        self.calls += 1
+        return index, self.calls
+
+
+def _mask(examples: list[Any]) -> Any:
+    return torch.stack(examples) * random.random()
+
+
+def test_what_a_deterministic_loader_gets() -> None:
+    found = choice_of(DataLoader(Squares(), 4, shuffle=True))
+    assert found.new == LoaderSettings(2, 3, True)
+    assert found.same
+    assert choice_of(DataLoader(Squares(), 4, num_workers=2), workers=1).new.workers == 1
+
+
+LEFT = {
+    "a stream": lambda: DataLoader(_Stream(), 4),
+    "examples are random": lambda: DataLoader(Jittered(), 4),
+    "random, and would": lambda: DataLoader(_Counting(), 4),
+    "would be drawn": lambda: DataLoader(Squares(), 4, collate_fn=_mask),
+    "its sampler _Liar": lambda: DataLoader(Squares(), 4, sampler=_Liar()),
+    "its sampler RandomSampler": lambda: DataLoader(
+        Squares(), 4, sampler=RandomSampler(Squares(), True, generator=torch.Generator())
+    ),
+    "cannot be tried: ": lambda: DataLoader(Squares(), 4, collate_fn=lambda _: lambda: 1),
+    "cannot be tried: KeyError": lambda: DataLoader({i + 1: i for i in range(9)}, 4),
+}
+
+
+@pytest.mark.parametrize("why", LEFT)
+def test_what_is_left_as_it_is_and_why(why: str) -> None:
+    found = choice_of(LEFT[why]())
+    assert not found.is_changed
+    assert why in found.why
+
+
+def test_random_examples_keep_the_seeds_of_their_workers() -> None:
+    options: Any = {"num_workers": 2}
+    loader = DataLoader(Jittered(), 4, shuffle=True, **options)
+    found = choice_of(loader)
+    assert found.new == LoaderSettings(2, 3, False)
+    assert found.same
+    breaks = (99, 99, 99)
+    expected = play(DataLoader(Jittered(), 4, shuffle=True, **options), None, breaks, False)
+    changed = ChangedLoader(dataloader, torch, found, print)
+    assert play(loader, changed, breaks, False) == expected
+    asked = choice_of(DataLoader(Jittered(), 4), redraw=True)
+    assert asked.new.workers == 2
+    assert not asked.same
+
+
+def test_each_trainer_has_its_share_of_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stoker.running.loaders.usable_cores", lambda: 8)
+    assert choice_of(DataLoader(Squares(), 4), workers=6, cores=8).new.workers == 6
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    # usable_cores() has divided by the ranks.
+    monkeypatch.setattr("stoker.running.loaders.usable_cores", lambda: 2)
+    shared = choice_of(DataLoader(Squares(), 4), workers=6, cores=8)
+    assert shared.new.workers == 2
+    assert "share of the cores" in shared.why

@@ -1,0 +1,289 @@
+"""`stoker run`: unedited scripts in real processes, with the losses of the plain run."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from analysis.reports import PREP, about
+from running.run_scripts import COMMAND, PRELUDE, run, start, write_advice, write_script
+from stoker.analysis.model.report import Action
+from stoker.running.plan import make_plan, read_plan, write_plan
+
+pytest.importorskip("torch")
+
+LINE = PRELUDE.count("\n") + 4  # of the first line of a script's own code
+PLAIN = """
+loader = DataLoader(Rows(), 8, shuffle=True, num_workers=0)
+stream = DataLoader(list(range(8)), 4)
+if __name__ == "__main__":
+    train(make_model(), loader)
+    print(len(list(stream)), torch.rand(1).item(), __name__, sys.argv)
+    raise SystemExit(3)
+"""
+
+
+def test_a_plain_loop_has_the_losses_and_the_exit_status_of_the_plain_run(tmp_path: Path) -> None:
+    script = write_script(tmp_path, PLAIN)
+    report = write_advice(tmp_path, "num_workers=2", loader=f"train.py:{LINE}")
+    plain = start(tmp_path, sys.executable, script.name, "--lr", "1")
+    found = run(tmp_path, "--apply", report, "--print-diff", script.name, "--lr", "1")
+    assert plain.returncode == found.returncode == 3, found.stderr
+    assert found.stdout == plain.stdout
+    lines = found.stderr.splitlines()
+    assert lines[0] == (
+        f"stoker run: train.py:{LINE}: num_workers 0 -> 2, prefetch 2, persistent; "
+        "same batches: yes"
+    )
+    assert (
+        "+loader = DataLoader(Rows(), 8, shuffle=True, num_workers=2, persistent_workers=True)"
+        in lines
+    )
+    assert lines[-1].startswith("stoker run: predicted 1.50 times, achieved ")
+    assert json.loads(report.read_text())["run"]["from_epoch"] == 2
+
+
+def test_a_plan_is_handed_over_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    advice = Action("", "DataLoader(..., num_workers=6)", about(1.5), "")
+    report = msgspec.structs.replace(PREP, actions=[advice])
+    plan = make_plan(report, ["workers"])
+    monkeypatch.setenv("STOKER_RUN_PLAN", write_plan(plan))
+    assert read_plan() == plan
+    assert plan.loader == PREP.loader.name
+    assert (plan.workers, plan.gain) == (6, 1.5)
+    assert make_plan(report, ["redraw"]).workers is None
+
+
+@pytest.mark.full
+def test_an_environment_variable_turns_it_off(tmp_path: Path) -> None:
+    script = write_script(tmp_path, PLAIN)
+    report = write_advice(tmp_path, "num_workers=2")
+    found = run(tmp_path, "--apply", report, script.name, STOKER_RUN="0")
+    assert found.returncode == 3
+    assert found.stderr == ""
+
+
+@pytest.mark.full
+def test_a_traceback_is_the_scripts_own(tmp_path: Path) -> None:
+    body = """
+    class Torn(Rows):
+        def __getitem__(self, index):
+            if index == 21:
+                raise ValueError("row 21 is torn")
+            return super().__getitem__(index)
+
+    train(make_model(), DataLoader(Torn(), 8))
+    """
+    script = write_script(tmp_path, body)
+    report = write_advice(tmp_path, "num_workers=2")
+    plain = start(tmp_path, sys.executable, script.name)
+    found = run(tmp_path, "--apply", report, script.name)
+    assert plain.returncode == found.returncode == 1
+    assert "ValueError: row 21 is torn" in found.stderr.splitlines()
+    assert found.stderr.count("Traceback") == 1
+    assert "worker process" not in found.stderr.replace("a worker failed", "")
+
+
+@pytest.mark.full
+def test_ctrl_c_leaves_no_process(tmp_path: Path) -> None:
+    script = write_script(tmp_path, "train(make_model(), DataLoader(Rows(), 8), epochs=10**6)")
+    report = write_advice(tmp_path, "num_workers=2")
+    process = subprocess.Popen(
+        [sys.executable, "-c", COMMAND, "--apply", report, script.name],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    for _ in range(3):
+        process.stdout.readline()
+    import os
+
+    import psutil
+
+    workers = psutil.Process(process.pid).children(recursive=True)
+    assert len(workers) == 2
+    os.killpg(process.pid, signal.SIGINT)
+    rest, _ = process.communicate(timeout=60)
+    assert "KeyboardInterrupt" in rest
+    assert process.returncode == -signal.SIGINT
+    until = time.monotonic() + 20
+    while any(worker.is_running() for worker in workers) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not any(worker.is_running() for worker in workers)
+
+
+SHAPES = {
+    "stream": """
+    class Numbers(IterableDataset):
+        def __iter__(self):
+            yield from (Rows()[at] for at in range(24))
+
+    train(make_model(), DataLoader(Numbers(), 4, num_workers=1))
+    """,
+    "infinite": """
+    loader = DataLoader(Rows(), 8, shuffle=True)
+    batches = iter(loader)
+    model = make_model()
+    for step in range(20):
+        try:
+            x, y = next(batches)
+        except StopIteration:
+            batches = iter(loader)
+            x, y = next(batches)
+        print(step, repr(model(x).sum().item()))
+    """,
+    "accelerate": """
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    model = make_model()
+    model, loader = accelerator.prepare(model, DataLoader(Rows(), 8, shuffle=True))
+    train(model, loader)
+    """,
+    "trainer": """
+    import transformers
+    from transformers import Trainer, TrainingArguments
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = make_model()
+
+        def forward(self, x, labels):
+            return {"loss": ((self.net(x).squeeze(1) - labels) ** 2).mean()}
+
+    class Named(Rows):
+        def __getitem__(self, index):
+            x, y = super().__getitem__(index)
+            return {"x": x, "labels": torch.tensor(y)}
+
+    if __name__ == "__main__":
+        options = TrainingArguments(
+            "out", num_train_epochs=2, per_device_train_batch_size=8, use_cpu=True,
+            save_strategy="no", report_to=[], disable_tqdm=True, logging_steps=4,
+        )
+        trainer = Trainer(Model(), options, train_dataset=Named())
+        trainer.remove_callback(transformers.PrinterCallback)
+        trainer.train()
+        print([repr(log.get("loss")) for log in trainer.state.log_history])
+    """,
+    "lightning": """
+    import pytorch_lightning as lightning
+
+    class Module(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = make_model()
+
+        def training_step(self, batch, at):
+            x, y = batch
+            loss = ((self.net(x).squeeze(1) - y.float()) ** 2).mean()
+            print(repr(loss.item()))
+            return loss
+
+        def validation_step(self, batch, at):
+            print("val", repr(self.net(batch[0]).sum().item()))
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    if __name__ == "__main__":
+        trainer = lightning.Trainer(
+            max_epochs=2, accelerator="cpu", logger=False, enable_checkpointing=False,
+            enable_progress_bar=False, enable_model_summary=False,
+        )
+        trainer.fit(Module(), DataLoader(Rows(), 8, shuffle=True), DataLoader(Rows(16), 8))
+    """,
+}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_shape_has_the_losses_of_the_plain_run(tmp_path: Path, shape: str) -> None:
+    script = write_script(tmp_path, SHAPES[shape])
+    report = write_advice(tmp_path, "num_workers=2", "prefetch_factor=4")
+    plain = start(tmp_path, sys.executable, script.name)
+    found = run(tmp_path, "--apply", report, script.name)
+    assert plain.returncode == found.returncode == 0, found.stderr
+    assert found.stdout == plain.stdout
+    told = [line for line in found.stderr.splitlines() if line.startswith("stoker run: ")]
+    if shape == "stream":
+        assert "left as it is: a stream" in told[0]
+    else:
+        assert "num_workers 0 -> 2" in told[0], found.stderr
+        assert "same batches: yes" in told[0]
+
+
+DISTRIBUTED = """
+import torch.distributed as dist
+from torch.utils.data import DistributedSampler
+
+if __name__ == "__main__":
+    dist.init_process_group("gloo")
+    torch.manual_seed(dist.get_rank())
+    data = Rows(64)
+    sampler = DistributedSampler(data)
+    loader = DataLoader(data, 8, sampler=sampler, num_workers=1)
+    model = torch.nn.parallel.DistributedDataParallel(make_model())
+    lines = []
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        for x, _ in loader:
+            loss = model(x).sum()
+            loss.backward()
+        lines.append(repr(loss.item()))
+    with open(f"losses-{dist.get_rank()}", "w") as file:
+        file.write(" ".join(lines))
+    dist.destroy_process_group()
+"""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("outside", [True, False], ids=["run-torchrun", "torchrun-run"])
+def test_each_rank_says_what_it_did(tmp_path: Path, outside: bool) -> None:
+    script = write_script(tmp_path, DISTRIBUTED)
+    report = write_advice(tmp_path, "num_workers=2")
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    launcher += ["--nproc-per-node", "2"]
+    plain = start(tmp_path, *launcher, script.name)
+    assert plain.returncode == 0, plain.stderr
+    losses = [(tmp_path / f"losses-{rank}").read_text() for rank in range(2)]
+    for rank in range(2):
+        (tmp_path / f"losses-{rank}").unlink()
+    if outside:
+        found = run(tmp_path, "--apply", report, *launcher[1:], script.name)
+    else:
+        inner = [sys.executable, "-c", COMMAND, "--apply", report, script.name]
+        found = start(tmp_path, *launcher, "--no-python", *inner)
+    assert found.returncode == 0, found.stderr
+    assert [(tmp_path / f"losses-{rank}").read_text() for rank in range(2)] == losses
+    for rank in range(2):
+        assert f"stoker run [rank {rank}]: train.py:" in found.stderr
+
+
+@pytest.mark.full
+def test_wrong_use_is_told_in_a_line(tmp_path: Path) -> None:
+    report = write_advice(tmp_path, "num_workers=2")
+    script = write_script(tmp_path, PLAIN)
+    (tmp_path / "no.json").write_text("{}")
+    for arguments, message in (
+        (("--do", "everything", script.name), "--do everything: must be of workers, redraw"),
+        (("--apply", "no.json", script.name), "no.json is not a report of"),
+        (("--apply", report, "missing.py"), "there is no script and no command 'missing.py'"),
+    ):
+        found = run(tmp_path, *arguments)
+        assert found.returncode == 1
+        assert message in found.stderr
+        assert "Traceback" not in found.stderr
+    found = run(tmp_path, script.name, WORLD_SIZE="2")
+    assert "one rank cannot be measured alone" in found.stderr

@@ -126,6 +126,10 @@ class Plan:
             self._cuts[epoch] = known
         return known
 
+    def forget_sizes(self) -> None:
+        """Drop what the function of ``.batch(fn)`` has said of the sizes of batches."""
+        self._cuts.clear()
+
     def _by_rule(self, rule: BatchRule, seed: int, epoch: int) -> RankOrder:
         assert self.indexed is not None
         known = self._planned.get((seed, epoch))

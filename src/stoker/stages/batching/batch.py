@@ -39,9 +39,14 @@ class Batch(ChainStage):
         return self.n
 
     def of_size(self, size: Any, world: int, examples: int) -> Batch:
-        """Return this with batches of another size, which a ``size`` says, for so many ranks.
+        """Return this with batches of another size, for ``world`` ranks.
 
-        ``examples``: the length of the source. Raises TypeError or ValueError for what is no size.
+        Args:
+            size: as ``size`` says it.
+            world: the number of ranks.
+            examples: the length of the source.
+
+        Raises TypeError or ValueError for what is no size.
         """
         return replace(self, n=check_integer(size, 1))
 

@@ -30,9 +30,10 @@ from stoker.engine.work.failure import Failure, Rejected
 from stoker.engine.work.generators import warn_of_misdrawn
 from stoker.engine.workers.threads import TIMED
 from stoker.errors import StateError, StokerError
-from stoker.schedule import adaptive, rng
+from stoker.schedule import rng
 from stoker.schedule.echo_record import Decisions, EchoRecord
 from stoker.schedule.leg import Leg
+from stoker.schedule.pools import adaptive
 from stoker.schedule.sizing.batch_schedule import BatchSchedule
 from stoker.stats import PoolStats, StageStats, Stats, Uses, WorkerTime
 

@@ -31,7 +31,7 @@ _MANY_ITEMS = 1_000_000
 
 @dataclass(frozen=True)
 class Plan:
-    """What the engine runs for a chain.
+    """The plan by which the engine runs a chain.
 
     Attributes:
         indexed, iterable, loader: the source, as one of these three; the others are None.

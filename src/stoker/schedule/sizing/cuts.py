@@ -1,4 +1,4 @@
-"""Where a row of examples is cut into batches: at equal distances, or where a plan says."""
+"""The cuts of a row of examples into batches: at equal distances, or by a plan."""
 
 from __future__ import annotations
 

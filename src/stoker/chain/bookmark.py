@@ -224,6 +224,9 @@ class Bookmark:
             position = position if chain is self.chain else Position()
         if position.yielded:
             chain.source.check_state(chain)
+            if not position.order:  # found by arithmetic: no run has asked for the order
+                digest = chain.plan.order_digest(chain.seed, epoch)
+                position = replace(position, order=digest)
         elif position.loader_state is None:
             run = self._live_run()
             if run is not None:

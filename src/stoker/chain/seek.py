@@ -22,9 +22,10 @@ from stoker.engine.echo.pools import pool_key
 from stoker.engine.survivors import FilterRecord
 from stoker.errors import StateError
 from stoker.schedule import rng
-from stoker.schedule.fixed import Pool, Snapshot, snapshot_steps
 from stoker.schedule.leg import Leg, Remainder, deal_held
 from stoker.schedule.orders.order import as_array
+from stoker.schedule.pools.fixed import Pool
+from stoker.schedule.pools.fixed_snapshot import Snapshot, snapshot_steps
 from stoker.schedule.selection import Cut
 from stoker.schedule.sizing.cuts import EvenCuts
 from stoker.stages.echo import DEFAULT_POOL_BATCHES, Echo

@@ -106,6 +106,8 @@ def write(
         state["order"] = position.order
     if position.owners is not None:
         state["owners"] = position.owners.to_json()
+    elif position.yielded and chain.selection.is_dealt:
+        state["owners"] = None  # found by arithmetic: ranks agree on owners when they begin there
     content = {**state, "checksum": _checksum(state)}
     if position.loader_state is not None:  # the loader's own, perhaps not for JSON
         content["loader"] = position.loader_state
@@ -352,7 +354,8 @@ def _owners(state: dict[str, Any], fit: StateSchema) -> OwnerSnapshot | None:
         return None
     if "owners" not in state and state["yielded"]:
         raise StateError("it does not say how examples were dealt")
-    return OwnerSnapshot.from_json(state["owners"], share.world) if "owners" in state else None
+    owners = state.get("owners")
+    return None if owners is None else OwnerSnapshot.from_json(owners, share.world)
 
 
 def _list(value: Any) -> list[Any]:

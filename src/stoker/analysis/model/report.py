@@ -164,7 +164,7 @@ class HostLoad(msgspec.Struct, frozen=True):
 
 
 class Crash(msgspec.Struct, frozen=True):
-    """How the script crashed."""
+    """The error and exit with which the script crashed."""
 
     how: str
     """How the process ended: "exit code 3", "killed by SIGSEGV"."""

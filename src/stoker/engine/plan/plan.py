@@ -31,7 +31,7 @@ _MANY_ITEMS = 1_000_000
 
 @dataclass(frozen=True)
 class Plan:
-    """What the engine runs for a chain.
+    """The plan by which the engine runs a chain.
 
     Attributes:
         indexed, iterable, loader: the source, as one of these three; the others are None.
@@ -91,6 +91,17 @@ class Plan:
             case _:
                 assert_never(self.batches)
 
+    def order_digest(self, seed: int, epoch: int) -> str:
+        """Return the digest of the order of an epoch that a user's function decides; else "".
+
+        Calls the function. Raises StageError if it fails.
+        """
+        if self.indexed is None or not self.calls_user:
+            return ""
+        # Owners deal an order's places, and change nothing in it.
+        selection = self.selection.of_all_ranks() if self.selection.is_dealt else self.selection
+        return self.indexed.order(selection, seed, epoch, group=self.group).digest
+
     def has_planned(self, seed: int, epoch: int) -> bool:
         """Whether the plan of an epoch is kept, or needs no order."""
         return isinstance(self.batches, BatchSchedule) or (seed, epoch) in self._planned
@@ -114,6 +125,10 @@ class Plan:
             self._cuts.clear()
             self._cuts[epoch] = known
         return known
+
+    def forget_sizes(self) -> None:
+        """Drop what the function of ``.batch(fn)`` has said of the sizes of batches."""
+        self._cuts.clear()
 
     def _by_rule(self, rule: BatchRule, seed: int, epoch: int) -> RankOrder:
         assert self.indexed is not None

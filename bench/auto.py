@@ -87,10 +87,10 @@ from numpy.typing import NDArray
 
 import stoker
 from stoker.schedule import rng
-from stoker.schedule.adaptive import RAMP_STEPS
 from stoker.schedule.echo_record import decode
 from stoker.schedule.factor import EvenUses, exact_factor
-from stoker.schedule.fixed import Pool
+from stoker.schedule.pools.adaptive import RAMP_STEPS
+from stoker.schedule.pools.fixed import Pool
 
 BATCH = 32
 POOL_BATCHES = 8

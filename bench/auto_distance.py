@@ -159,7 +159,7 @@ import numpy as np
 from harness import Report, parser, report
 
 from stoker.engine.echo.adaptive_inputs import OnDemandPolicy
-from stoker.schedule.adaptive import RAMP_STEPS, AdaptivePool, carry_over
+from stoker.schedule.pools.adaptive import RAMP_STEPS, AdaptivePool, carry_over
 
 MAX_FACTOR = 4
 POOL_BATCHES = 16

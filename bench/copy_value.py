@@ -69,7 +69,7 @@ from experiments.suite.data import data_folder
 from experiments.suite.training import schedule
 from experiments.suite.workload import Variant
 from experiments.suite.workloads import class_of
-from stoker.schedule.adaptive import RAMP_STEPS
+from stoker.schedule.pools.adaptive import RAMP_STEPS
 
 RATIO = 4.0
 CAP = 4

@@ -84,7 +84,7 @@ from harness import Ratio, Report, interleaved, parser, report
 import stoker
 from stoker.schedule import rng
 from stoker.schedule.factor import EvenUses
-from stoker.schedule.fixed import Pool
+from stoker.schedule.pools.fixed import Pool
 
 BATCH = 32
 POOL_BATCHES = 4

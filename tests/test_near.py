@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -218,6 +219,17 @@ def alone() -> stoker.Pipeline:
     built = data.cache("1MiB", version="x").batch(4).chain
     stages = [replace(s, cluster=TWO) if isinstance(s, CacheStage) else s for s in built.stages]
     return stoker.Pipeline(replace(built, stages=tuple(stages)))
+
+
+def test_a_position_that_nobody_reached_is_saved_without_owners() -> None:
+    def build() -> stoker.Pipeline:
+        return alone().repeat().steps(3)
+
+    train, other = build(), build()
+    train.set_epoch(4)
+    other.load_state_dict(json.loads(json.dumps(train.state_dict())))
+    assert [batch.tolist() for batch in other] == [batch.tolist() for batch in train]
+    assert train.clock == other.clock
 
 
 WRONG: list[tuple[str, Any]] = [

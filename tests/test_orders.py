@@ -206,6 +206,21 @@ def test_passes_flow_on_beneath_epochs_of_steps(order: str) -> None:
 
 
 @pytest.mark.parametrize("order", ORDERS)
+def test_a_position_found_by_arithmetic_is_saved_with_its_order(order: str) -> None:
+    def build() -> stoker.Pipeline:
+        train = ORDERS[order](stoker.from_arrays(np.arange(N), seed=3))
+        return train.random_map(noisy).batch(8).repeat().steps(25)
+
+    whole, other, train = build(), build(), build()
+    list(whole)
+    expected = [batch[0].tolist() for batch in whole]
+    train.set_epoch(1)  # it begins within a pass
+    other.load_state_dict(json.loads(json.dumps(train.state_dict())))
+    assert [batch[0].tolist() for batch in other] == expected
+    assert [batch[0].tolist() for batch in train] == expected
+
+
+@pytest.mark.parametrize("order", ORDERS)
 def test_an_echo_that_follows_the_stall_runs_on(order: str) -> None:
     train = ORDERS[order](stoker.from_arrays(np.arange(N), seed=3))
     train = train.echo("auto", pool=64).random_map(noisy).batch(8).steps(12)

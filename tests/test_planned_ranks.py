@@ -28,6 +28,23 @@ EPOCHS = """
         iter(others.batch(tokens=400, size=lengths + RANK))
     except ValueError as error:
         told["differ"] = str(error)
+    fixed = stoker.from_arrays(np.arange(301), seed=1)
+    rows = [4]
+    grows = fixed.shuffle().shard().batch(lambda time: rows[0])
+    if not RANK:
+        len(grows)  # rank 0 alone asks before the losses change
+    rows[0] = 5
+    for name, train in (
+        ("sizes", grows),
+        ("order", fixed.order(lambda epoch, rng: np.roll(np.arange(301), RANK)).shard()),
+        ("later", fixed.order(lambda epoch, rng: np.roll(np.arange(301), epoch * RANK)).shard()
+            .batch(50).repeat().steps(9)),
+    ):
+        try:
+            list(train)
+        except ValueError as error:
+            told[name] = str(error)
+    told["again"] = [len(ids) for ids in grows][0]
 """
 
 
@@ -48,3 +65,10 @@ def test_ranks_take_equal_steps_of_one_plan(tmp_path: Path, world: int) -> None:
     work = np.array([[len(batch) for batch in step] for step in steps])
     assert work.sum() == 301 // world * world
     assert all("ranks differ in chain" in rank["differ"] for rank in told)
+    assert all("ranks differ in the sizes of its batches" in rank["sizes"] for rank in told)
+    assert all(
+        "ranks differ in the order of the epoch" in rank[name]
+        for rank in told
+        for name in ("order", "later")
+    )
+    assert all(rank["again"] == 5 for rank in told)

@@ -1,4 +1,4 @@
-"""Where pipelines begin: a function for each kind of data, and mixtures of pipelines."""
+"""The beginnings of pipelines: a function for each kind of data, and mixtures of pipelines."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ class PartStats:
 
 @dataclass(frozen=True)
 class Clock:
-    """What a pipeline has yielded since it was made, over all epochs: clocks for schedules.
+    """The counts of a pipeline since it was made, over all epochs: clocks for schedules.
 
     Of several ranks, examples and uses are those of all, as many on each as on this one.
     """

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from hypothesis import strategies as st
 
 from stoker.analysis.model.trace import Drain, RankTrace, Step, Trace
+from stoker.analysis.phases import PhaseLimits
 from stoker.analysis.probe.records import BATCH, REPLAYED, STARTED, TRAINS, Row, WorkRecord
 
 BATCH_SIZE = 10
@@ -101,12 +102,65 @@ def _rows(every_s: float, wait: float, cpu_s: float, flags: int) -> list[Row]:
     return rows
 
 
-def _drain(workers: int, rate: float, cpu_s: float) -> Drain:
+class MadeUpJob:
+    """A ``DrivenJob`` that takes no time: what ``Parts`` say is recorded, phase by phase.
+
+    Its workers wait for nothing but what they prepare: their number multiplies P.
+    """
+
+    def __init__(self, job: Parts, queued_s: float = 0.0) -> None:
+        """``queued_s``: seconds for an example in which a worker wanted a processor in vain."""
+        self.job, self.queued_s = job, queued_s
+        self.trace = Trace(["train.py"], starts=1, cores=2)
+        self.trace.reasons["files"] = "made up"
+        self.limits = PhaseLimits(1.0, 1.0, 1.0, 1.0, 1.0, 60.0, 1.0, worker_counts=5)
+        self.done: set[str] = set()
+        self.files: list[str] = []
+
+    def say(self, text: str) -> None: ...
+
+    def run_as_it_is(self) -> None:
+        found = recorded(self.job).ranks[0]
+        found.drains, found.trained, found.replayed = {}, {}, []
+        self.trace.ranks = [found]
+
+    def replay(self) -> None:
+        self.trace.ranks[0].replayed = recorded(self.job).ranks[0].replayed
+
+    def begin_drains(self) -> None: ...
+
+    def drain(
+        self, name: str, workers: int, seconds: float, *, fresh: bool = False, once: bool = False
+    ) -> None:
+        rate = self.job.P[1] * max(1, workers)
+        drain = _drain(workers, rate, self.job.prep_cpu_s, self.queued_s)
+        self.trace.ranks[0].drains.setdefault(name, []).append(drain)
+
+    def find_files(self) -> list[str]:
+        return []
+
+    def train(self, workers: int, left: int) -> None:
+        lasts_s = BATCH_SIZE / min(self.job.G, self.job.P[1] * max(1, workers))
+        steps = [Step(lasts_s, 0.0)] * (BATCHES - 1)
+        self.trace.ranks[0].trained.setdefault(workers, []).append(steps)
+
+    def prefetch_more(self, left: int) -> None: ...
+
+    def look_at_example(self) -> None: ...
+
+    def try_requests(self) -> None: ...
+
+
+def _drain(workers: int, rate: float, cpu_s: float, queued_s: float = 0.0) -> Drain:
     every_ns = int(1e9 * BATCH_SIZE / rate)
     each_ns = int(1e9 * cpu_s * BATCH_SIZE)
     many = max(1, workers)
+    queued_ns = int(1e9 * queued_s * BATCH_SIZE)
     work = [
-        WorkRecord(2 + n % many, n % many, 0, 0, (n // many) * each_ns, 0, BATCH_SIZE, -1)
+        WorkRecord(
+            *(2 + n % many, n % many, 0, 0, (n // many) * each_ns, 0, BATCH_SIZE, -1),
+            (n // many) * queued_ns,
+        )
         for n in range(BATCHES)
     ]
     arrivals = [(n + 1) * every_ns for n in range(BATCHES)]

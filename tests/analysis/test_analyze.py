@@ -53,8 +53,9 @@ def test_a_prep_bound_script_is_told_apart_and_the_advice_runs(tmp_path: Path) -
     assert sum(split.values()) == pytest.approx(1.0)
     assert split["prep_stall"] > 0.5 > split["compute"]
     assert all(found.rates[name] is not None for name in "GPSCF")
-    assert 150 < found.rates["P"]["value"] < 250  # 1 / 4 ms, and some
-    assert 1000 < found.rates["G"]["value"] < 2000  # 8 / 4 ms, and some
+    # A sleep takes no less than it was asked for; how much more, a busy machine decides.
+    assert found.rates["P"]["value"] < 1 / 0.004
+    assert report["replayed"]["value"] < 8 / 0.004
     for rate in found.rates.values():
         assert rate["low"] <= rate["value"] <= rate["high"]
     counts = [point["workers"] for point in report["prep"]]

@@ -6,8 +6,11 @@ from typing import Any
 
 import pytest
 
+from analysis.recordings import MadeUpJob, Parts
 from stoker.analysis.model.trace import RankTrace, Trace
+from stoker.analysis.phases import run_phases
 from stoker.analysis.probe.records import BATCH, TRAINS, Row
+from stoker.analysis.reports.diagnosis import make_report
 from stoker.analysis.reports.verdict import explain_nothing_seen
 from stoker.analysis.scripts.script_job import ScriptJob
 from stoker.analysis.scripts.script_process import find_crash
@@ -115,3 +118,38 @@ def test_the_training_loader_is_chosen(wanted: str | None, slot: int | None) -> 
     job = ScriptJob(Trace(["train.py"]), 0.0, 60.0, wanted, print)
     assert job._choose_slot(RankTrace(1, 0, {"loaders": loaders}), rows) == slot
     assert job._choose_slot(RankTrace(1, 0, {"loaders": loaders}), []) is None
+
+
+def prep_bound(queued_s: float) -> Any:
+    """Return the report of a job whose one worker takes 5 ms for an example, mostly to wait."""
+    parts = Parts(
+        rate=195.0,
+        wait=0.96,
+        G=4_000.0,
+        P={1: 200.0},
+        trained={1: 195.0},
+        workers=1,
+        S=None,
+        C=1.0,
+        cached=1.0,
+        prep_cpu_s=0.0001,
+        step_cpu_s=0.0,
+    )
+    job = MadeUpJob(parts, queued_s)
+    run_phases(job)
+    return make_report(job.trace)
+
+
+def test_more_workers_than_cores_are_tried_where_preparing_waits() -> None:
+    report = prep_bound(queued_s=0.0)
+    assert max(point.workers for point in report.prep) > report.cores
+    (more,) = (action for action in report.actions if "num_workers=" in action.code)
+    assert "was measured" in more.why
+    assert "preparing mostly waits" in more.why
+    assert more.gain.value > 1.5
+
+
+def test_more_workers_than_cores_are_not_tried_where_they_wait_for_processors() -> None:
+    report = prep_bound(queued_s=0.0049)
+    assert max(point.workers for point in report.prep) == report.cores
+    assert all("mostly waits" not in action.why for action in report.actions)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from stoker.engine.echo import rank_sync
 from stoker.engine.echo.rank_sync import UNIT, WINDOW_STEPS, AgreedPolicy
 from stoker.engine.items import Planning, WouldBlock
-from stoker.schedule.adaptive import AdaptivePool
+from stoker.schedule.pools.adaptive import AdaptivePool
 
 GROUP = 32
 STEP_NS = 10_000_000

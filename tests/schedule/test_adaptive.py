@@ -19,9 +19,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from stoker.engine.echo.adaptive_inputs import OnDemandPolicy
-from stoker.schedule import adaptive
-from stoker.schedule.adaptive import ALONE, AdaptivePool, pack, unpack
-from stoker.schedule.fixed import Draw
+from stoker.schedule.pools import adaptive
+from stoker.schedule.pools.adaptive import ALONE, AdaptivePool, pack, unpack
+from stoker.schedule.pools.fixed import Draw
 from strategies import few
 
 # -- a model that is obviously right

@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from stoker.basics import compact_integers
 from stoker.schedule import rng
 from stoker.schedule.factor import EvenUses, UseCounts, UsesByPart
-from stoker.schedule.fixed import Draw, Pool, pack, unpack
+from stoker.schedule.pools.fixed import Draw, Pool
+from stoker.schedule.pools.fixed_snapshot import pack, unpack
 from stoker.schedule.proportions import Proportions
 from strategies import factors, few
 

@@ -15,6 +15,7 @@ import time
 from dataclasses import dataclass
 from typing import Protocol
 
+from stoker.analysis.host_load import watch_host
 from stoker.analysis.model import rates
 from stoker.analysis.model.formulas import most_workers
 from stoker.analysis.model.trace import RankTrace, Trace
@@ -122,12 +123,13 @@ class DrivenJob(Protocol):
 
 def run_phases(job: DrivenJob) -> None:
     """Run all phases of a job that are not done. Raises Stopped."""
-    if "as-it-is" not in job.done:
-        job.run_as_it_is()
-    if "G" not in job.done:
-        job.replay()
-    job.begin_drains()
-    _drain_warm(job)
+    with watch_host(job.trace.host_loads):
+        if "as-it-is" not in job.done:
+            job.run_as_it_is()
+        if "G" not in job.done:
+            job.replay()
+        job.begin_drains()
+        _drain_warm(job)
     job.done.add("drains")
     _drain_cold(job)
     job.look_at_example()
@@ -193,8 +195,8 @@ def _find_more_workers(rank: RankTrace, workers: int, cores: int) -> int | None:
     """Return a larger number of workers to try; None if more cannot help.
 
     If preparing mostly waits, more workers than processors may help: as many as the processors
-    have time for, by the processor time measured with ``workers``, but no more than training can
-    use.
+    have time for, by the time for which ``workers`` had or wanted a processor, but no more than
+    training can use.
     """
     batch = rates.estimate_batch_size(rank)
     drains = rank.drains.get(f"warm-{workers}", [])
@@ -202,8 +204,9 @@ def _find_more_workers(rank: RankTrace, workers: int, cores: int) -> int | None:
     takes, _ = rates.estimate_ingestion(rank, batch)
     if rate is None or takes is None:
         return None
-    cpu_s = rates.estimate_prep_cpu_s(drains, batch)
-    most = most_workers(cores, workers, rate.value, cpu_s)
+    # Time in the scheduler's queue is no waiting: more workers would wait there too.
+    wanted_s = rates.estimate_prep_cpu_s(drains, batch) + (rates.estimate_queued_s(drains) or 0.0)
+    most = most_workers(cores, workers, rate.value, wanted_s)
     wanted = min(most, math.ceil(_SPARE_PREP * takes.value / rate.value * workers))
     return wanted if wanted > workers else None
 

@@ -8,8 +8,10 @@ used. A name that stoker registers stays stoker's, whatever other packages regis
 from __future__ import annotations
 
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 CACHES = "stoker.caches"
 """Caches over several nodes, by the name in ``.cache(cluster=NAME)``; see ``stages.cache``."""
@@ -62,6 +64,8 @@ def load(group: str, name: str) -> Any:
 @cache
 def _points(group: str) -> dict[str, list[EntryPoint]]:
     """Return the entry points of each name; stoker's alone if it is among them."""
+    from importlib.metadata import entry_points  # 15 ms of every start, and few ask
+
     found: dict[str, list[EntryPoint]] = {}
     for point in entry_points(group=group):
         found.setdefault(point.name, []).append(point)

@@ -1,4 +1,4 @@
-"""Where stores lie, in memory or on a local disk, and how large they may be."""
+"""The places of stores, in memory or on a local disk, and the room that they may take."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from stoker.basics.buffers import Recycler
 from stoker.basics.resources import process_group
 from stoker.basics.validate import is_whole_number
-from stoker.chain.agreement import agree, agree_order
+from stoker.chain.agreement import agree, agree_epoch
 from stoker.chain.bookmark import Bookmark
 from stoker.chain.chain import Chain
 from stoker.chain.iterator import PipelineIterator, warn_of_second_iterator
@@ -81,14 +81,19 @@ class Cursor(Bookmark):
         self._follow(loop)
         self._agree((self.epoch + (not self._fresh_start), self._outputs_to(self._skip)))
         iterator = self._begin_data_epoch()
+        self._agree_on_epoch(iterator)
+        return iterator
+
+    def _agree_on_epoch(self, iterator: PipelineIterator[Any], *, long: bool = False) -> None:
+        """Compare what users' functions said of the epoch that has begun; an error closes it."""
         run = self._run
         assert run is not None
         try:
-            agree_order(self.chain, run.order_digest)
+            agree_epoch(self.chain, run.order_digest, run.sizes_digest, long=long)
         except BaseException:
             iterator.close()
+            run.forget_sizes()  # len() may have asked for them before, on one rank alone
             raise
-        return iterator
 
     def _agree(self, place: tuple[int, ...]) -> None:
         """Compare chain and position with other ranks, if that is due.

@@ -149,6 +149,9 @@ class StepEpochs(Cursor):
     def _begin_data_epoch(self) -> PipelineIterator[Any]:
         skip_epochs = self._step_epoch_stats(is_whole=True)
         iterator = super()._begin_data_epoch()
+        share, run = self.chain.selection.share, self._run
+        if share is not None and not share.uneven and run is not None and run.length is not None:
+            self._agree_on_epoch(iterator, long=True)  # all ranks come here at the same output
         before = self._data_epoch_stats()
         if before is not None:
             # Its outputs may be from before a resume, but its time is this step epoch's.

@@ -22,7 +22,7 @@ _MAX_COMPARED_SIZES = 256
 
 
 class Indexed(Protocol):
-    """What a specification needs from a source."""
+    """The methods of a source that a specification calls."""
 
     @property
     def name(self) -> str: ...

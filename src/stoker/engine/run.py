@@ -30,9 +30,11 @@ from stoker.engine.work.failure import Failure, Rejected
 from stoker.engine.work.generators import warn_of_misdrawn
 from stoker.engine.workers.threads import TIMED
 from stoker.errors import StateError, StokerError
-from stoker.schedule import adaptive, rng
+from stoker.schedule import rng
 from stoker.schedule.echo_record import Decisions, EchoRecord
 from stoker.schedule.leg import Leg
+from stoker.schedule.pools import adaptive
+from stoker.schedule.sizing.batch_schedule import BatchSchedule
 from stoker.stats import PoolStats, StageStats, Stats, Uses, WorkerTime
 
 # Batches from one removal of old bookkeeping to the next. Chosen, not measured.
@@ -118,6 +120,18 @@ class Run:
     def order_digest(self) -> str:
         """The digest of an order that a user's function decides; "" for other orders."""
         return self._streams.order_digest if self._plan.calls_user else ""
+
+    @property
+    def sizes_digest(self) -> str:
+        """The digest of the sizes of batches that a user's function decides; else ""."""
+        plan = self._plan
+        if not isinstance(plan.batches, BatchSchedule):
+            return ""
+        return plan.cuts(self._setup.seed, self._setup.epoch).digest
+
+    def forget_sizes(self) -> None:
+        """Have the user's function say the sizes of batches anew when they are next asked for."""
+        self._plan.forget_sizes()
 
     @property
     def leg(self) -> Leg | None:

@@ -51,7 +51,7 @@ _REPORT_MS = 2000
 
 @dataclass(frozen=True)
 class FeedAddress:
-    """How to connect to a feed.
+    """The address of a feed, and how a job connects to it.
 
     Attributes:
         name: the feed's name.

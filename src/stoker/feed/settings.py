@@ -1,4 +1,4 @@
-"""What a feeder is started with."""
+"""The settings with which a feeder starts."""
 
 from __future__ import annotations
 

@@ -173,7 +173,7 @@ class PipelineLoader(_data.DataLoader):  # type: ignore[misc]
     _is_accelerate_prepared = True
 
     def __init__(self, pipeline: Epochs, **_given: Any) -> None:
-        """What frameworks give when they make it anew (a sampler, above all) is not needed."""
+        """Ignore the arguments with which frameworks make it anew (a sampler, above all)."""
         # Of planned batches there is no one size, as with any batch sampler.
         size = None if pipeline.chain.plans_batches else pipeline.chain.batch_size
         drop_last = pipeline.chain.drops_last

@@ -18,7 +18,7 @@ import xxhash
 
 @dataclasses.dataclass(frozen=True)
 class PickleSnapshot:
-    """What is sent to processes that import the program.
+    """The pickled dataset that is sent to processes that import the program.
 
     Attributes:
         roots: the objects.

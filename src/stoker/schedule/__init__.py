@@ -1,1 +1,1 @@
-"""What is used next and how often: integers only."""
+"""The schedule of examples: the next one, and the number of its uses, by integers only."""

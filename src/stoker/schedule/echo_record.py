@@ -12,7 +12,7 @@ import numpy as np
 from stoker.basics import compact_integers
 from stoker.basics.compact_integers import check_integer
 from stoker.errors import StateError
-from stoker.schedule.adaptive import MOST_DISTANCE, MOST_FACTOR, AdaptiveSnapshot, unpack
+from stoker.schedule.pools.adaptive import MOST_DISTANCE, MOST_FACTOR, AdaptiveSnapshot, unpack
 
 # Raised whenever the meaning of a record changes.
 FORMAT = 2

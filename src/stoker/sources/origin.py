@@ -54,7 +54,7 @@ class ChainOfSource(Protocol):
 
 
 class SourcePlan(Protocol):
-    """How the engine reads a source; the source calls one of these methods."""
+    """The ways to read a source: the source calls one of these methods."""
 
     def read(self, source: Any) -> None:
         """Examples are read by number, from an ``IndexedSource``."""

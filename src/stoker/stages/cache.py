@@ -28,7 +28,7 @@ _SAMPLED = 64
 
 
 class Lookups(Protocol):
-    """What a run has asked other nodes for, ahead of its use; any thread may call it."""
+    """The requests of a run to other nodes, ahead of their use; any thread may call it."""
 
     def expect(
         self, keys: Sequence[bytes], on_missing: Callable[[list[bytes]], None] | None = None

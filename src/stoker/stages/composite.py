@@ -10,7 +10,7 @@ from stoker.stages.stage import ChainView
 
 
 class StagePlan(Protocol):
-    """What a stage makes itself of: methods of ``stoker.Pipeline``, with the same arguments.
+    """The parts of a stage: methods of ``stoker.Pipeline``, with the same arguments.
 
     Each returns a new plan with one step more. What else a pipeline sets (its workers, the end of
     its epochs) is not a stage's to say.

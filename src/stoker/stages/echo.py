@@ -11,9 +11,9 @@ from stoker.basics import resources
 from stoker.basics.resources import format_bytes, process_group
 from stoker.basics.validate import is_whole_number
 from stoker.errors import StateError
-from stoker.schedule.adaptive import MOST_DISTANCE, MOST_FACTOR, longest_distance
 from stoker.schedule.echo_record import RunRecord, difference_of
 from stoker.schedule.factor import EvenUses, UseCounts, UsesByPart, exact_factor
+from stoker.schedule.pools.adaptive import MOST_DISTANCE, MOST_FACTOR, longest_distance
 from stoker.sources.mixture import MixtureSource
 from stoker.sources.numbered import NumberedSource
 from stoker.stages.skip import RAISE

@@ -26,7 +26,7 @@ from stoker.stages.stage import ChainStage, ChainView, EnginePlan, PoolSize, Tra
 
 @dataclass(frozen=True)
 class Padding:
-    """What ``.shard(pad=, mask=)`` says.
+    """The arguments ``pad`` and ``mask`` of ``.shard()``.
 
     Attributes:
         fills: whether the last batch is padded to its full size.
@@ -51,7 +51,7 @@ class Padding:
 
     @property
     def to(self) -> str:
-        """What of it decides which rows there are."""
+        """Return the part of it that decides which rows there are."""
         return "full" if self.fills else "equal"
 
     def __str__(self) -> str:
@@ -117,7 +117,7 @@ class Padding:
 
 @dataclass(frozen=True)
 class Balance:
-    """What ``.shard(balance=, cost=)`` says.
+    """The arguments ``balance`` and ``cost`` of ``.shard()``.
 
     Attributes:
         sizes: a number for each example, or the field of the source that has it.

@@ -28,7 +28,7 @@ from stoker.stages.skip import Budget
 
 @dataclass(frozen=True)
 class Traits:
-    """What a stage does to what passes, as far as the checks of later stages ask.
+    """Properties of a stage that the checks of later stages ask for.
 
     Attributes:
         selects: it decides which examples come, or when, by their numbers alone.
@@ -79,7 +79,7 @@ class PoolSize:
 
 
 class ChainView(ChainOfSource, Protocol):
-    """What a stage sees of the chain before it, or of the whole chain that it stands in."""
+    """A stage's view of the chain before it, or of the whole chain that it stands in."""
 
     @property
     def source(self) -> Origin: ...
@@ -117,7 +117,7 @@ class ChainView(ChainOfSource, Protocol):
 
 
 class EnginePlan(Protocol):
-    """What a stage tells the engine; ``lower`` calls what it needs, in order.
+    """The engine as a stage sees it: ``lower`` calls the methods that it needs, in order.
 
     What takes a ``stage`` takes one of the kind that it is named after.
     """
@@ -165,7 +165,7 @@ class ChainStage(ABC):
     @property
     @abstractmethod
     def traits(self) -> Traits:
-        """What it does, as far as others ask."""
+        """Its properties that other stages ask for."""
 
     @abstractmethod
     def bind(self, before: ChainView) -> ChainStage:

@@ -18,6 +18,9 @@ from stoker.analysis.porting import Port, Prepared
 from stoker.stats import ThreadTrial
 
 SCHEMA = "stoker-analysis/1"
+# Of the processors: what background services take is less, and hardly moves a rate. Chosen, not
+# measured.
+_BUSY = 0.1
 
 
 class Rate(msgspec.Struct, frozen=True):
@@ -73,6 +76,9 @@ class PrepPoint(msgspec.Struct, frozen=True):
     """Examples/s of training with the data in memory and this number of workers."""
     cpu_s: float = 0.0
     """Processor seconds of preparing and receiving an example."""
+    queued_s: float | None = None
+    """Seconds for an example in which a worker was ready to run and had no processor, as all were
+    taken; None if the kernel does not tell."""
 
 
 class Loader(msgspec.Struct, frozen=True):
@@ -129,8 +135,36 @@ class Rank(msgspec.Struct, frozen=True):
     """Share of its time that it waited for other ranks that were short of data."""
 
 
+class HostLoad(msgspec.Struct, frozen=True):
+    """Who used the processors that the job may use, while it was measured.
+
+    All but ``load_average`` are means over that time, in processors.
+    """
+
+    seconds: float
+    cores: int
+    own_cores: float
+    """Used by the script with all its processes, and by the analyzer."""
+    others_cores: float
+    """Used by all other processes."""
+    steal_cores: float
+    """Taken by other guests of a virtual machine's host."""
+    idle_cores: float
+    pressure_fraction: float | None
+    """Share of the time in which some process of the host waited for a processor; None where the
+    kernel does not tell."""
+    load_average: float
+    """Of the last minute; of several phases, the largest."""
+
+    @property
+    def is_busy(self) -> bool:
+        """True if others used a tenth of the processors and left less than one of them idle."""
+        taken = self.others_cores + self.steal_cores
+        return taken >= _BUSY * self.cores and self.idle_cores < max(1.0, _BUSY * self.cores)
+
+
 class Crash(msgspec.Struct, frozen=True):
-    """How the script crashed."""
+    """The error and exit with which the script crashed."""
 
     how: str
     """How the process ended: "exit code 3", "killed by SIGSEGV"."""
@@ -188,6 +222,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     cores: int
     memory_bytes: int
     trains_on_cpu: bool
+    host: HostLoad | None = None
+    """Who used the processors until the end of P; None where the kernel does not tell."""
     jobs: int = 1
     """Training jobs that the script runs side by side, one of which is reported on."""
     loader: Loader

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from stoker.analysis.model.report import Crash
+from stoker.analysis.model.report import Crash, HostLoad
 from stoker.analysis.probe.records import Row, WorkRecord
 from stoker.analysis.trials.cold_reads import Reads
 from stoker.analysis.trials.request_trial import RequestTrial
@@ -104,6 +104,8 @@ class Trace:
     """Share of the drained data that was in memory during the warm drains."""
     cores: int = field(default_factory=usable_cores)
     """Processors that the script may use."""
+    host_loads: list[HostLoad] = field(default_factory=list)
+    """From the job as it is until P, of each start."""
     starts: int = 0
     seconds: float = 0.0
     stages: dict[str, list[tuple[float, float]]] = field(default_factory=dict)

@@ -44,6 +44,8 @@ _MEMORY = 0.5
 # If many workers keep this fraction of one worker's rate each, P is extrapolated beyond them.
 # Chosen, not measured.
 _SCALES = 0.8
+# Workers that had or wanted a processor for less than this fraction of the time mostly wait.
+_WAITS = 0.5
 # Copies of an example on its way from a cache into a batch. Each is assumed to cost as much as
 # collating.
 _COPIES = 2
@@ -85,13 +87,13 @@ def _advise_workers(report: Report) -> Iterator[Action]:
     """Advise the best number of workers: more than processors, if preparing mostly waits."""
     job = to_measured(report)
     best, rate = job.workers, predict(job).rate
-    for count in _list_worker_counts(to_measured_apart(report)):
+    for count in _list_worker_counts(report):
         found = predict(_with_workers(job, count)).rate
         if found > rate * WORTH:
             best, rate = count, found
     if best == job.workers:
         return
-    counts = [point.workers for point in report.prep]
+    counts = {point.workers for point in report.prep}
     why = "P at that number of workers was " + (
         "measured"
         if best in counts
@@ -99,7 +101,7 @@ def _advise_workers(report: Report) -> Iterator[Action]:
         if best < max(counts)
         else "extrapolated in proportion from measured points"
     )
-    if best > job.cores:
+    if best > job.cores and (best not in counts or _waits(report, best)):
         why += f"; preparing mostly waits, so {job.cores} processors are enough for them"
     yield Action(
         f"use {best} worker{'s' * (best > 1)} instead of {job.workers}",
@@ -163,19 +165,43 @@ def _advise_persistence(report: Report) -> Iterator[Action]:
     )
 
 
-def _list_worker_counts(job: Measured) -> list[int]:
+def _list_worker_counts(report: Report) -> list[int]:
     """Return the numbers of workers to consider.
 
-    More than processors only if that was measured, or if preparing mostly waited and was faster
-    with more workers.
+    More than processors only if that was measured, or if preparing mostly waited for something else
+    than a processor and was faster with more workers. What was measured on a busy host counts only
+    if preparing waited.
     """
+    job = to_measured_apart(report)
     upto = list(range(1, job.cores + 1))
     points = [point for point in job.prep if point[0] > 0] or [(1, job.prep[0][1])]
     (fewest, low), (most, high) = points[0], points[-1]
     if most > job.cores or high / most < _SCALES * low / fewest:
-        return upto + [count for count, _ in points if count > job.cores]
-    cpu_s = dict(job.prep_cpu).get(most, dict(job.prep_cpu).get(job.workers, 0.0))
-    return list(range(1, most_workers(job.cores, most, high, cpu_s) + 1))
+        more = [count for count, _ in points if count > job.cores]
+        is_busy = report.host is not None and report.host.is_busy
+        return upto + [count for count in more if not is_busy or _waits(report, count)]
+    counted = most if any(point.workers == most for point in report.prep) else job.workers
+    if not _waits(report, counted):
+        return upto
+    return list(range(1, most_workers(job.cores, most, high, _find_wanted_s(report, counted)) + 1))
+
+
+def _waits(report: Report, workers: int) -> bool:
+    """True if so many workers mostly waited for something else than a processor.
+
+    Where the kernel does not tell, a busy host is taken for the reason of their waiting.
+    """
+    point = next(point for point in report.prep if point.workers == workers)
+    if point.queued_s is None and report.host is not None and report.host.is_busy:
+        return False
+    wanted_s = _find_wanted_s(report, workers)
+    return wanted_s > 0.0 and wanted_s * point.rate.value < _WAITS * max(1, workers)
+
+
+def _find_wanted_s(report: Report, workers: int) -> float:
+    """Return the seconds for an example in which a worker had or wanted a processor."""
+    point = next(point for point in report.prep if point.workers == workers)
+    return point.cpu_s + (point.queued_s or 0.0)
 
 
 def _advise_keeping(report: Report) -> Iterator[Action]:

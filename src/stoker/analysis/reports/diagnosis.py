@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from stoker.analysis.host_load import join_loads
 from stoker.analysis.model import rates
 from stoker.analysis.model.calibration import MOST_ALONE, calibrate
 from stoker.analysis.model.formulas import fetch_rate, inverse
@@ -105,11 +106,12 @@ class _RankFindings:
             rate, count = rates.estimate_drained(drains, self.batch), drains[0].workers
             if rate is not None:
                 cpu_s = rates.estimate_prep_cpu_s(drains, self.batch)
+                queued_s = rates.estimate_queued_s(drains)
                 rounds = self.rank.trained.get(count, [])
                 trained, outside_s = rates.estimate_trained(rounds, count, self.batch)
                 if count == self.about["workers"]:
                     self.outside_s = outside_s
-                self.curve.append(PrepPoint(count, rate, trained, cpu_s))
+                self.curve.append(PrepPoint(count, rate, trained, cpu_s, queued_s))
         self.p = next((c.rate for c in self.curve if c.workers == self.about["workers"]), None)
         self.collate_s = rates.estimate_collate_s([drain for drains in warm for drain in drains])
         # P, where it is not fetching too.
@@ -349,6 +351,7 @@ class _RankFindings:
             starts=trace.starts,
             crash=trace.crash,
             cores=trace.share_of_cores,
+            host=join_loads(trace.host_loads),
             jobs=trace.jobs,
             memory_bytes=resources.usable_memory_bytes(),
             trains_on_cpu=not rank.described.get("cuda", False),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stoker.analysis.model.calibration import TOLERANCE
-from stoker.analysis.model.report import Report
+from stoker.analysis.model.report import HostLoad, Report
 from stoker.analysis.model.trace import Trace
 
 _LIMITS = {
@@ -26,6 +26,8 @@ def find_doubts(report: Report) -> list[str]:
             f"G is {g.value:,.0f} examples/s by the job's own speed and waits, and "
             f"{replayed.value:,.0f} on the same batches again and again"
         )
+    if report.host is not None and report.host.is_busy:
+        found.append(_describe_host(report.host))
     if report.jobs > 1:
         found.append(
             f"the script trains {report.jobs} jobs side by side, and one of them was measured: "
@@ -38,6 +40,17 @@ def find_doubts(report: Report) -> list[str]:
     if wide:
         found.append(f"the 95 % interval of {', '.join(wide)} reaches 0")
     return found
+
+
+def _describe_host(host: HostLoad) -> str:
+    text = (
+        f"the host was busy: other processes used {host.others_cores:.1f} of {host.cores} "
+        f"core{'s' * (host.cores != 1)}"
+    )
+    # Less than a twentieth of a processor is within the counters' own error.
+    if host.steal_cores > 0.05:
+        text += f", and other virtual machines {host.steal_cores:.1f}"
+    return text
 
 
 def write_verdict(report: Report) -> str:

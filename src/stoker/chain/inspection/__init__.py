@@ -1,1 +1,1 @@
-"""What a pipeline shows of itself: as text, and one example or batch at a time."""
+"""Looks into a pipeline: printed as text, and one example or batch at a time."""

@@ -31,9 +31,9 @@ from stoker.engine.echo.pool_inputs import EchoInputs, PoolStart
 from stoker.engine.items import EpochCounters, Item, Planning, Stream, WouldBlock, done_item
 from stoker.engine.plan.points import EchoPoint
 from stoker.engine.workers.threads import WorkerPool
-from stoker.schedule.adaptive import ALONE, AdaptivePool, AdaptiveSnapshot
 from stoker.schedule.echo_record import Decisions
-from stoker.schedule.fixed import Draw
+from stoker.schedule.pools.adaptive import ALONE, AdaptivePool, AdaptiveSnapshot
+from stoker.schedule.pools.fixed import Draw
 
 
 class Policy(Protocol):

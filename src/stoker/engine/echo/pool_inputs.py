@@ -17,9 +17,10 @@ from stoker.engine.checkpoint import Bounds, Node, UpstreamRequest, damage_error
 from stoker.engine.items import EpochCounters, Inputs, Item, Stream, Use
 from stoker.engine.plan.points import EchoPoint
 from stoker.engine.work.failure import Failure
-from stoker.schedule import adaptive, fixed
-from stoker.schedule.adaptive import AdaptivePool, AdaptiveSnapshot
-from stoker.schedule.fixed import Draw, Pool, Snapshot
+from stoker.schedule.pools import adaptive, fixed_snapshot
+from stoker.schedule.pools.adaptive import AdaptivePool, AdaptiveSnapshot
+from stoker.schedule.pools.fixed import Draw, Pool
+from stoker.schedule.pools.fixed_snapshot import Snapshot
 from stoker.schedule.rng import fold_use
 
 AnyPool = TypeVar("AnyPool", bound=Pool | AdaptivePool)
@@ -48,7 +49,7 @@ class PoolStart(Node):
         fits = {"size": size, "group": point.group, "items": most}
         snapshot: Snapshot | AdaptiveSnapshot
         if echo.counts is not None:
-            snapshot = fixed.unpack(saved, counts=echo.counts, **fits)
+            snapshot = fixed_snapshot.unpack(saved, counts=echo.counts, **fits)
             bounds.pass_pool(echo.count(most), None if exact is None else echo.count(exact))
         else:
             earlier, before = (bounds.epoch * most, size) if bounds.carries_pool else (0, 0)
@@ -66,7 +67,7 @@ class PoolStart(Node):
         json = (
             adaptive.pack(snapshot)
             if isinstance(snapshot, AdaptiveSnapshot)
-            else fixed.pack(snapshot)
+            else fixed_snapshot.pack(snapshot)
         )
         return {"kind": EchoPoint.kind, "items": self.items, **json}
 

@@ -23,9 +23,9 @@ from stoker.engine.work.failure import Failure
 from stoker.engine.workers.threads import WorkerPool
 from stoker.engine.workers.tuning import Autotuner
 from stoker.schedule import rng
-from stoker.schedule.adaptive import AdaptivePool
-from stoker.schedule.fixed import Pool
 from stoker.schedule.leg import Leg
+from stoker.schedule.pools.adaptive import AdaptivePool
+from stoker.schedule.pools.fixed import Pool
 from stoker.stages.echo import DEFAULT_POOL_BATCHES, DEFAULT_POOL_MEMORY_FRACTION, Echo
 from stoker.stages.stage import PoolSize
 from stoker.stages.to import usable_bytes

@@ -43,8 +43,8 @@ import numpy as np
 
 from stoker.engine.items import Planning, Stream, WouldBlock
 from stoker.errors import StateError, StokerError
-from stoker.schedule.adaptive import AdaptivePool
 from stoker.schedule.owners import Member, OwnerMap, OwnersKnown, OwnerSnapshot
+from stoker.schedule.pools.adaptive import AdaptivePool
 from stoker.schedule.selection import Share
 from stoker.stages.echo import WINDOW_STEPS
 

@@ -1,1 +1,1 @@
-"""Who does the work of an epoch: threads, processes, or the consumer itself."""
+"""The workers of an epoch: threads, processes, or the consumer itself."""

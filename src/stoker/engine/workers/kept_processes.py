@@ -34,7 +34,7 @@ _all: weakref.WeakSet[KeptProcesses] = weakref.WeakSet()
 
 
 class _Basis(NamedTuple):
-    """What processes were started from.
+    """The dataset and settings from which processes were started.
 
     Attributes:
         number: how many there are.

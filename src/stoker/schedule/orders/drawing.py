@@ -1,4 +1,4 @@
-"""What draws the order of an epoch where a permutation does not: weights, or a user's function."""
+"""Orders of an epoch that are no permutation: by weights, or by a user's function."""
 
 from __future__ import annotations
 

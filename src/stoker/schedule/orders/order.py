@@ -1,4 +1,4 @@
-"""What an order is: it maps the places of an epoch to numbers of the source.
+"""The protocol of an order: it maps the places of an epoch to numbers of the source.
 
 A place is the number of a fresh example in the epoch over all ranks: 0, 1, 2, ... It is the address
 of all random draws for that example. (In a mixture it stands for a part, and a number in the part:

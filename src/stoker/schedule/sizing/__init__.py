@@ -1,1 +1,1 @@
-"""What follows from the sizes of examples: equal work for ranks, batches of about equal size."""
+"""Work divided by the sizes of examples: equal work for ranks, batches of about equal size."""

@@ -13,7 +13,7 @@ from stoker.schedule.sizing.cuts import PlannedCuts
 
 @dataclass(frozen=True)
 class BatchSchedule:
-    """What ``.batch(fn)`` says.
+    """The function of ``.batch(fn)``, and its arguments.
 
     All ranks ask at the same places, so that they have equally many batches of equal sizes.
 

@@ -1,4 +1,4 @@
-"""What examples cost, or how large they are: a whole number for each, by its number in the source.
+"""The costs or sizes of examples: a whole number for each, by its number in the source.
 
 Whole numbers are compared and added alike on every machine; what a user gives as fractions is
 rounded once, and a digest tells ranks, and states, whether they have the same.

@@ -1,7 +1,8 @@
-"""Where a row of examples is cut into batches: at equal distances, or where a plan says."""
+"""The cuts of a row of examples into batches: at equal distances, or by a plan."""
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -66,6 +67,11 @@ class PlannedCuts:
         )
         self.batches, self.examples = len(rows), int(self._starts[-1])
         self.largest = int(rows.max(initial=0))
+
+    @property
+    def digest(self) -> str:
+        """A digest of the sizes of this rank's batches."""
+        return f"{zlib.crc32(self._starts.tobytes()):08x}"
 
     def start(self, output: int) -> int:
         return int(self._starts[min(output, self.batches)])

@@ -68,7 +68,7 @@ class Root(NamedTuple):
 
 @dataclass(frozen=True)
 class Access:
-    """How to open one file system.
+    """The arguments that open one file system.
 
     Attributes:
         url: a folder, or any file.

@@ -43,7 +43,7 @@ from numpy.typing import NDArray
 
 from stoker.basics import compact_integers
 from stoker.basics.compact_integers import check_integer
-from stoker.schedule.fixed import Draw
+from stoker.schedule.pools.fixed import Draw
 
 # Between snapshots; a resumed pool replays as many, at 0.4 us an example (bench/echo_overhead.py):
 # 6 ms at batches of 256.

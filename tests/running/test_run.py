@@ -263,7 +263,7 @@ def test_each_rank_says_what_it_did(tmp_path: Path, outside: bool) -> None:
     if outside:
         found = run(tmp_path, "--apply", report, *launcher[1:], script.name)
     else:
-        inner = [sys.executable, "-c", COMMAND, "--apply", report, script.name]
+        inner: list[str | Path] = [sys.executable, "-c", COMMAND, "--apply", report, script.name]
         found = start(tmp_path, *launcher, "--no-python", *inner)
     assert found.returncode == 0, found.stderr
     assert [(tmp_path / f"losses-{rank}").read_text() for rank in range(2)] == losses

@@ -577,15 +577,11 @@ REFUSED: dict[str, tuple[Made, str]] = {
         ),
         r"what is left out in front of the pool of \.echo",
     ),
-    "tokens": (
+    "echo behind tokens": (
         lambda p, rank, world: (
-            p.shuffle().shard(rank=rank, world=world).batch(tokens=12, size=EVEN, window=60)
+            p.shuffle().shard(rank=rank, world=world).batch(tokens=12, size=EVEN).echo(2, pool=3)
         ),
-        "its batches were planned for so many ranks",
-    ),
-    "keys": (
-        lambda p, rank, world: p.shuffle().shard(rank=rank, world=world).batch(4, key=EVEN),
-        "its batches were planned for so many ranks",
+        r"the batches in the pool of \.echo\(2\) are the rank's own",
     ),
     "mixed blocks": (
         lambda p, rank, world: (

@@ -25,6 +25,7 @@ from stoker.engine.run import FORGOTTEN, Run
 from stoker.errors import StateError
 from stoker.frameworks.queries import calling_loop
 from stoker.schedule.echo_record import EchoRecord, encode
+from stoker.schedule.leg import Leg
 from stoker.stages.stage import PoolSize
 from stoker.stats import Clock, PoolStats, Stats, Totals, Uses
 
@@ -138,8 +139,16 @@ class Bookmark:
 
     def _clock(self, at: Run | Position) -> Clock:
         """Return the clock of its epoch over all ranks, computed from this rank's counts."""
-        own = self.chain.clock(self.epoch, at.fresh, at.uses, at.yielded)
+        own = self.chain.on_leg(at.leg).clock(self.epoch, at.fresh, at.uses, at.yielded)
         return own if at.leg is None else at.leg.before + own
+
+    @property
+    def _leg(self) -> Leg | None:
+        """The leg of the current epoch, if other ranks began it."""
+        run = self._run
+        if run is not None and not run.closed:
+            return run.leg
+        return None if self.position is None else self.position.leg
 
     def _loaded_batches(self) -> int:
         """Return how many batches of a loader were handed out in the current epoch."""
@@ -282,8 +291,10 @@ class Bookmark:
             return 1.0
         try:
             fresh = self._loaded_batches() if chain.source.yields_batches else clock.fresh_examples
-            examples = chain.examples_in_batches(self.epoch)
-            of_all = chain.clock(self.epoch, examples, 0, 0).fresh_examples
+            leg = self._leg
+            here, before = chain.on_leg(leg), Clock() if leg is None else leg.before
+            examples = here.examples_in_batches(self.epoch)
+            of_all = (before + here.clock(self.epoch, examples, 0, 0)).fresh_examples
             share = max(share or 0.0, fresh / max(1, of_all))
         except TypeError:
             if share is None:

@@ -202,8 +202,21 @@ class Chain:
 
     def on_leg(self, leg: Leg | None) -> Chain:
         """Return this for the rest of an epoch that other ranks began; itself for a whole epoch."""
-        if leg is None or leg.held is None:
-            return self if leg is None else replace(self, leg=leg)
+        if leg is None:
+            return self
+        if leg not in self._legs:
+            self._legs.clear()
+            self._legs[leg] = self._make_on_leg(leg)
+        return self._legs[leg]
+
+    @cached_property
+    def _legs(self) -> dict[Leg, Chain]:
+        """The chain of the last leg: the plan of its batches is made once."""
+        return {}
+
+    def _make_on_leg(self, leg: Leg) -> Chain:
+        if leg.held is None:
+            return replace(self, leg=leg)
         held_items = leg.held.of_rank(self.rank_world[0])
         stages = [
             replace(stage, counts=UsesOfLeg(held_items.remaining, held_items.spent, stage.counts))
@@ -213,25 +226,27 @@ class Chain:
         ]
         return replace(self, stages=tuple(stages), leg=leg)
 
-    def of_ranks(self, rank: int, world: int, batch: int) -> Chain:
-        """Return this for another rank, number of ranks, and batch size.
+    def of_ranks(self, rank: int, world: int, batches: int | list[int]) -> Chain:
+        """Return this for another rank, number of ranks, and size of batches.
 
-        Raises ValueError if a pool is smaller than a batch.
+        Raises ValueError if a pool is smaller than a batch; that or TypeError for what is no size.
         """
-        if (*self.rank_world, self.batch_size) == (rank, world, batch):
+        if (*self.rank_world, self.size_of_batches) == (rank, world, batches):
             return self
-        for point in self.plan.echoes:
-            if not point.holds_batches:
-                point.echo.check_holds(batch)
+        examples = len(self.source) if isinstance(self.source, IndexedSource) else 0
         stages = [
             replace(stage, rank=rank, world=world, among=None)
             if isinstance(stage, Shard)
-            else replace(stage, n=batch)
+            else stage.of_size(batches, world, examples)
             if isinstance(stage, Batch)
             else stage
             for stage in self.stages
         ]
-        return replace(self, stages=tuple(stages))
+        chain = replace(self, stages=tuple(stages))
+        for point in self.plan.echoes:
+            if not point.holds_batches:
+                point.echo.check_holds(chain.batch_size)
+        return chain
 
     @property
     def data_epoch_steps(self) -> int | None:
@@ -318,6 +333,12 @@ class Chain:
         return self.plan.group
 
     @property
+    def size_of_batches(self) -> int | list[int]:
+        """How large batches are, as a state says it: a number, or what their plan is made by."""
+        stage = next((stage for stage in self.stages if isinstance(stage, Batch)), None)
+        return self.batch_size if stage is None else stage.size
+
+    @property
     def drops_last(self) -> bool:
         """Whether a short last batch is left out."""
         return any(isinstance(stage, Batch) and stage.drop_last for stage in self.stages)
@@ -395,10 +416,9 @@ class Chain:
     def clock(self, epoch: int, fresh: int, uses: int, outputs: int) -> Clock:
         """Return the clock over all ranks when this rank has handed out so much of an epoch."""
         world = self.rank_world[1]
-        cuts = self.cuts(epoch) if fresh and world > 1 else None
-        if cuts is None:
+        if not fresh or world == 1 or not self.plans_batches:
             return Clock(world * fresh, world * uses, outputs)
-        of_all = cuts.of_all(fresh)
+        of_all = self.plan.cuts(self.seed, epoch).of_all(fresh)
         return Clock(of_all, world * uses if self.echoes else of_all, outputs)
 
     def examples(self, epoch: int = 0) -> int:

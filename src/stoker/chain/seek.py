@@ -131,7 +131,7 @@ def take_over(states: Sequence[Loaded], chain: Chain) -> Loaded:
     ranks = _by_rank(states) if len(states) > 1 else None
     first, (rank, world) = states[0], chain.rank_world
     by = first.by
-    if (by.rank_world[1], by.batch_size) == (world, chain.batch_size):
+    if (by.rank_world[1], by.size_of_batches) == (world, chain.size_of_batches):
         own = first if ranks is None else ranks[rank]
         if own.position is not None and own.rank not in (None, rank):
             raise StateError(
@@ -187,9 +187,8 @@ def _check_leg(by: Chain) -> None:
     """Raise StateError if other ranks, or other batches, cannot go on in the middle of an epoch."""
     share, selection = by.selection.share, by.selection
     by.source.check_leg(selection)
-    if by.sorts_examples:
-        raise StateError("its batches were planned for so many ranks")
-    if by.plans_batches and (by.source.has_own_order or (share and share.costs is not None)):
+    by_time = by.plans_batches and not by.sorts_examples
+    if by_time and (by.source.has_own_order or (share and share.costs is not None)):
         raise StateError(
             "the examples of a mixture, and those dealt with balance=, are dealt by whole batches, "
             "and the sizes of these change"
@@ -244,6 +243,8 @@ def _begin_leg(ranks: Sequence[Loaded], chain: Chain) -> tuple[Position, dict[in
     first, world = ranks[0], len(ranks)
     at, by = first.position, first.by
     assert at is not None
+    if by.sorts_examples:
+        return _begin_planned_leg(first, chain), {}, 0
     was, positions = at.leg, [each.position or Position() for each in ranks]
     are_alike = first.rank is None
     each = _progress_of_alike(first) if are_alike else [_progress_of(loaded) for loaded in ranks]
@@ -289,6 +290,40 @@ def _begin_leg(ranks: Sequence[Loaded], chain: Chain) -> tuple[Position, dict[in
     return start, sizes, lost_uses
 
 
+def _begin_planned_leg(loaded: Loaded, chain: Chain) -> Position:
+    """Return the first position of a new leg whose batches are planned from sizes or keys.
+
+    The plan of the ranks that leave the epoch tells what they have read: whole steps of windows. So
+    the row of the leg is what was left of a window, and all that follows it.
+    """
+    at, world = loaded.position, loaded.by.rank_world[1]
+    assert at is not None
+    was, by = at.leg, loaded.by.on_leg(at.leg)
+    deal = by.plan.planned_deal(loaded.seed, loaded.epoch)
+    rest, head = (_whole(by), 0) if was is None else (was.rest, len(was.returned))
+    rows, following = deal.unread(at.yielded)
+    rows = np.concatenate([rows, np.arange(following, head)])
+    unread = np.sort(as_array(deal.whole.places(rows)))
+    ranges, new_world = rest.cut(max(0, following - head), len(rest)), chain.rank_world[1]
+    if by.source.has_own_order:
+        rest, unread = _in_turns(loaded, Remainder(ranges), unread, new_world)
+    else:
+        rest = Remainder([*((place, place + 1) for place in unread.tolist()), *ranges])
+        unread = unread[:0]
+    read = deal.cuts.of_all(deal.cuts.start(at.yielded))
+    before = Clock(read, read, at.yielded)
+    leg = Leg(
+        world if was is None else was.begun_by,
+        rest,
+        before if was is None else was.before + before,
+        world * at.yielded + (0 if was is None else was.batches),
+        None,
+        unread,
+        new_world,
+    )
+    return Position(order=at.order, leg=leg)
+
+
 def _in_turns(
     loaded: Loaded, rest: Remainder, unused: NDArray[np.int64], world: int
 ) -> tuple[Remainder, NDArray[np.int64]]:
@@ -302,7 +337,7 @@ def _in_turns(
     if lacking > len(rest):
         return Remainder([]), unused[: len(unused) // world * world]
     more = [
-        as_array(indexed.places_of(range(*each), by.selection, loaded.epoch))
+        as_array(indexed.places_of(range(*each), by.plan.row, loaded.epoch))
         for each in rest.cut(0, lacking)
     ]
     left = Remainder(rest.cut(lacking, len(rest)))
@@ -312,7 +347,7 @@ def _in_turns(
 def _whole(by: Chain) -> Remainder:
     indexed = by.plan.indexed
     assert indexed is not None
-    return Remainder([(0, indexed.places(by.selection))])
+    return Remainder([(0, indexed.places(by.plan.row))])
 
 
 def _pool_size(echo: Echo, loaded: Loaded, group: int) -> PoolSize:
@@ -382,7 +417,7 @@ def _unread(
     indexed = by.plan.indexed
     assert indexed is not None
     for rank, left in enumerate(each):
-        of_rank = by.of_ranks(rank, world, group).on_leg(position.leg)
+        of_rank = by.of_ranks(rank, world, by.size_of_batches).on_leg(position.leg)
         if not len(left.ordinals) and left.rows == head + ahead:
             continue
         of_rank_selection = of_rank.selection
@@ -408,7 +443,7 @@ def _describe(loaded: Loaded, position: Position, chain: Chain, lost_uses: int) 
     indexed = by.plan.indexed
     assert indexed is not None
     assert leg is not None
-    places = indexed.places(by.on_leg(leg).selection)
+    places = indexed.places(by.on_leg(leg).plan.row)
     lost_copies = f"; {lost_uses:,} copies lost" if by.has_fixed_echo else ""
     return (
         f"goes on in epoch {loaded.epoch} at example {places - len(leg.rest):,} of {places:,} with "
@@ -420,6 +455,9 @@ def _describe_change(by: Chain, chain: Chain) -> str:
     """Describe the change of ranks and batch size."""
     (_, was), (_, now) = by.rank_world, chain.rank_world
     changes = [] if now == was else [f"{now} rank{'s' * (now > 1)} instead of {was}"]
-    if chain.batch_size != by.batch_size:
-        changes.append(f"batches of {chain.batch_size} instead of {by.batch_size}")
-    return " and ".join(changes)
+    mine, theirs = chain.size_of_batches, by.size_of_batches
+    if isinstance(mine, list) and isinstance(theirs, list):
+        mine, theirs = mine[0], theirs[0]
+    if mine != theirs:
+        changes.append(f"batches of {mine} instead of {theirs}")
+    return " and ".join(changes) or "batches that are planned otherwise"

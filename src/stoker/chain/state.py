@@ -83,7 +83,7 @@ def write(
         "numpy": np.__version__,
         "pipeline": chain.signature(),
         "world": chain.rank_world[1],
-        "batch": chain.batch_size,
+        "batch": chain.size_of_batches,
         "seed": chain.seed,
         "epoch": epoch,
         "yielded": position.yielded,
@@ -162,14 +162,15 @@ def read(state: Any, chain: Chain, *, elastic: bool = True) -> Loaded:
 
 def _saved_by(state: dict[str, Any], chain: Chain, *, elastic: bool) -> Chain:
     """Return the chain of the rank that saved a state."""
-    world, batch = check_integer(state["world"], 1), check_integer(state["batch"], 1)
+    world, size = check_integer(state["world"], 1), state["batch"]
+    is_alike = type(size) is type(chain.size_of_batches)  # planned or not, as the other one
     rank = chain.rank_world[0] if world == chain.rank_world[1] else 0
     rank = check_integer(state.get("rank", rank), 0, world - 1)
     lines, mine = list(state["pipeline"]), chain.signature()
     by = chain
-    if elastic or lines == mine:
+    if is_alike and (elastic or lines == mine):
         with contextlib.suppress(ValueError):  # as a pool that holds no such batch raises
-            by = chain.of_ranks(rank, world, batch)
+            by = chain.of_ranks(rank, world, size)
     theirs = by.signature()
     if lines != theirs:
         # A signature that differs only in ranks and batch size is no difference.
@@ -178,8 +179,9 @@ def _saved_by(state: dict[str, Any], chain: Chain, *, elastic: bool) -> Chain:
             "the state belongs to another pipeline: "
             f"{difference_of([changes.get(line, line) for line in lines], mine)}"
         )
-    if (*by.rank_world, by.batch_size) != (rank, world, batch):
-        raise ValueError(f"{world:,} ranks with batches of {batch:,} do not fit it")
+    if (*by.rank_world, by.size_of_batches) != (rank, world, size):
+        known = compact_integers.short_repr(size)
+        raise ValueError(f"{world:,} ranks with batches of {known} do not fit it")
     return by
 
 
@@ -190,10 +192,10 @@ def _schema(state: dict[str, Any], by: Chain, *, is_own: bool) -> StateSchema:
         if indexed is None:
             raise ValueError("a leg of an epoch is in it, and this pipeline's have none")
         begun_by = check_integer(state["leg"]["begun_by"], 1)
-        first_chain = by.of_ranks(0, begun_by, by.batch_size)  # how many places it has
-        places, world = indexed.places(first_chain.selection), by.rank_world[1]
+        row = by.of_ranks(0, begun_by, by.size_of_batches).plan.row  # how many places it has
+        places, world = indexed.places(row), by.rank_world[1]
         most = max((echo.counts.most for echo in by.echoes if echo.counts), default=1)
-        end = indexed.places_end(first_chain.selection)
+        end = indexed.places_end(row)
         leg = Leg.from_json(state["leg"], world, places, end, most)
         by = by.on_leg(leg)
         if by.data_epoch_steps is not None and by.data_epoch_steps < 0:

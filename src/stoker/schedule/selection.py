@@ -177,7 +177,8 @@ class Selection:
 
     def of_all_ranks(self) -> Selection:
         """Return this for all ranks together."""
-        return replace(self, share=None, in_step=False)
+        leg = None if self.leg is None else replace(self.leg, world=1)
+        return replace(self, share=None, in_step=False, leg=leg)
 
     def goes_through(self, ends: NDArray[np.int64]) -> bool:
         """Whether examples come a few blocks with these ends at a time, rather than at random."""

@@ -110,9 +110,7 @@ class Plan:
         """Return the batches of an epoch, where they are planned; raises as ``order`` does."""
         assert self.batches is not None
         if isinstance(self.batches, BatchRule):
-            deal = self._by_rule(self.batches, seed, epoch).deal
-            assert isinstance(deal, PlannedDeal)
-            return deal.cuts
+            return self.planned_deal(seed, epoch).cuts
         known = self._cuts.get(epoch)
         if known is None:
             assert self.indexed is not None
@@ -126,6 +124,19 @@ class Plan:
             self._cuts[epoch] = known
         return known
 
+    def planned_deal(self, seed: int, epoch: int) -> PlannedDeal:
+        """Return the deal of an epoch whose batches are planned from sizes or keys."""
+        assert isinstance(self.batches, BatchRule)
+        deal = self._by_rule(self.batches, seed, epoch).deal
+        assert isinstance(deal, PlannedDeal)
+        return deal
+
+    @property
+    def row(self) -> Selection:
+        """The selection whose places are dealt to ranks; a plan from sizes deals those of all."""
+        is_planned = isinstance(self.batches, BatchRule)
+        return self.selection.of_all_ranks() if is_planned else self.selection
+
     def forget_sizes(self) -> None:
         """Drop what the function of ``.batch(fn)`` has said of the sizes of batches."""
         self._cuts.clear()
@@ -135,10 +146,12 @@ class Plan:
         known = self._planned.get((seed, epoch))
         if known is not None:
             return known
-        whole = self.indexed.order(self.selection.of_all_ranks(), seed, epoch)
+        whole = self.indexed.order(self.row, seed, epoch)
         share = self.selection.share
         rank, world = (0, 1) if share is None else (share.rank, share.world)
-        deal = PlannedDeal(whole, rule, seed, epoch, rank, world, self.indexed.parts_count)
+        leg, parts = self.selection.leg, self.indexed.parts_count
+        first = 0 if leg is None else leg.rest.first or 0
+        deal = PlannedDeal(whole, rule, seed, epoch, rank, world, parts, first)
         order = RankOrder(whole.order, deal, deal.cuts.examples)
         order.digest = whole.digest
         self._planned.clear()

@@ -103,15 +103,16 @@ class PlannedDeal:
         seed, epoch: what draws are keyed by.
         rank, world: this process among so many.
         parts: how many parts the source is mixed of, 1 for none.
+        first: how much of the row of parts earlier ranks have dealt.
 
     Attributes:
+        whole, first: as given.
         cuts: the batches.
 
     Raises ValueError where an example is larger than a batch may be.
     """
 
     together: ClassVar[int] = 0
-    first: ClassVar[int] = 0
 
     def __init__(
         self,
@@ -122,8 +123,9 @@ class PlannedDeal:
         rank: int,
         world: int,
         parts: int,
+        first: int = 0,
     ) -> None:
-        self._whole, self._rule = whole, rule
+        self.whole, self.first, self._rule = whole, first, rule
         self._key = rng.key(seed, epoch, rng.BATCHES)
         self._rank, self._world, self._parts = rank, world, parts
         self._windows = max(1, -(-len(whole) // rule.window))
@@ -136,12 +138,13 @@ class PlannedDeal:
             self._carried.append(window.carried)
             sizes.append(window.sizes)
             of_all.append(window.of_all)
-        ends = np.cumsum([each.sum() for each in sizes])
-        self._starts = np.concatenate([np.zeros(1, np.int64), ends])
+        zero = np.zeros(1, np.int64)
+        self._starts = np.concatenate([zero, np.cumsum([each.sum() for each in sizes])])
+        self._first_steps = np.concatenate([zero, np.cumsum([len(each) for each in sizes])])
         self.cuts = PlannedCuts(np.concatenate(sizes), np.concatenate(of_all))
 
     def places(self, rows: Places) -> Places:
-        return self._whole.places(self._in_epoch(as_array(rows)))
+        return self.whole.places(self._in_epoch(as_array(rows)))
 
     def counts(self, rows: int) -> list[int]:
         """Return how many of the first so many rows are of each part of a mixture."""
@@ -152,6 +155,20 @@ class PlannedDeal:
             found += np.bincount(parts, minlength=self._parts)
         counts: list[int] = found.tolist()
         return counts
+
+    def unread(self, steps: int) -> tuple[Numbers, int]:
+        """Return the rows of the epoch that no rank has after so many steps.
+
+        These are the returned ones, ascending, and all from the returned number on.
+        """
+        after = int(np.searchsorted(self._first_steps, steps, "right")) - 1
+        window = min(after, self._windows - 1)  # behind the last step some may be left over
+        every, cutting = self._examples(window)
+        starts, batches, _ = self._steps(window, cutting)
+        own = batches[: steps - int(self._first_steps[window])].ravel()
+        taken = [cutting.rows[starts[each] : starts[each + 1]] for each in own]
+        left = np.setdiff1d(every, np.concatenate([every[:0], *taken]))
+        return left, min((window + 1) * self._rule.window, len(self.whole))
 
     def _in_epoch(self, rows: Numbers) -> Numbers:
         """Return the rows of the whole epoch at these of this rank."""
@@ -178,16 +195,33 @@ class PlannedDeal:
 
     def _planned(self, number: int) -> _Window:
         """Return the batches of a window, once those before it were planned."""
-        rule, world = self._rule, self._world
-        start = number * rule.window
-        fresh = range(start, min(start + rule.window, len(self._whole)))
+        _, cutting = self._examples(number)
+        starts, batches, left = self._steps(number, cutting)
+        mine = batches[:, self._rank]
+        every = np.diff(starts)
+        sizes, of_all = every[mine], every[batches].sum(axis=1)
+        at = np.repeat(starts[mine] - (np.cumsum(sizes) - sizes), sizes) + np.arange(sizes.sum())
+        return _Window(cutting.rows[at], sizes, of_all, np.sort(left))
+
+    def _examples(self, number: int) -> tuple[Numbers, _Cutting]:
+        """Return the rows of a window's examples, and what cuts them into batches."""
+        start = number * self._rule.window
+        fresh = range(start, min(start + self._rule.window, len(self.whole)))
         carried = self._carried[number]
         rows = np.concatenate([carried, as_array(fresh)])
-        numbers = self._whole.span(fresh.start, fresh.stop)
+        numbers = self.whole.span(fresh.start, fresh.stop)
         if len(carried):
-            there = self._whole.at(as_array(self._whole.places(carried)))
+            there = self.whole.at(as_array(self.whole.places(carried)))
             numbers = np.concatenate([there, numbers])
-        cutting = _Cutting(rule, rows, numbers)
+        return rows, _Cutting(self._rule, rows, numbers)
+
+    def _steps(self, number: int, cutting: _Cutting) -> tuple[Numbers, Numbers, Numbers]:
+        """Cut a window into steps: where its batches begin, which are of each step, what is left.
+
+        The batches of a step stand in the order of their ranks, ``[steps, world]``; the rows that
+        are left go on into the next window.
+        """
+        world = self._world
         counter = np.array([0, number, 0, 0], np.uint64)
         draws = np.random.Generator(np.random.Philox(key=self._key, counter=counter))
         if number + 1 < self._windows:
@@ -201,11 +235,7 @@ class PlannedDeal:
             starts, left = cutting.all_of(world), np.empty(0, np.int64)
         steps = (len(starts) - 1) // world
         batches = np.arange(steps * world).reshape(steps, world)[draws.permutation(steps)]
-        mine = draws.permuted(batches, axis=1)[:, self._rank]
-        every = np.diff(starts)
-        sizes, of_all = every[mine], every[batches].sum(axis=1)
-        at = np.repeat(starts[mine] - (np.cumsum(sizes) - sizes), sizes) + np.arange(sizes.sum())
-        return _Window(cutting.rows[at], sizes, of_all, np.sort(left))
+        return starts, draws.permuted(batches, axis=1), left
 
 
 class _Cutting:

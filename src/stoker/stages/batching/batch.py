@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from stoker.basics.compact_integers import check_integer
 from stoker.basics.validate import is_whole_number
 from stoker.sources.origin import UserObject
 from stoker.stages.batching.user_collate import Collate
@@ -31,6 +32,23 @@ class Batch(ChainStage):
         if collate is not None and not callable(collate):
             raise TypeError(f"collate must be a function, not {type(collate).__name__}")
         return Batch(int(n), bool(drop_last), collate)
+
+    @property
+    def size(self) -> int | list[int]:
+        """How large batches are, as a state says it; other ranks may go on with another size."""
+        return self.n
+
+    def of_size(self, size: Any, world: int, examples: int) -> Batch:
+        """Return this with batches of another size, for ``world`` ranks.
+
+        Args:
+            size: as ``size`` says it.
+            world: the number of ranks.
+            examples: the length of the source.
+
+        Raises TypeError or ValueError for what is no size.
+        """
+        return replace(self, n=check_integer(size, 1))
 
     @property
     def call(self) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.basics.compact_integers import check_integer
 from stoker.basics.validate import is_whole_number
 from stoker.schedule.epoch_time import EpochTime
 from stoker.schedule.orders.drawing import by_user
@@ -124,23 +125,30 @@ class Sizing:
             if value is not None and value < 1:
                 raise ValueError(f".batch() takes {name}= from 1, not {value}")
 
-    def rule(self, n: int | None, source: IndexedSource, world: int) -> tuple[BatchRule, int]:
-        """Return how the examples of a source are batched, and about how many are in a batch."""
+    def costs(self, source: IndexedSource) -> tuple[Costs | None, Costs | None]:
+        """Return the sizes of the examples of a source, and their keys."""
         sizes = keys = None
         if self.key is not None:
             keys = Costs.of(keys_of(source, self.key, ".batch(key=...)"), "key=", scaled=False)
-        budget = int(n if n is not None else self.tokens)
-        multiple_of, typical = int(self.multiple_of or 1), budget
         if self.size is not None:
             asked = ".batch(size=...)"
             sizes = Costs.of(numbers_of(source, self.size, asked), asked, scaled=False)
+        return sizes, keys
+
+    def rule(
+        self, n: int | None, sizes: Costs | None, keys: Costs | None, examples: int, world: int
+    ) -> tuple[BatchRule, int]:
+        """Return how so many examples are batched, and about how many are in a batch."""
+        budget = int(n if n is not None else self.tokens)
+        multiple_of, typical = int(self.multiple_of or 1), budget
+        if sizes is not None:
             mean = float(sizes.values.mean()) if len(sizes.values) else 1.0
             typical = max(1, int(budget / max(mean, multiple_of)))
         if self.max_rows is not None:
             typical = min(typical, int(self.max_rows))
         step = world * typical
         window = max(_WINDOW_PLACES, _WINDOW_STEPS * step)
-        window = min(window, max(len(source) // _FEWEST_WINDOWS, _FEWEST_STEPS * step))
+        window = min(window, max(examples // _FEWEST_WINDOWS, _FEWEST_STEPS * step))
         if self.window is not None:
             window = int(self.window)
         most = None if self.max_rows is None else int(self.max_rows)
@@ -257,8 +265,29 @@ class SizedBatch(PlannedBatch):
                     f".{self.call} plans the batches of all ranks together: put .{stage.name} "
                     "before .shard()"
                 )
-        rule, typical = self.sizing.rule(self.asked, source, world)
+        rule, typical = self.sizing.rule(self.asked, *self.sizing.costs(source), len(source), world)
         return replace(self, rule=rule, n=typical)
+
+    @property
+    def size(self) -> int | list[int]:
+        """The budget, ``multiple_of=``, ``max_rows=`` and ``window=``; 0 for what is not given."""
+        sizing, rule = self.sizing, self.rule
+        assert rule is not None
+        given = sizing.multiple_of, sizing.max_rows, sizing.window
+        return [rule.budget, *(int(each or 0) for each in given)]
+
+    def of_size(self, size: Any, world: int, examples: int) -> Batch:
+        rule = self.rule
+        assert rule is not None
+        budget, *others = (check_integer(each) for each in size)
+        multiple_of, max_rows, window = (each or None for each in others)
+        asked = None if self.asked is None else check_integer(budget, 1)
+        tokens = check_integer(budget, 1) if asked is None else None
+        sizing = replace(
+            self.sizing, tokens=tokens, multiple_of=multiple_of, max_rows=max_rows, window=window
+        )
+        rule, typical = sizing.rule(asked, rule.sizes, rule.keys, examples, world)
+        return replace(self, sizing=sizing, asked=asked, rule=rule, n=typical)
 
     def _check_shard(self, shard: Shard) -> None:
         super()._check_shard(shard)

@@ -117,7 +117,8 @@ def test_a_turn_is_its_own_steps_and_its_prepared_ones() -> None:
     ]
     turns = _split_into_turns(list(itertools.pairwise(rows)), 2, 5, 4)
     assert [(len(turn.own), len(turn.replayed)) for turn in turns] == [(3, 2), (3, 2)]
-    assert turns[0].own[0] == Step(1e-6, pytest.approx(2e-7))
+    assert turns[0].own[0].lasted_s == pytest.approx(1e-6)
+    assert turns[0].own[0].waited_s == pytest.approx(2e-7)
     rank = recorded(replace(STARVED)).ranks[0]
     rank.turns = turns
     (rate, g, wait), _ = estimate_turns(rank, 10.0)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stoker.analysis.probe import drain_session, epochs
+from stoker.analysis.probe import drain_session, epochs, replay
 
 torch = pytest.importorskip("torch")
 data: Any = pytest.importorskip("torch.utils.data")
@@ -90,3 +90,20 @@ def test_what_the_first_drain_read_is_read_again(shape: str, workers: int, tmp_p
     if shape != "iterable":  # whose worker goes on to its end
         for one, other in zip(seen[:5], seen[5:10], strict=True):
             assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_own_batches_and_prepared_ones_come_by_turns(again: bool) -> None:
+    """Own batches go on where the script stands; they end with its epoch, or begin a new one."""
+    loader = data.DataLoader(Numbers(), BATCH)
+    rest = iter(data.BatchSampler(data.SequentialSampler(Numbers()), BATCH, False))
+    next(rest)
+    process = SimpleNamespace(torch=torch, pid=7)
+    drains = drain_session.LoaderDrains(epochs.take_parts(loader), process, rest)
+    bank = replay.Bank([torch.full((BATCH, 4), -1.0)])
+    batches = drains.alternate(bank, {"own": 3, "replayed": 2, "again": again})
+    seen = [float(batch[0, 0]) for _, batch in zip(range(14), batches, strict=False)]
+    first = [8.0, 16.0, 24.0, -1.0, -1.0, 32.0, 40.0, 48.0, -1.0, -1.0, 56.0]
+    assert seen == first + [0.0, 8.0, -1.0] * again
+    with pytest.raises(LookupError, match="no batches were prepared"):
+        next(drains.alternate(None, {"own": 3, "replayed": 2, "again": again}))

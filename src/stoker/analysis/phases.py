@@ -2,8 +2,8 @@
 
 The phases are: the job as it is; G, training on the same batches again and again; P, the loader
 alone with its data in memory, with several numbers of workers, each time followed by training on
-that data; S and C, the loader and its files, not in the page cache ("cold") and in it ("warm").
-The job's trace records the results.
+that data; the job as it is and G once more, by turns; S and C, the loader and its files, not in the
+page cache ("cold") and in it ("warm"). The job's trace records the results.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ _MOST_COLD = 0.05
 # Storage keeps up if it is this many times as fast as preparation: a margin for the spread of
 # drains. Chosen, not measured.
 _SPARE_STORAGE = 1.5
+TURNS = 3
+"""Turns of the job as it is and G, beside the first one: four values, for an interval."""
 MORE_PREFETCH = 8
 """Batches ahead for each worker that are tried, beside the job's own number: enough for bursts of a
 few batches, and four times PyTorch's own, as each takes memory."""
@@ -114,6 +116,13 @@ class DrivenJob(Protocol):
         """Let it train as in ``train``, by its own workers, with MORE_PREFETCH batches ahead each
         (``RankTrace.prefetched``)."""
 
+    def alternate(self) -> None:
+        """Let it train by turns on its own data and on prepared batches (``RankTrace.turns``).
+
+        The job as it is and G are measured again so: the load of a host changes, and a ratio of
+        neighbours does not mind.
+        """
+
     def look_at_example(self) -> None:
         """Inspect some of the examples, after all drains."""
 
@@ -130,6 +139,7 @@ def run_phases(job: DrivenJob) -> None:
             job.replay()
         job.begin_drains()
         _drain_warm(job)
+        job.alternate()
     job.done.add("drains")
     _drain_cold(job)
     job.look_at_example()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import os
@@ -9,12 +10,12 @@ import resource
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from stoker.analysis.model.trace import Drain, RankTrace, Step, Trace
-from stoker.analysis.phases import PhaseLimits, run_phases
+from stoker.analysis.model.trace import Drain, RankTrace, Step, Trace, Turn
+from stoker.analysis.phases import TURNS, PhaseLimits, run_phases
 from stoker.analysis.probe.records import BATCH, END, REPLAYED, STARTED, TRAINS, Row, WorkRecord
 from stoker.analysis.probe.replay import Bank
 from stoker.analysis.probe.residency import resident_pages
@@ -215,6 +216,42 @@ class PipelineJob:
                 entered = asked
         self._rank.trained.setdefault(workers, []).append(steps)
 
+    def alternate(self) -> None:
+        """Train on the pipeline's own batches and on prepared ones by turns.
+
+        Only if its files are all in memory by now, or there are none: it reads the same epochs
+        again.
+        """
+        pages = [line["pages"] for line in self._rank.opened if line["pages"]]
+        if sum(found for found, _ in pages) < 0.99 * sum(count for _, count in pages):
+            return
+        self.say(f"as it is and G once more, in {TURNS} turns")
+        bank, pipeline = Bank(self._kept), self._copy(self._rank.workers)
+        replayed = (bank.next() for _ in itertools.count())
+        with contextlib.closing(_read_on(pipeline)) as own:
+            for _ in range(TURNS):
+                steps = (
+                    self._train_for(own, self._unit_s / 2),
+                    self._train_for(replayed, self._unit_s / 4),
+                )
+                self._rank.turns.append(Turn(*(found[len(found) // 3 :] for found in steps)))
+
+    def _train_for(self, batches: Iterator[Any], seconds: float) -> list[Step]:
+        """Train for so long, and on 24 batches at least: the first third of them settles."""
+        steps: list[Step] = []
+        until = time.monotonic() + seconds
+        entered = time.perf_counter()
+        for batch in batches:
+            came = time.perf_counter()
+            self._step(batch)
+            asked = time.perf_counter()
+            steps.append(Step(asked - entered, came - entered))
+            entered = asked
+            if len(steps) >= 3 * _FEWEST and time.monotonic() > until:
+                break
+        _synchronise()
+        return steps
+
     def prefetch_more(self, left: int) -> None:
         """Do nothing: the window of a pipeline has a size of its own."""
 
@@ -290,6 +327,13 @@ def _note_rows(batches: Iterable[Any], rows: list[Row], epoch: int, flag: int) -
         if batch is None:
             return
         yield batch
+
+
+def _read_on(pipeline: Pipeline) -> Generator[Any]:
+    """Yield the batches of one epoch after the other."""
+    while True:
+        with iter(pipeline) as batches:
+            yield from batches
 
 
 def _has_device() -> bool:

@@ -33,7 +33,7 @@ def _list_corners(report: Report) -> list[Measured]:
     """Return the job with each of its rates at either end of its interval."""
     rates, middle = report.rates, to_measured(report)
     own = next((p.rate for p in report.prep if p.workers == middle.workers), None)
-    ends = [_find_ends(rate) for rate in (rates.G, rates.P or own, rates.S, rates.C)]
+    ends = [find_ends(rate) for rate in (rates.G, rates.P or own, rates.S, rates.C)]
     return [
         replace(
             middle,
@@ -46,8 +46,8 @@ def _list_corners(report: Report) -> list[Measured]:
     ]
 
 
-def _find_ends(rate: Rate | None) -> tuple[float, float]:
-    """Return the ends of an interval over its middle."""
+def find_ends(rate: Rate | None) -> tuple[float, float]:
+    """Return the ends of an interval over its middle; 1 for a rate that is not known."""
     if rate is None:
         return 1.0, 1.0
     # The model divides by rates.

@@ -38,9 +38,12 @@ def estimate_rate(blocks: Sequence[tuple[float, float]]) -> Rate | None:
     rates = [amount / seconds for amount, seconds in blocks]
     mean = sum(rates) / len(rates)
     spread = math.sqrt(sum((rate - mean) ** 2 for rate in rates) / (len(rates) - 1))
-    t = _T[len(rates) - 2] if len(rates) - 2 < len(_T) else _T_MANY
-    half = t * spread / math.sqrt(len(rates))
+    half = _find_t(len(rates) - 1) * spread / math.sqrt(len(rates))
     return Rate(value, max(0.0, value - half), value + half)
+
+
+def _find_t(freedom: int) -> float:
+    return _T[freedom - 1] if freedom <= len(_T) else _T_MANY
 
 
 def _estimate_step_rate(seconds: Sequence[float], batch: float, period: int) -> Rate | None:
@@ -179,6 +182,34 @@ def estimate_ingestion(rank: RankTrace, batch: float) -> tuple[Rate | None, floa
         cpu_ns += row.cpu_ns - before.cpu_ns
     rate = _estimate_step_rate(seconds, batch, 1)
     return rate, cpu_ns / 1e9 / (batch * len(seconds)) if seconds else 0.0
+
+
+def estimate_turns(rank: RankTrace, batch: float) -> list[tuple[float, float, float]]:
+    """Return the rate of the job, G, and the fraction inside ``next()``, of each turn."""
+    device = rank.described.get("cuda", False)
+    found = []
+    for own, replayed in rank.turns:
+        lasted_s = sum(step.lasted_s for step in own)
+        waited_s = sum(step.waited_s for step in own)
+        steps_s = sum(step.lasted_s - (0.0 if device else step.waited_s) for step in replayed)
+        if lasted_s > 0 and steps_s > 0:
+            rates = batch * len(own) / lasted_s, batch * len(replayed) / steps_s
+            found.append((*rates, waited_s / lasted_s))
+    return found
+
+
+def estimate_mean(values: Sequence[float]) -> Rate:
+    """Return the mean of several values, and where one more would lie in 95 % of the cases.
+
+    That is wider than the interval of their mean: another analysis meets another load of the host.
+    """
+    mean = sum(values) / len(values)
+    count = len(values)
+    if count < 2:
+        return Rate(mean, mean, mean)
+    spread = math.sqrt(sum((value - mean) ** 2 for value in values) / (count - 1))
+    half = _find_t(count - 1) * spread * math.sqrt(1 + 1 / count)
+    return Rate(mean, mean - half, mean + half)
 
 
 def estimate_drained(drains: Sequence[Drain], batch: float, *, once: bool = False) -> Rate | None:

@@ -52,6 +52,21 @@ class Split(msgspec.Struct, frozen=True):
     fetch_stall: float
 
 
+class Interval(msgspec.Struct, frozen=True):
+    """The ends of a 95 % interval."""
+
+    low: float
+    high: float
+
+
+class SplitIntervals(msgspec.Struct, frozen=True):
+    """Where the shares of the split would lie in another analysis of the same job."""
+
+    compute: Interval
+    prep_stall: Interval
+    fetch_stall: Interval
+
+
 class Action(msgspec.Struct, frozen=True):
     """An action, and its predicted gain."""
 
@@ -243,6 +258,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """The rate of training on the same batches again and again. It is G, unless the job's own speed
     and waits contradict it: then G is what these show, and a doubt says so."""
     split: Split
+    split_intervals: SplitIntervals | None = None
+    """None in reports of pipelines and scripts that were made before there were any."""
+    untold: list[str] = []
+    """What the analysis cannot tell, each with what it knows instead; also among ``doubts``."""
     verdict: str
     """The conclusion in sentences; doubts come first."""
     doubts: list[str] = []

@@ -40,6 +40,13 @@ class Step(NamedTuple):
     """Of these, until the batch came."""
 
 
+class Turn(NamedTuple):
+    """A while of training on the job's own data, and one on prepared batches right after it."""
+
+    own: list[Step]
+    replayed: list[Step]
+
+
 @dataclass
 class RankTrace:
     """The observations of one process of the job."""
@@ -57,6 +64,8 @@ class RankTrace:
     """Training on data in memory, by number of workers."""
     prefetched: list[list[Step]] = field(default_factory=list)
     """The same by the job's own workers, with more batches ahead."""
+    turns: list[Turn] = field(default_factory=list)
+    """The job as it is and G once more, by turns."""
     described: dict[str, Any] = field(default_factory=dict)
     drains: dict[str, list[Drain]] = field(default_factory=dict)
     """"found", "warm-W" for W workers, "cold"; "partly" and, right after it, "whole"."""
@@ -108,6 +117,8 @@ class Trace:
     """From the job as it is until P, of each start."""
     starts: int = 0
     seconds: float = 0.0
+    out_of_time: str = ""
+    """In which phase the time for the analysis was up; empty if it was enough."""
     stages: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
     """Of a pipeline: examples, and seconds of one worker, of each stage in each warm drain."""
     thread_trial: ThreadTrial | None = None

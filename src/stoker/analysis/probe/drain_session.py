@@ -25,6 +25,8 @@ draining = False  # loaders made and iterated now are the probe's own
 
 # The script stands still meanwhile: short beside a batch, long beside a look.
 _POLL_S = 0.005
+# For workers to prepare what they may ahead; slower ones take processors from the next steps.
+_FILLING_S = 5.0
 _clock = time.perf_counter_ns
 
 
@@ -42,6 +44,7 @@ class DrainSession:
     def __init__(self, iterator: Any, seen: Any) -> None:
         process = seen.process
         self._process = process
+        self._bank = seen.bank
         self._replayed = seen.bank.next() if seen.bank is not None else None
         rest = seen.rest or iterator.__dict__.get("_sampler_iter")
         self._drains = LoaderDrains(iterator.__dict__["_stoker_loader"], process, rest)
@@ -85,6 +88,10 @@ class DrainSession:
                         self._answer(self._drains.drain(command))
                     elif command["do"] == "look":
                         self._answer(self._drains.look_at_example())
+                    elif command["do"] == "alternate":
+                        self._batches = self._drains.alternate(self._bank, command)
+                        self._left = command["steps"] + 1
+                        self._bank = None
                     else:
                         self._batches = self._drains.iterate(
                             command["workers"], command["prefetch"]
@@ -271,6 +278,41 @@ class LoaderDrains:
             return itertools.chain.from_iterable(map(_begin, itertools.repeat(loader)))
         return _begin(loader)
 
+    def alternate(self, bank: Any, command: dict[str, Any]) -> Iterator[Any]:
+        """Yield ``own`` batches of the script's own, ``replayed`` prepared ones, and so on.
+
+        Its own ones are those that it would read next; ``again``: in further epochs, too.
+
+        Raises LookupError if there are no prepared batches.
+        """
+        if bank is None:
+            raise LookupError("no batches were prepared in this start of the script")
+        loader = self._make_loader(
+            self._read_on(command["again"]), self._loader.num_workers, "", ""
+        )
+        iterator = _begin(loader)
+        try:
+            while True:
+                for _ in range(command["own"]):
+                    batch = next(iterator, None)
+                    if batch is None and self._iterable:  # a stream begins anew
+                        iterator = _begin(loader)
+                        batch = next(iterator, None)
+                    if batch is None:
+                        return
+                    yield batch
+                _wait_until_full(iterator)
+                for _ in range(command["replayed"]):
+                    yield bank.next()
+        finally:
+            _stop(iterator)
+
+    def _read_on(self, again: bool) -> Iterator[Any]:
+        """Yield the indices that the script would read next; with ``again``, without end."""
+        yield from self._rest
+        while again:
+            yield from self._loader._index_sampler
+
     def _make_loader(
         self, indices: Any, count: int, tag: str, hears: str, prefetch: int | None = None
     ) -> Any:
@@ -334,6 +376,16 @@ def _stop(iterator: Any) -> None:
     shut = getattr(iterator, "_shutdown_workers", None)
     if shut is not None:
         shut()
+
+
+def _wait_until_full(iterator: Any) -> None:
+    """Wait until workers have prepared all that they may prepare ahead, so that they are idle."""
+    until = time.monotonic() + _FILLING_S
+    queue = getattr(iterator, "_data_queue", None)
+    while queue is not None and time.monotonic() < until:
+        if queue.qsize() >= iterator._tasks_outstanding:
+            return
+        time.sleep(_POLL_S)
 
 
 def _wait_for_command(path: str, folder: str) -> Any:

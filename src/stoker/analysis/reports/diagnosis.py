@@ -8,6 +8,8 @@ names the limit. Rates are those of the rank that waits longest.
 from __future__ import annotations
 
 import datetime
+import itertools
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -17,9 +19,11 @@ from stoker.analysis.host_load import join_loads
 from stoker.analysis.model import rates
 from stoker.analysis.model.calibration import MOST_ALONE, calibrate
 from stoker.analysis.model.formulas import fetch_rate, inverse
+from stoker.analysis.model.gains import find_ends
 from stoker.analysis.model.model import FED, Measured, predict
 from stoker.analysis.model.report import (
     Action,
+    Interval,
     Loader,
     Packing,
     PrepPoint,
@@ -28,6 +32,7 @@ from stoker.analysis.model.report import (
     Rates,
     Report,
     Split,
+    SplitIntervals,
     to_measured_apart,
 )
 from stoker.analysis.model.trace import AnalysisError, RankTrace, Trace, list_raw_phases
@@ -43,6 +48,14 @@ from stoker.version import __version__
 # A loader that is slower than its files by more than this share is not limited by storage. Chosen,
 # not measured.
 _SLOWER = 0.1
+
+# Shares with wider intervals cannot be told. Chosen, not measured.
+_TELLS = 0.25
+_SHARES = {
+    "compute": "training computes",
+    "prep_stall": "it loses to preparing",
+    "fetch_stall": "it loses to fetching",
+}
 
 # Processor seconds that a worker's second takes from training: its own, and at most as much again,
 # as hardware threads of one core, caches and memory are shared. PyTorch's super_resolution example
@@ -65,7 +78,8 @@ def make_report(trace: Trace) -> Report:
         predicted = predict(to_measured_apart(paces._shell)).rate
         shell = msgspec.structs.replace(shell, predicted=predicted)
         acts = advise(shell)
-    shell = msgspec.structs.replace(shell, actions=acts, doubts=find_doubts(shell))
+    doubts = [f"the time for the analysis was up {trace.out_of_time}"] if trace.out_of_time else []
+    shell = msgspec.structs.replace(shell, actions=acts, doubts=[*doubts, *find_doubts(shell)])
     text = write_verdict(shell)
     if trace.crash is not None:
         text = f"The script crashed {trace.crash.when}. {text}"
@@ -93,7 +107,10 @@ class _RankFindings:
         self._estimate_prep()
         self._estimate_fetch()
         self.has_model = self.g is not None and self.p is not None
-        self.compute = self._estimate_compute()
+        shares = self._list_compute_shares()
+        most = MOST_ALONE if self.about["workers"] == 0 and self.g is not None else 1.0
+        self.compute = min(most, sum(shares) / len(shares))
+        self.compute_interval = self._find_compute_interval(shares)
 
     def _explain(self, phase: str) -> str:
         return self.trace.reasons.get(phase, "this phase did not take place")
@@ -241,33 +258,100 @@ class _RankFindings:
         model = predict(self._to_calibrated(model.compute))
         return Split(model.compute, model.prep_stall, model.fetch_stall)
 
-    def _estimate_compute(self) -> float:
-        """Return the fraction of the time that the job computes: its speed over G.
+    def _list_compute_shares(self) -> list[float]:
+        """Return the fraction of the time that the job computes, at first and in each turn.
 
-        What it loses is at most what it can have lost by its waits.
+        It is the job's speed over G. What it loses is at most what it can have lost by its waits:
+        by those of the rank that waits longest, as the others wait for it.
         """
         if self.steady is None or self.g is None:
-            return 1.0 - self.wait_fraction
-        lost = max(0.0, 1.0 - self.steady.rate.value / self.g.value)
-        compute = 1.0 - min(lost, self._limit_loss())
-        return min(compute, MOST_ALONE) if self.about["workers"] == 0 else compute
-
-    def _limit_loss(self) -> float:
-        """Return an upper bound of the loss to data: time inside ``next()``.
-
-        It is that of the rank that waits longest, as the others wait for it. The cost to training
-        of workers beside it is added: by the processor time of both, or by how much slower than G
-        training itself was on data in memory, where workers took processors meanwhile.
-        """
+            return [1.0 - self.wait_fraction]
         seen = [rates.estimate_steady(rank, self.batch) for rank in self.trace.ranks]
-        longest = max(one.wait_fraction + others for one, others in seen if one is not None)
+        waits = max(one.wait_fraction + others for one, others in seen if one is not None)
+        found = [(self.steady.rate.value, self.g.value, waits)]
+        turns = [rates.estimate_turns(rank, self.batch) for rank in self.trace.ranks]
+        own = rates.estimate_turns(self.rank, self.batch)
+        for number, (rate, g, _) in enumerate(own):
+            waits = max(many[number][2] for many in turns if number < len(many))
+            found.append((rate, g, waits + self.others_fraction))
+        beside = self._estimate_loss_beside()
+        return [1.0 - min(max(0.0, 1.0 - rate / g), waits + beside) for rate, g, waits in found]
+
+    def _find_compute_interval(self, shares: list[float]) -> tuple[float, float]:
+        """Return where the share of compute would lie in another analysis.
+
+        Without turns it is as wide as the intervals of the speed and of G make it.
+        """
+        among = rates.estimate_mean(shares)
+        low, high = among.low, among.high
+        if self.steady is not None and self.g is not None:
+            rate, g = self.steady.rate, self.g
+            low = min(low, self.compute * rate.low / rate.value * g.value / g.high)
+            high = max(high, self.compute * rate.high / rate.value * g.value / max(g.low, 1e-9))
+        # Not 0: the model divides by it.
+        return max(0.01, min(low, self.compute)), min(1.0, max(high, self.compute))
+
+    def _find_intervals(self, split: Split) -> SplitIntervals:
+        """Return the intervals of the split: the model's answers at the ends of what was measured.
+
+        The ends are those of the share of compute, of P and of S.
+        """
+        found = [split]
+        for compute in self.compute_interval:
+            if not self.has_model:
+                lost = 1.0 - compute
+                networked = self.is_networked
+                found.append(Split(compute, lost * (not networked), lost * networked))
+                continue
+            apart = to_measured_apart(self._agreed)
+            for p, s in itertools.product(find_ends(self.p), find_ends(self.s)):
+                job = replace(
+                    apart,
+                    prep=tuple((count, p * rate) for count, rate in apart.prep),
+                    storage=None if apart.storage is None else s * apart.storage,
+                )
+                if self.steady is not None:
+                    job = calibrate(job, self.steady.rate.value, compute)
+                model = predict(job)
+                found.append(Split(model.compute, model.prep_stall, model.fetch_stall))
+
+        def span(values: list[float]) -> Interval:
+            return Interval(max(0.0, min(values)), min(1.0, max(values)))
+
+        return SplitIntervals(
+            compute=span([one.compute for one in found]),
+            prep_stall=span([one.prep_stall for one in found]),
+            fetch_stall=span([one.fetch_stall for one in found]),
+        )
+
+    def _list_untold(self, split: Split, intervals: SplitIntervals) -> list[str]:
+        """Return what cannot be told: stalls apart from each other, or shares too uncertain."""
+        found = []
+        if self.s is None and self.cold is None and self.rank.opened and not self.is_networked:
+            lost = split.prep_stall + split.fetch_stall
+            if lost > FED:
+                found.append(
+                    f"how much of the {lost:.0%} that is lost goes to fetching: {self.reasons['S']}"
+                )
+        for name, words in _SHARES.items():
+            share: Interval = getattr(intervals, name)
+            if share.high - share.low > _TELLS:
+                found.append(f"how much of the time {words}: {share.low:.0%} to {share.high:.0%}")
+        return found
+
+    def _estimate_loss_beside(self) -> float:
+        """Return an upper bound of what workers beside training take from it.
+
+        It is known by the processor time of both, or by how much slower than G training itself was
+        on data in memory, where workers took processors meanwhile.
+        """
         if self.g is None or self.p is None or self.steady is None:
-            return longest
+            return 0.0
         model = predict(to_measured_apart(self._shell))
         own = next(point for point in self.curve if point.workers == self.about["workers"])
         slowed = 1.0 - inverse(self.outside_s) / self.g.value
         most = _MOST_TAKEN * own.cpu_s * self.steady.rate.value / self._shell.cores
-        return longest + max(0.0, 1.0 - model.processors / self.g.value, min(slowed, most))
+        return max(0.0, 1.0 - model.processors / self.g.value, min(slowed, most))
 
     def _to_calibrated(self, compute: float) -> Measured:
         job = to_measured_apart(self._agreed)
@@ -284,6 +368,7 @@ class _RankFindings:
     def make_report(self, found: list[_RankFindings]) -> Report:
         """Return the report of this rank, which paces the job, without advice yet."""
         split = self.make_split()
+        intervals = self._find_intervals(split)
         ranks = []
         for one in found:
             own, waits = one.make_split(), one.wait_fraction
@@ -306,6 +391,8 @@ class _RankFindings:
         return msgspec.structs.replace(
             self._agreed,
             split=split,
+            split_intervals=intervals,
+            untold=self._list_untold(split, intervals),
             bound=self.find_bound(split),
             notes=self.notes,
             ranks=ranks,

@@ -47,7 +47,7 @@ function showHead() {
   const host = el("p", { className: "muted" });
   if (report.bound === "processors")
     host.textContent = "What the host's processors cannot give counts as prep stall.";
-  fill("split", splitBar(report.split), splitLegend(report.split), host);
+  fill("split", splitBar(report.split), splitLegend(report.split, report.split_intervals), host);
 }
 
 function showRanks() {

@@ -66,12 +66,25 @@ function splitBar(split, small) {
   return bar;
 }
 
-function splitLegend(split) {
+// A share with its interval, if it has one.
+function within(interval) {
+  if (!interval) return "";
+  return ` ${(100 * interval.low).toFixed(0)} to ${(100 * interval.high).toFixed(0)} %`;
+}
+
+function splitLegend(split, intervals) {
   return el(
     "ul",
     { className: "legend" },
     ...SPLIT.map(([key, kind, name]) =>
-      el("li", {}, el("i", { className: kind }), name, el("b", {}, percent(split[key]))),
+      el(
+        "li",
+        {},
+        el("i", { className: kind }),
+        name,
+        el("b", {}, percent(split[key])),
+        el("small", {}, within(intervals && intervals[key])),
+      ),
     ),
   );
 }

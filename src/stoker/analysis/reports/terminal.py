@@ -86,8 +86,12 @@ def _draw_split(report: Report) -> Text:
     for (_, style, mark), share in zip(_PARTS, shares, strict=True):
         text.append(mark * round(_BAR * share), style=style)
     text.append("\n")
-    for (name, style, mark), share in zip(_PARTS, shares, strict=True):
-        text.append(f"{mark} {name} {share:.0%}   ", style=style)
+    intervals = report.split_intervals
+    spans = ("compute", "prep_stall", "fetch_stall")
+    for (name, style, mark), share, span in zip(_PARTS, shares, spans, strict=True):
+        found = getattr(intervals, span, None)
+        within = f" ({100 * found.low:.0f} to {found.high:.0%})" if found else ""
+        text.append(f"{mark} {name} {share:.0%}{within}   ", style=style)
     if seen is not None:
         text.append(
             f"\nas it is: {_format_interval(seen.rate)} examples/s, {seen.wait_fraction:.0%} of "

@@ -15,7 +15,8 @@ _LIMITS = {
 
 def find_doubts(report: Report) -> list[str]:
     """Return the reasons why the report is uncertain; an empty list if it is not."""
-    found, seen = [], report.as_it_is
+    seen = report.as_it_is
+    found = [f"cannot be told: {untold}" for untold in report.untold]
     if seen is not None and report.predicted is not None:
         rate = seen.rate.value
         if abs(report.predicted - rate) > TOLERANCE * rate:

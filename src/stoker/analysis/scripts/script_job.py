@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from stoker.analysis.model import rates
-from stoker.analysis.model.trace import Drain, RankTrace, Step, Trace
+from stoker.analysis.model.trace import Drain, RankTrace, Step, Trace, Turn
 from stoker.analysis.phases import (
     MORE_PREFETCH,
+    TURNS,
     DrainFailed,
     PhaseLimits,
     Stopped,
@@ -29,6 +30,10 @@ from stoker.basics.signals import defer_interrupts
 _MOST_STARTS = 3
 # Batches for a figure: eight blocks for an interval, and the first ones, which are left out.
 _FEWEST = 12
+# A divisor: no training step takes less.
+_SHORTEST_S = 1e-4
+# Prepared batches at the begin of a turn that are left out: the first one waits for the workers.
+_SETTLE = 2
 # Of G, or on data in memory: a quick script must not end during it.
 _MOST_STEPS = 5000
 # Of training without a loader. It reads its data in another way, and the analysis says so before it
@@ -163,7 +168,8 @@ class ScriptJob:
 
         Raises Stopped.
         """
-        until = time.monotonic() + self._patience_s
+        # A third of what is left: the phases that follow get the rest.
+        until = time.monotonic() + (self._deadline - time.monotonic()) / 3
         self._session.wait_until(lambda: is_enough(time.monotonic() < until), phase)
 
     def _have_lasted(self, rows: list[Row], patient: bool, fewest: int) -> bool:
@@ -273,6 +279,7 @@ class ScriptJob:
         self._ranks, self._drains = session.find_training_ranks(), 0
         for rank in self.trace.ranks:  # an earlier start may have ended in the middle of its drains
             rank.drains, rank.trained, rank.prefetched, rank.opened = {}, {}, [], []
+            rank.turns = []
         self._recorded = [session.find_recorded(rank) for rank in self._ranks]
         for rank, answer in zip(self._recorded, session.send({"do": "describe"}), strict=True):
             rank.described = answer
@@ -364,8 +371,7 @@ class ScriptJob:
         self, workers: int, left: int, prefetch: int | None
     ) -> list[tuple[RankTrace, list[Step]]]:
         """Return the steps of each rank; none if they failed. Raises Stopped."""
-        # A divisor: no training step takes less.
-        session, each_s = self._session, 1e-4
+        session, each_s = self._session, _SHORTEST_S
         for rank in self._recorded:
             arrivals = rank.drains[f"warm-{workers}"][-1].arrivals_ns
             steps = rank.replayed[-100:]
@@ -403,6 +409,60 @@ class ScriptJob:
             trained.append((recorded, found))
         return trained
 
+    def alternate(self) -> None:
+        """Have the script train on its own data and on prepared batches by turns. Raises Stopped.
+
+        Without effect if there is no time for two turns, or if the script ends too soon; and if
+        several ranks, or a stream, would run out of examples that nobody has read.
+        """
+        session, again = self._session, self._is_found_in_memory()
+        if not again and (len(self._recorded) > 1 or self._recorded[0].described["iterable"]):
+            return
+        own_s = max(_find_step_s(rank.rows, rank.slot) for rank in self._recorded)
+        replayed_s = max(_find_step_s(rank.replayed[-100:], rank.slot) for rank in self._recorded)
+        ahead = max(rates.count_ahead(rank) for rank in self._recorded)
+        period = max(1, *(rank.workers for rank in self._recorded))
+        # Whole periods, after the batch that starts the workers, and those that they had ready.
+        measured = max(2, min(_MOST_STEPS, int(self._unit_s / 2 / own_s)) // period) * period
+        own = 1 + ahead + measured
+        replayed = _SETTLE + max(_FEWEST, min(_MOST_STEPS, int(self._unit_s / 4 / replayed_s)))
+        turn_s = own * own_s + replayed * replayed_s
+        turns = min(TURNS, int((self._deadline - time.monotonic()) / 3 / turn_s))
+        if self._life is not None:
+            left = self._life - session.count_batches()
+            turns = min(turns, left // 2 // (own + replayed))
+        if turns < 2:
+            self.trace.note(
+                "too little time to repeat the job as it is and G by turns: the split's intervals "
+                "are those within a phase; use a larger --budget"
+            )
+            return
+        self.say(f"as it is and G once more, in {turns} turns")
+        began = [len(session.read_rows(rank)) for rank in self._ranks]
+        command = {
+            "do": "alternate",
+            "steps": turns * (own + replayed),
+            "own": own,
+            "replayed": replayed,
+            "again": again,
+        }
+        answers = session.send(command)
+        ranks = zip(self._ranks, self._recorded, answers, began, strict=True)
+        for rank, recorded, answer, start in ranks:
+            if "error" in answer and not answer["error"].startswith("StopIteration"):
+                self.trace.note(f"training by turns failed: {answer['error']}")
+            pairs = rates.find_steps(session.read_rows(rank)[start:], rank.slot)
+            recorded.turns = _split_into_turns(pairs, ahead + 1, own, replayed)
+
+    def _is_found_in_memory(self) -> bool:
+        """True if the job's data were in the page cache, or are no files: an epoch is like another.
+
+        Else only examples that nobody has read yet show how the job runs.
+        """
+        lines = [line for rank in self._recorded for line in rank.opened if line.get("pages")]
+        found, pages = (sum(line["pages"][at] for line in lines) for at in (0, 1))
+        return bool(found >= 0.99 * pages)
+
     def find_files(self) -> list[str]:
         """Return the files of the first drain."""
         trace = self.trace
@@ -435,6 +495,31 @@ def _in_a_line(error: str) -> str:
     """Return an error's message in a line, without the traceback of a worker."""
     lines = error.strip().splitlines()
     return error if len(lines) < 2 else f"{lines[0]} {lines[-1]}"
+
+
+def _find_step_s(rows: Sequence[Row], slot: int) -> float:
+    """Return the mean seconds from one batch to the next."""
+    at = [row.entered_ns for row in rows if row.slot == slot and row.event == records.BATCH]
+    if len(at) < 2:
+        return _SHORTEST_S
+    return max(_SHORTEST_S, (at[-1] - at[0]) / (len(at) - 1) / 1e9)
+
+
+def _split_into_turns(
+    pairs: Sequence[tuple[Row, Row]], skipped: int, own: int, replayed: int
+) -> list[Turn]:
+    """Return the turns of ``own`` and ``replayed`` batches each, without the first ones of both."""
+    turns: dict[int, Turn] = {}
+    for before, row in pairs:
+        number, place = divmod(before.number - pairs[0][0].number, own + replayed)
+        waited_s = (before.left_ns - before.entered_ns) / 1e9
+        step = Step((row.entered_ns - before.entered_ns) / 1e9, waited_s)
+        turn = turns.setdefault(number, Turn([], []))
+        if skipped <= place < own:
+            turn.own.append(step)
+        elif place >= own + _SETTLE:
+            turn.replayed.append(step)
+    return [turn for turn in turns.values() if turn.own and turn.replayed]
 
 
 def _list_replayed(rank: RankTrace, rows: list[Row]) -> list[Row]:

@@ -195,6 +195,7 @@ class Session:
                 raise Stopped
             if time.monotonic() >= self._deadline:
                 self._trace.reasons[phase] = "the time for the analysis was up"
+                self._trace.out_of_time = _WHEN[phase]
                 raise Stopped
             time.sleep(poll_s)
 

@@ -97,7 +97,8 @@ def plans_of(draw: st.DrawFn, case: Case, legs: int) -> list[tuple[Case, int]]:
 @given(case=cases(), data=st.data())
 def test_what_no_step_had_comes_once_in_a_plan_of_its_own(case: Case, data: st.DataObject) -> None:
     plan = data.draw(plans_of(case, data.draw(st.integers(2, 4))), label="plan")
-    assume(len(case.lengths) >= plan[0][1])
+    # Ranks without an example warn; any may begin the epoch, if those before took no step.
+    assume(len(case.lengths) >= max(world for _, world in plan))
     legs, state = list[Ranks](), None
     for number, (sized, world) in enumerate(plan):
         is_last = number == len(plan) - 1
@@ -116,7 +117,7 @@ def test_what_no_step_had_comes_once_in_a_plan_of_its_own(case: Case, data: st.D
 def test_an_epoch_goes_on_from_every_batch(case: Case, old: int, new: int) -> None:
     assume(len(case.lengths) >= old)
     expected, whole = drawn_of(case), Ranks(case, old, None, None)
-    for steps in range(1, whole.steps):
+    for steps in range(1, whole.steps, 1 + whole.steps // 16):
         first = Ranks(case, old, None, steps)
         check([first, Ranks(case, new, first.state, None)], expected)
 
@@ -174,8 +175,10 @@ def test_mixtures_go_on_with_what_no_step_had(
             if state is not None:
                 rank.load_state_dict(state)
         steps = None
-        if number < len(worlds) - 1:
-            steps = data.draw(st.integers(0, 3))
+        if number < len(worlds) - 1:  # the epoch does not end here
+            with iter(ranks[0]) as batches:
+                left = len(batches)
+            steps = data.draw(st.integers(0, min(3, left - 1)))
         for rank in ranks:
             with iter(rank) as batches:
                 for ids, draws in itertools.islice(batches, steps):

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import stoker
-from strategies import few, through_json
+from strategies import FULL, few, through_json
 from test_crafted_states import signed
 from test_elastic import mixture
 from test_places import drawing, taken
@@ -93,7 +93,7 @@ def plans_of(draw: st.DrawFn, case: Case, legs: int) -> list[tuple[Case, int]]:
     return found
 
 
-@few(12)
+@settings(max_examples=120 if FULL else 2)
 @given(case=cases(), data=st.data())
 def test_what_no_step_had_comes_once_in_a_plan_of_its_own(case: Case, data: st.DataObject) -> None:
     plan = data.draw(plans_of(case, data.draw(st.integers(2, 4))), label="plan")
@@ -147,7 +147,7 @@ def test_a_leg_is_resumed_bit_for_bit(case: Case, worlds: tuple[int, int]) -> No
         assert [(ids.tolist(), draws.tolist()) for ids, draws in again] == tail[at:]
 
 
-@few(6)
+@settings(max_examples=60 if FULL else 2)
 @given(
     length=st.integers(60, 200),
     worlds=st.lists(st.sampled_from(WORLDS), min_size=2, max_size=4),

@@ -603,11 +603,9 @@ class Pipeline(DataLoaderApi, Generic[T]):
                 of the Ray cluster, placed by ``ray_options`` (default ``{"num_cpus": 1}``).
             ahead: how far workers may be ahead of you at most, in batches, or in bytes
                 (``"4GiB"``); without workers nothing is ahead.
-            patience: how long reading, or a stage, may take for one example: ``"30s"``, ``"2min"``,
-                or seconds. Then a warning names the example and shows where its worker is. After
-                four times as long the stage fails with TimeoutError, which ``on_error=`` may skip.
-                A process that is stuck is replaced; a thread is left, and another takes its place.
-                All workers take part from the beginning. For threads and processes.
+            patience: how long a stage may take for one example, ``"30s"`` or seconds: then a
+                warning names it and shows where its worker is. After four times as long it fails
+                with TimeoutError, which ``on_error=`` may skip, and the worker is replaced.
             insecure: do not encrypt the traffic to actors: only on a network that you trust.
         """
         if self.chain.source.yields_batches:

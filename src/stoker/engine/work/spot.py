@@ -45,9 +45,9 @@ class Spot:
         cells[0] += 1
 
 
-class _Here(threading.local):
+class _Spots(threading.local):
     spot: Spot | None = None
 
 
-HERE = _Here()
+HERE = _Spots()
 """The spot of the calling thread; None where nobody watches."""

@@ -42,6 +42,11 @@ def test_a_plain_loop_has_the_losses_and_the_exit_status_of_the_plain_run(tmp_pa
         f"stoker run: train.py:{LINE}: num_workers 0 -> 2, prefetch 2, persistent; "
         "same batches: yes"
     )
+    assert lines[1].startswith(f"--- {script.name}")
+    assert (
+        f"stoker run: train.py:{LINE}: 8 batches compared with the script's own, bit for bit: "
+        "the same"
+    ) in lines
     assert (
         "+loader = DataLoader(Rows(), 8, shuffle=True, num_workers=2, persistent_workers=True)"
         in lines
@@ -129,6 +134,11 @@ SHAPES = {
             yield from (Rows()[at] for at in range(24))
 
     train(make_model(), DataLoader(Numbers(), 4, num_workers=1))
+    """,
+    "stateful": """
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    train(make_model(), StatefulDataLoader(Rows(), 8, shuffle=True, num_workers=1))
     """,
     "infinite": """
     loader = DataLoader(Rows(), 8, shuffle=True)
@@ -219,6 +229,8 @@ def test_every_shape_has_the_losses_of_the_plain_run(tmp_path: Path, shape: str)
     told = [line for line in found.stderr.splitlines() if line.startswith("stoker run: ")]
     if shape == "stream":
         assert "left as it is: a stream" in told[0]
+    elif shape == "stateful":
+        assert "left as it is: a StatefulDataLoader" in told[0]
     else:
         assert "num_workers 0 -> 2" in told[0], found.stderr
         assert "same batches: yes" in told[0]

@@ -55,6 +55,33 @@ def test_a_plain_loop_has_the_losses_and_the_exit_status_of_the_plain_run(tmp_pa
     assert json.loads(report.read_text())["run"]["from_epoch"] == 2
 
 
+@pytest.mark.full
+def test_loaders_of_one_line_have_the_names_of_the_analysis(tmp_path: Path) -> None:
+    body = """
+    def build(data):
+        return DataLoader(data, 4)
+
+    class Noisy(Rows):
+        def __getitem__(self, index):
+            return torch.rand(4), 1.0
+
+    for epoch in range(2):
+        loaders = [build(Rows(8)), build(Noisy(8))]
+        for loader in loaders:
+            list(loader)
+    """
+    script = write_script(tmp_path, body)
+    line = LINE + 1
+    report = write_advice(tmp_path, "num_workers=1", loader=f"train.py:{line + 7}")
+    found = run(tmp_path, "--apply", report, script.name)
+    assert found.returncode == 0, found.stderr
+    told = [line for line in found.stderr.splitlines() if line.startswith("stoker run: train")]
+    assert told[0].startswith(f"stoker run: train.py:{line}: num_workers 0 -> 1")
+    assert f"train.py:{line + 7}: left as it is: examples are random" in found.stderr
+    assert "was not iterated" not in found.stderr
+    assert len(told) == 3, "none is told again in the second epoch"
+
+
 def test_a_plan_is_handed_over_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     advice = Action("", "DataLoader(..., num_workers=6)", about(1.5), "")
     report = msgspec.structs.replace(PREP, actions=[advice])

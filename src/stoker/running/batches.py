@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from stoker.basics.fingerprint import content_digest
-from stoker.running.comparison import DEAD_WORKER, Comparison
+from stoker.running.comparison import DEAD_WORKER, BatchComparison
 from stoker.running.loaders import LoaderChoice, LoaderSettings, acts_at_end
 
 # Batches that are compared with the untouched loader's. Each costs what it costs without a change.
@@ -169,7 +169,7 @@ class RunBatches:
     def __init__(self, changed: ChangedLoader, loader: Any, seeds: Any, *, keeps: bool) -> None:
         self._changed, self._loader, self._seeds, self._keeps = changed, loader, seeds, keeps
         self._inner: Any = None
-        self._comparison: Comparison | None = None
+        self._comparison: BatchComparison | None = None
         self._order: BatchOrder | None = None
         self._count = 0
         self._began_s = self._last_s = 0.0
@@ -241,12 +241,15 @@ class RunBatches:
 
     def _start_comparison(self, order: BatchOrder) -> None:
         try:
-            self._comparison = Comparison(self._changed, self._loader, order, self._seeds)
+            indices = _IndicesBehind(order)
+            batches = self._changed.make_untouched(self._loader, indices, self._seeds)
         except (OSError, RuntimeError) as error:
             order.copies = None
             self._end_comparison(f"processes for it cannot be started ({error})")
+        else:
+            self._comparison = BatchComparison(batches, indices.go_on_alone)
 
-    def _compare(self, comparison: Comparison, batch: Any) -> Any:
+    def _compare(self, comparison: BatchComparison, batch: Any) -> Any:
         """Return the batch, or the untouched loader's where they differ."""
         changed, why = self._changed, comparison.find_difference(batch)
         if comparison.problem:
@@ -334,7 +337,7 @@ class RunBatches:
             self._end()
 
 
-def _name_batch(comparison: Comparison) -> str:
+def _name_batch(comparison: BatchComparison) -> str:
     return f"batch {comparison.compared + 1}"
 
 
@@ -427,6 +430,30 @@ class _IndicesOfWorkers:
 
     def __next__(self) -> Any:
         return self._order.draw()
+
+
+class _IndicesBehind:
+    """The indices that the changed loader's workers were given, for the untouched one's."""
+
+    def __init__(self, order: BatchOrder) -> None:
+        self._order = order
+        self._behind: deque[Any] = order.copies or deque()
+        self._is_alone = False
+
+    def go_on_alone(self) -> None:
+        """Draw what comes behind them; nothing is kept for a second loader any more."""
+        self._order.copies = None
+        self._is_alone = True
+
+    def __iter__(self) -> _IndicesBehind:
+        return self
+
+    def __next__(self) -> Any:
+        if self._behind:
+            return self._behind.popleft()
+        if self._is_alone:
+            return self._order.draw()
+        raise StopIteration
 
 
 class _LoaderView:

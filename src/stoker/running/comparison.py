@@ -7,19 +7,16 @@ not read: files that it opened would be shared with workers that start later.
 
 from __future__ import annotations
 
-from collections import deque
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from stoker.running.values import is_same
-
-if TYPE_CHECKING:
-    from stoker.running.batches import BatchOrder, ChangedLoader
 
 DEAD_WORKER = "DataLoader worker (pid"
 """How PyTorch's error for a worker that died begins."""
 
 
-class Comparison:
+class BatchComparison:
     """The untouched loader's batches of one epoch.
 
     Attributes:
@@ -29,17 +26,14 @@ class Comparison:
         error: what it raised instead.
     """
 
-    def __init__(self, changed: ChangedLoader, loader: Any, order: BatchOrder, seeds: Any) -> None:
-        """Start the untouched loader. Raises OSError, RuntimeError.
-
-        ``order`` has kept the indices that the changed loader's workers were given.
-        """
+    def __init__(self, batches: Any, go_on_alone: Callable[[], None]) -> None:
+        """``batches``: the untouched loader's iterator, over indices that the changed loader's
+        workers were given; after ``go_on_alone()`` it draws its own."""
         self.compared = 0
         self.problem = ""
         self.own: Any = None
         self.error: Exception | None = None
-        self._indices = _IndicesBehind(order)
-        self._batches = changed.make_untouched(loader, self._indices, seeds)
+        self._batches, self._go_on_alone = batches, go_on_alone
 
     def find_difference(self, batch: Any) -> str:
         """Compare the changed loader's next batch; empty if it is the same, or has no counterpart.
@@ -68,7 +62,7 @@ class Comparison:
 
     def take_over(self) -> Any:
         """Return the untouched loader's iterator, which goes on alone."""
-        self._indices.go_on_alone()
+        self._go_on_alone()
         self._give_indices()
         return self._batches
 
@@ -82,30 +76,5 @@ class Comparison:
 
     def close(self) -> None:
         """End the untouched loader's workers."""
-        self._indices.go_on_alone()
+        self._go_on_alone()
         self._batches._shutdown_workers()
-
-
-class _IndicesBehind:
-    """The indices that the changed loader's workers were given, for the untouched one's."""
-
-    def __init__(self, order: BatchOrder) -> None:
-        self._order = order
-        self._behind: deque[Any] = order.copies or deque()
-        order.copies = self._behind
-        self._is_alone = False
-
-    def go_on_alone(self) -> None:
-        """Draw what comes behind them; nothing is kept for a second loader any more."""
-        self._order.copies = None
-        self._is_alone = True
-
-    def __iter__(self) -> _IndicesBehind:
-        return self
-
-    def __next__(self) -> Any:
-        if self._behind:
-            return self._behind.popleft()
-        if self._is_alone:
-            return self._order.draw()
-        raise StopIteration

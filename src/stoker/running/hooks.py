@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from stoker.analysis.probe.loaders import find_builders
+from stoker.basics.fingerprint import content_digest
 from stoker.basics.resources import process_group
 from stoker.running.batches import ChangedLoader
 from stoker.running.edits import show_edits
@@ -80,6 +81,7 @@ class _RunningProcess:
         self._known: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self._choices: dict[Any, LoaderChoice] = {}
         self._left: set[str] = set()
+        self._names: dict[str, tuple[tuple[str, ...], weakref.ref[Any]]] = {}
         self._outcome = RunOutcome(self._plan, self._say)
 
     def adopt(self, loader: Any, built: Any) -> ChangedLoader | None:
@@ -92,7 +94,7 @@ class _RunningProcess:
         if loader in self._known:
             found: ChangedLoader | None = self._known[loader]
             return found
-        site = self._name(built)
+        site = self._name(loader, built[0])
         try:
             found = self._choose(loader, site, built[1])
         except Exception as error:
@@ -103,19 +105,31 @@ class _RunningProcess:
 
     def leave(self, loader: Any, built: Any, why: str) -> None:
         """Say once that a loader is left as it is."""
-        site = self._name(built)
-        if site not in self._left:
+        if loader in self._known:
+            return
+        self._known[loader] = None
+        site = self._name(loader, built[0])
+        if site not in self._left:  # it may be built anew for every epoch
             self._left.add(site)
             self._outcome.note(site)
             self._say(f"{site}: left as it is: a {type(loader).__name__}: {why}")
 
-    def _name(self, built: Any) -> str:
-        sites: tuple[str, ...] = built[0]
-        return self._plan.loader if self._plan.loader in sites else sites[0]
+    def _name(self, loader: Any, sites: tuple[str, ...]) -> str:
+        """Name a loader as the analysis does: by its line; if that is taken, by a caller's."""
+        taken = sum(others[0] == sites[0] for others, _ in self._names.values())
+        names = [
+            # Of one that is gone: it is built anew for every epoch.
+            *(name for name, (of, last) in self._names.items() if of == sites and last() is None),
+            *(site for site in sites if site not in self._names),
+            f"{sites[0]}#{taken + 1}",
+        ]
+        self._names[names[0]] = sites, weakref.ref(loader)
+        return names[0]
 
     def _choose(self, loader: Any, site: str, place: tuple[str, int]) -> ChangedLoader | None:
         # A loader that is built anew for every epoch is tried once.
-        kind = site, loader.num_workers, loader.batch_size, type(loader.dataset)
+        examples = content_digest(loader.dataset), content_digest(loader.collate_fn)
+        kind = site, loader.num_workers, loader.batch_size, examples
         self._outcome.note(site)
         choice = self._choices.get(kind)
         is_new = choice is None

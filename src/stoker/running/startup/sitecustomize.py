@@ -22,7 +22,7 @@ _LOADERS = {
 }
 
 
-class _AfterImport(importlib.abc.MetaPathFinder):
+class _AfterLoaders(importlib.abc.MetaPathFinder):
     """An import hook: prepares data loaders as they are imported."""
 
     def __init__(self) -> None:
@@ -77,5 +77,5 @@ def _give_way() -> None:
 
 
 if os.environ.get("STOKER_RUN_PLAN") and os.environ.get("STOKER_RUN") != "0":
-    sys.meta_path.insert(0, _AfterImport())
+    sys.meta_path.insert(0, _AfterLoaders())
 _give_way()

@@ -20,10 +20,9 @@ from stoker.cache import inventory, location, store_dir
 from stoker.cache.admission import RandomCheck, WorthAdmission
 from stoker.cache.counters import DAMAGED, HAS_WARNED, ITEMS, PAYLOAD_BYTES, USED_BYTES
 from stoker.cache.handles import HANDLES, Handle
-from stoker.cache.identity import NumberedKeys, digest, item_key, private_identity
+from stoker.cache.identity import ItemPlaces, NumberedKeys, digest, item_key, private_identity
 from stoker.cache.layout import StoredItem
 from stoker.cache.location import Limit
-from stoker.cache.places import Places
 from stoker.cache.store import MISSING, Missing
 from stoker.errors import CacheWarning
 from stoker.replicas.thread_safety import thread_safe
@@ -104,7 +103,7 @@ class ExampleCache:
     def _begin(self) -> None:
         self._handle: Handle | None = None
         self._numbered: NumberedKeys | None = None
-        self._places: tuple[Handle | None, Places | None] = None, None
+        self._places: tuple[Handle | None, ItemPlaces | None] = None, None
         self._has_no_room = False
         self._begin_admission()
 
@@ -193,11 +192,11 @@ class ExampleCache:
         handle.store.counters.add(self._user, hits=1, saved_bytes=found[1])
         return found[0]
 
-    def _places_in(self, handle: Handle) -> Places:
+    def _places_in(self, handle: Handle) -> ItemPlaces:
         """Return the places of items in this store; a new process, or user, begins with none."""
         known_in, places = self._places
         if places is None or known_in is not handle:
-            places = Places(handle.store.map, self._examples)
+            places = ItemPlaces(handle.store.map, self._examples)
             self._places = handle, places
         return places
 

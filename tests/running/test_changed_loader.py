@@ -221,6 +221,34 @@ def test_a_dataset_that_changes_between_epochs_reaches_workers_that_persist() ->
         assert first[1, 0] == scale
 
 
+@pytest.mark.parametrize("kind", [np.zeros, torch.zeros], ids=["array", "tensor"])
+def test_a_change_in_a_large_array_or_a_long_list_reaches_workers_that_persist(kind: Any) -> None:
+    dataset: Any = Squares(4)
+    dataset.table, dataset.files = kind(1 << 18), [("", index) for index in range(5000)]
+    dataset.noise = torch.zeros(3, dtype=torch.bfloat16)
+    loader = DataLoader(dataset, 4, collate_fn=_Sums(dataset))
+    changed = change(loader, LoaderSettings(1, 2, True))
+    sums = []
+    for _ in range(4):
+        sums += changed.iterate(loader)
+        if len(sums) == 1:
+            dataset.table[77_777] = 1
+        elif len(sums) == 2:
+            dataset.files[2500] = ("", 2510)
+        else:
+            dataset.noise[1] = 0.5
+    assert sums == [0, 1, 11, 11.5]
+
+
+class _Sums:
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __call__(self, examples: list[Any]) -> float:
+        moved = self.dataset.files[2500][1] - 2500
+        return float(self.dataset.table.sum() + moved + self.dataset.noise.float().sum())
+
+
 def test_a_dataset_that_changes_during_an_epoch_has_the_change_undone() -> None:
     said: list[str] = []
     loader = DataLoader(Squares(8), 4)

@@ -80,7 +80,7 @@ class ChangedLoader:
         if not keeps:
             return self.make(loader, order, self.settings, seeds, persistent=False)
         kept, before = self._kept, self._digests
-        self._digests = content_digest(loader.dataset), content_digest(loader.collate_fn)
+        self._digests = _digest(loader.dataset), _digest(loader.collate_fn)
         if kept is not None and self._digests == before:
             self._kept_order.follow(order)
             kept._reset(_LoaderView(loader))
@@ -141,7 +141,7 @@ class ChangedLoader:
     def check_dataset(self, loader: Any) -> None:
         """Undo the change if the script has changed the dataset during the epoch that has ended."""
         watched = self.choice.own.workers == 0 and self._kept is not None
-        if watched and content_digest(loader.dataset) != self._digests[0]:
+        if watched and _digest(loader.dataset) != self._digests[0]:
             self.undo("its dataset was changed during the epoch, which workers do not see")
 
     def undo(self, why: str) -> None:
@@ -335,6 +335,9 @@ class RunBatches:
     def __del__(self) -> None:
         with contextlib.suppress(AttributeError):
             self._end()
+
+
+_digest = functools.partial(content_digest, whole=True)
 
 
 def _name_batch(comparison: BatchComparison) -> str:

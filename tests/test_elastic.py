@@ -560,11 +560,17 @@ REFUSED: dict[str, tuple[Made, str]] = {
         ),
         r"what \.scan\(running\) is at the middle of is the rank's own",
     ),
-    "pack": (
+    "echo and pack": (
         lambda p, rank, world: (
-            p.shuffle().shard(rank=rank, world=world).map(text).pack(8).batch(4).steps(3)
+            p.shuffle()
+            .shard(rank=rank, world=world)
+            .map(text)
+            .echo(2, pool=9)
+            .pack(8)
+            .batch(4)
+            .steps(3)
         ),
-        r"what \.pack\(8\) is at the middle of is the rank's own",
+        r"what \.pack\(8\) joins of the uses of an echo is the rank's own",
     ),
     "batch echo": (
         lambda p, rank, world: p.shuffle().shard(rank=rank, world=world).batch(4).echo(2, pool=3),

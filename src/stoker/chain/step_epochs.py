@@ -298,6 +298,8 @@ class StepEpochs(Cursor):
 
     def _handed_out(self) -> int:
         run, steps = self._live_run(), self.chain.steps
+        if self._asked_to_skip() and not self._goes_on:  # as ``begin`` counts
+            return self.next_step_epoch * (steps or 0)
         late = 0 if run is None else self._late(run)
         finished = self.handed_out - late - len(self._pending)
         return (
@@ -305,6 +307,9 @@ class StepEpochs(Cursor):
             if steps and calling_loop().has_ended_epoch()
             else finished
         )
+
+    def _asked_to_skip(self) -> int:
+        return 0 if self._live_step_epoch() is not None or self._pending else self._skip
 
     def _is_epoch_left(self) -> bool:
         """Return False: the next epoch goes on after the last output."""

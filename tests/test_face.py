@@ -185,6 +185,16 @@ def test_a_state_before_the_first_batch_keeps_what_is_skipped(kind: str, before:
         assert batches(again) == batches(pipeline)
 
 
+@pytest.mark.parametrize("kind", ["plain", "echo", "filter", "rounds"])
+def test_a_state_that_skips_too_much_takes_no_longer(kind: str) -> None:
+    pipeline = SKIPPED[kind]()
+    pipeline.resume_at(10**15)
+    again = SKIPPED[kind]()
+    again.load_state_dict(pipeline.state_dict())
+    with small_pools_allowed():
+        assert not batches(again)
+
+
 def test_a_state_of_a_running_epoch_knows_nothing_of_the_next_one() -> None:
     pipeline, again = small(), small()
     with iter(pipeline) as running:

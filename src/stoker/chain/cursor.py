@@ -6,6 +6,7 @@ cursor unchanged. After ``len()`` batches the epoch is over, even if nobody aske
 
 from __future__ import annotations
 
+import itertools
 import threading
 import weakref
 from typing import Any, NamedTuple
@@ -169,8 +170,8 @@ class Cursor(Bookmark):
             run.wrapper = loop.framework if loop.reads_ahead else None
         iterator = self._iterate(run)
         self._note_start(epoch, run, iterator, skip, totals_before)
-        for _ in range(rest):
-            next(iterator, None)
+        for _ in itertools.islice(iterator, rest):
+            pass
         return iterator
 
     def _measure(self) -> None:

@@ -9,6 +9,7 @@ if that position cannot be reached again.
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
@@ -79,8 +80,8 @@ class StepEpochs(Cursor):
             run.wake()
         iterator: StepEpochIterator[Any] = StepEpochIterator(self, end)
         self._step_epoch = weakref.ref(iterator)
-        for _ in range(rest):
-            next(iterator, None)
+        for _ in itertools.islice(iterator, rest):
+            pass
         return iterator
 
     @property

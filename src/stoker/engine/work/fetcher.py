@@ -119,6 +119,8 @@ class Fetcher:
         if self._cache is None:
             return self._read(indices, ns)
         found = self._look_up(indices, ns)
+        if Miss not in map(type, found):
+            return found
         missing = [at for at, miss in enumerate(found) if type(miss) is Miss]
         step = 1 if self._cache.weighs else max(1, len(missing))  # then each one's cost is asked
         for start in range(0, len(missing), step):

@@ -180,12 +180,13 @@ class Work:
         behind = 0
         if self._cache is not None:
             behind = self._cache_at
-            for i, value in enumerate(values):
-                kind = type(value)
-                if kind is Miss:
-                    values[i] = self._admit(value, places[i], ns)
-                elif kind is LeftOutBefore:
-                    values[i] = REJECTED
+            if not {Miss, LeftOutBefore}.isdisjoint(map(type, values)):
+                for i, value in enumerate(values):
+                    kind = type(value)
+                    if kind is Miss:
+                        values[i] = self._admit(value, places[i], ns)
+                    elif kind is LeftOutBefore:
+                        values[i] = REJECTED
         self._apply(slice(behind, None), values, places, use_keys, ns)
 
     def _apply_to_lent(

@@ -471,8 +471,7 @@ class Pipeline(DataLoaderApi, Generic[T]):
             max_rows: the most examples in a batch.
             padded: False: a batch holds ``tokens`` as the sum of its sizes, without padding.
             late: an example that is not ready when its batch is due moves on by at most so many
-                batches, and others take its place. ``record()`` tells which; states do, too.
-            replay: a result of ``record()``: the same examples come in the same batches again.
+                batches; another takes its place. ``replay=record()`` repeats a run exactly.
 
         Raises ValueError for planned batches, also by ``fn``, after ``filter``, ``echo``, ``scan``
         or ``pack`` and over streams, and when iterated for an example larger than a batch.

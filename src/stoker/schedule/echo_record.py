@@ -199,7 +199,7 @@ def encode(
     seed: int,
     pipeline: list[str],
     echoes: Mapping[int, EchoRecord],
-    late: Mapping[int, LateRecord],
+    late: Mapping[int, LateRecord] | None = None,
 ) -> dict[str, Any]:
     """Return a record, ready for JSON. It takes little more than 1.25 bytes a step, at most."""
     return {

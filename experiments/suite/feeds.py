@@ -36,12 +36,12 @@ def feed(
         replay: what an adaptive echo decided in the run that is repeated.
     """
     recipe = workload.recipe
-    pool_batches = _pool_batches(workload, arm)
+    pooled = pool_batches(workload, arm)
     if arm.place == "loader":
         return stoker.echo(
             _loader(workload, seed, read_s),
             arm.factor,
-            pool=None if replay else pool_batches,
+            pool=None if replay else pooled,
             transform=workload.transform(arm.transform_name) if arm.transform else None,
             repeats_only=arm.repeats_only,
             replay=replay,
@@ -54,12 +54,12 @@ def feed(
         examples.shuffle().map(workload.prepare),
         augment=lambda p: p.random_map(workload.augment),
         batch_size=recipe.batch_size,
-        pool_batches=pool_batches,
+        pool_batches=pooled,
         replay=replay,
     )
 
 
-def _pool_batches(workload: Workload, arm: Arm) -> int:
+def pool_batches(workload: Workload, arm: Arm) -> int:
     """Return what a pool holds: the default, or a tenth of little data; never less than works."""
     if workload.variant.pool_batches is not None:
         return max(2, arm.most_uses, workload.variant.pool_batches)
@@ -123,16 +123,20 @@ class Counts:
         self.latest = (0, 0, 0)
         """Steps, fresh examples, uses."""
 
-    def add(self, pipeline: stoker.Pipeline) -> bool:
-        """Count a batch that was just handed out; return whether it passed a point of the grid."""
-        clock = pipeline.clock
-        self.latest = (clock.steps, clock.fresh_examples, clock.uses)
+    def add(self, steps: int, fresh_examples: int, uses: int) -> bool:
+        """Count a batch, all numbers with it; return whether it passed a point of the grid."""
+        self.latest = (steps, fresh_examples, uses)
         self._digest.update(np.asarray(self.latest, np.int64).tobytes())
-        if clock.fresh_examples < self._point:
+        if fresh_examples < self._point:
             return False
         if not self.is_over:
-            self._point = next_point(clock.fresh_examples, self._grid)
+            self._point = next_point(fresh_examples, self._grid)
         return True
+
+    def add_of(self, pipeline: stoker.Pipeline) -> bool:
+        """Count the batch that a pipeline has just handed out, as `add` does."""
+        clock = pipeline.clock
+        return self.add(clock.steps, clock.fresh_examples, clock.uses)
 
     @property
     def is_over(self) -> bool:

@@ -17,6 +17,7 @@ from experiments.arms import Arm
 from experiments.suite.prices import PATH as PRICES
 from experiments.suite.prices import prices_text
 from experiments.suite.rows import RESULTS, Rows
+from experiments.suite.sentences import PAGES, with_sentences
 from experiments.suite.summary import ArmSummary, Comparison, compared
 from experiments.suite.tables import VOID, cells_of, clock_cells, markdown, ratio_text, sentence
 from experiments.suite.workload import Recipe, Variant
@@ -46,12 +47,16 @@ def with_tables(text: str, results: Path = RESULTS) -> str:
 
 
 def write() -> list[Path]:
-    """Write the tables into the page, the figures beside it, and what the analyzer tells; return
-    what was written."""
+    """Write tables and sentences into the pages, figures beside them, and the analyzer's prices.
+
+    Returns what was written.
+    """
     text = PAGE.read_text(encoding="utf-8")
     PAGE.write_text(with_tables(text), encoding="utf-8")
+    for page in PAGES:
+        page.write_text(with_sentences(page.read_text(encoding="utf-8")), encoding="utf-8")
     PRICES.write_text(prices_text(), encoding="utf-8")
-    written = [PAGE, PRICES]
+    written = [*PAGES, PRICES]
     for match in _BLOCK.finditer(text):
         found, _ = _found(match["what"], RESULTS)
         if found is not None:

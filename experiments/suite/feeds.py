@@ -27,12 +27,14 @@ def feed(
     seed: int,
     *,
     read_s: float = 0.0,
+    took_s: list[float] | None = None,
     replay: dict[str, Any] | None = None,
 ) -> stoker.Pipeline:
     """Build what an arm trains on: the same stream for the same seed, however long a read sleeps.
 
     Args:
         read_s: seconds that a batch takes to be read.
+        took_s: gets the seconds that each example of a pipeline did take to be read.
         replay: what an adaptive echo decided in the run that is repeated.
     """
     recipe = workload.recipe
@@ -47,7 +49,7 @@ def feed(
             replay=replay,
             seed=seed,
         )
-    sleeping = _Sleeping(workload.train, read_s * READERS / recipe.batch_size)
+    sleeping = _Sleeping(workload.train, read_s * READERS / recipe.batch_size, took_s)
     examples = stoker.from_dataset(sleeping, seed=seed).workers(READERS if read_s else 1)
     return echoed(
         arm,
@@ -83,16 +85,21 @@ def _loader(workload: Workload, seed: int, read_s: float) -> Any:
 class _Sleeping:
     """Examples behind a latency for every read; reads of several threads overlap."""
 
-    def __init__(self, examples: Examples, latency_s: float) -> None:
+    def __init__(
+        self, examples: Examples, latency_s: float, took_s: list[float] | None = None
+    ) -> None:
         self._examples = examples
         self._latency_s = latency_s
+        self._took_s = [] if took_s is None else took_s
 
     def __len__(self) -> int:
         return len(self._examples)
 
     def __getitem__(self, index: int) -> Any:
         if self._latency_s:
+            asked = time.perf_counter()
             time.sleep(self._latency_s)
+            self._took_s.append(time.perf_counter() - asked)
         return self._examples[index]
 
 

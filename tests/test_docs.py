@@ -23,7 +23,10 @@ from stoker.cli import app
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "stoker"
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    *(page for page in sorted((ROOT / "docs").glob("*.md")) if page.name != "changelog.md"),
+]
 ABOUT = [ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "RELEASING.md", "SECURITY.md")]
 RECIPES = sorted((ROOT / "docs" / "recipes").glob("*.md"))  # their Python runs in test_recipes.py
 RUN_LIMIT_S = 240

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import stoker
-from strategies import few, through_json
+from strategies import FULL, few, through_json
 from test_crafted_states import signed
 from test_elastic import mixture
 from test_places import drawing, taken
@@ -93,11 +93,12 @@ def plans_of(draw: st.DrawFn, case: Case, legs: int) -> list[tuple[Case, int]]:
     return found
 
 
-@few(12)
+@settings(max_examples=120 if FULL else 2)
 @given(case=cases(), data=st.data())
 def test_what_no_step_had_comes_once_in_a_plan_of_its_own(case: Case, data: st.DataObject) -> None:
     plan = data.draw(plans_of(case, data.draw(st.integers(2, 4))), label="plan")
-    assume(len(case.lengths) >= plan[0][1])
+    # Ranks without an example warn; any may begin the epoch, if those before took no step.
+    assume(len(case.lengths) >= max(world for _, world in plan))
     legs, state = list[Ranks](), None
     for number, (sized, world) in enumerate(plan):
         is_last = number == len(plan) - 1
@@ -116,7 +117,7 @@ def test_what_no_step_had_comes_once_in_a_plan_of_its_own(case: Case, data: st.D
 def test_an_epoch_goes_on_from_every_batch(case: Case, old: int, new: int) -> None:
     assume(len(case.lengths) >= old)
     expected, whole = drawn_of(case), Ranks(case, old, None, None)
-    for steps in range(1, whole.steps):
+    for steps in range(1, whole.steps, 1 + whole.steps // 16):
         first = Ranks(case, old, None, steps)
         check([first, Ranks(case, new, first.state, None)], expected)
 
@@ -146,7 +147,7 @@ def test_a_leg_is_resumed_bit_for_bit(case: Case, worlds: tuple[int, int]) -> No
         assert [(ids.tolist(), draws.tolist()) for ids, draws in again] == tail[at:]
 
 
-@few(6)
+@settings(max_examples=60 if FULL else 2)
 @given(
     length=st.integers(60, 200),
     worlds=st.lists(st.sampled_from(WORLDS), min_size=2, max_size=4),
@@ -174,8 +175,10 @@ def test_mixtures_go_on_with_what_no_step_had(
             if state is not None:
                 rank.load_state_dict(state)
         steps = None
-        if number < len(worlds) - 1:
-            steps = data.draw(st.integers(0, 3))
+        if number < len(worlds) - 1:  # the epoch does not end here
+            with iter(ranks[0]) as batches:
+                left = len(batches)
+            steps = data.draw(st.integers(0, min(3, left - 1)))
         for rank in ranks:
             with iter(rank) as batches:
                 for ids, draws in itertools.islice(batches, steps):

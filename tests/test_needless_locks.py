@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 import random
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -311,3 +313,24 @@ def test_a_long_chain_of_objects_is_copied(length: int) -> None:
     while node is not None:
         assert node.kept == 0  # only the copies' are set
         node = node.following
+
+
+@pytest.mark.parametrize("is_installed", [True, False])
+def test_packages_that_pip_put_in_a_folder_are_not_the_users(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_installed: bool
+) -> None:
+    name = f"doubling_{is_installed}"
+    (tmp_path / f"{name}.py").write_text(
+        "seen = []\ndef double(x):\n    seen[:] = [x]\n    return 2 * x\n"
+    )
+    if is_installed:
+        (tmp_path / "doubling-1.0.dist-info").mkdir()
+        (tmp_path / "doubling-1.0.dist-info" / "RECORD").write_text(f"{name}.py,sha256=0,70\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module(name)
+
+    def use(value: Any) -> Any:
+        return module.double(value)
+
+    (reason,) = locked(use)
+    assert (reason is None) is is_installed, reason

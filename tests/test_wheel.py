@@ -119,5 +119,5 @@ def test_the_wheel_works_with_what_it_requires_alone(
         )
         for name, words in programs.items()
     }
-    assert [each.returncode for each in said.values()] == [0, 0, 0], said
+    assert "".join(each.stderr for each in said.values() if each.returncode) == ""
     assert "pip install 'stoker[torch]'" in said["doctor"].stdout

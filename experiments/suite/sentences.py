@@ -24,7 +24,13 @@ from experiments.suite.workloads import NAMES, class_of
 _ROOT = RESULTS.parents[1]
 PAGES = tuple(
     _ROOT / name
-    for name in ("README.md", "docs/evidence.md", "docs/echoing.md", "docs/schedules.md")
+    for name in (
+        "README.md",
+        "docs/evidence.md",
+        "docs/echoing.md",
+        "docs/schedules.md",
+        "docs/loaders.md",
+    )
 )
 
 _BLOCK = re.compile(r"(<!-- said: (?P<name>[^\n]*?) -->\n).*?( *<!-- end -->)", re.DOTALL)
@@ -109,9 +115,9 @@ def _number(items: Sequence[object] | dict[str, float]) -> str:
     return _NUMBERS[len(items)]
 
 
-def _gain(found: Told) -> str:
+def _gain(found: Told, of: str = "") -> str:
     """Tell a range, and the tasks that are not in it."""
-    text = f"{_span(found.clear.values())} times faster on {_number(found.clear)}"
+    text = f"{_span(found.clear.values())} times faster on {_number(found.clear)}{of}"
     if found.unclear:
         text += f", without a clear difference on {_names(found.unclear)}"
     return text
@@ -143,12 +149,24 @@ def _bullets(texts: Iterable[str]) -> str:
 
 def _readme(results: Path) -> str:
     before, loader = told(BEFORE, 4.0, results), told(LOADER, 4.0, results)
+    without = f" on {_names(before.void)} it is not known" if before.void else ""
+    return _bullets(
+        [
+            "**Where storage was four times slower than a step**, training with an echo before "
+            f"augmentation reached its target {_gain(before, ' of six tasks')}"
+            f"{without and ',' + without}; with an echo around a loader, {_gain(loader)} "
+            "([evidence](docs/evidence.md))."
+        ]
+    )
+
+
+def _loader(results: Path) -> str:
+    loader = told(LOADER, 4.0, results)
     return _fill(
-        "Does it help? We trained six tasks on storage four times slower than a training step "
-        "([docs/evidence.md](docs/evidence.md)). With an echo before augmentation, training "
-        f"reached the target {_gain(before)} of them; with an echo around a loader, "
-        f"{_gain(loader)}.{_void(before)} The gain depends on the task and on the place of the "
-        "echo: [docs/echoing.md](docs/echoing.md) says how to measure it, and when not to echo."
+        "Without `transform=`, a repeated batch is the same batch again, with the same "
+        "augmentation. The value of such copies depends on the task: on storage four times slower "
+        f"than training, training reached the target {_gain(loader, ' of six tasks')} "
+        "([evidence](evidence.md))."
     )
 
 
@@ -181,8 +199,8 @@ def _in_short(results: Path) -> str:
     bare = found_of("fashion", results, Variant(small=True, augmentation=False))
     return _bullets(
         [
-            f"**`.echo()` before augmentation reached the target {_gain(before)} of six tasks**."
-            f"{_void(before)} In fresh examples it needed {_span(rhos)} times fewer, on all six. "
+            "**`.echo()` before augmentation reached the target "
+            f"{_gain(before, ' of six tasks')}**.{_void(before)} In fresh examples it needed {_span(rhos)} times fewer, on all six. "
             f"Its factor follows the stall; on {_number(level)} of the "
             f"{_number(before.clear | before.unclear)} tasks its interval and that of e = 4 "
             "overlap.",
@@ -244,6 +262,16 @@ def _transforms(tasks: dict[str, Comparison]) -> str:
             kinds[kind].append(name)
     parts = [f"{kind} on {_names(names)}" for kind, names in kinds.items() if names]
     return f"A transform for each use {'; it '.join(parts)}."
+
+
+def _compare(results: Path) -> str:
+    tasks = {name: found_of(name, results) for name in NAMES}
+    return _bullets(
+        [
+            f"Compare with and without. {_transforms(tasks)} (A flip of images, masks of "
+            "spectrograms: [evidence](evidence.md).)"
+        ]
+    )
 
 
 def _losses(tasks: dict[str, Comparison]) -> str:
@@ -330,6 +358,8 @@ def _small(results: Path) -> str:
 _SAID: dict[str, Callable[[Path], str]] = {
     "readme": _readme,
     "in short": _in_short,
+    "loader": _loader,
+    "transforms": _compare,
     "rates": _rates,
     "momentum": _momentum,
     "batch norm": _batch_norm,

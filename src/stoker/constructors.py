@@ -411,6 +411,80 @@ def from_parquet(
     return train.select(matches)
 
 
+def from_text(
+    files: Paths, *, seed: int | None = None, on_error: OnError = "raise"
+) -> Pipeline[str]:
+    """Read the lines of text files: examples are ``str``, without the ends of lines.
+
+    Files are UTF-8. Lines end with LF, or CR and LF; empty lines count. Their offsets are found
+    now, in one pass, and take 16 bytes a line in memory; each line is then read by offset.
+
+    Example: ``stoker.from_text("corpus/*.txt").filter(str.strip).shuffle()``
+
+    Args:
+        files: paths or patterns (``*``, ``{000..146}``) of local files, which are not compressed.
+        seed, on_error: as in ``from_dataset``.
+
+    Raises FileNotFoundError if a path or a pattern fits no file, ValueError for a file that is
+    compressed or UTF-16, and if there are no lines. A line that is not UTF-8 is an error of its
+    example alone.
+    """
+    from stoker.sources.text.lines import TextSource
+
+    return _begin(TextSource(files), seed, on_error)
+
+
+def from_jsonl(
+    files: Paths, *, seed: int | None = None, on_error: OnError = "raise"
+) -> Pipeline[Any]:
+    """Read JSON Lines: an example is the value in a line, mostly a ``dict``.
+
+    Empty lines are left out. Values are Python's: make arrays of lists in ``.map()``. ``NaN`` is
+    read too, as Python writes it.
+
+    Example: ``stoker.from_jsonl("chats.jsonl").map(lambda row: row["messages"])``
+
+    Args:
+        files, seed, on_error: as in ``from_text``.
+
+    Raises as ``from_text``. A line that is not JSON is an error of its example alone.
+    """
+    from stoker.sources.text.lines import JsonLinesSource
+
+    return _begin(JsonLinesSource(files), seed, on_error)
+
+
+def from_csv(
+    files: Paths,
+    columns: Sequence[str] | None = None,
+    *,
+    delimiter: str = ",",
+    seed: int | None = None,
+    on_error: OnError = "raise",
+) -> Pipeline[dict[str, Any]]:
+    """Read rows of CSV files: dicts by column, as in ``from_parquet``.
+
+    pyarrow reads the files into memory, now: larger ones belong into Parquet. The first row has
+    the names; a column has the type that all of its values fit, and empty numbers are None.
+    Quoted values may contain line ends. Files may be compressed (``.csv.gz``).
+
+    Example: ``stoker.from_csv("houses.csv", ["area", "price"]).shuffle().batch(64)``
+
+    Args:
+        files: paths or patterns (``*``, ``{000..146}``) of local files.
+        columns: the columns to read; all by default.
+        delimiter: between values, such as ``"\\t"``.
+        seed, on_error: as in ``from_dataset``.
+
+    Raises FileNotFoundError if a path or a pattern fits no file; ValueError for a file that is not
+    CSV, lacks a column or does not fit into memory, for files whose columns differ, and if there
+    are no rows; ImportError without pyarrow (``pip install 'stoker[parquet]'``).
+    """
+    from stoker.sources.arrow.csv_files import CsvSource
+
+    return _begin(CsvSource(files, columns, delimiter), seed, on_error)
+
+
 def from_tar(
     shards: Paths,
     fields: Sequence[str] | None = None,

@@ -51,11 +51,13 @@ def settings_of(loader: Any) -> LoaderSettings:
     return LoaderSettings(loader.num_workers, loader.prefetch_factor, loader.persistent_workers)
 
 
-def change(loader: Any, new: LoaderSettings, said: list[str] | None = None) -> Any:
+def change(
+    loader: Any, new: LoaderSettings, said: list[str] | None = None, *, compares: bool = False
+) -> Any:
     """Return the loader's counterpart with new settings; ``iterate`` is its ``iter``."""
     choice = LoaderChoice(settings_of(loader), new)
     say = (said if said is not None else []).append
-    return ChangedLoader(dataloader, torch, choice, say)
+    return ChangedLoader(dataloader, torch, choice, say, compares=compares)
 
 
 def play(loader: Any, changed: Any, breaks: tuple[int, ...], early: bool) -> list[Any]:
@@ -121,10 +123,83 @@ def test_batches_and_draws_are_the_scripts_own(make: Any, own: str) -> None:
     options: Any = OWN[own]
     breaks, early = (99, 5, 2, 99), make is _shuffled
     expected = play(make(**options), None, breaks, early)
-    for new in (LoaderSettings(1, 4, True), LoaderSettings(3, 2, False)):
-        loader = make(**options)
-        found = play(loader, change(loader, new), breaks, early)
-        assert found == expected
+    for new, compares in ((LoaderSettings(1, 4, True), True), (LoaderSettings(3, 2, False), False)):
+        loader, said = make(**options), list[str]()
+        changed = change(loader, new, said, compares=compares)
+        assert play(loader, changed, breaks, early) == expected
+        batches = len(loader)
+        assert said == ([_compared(batches)] if compares else [])
+
+
+def _compared(count: int) -> str:
+    return f"{count} batches compared with the script's own, bit for bit: the same"
+
+
+class _ByWorkers(Squares):
+    """Examples that depend on who reads them, from a number on."""
+
+    def __getitem__(self, index: int) -> Any:
+        if index < 8:
+            return torch.tensor([index, 0.0])
+        info = torch.utils.data.get_worker_info()
+        return torch.tensor([index, 0 if info is None else info.num_workers]) + torch.rand(1)
+
+
+@pytest.mark.parametrize("own", [0, pytest.param(2, marks=pytest.mark.full)])
+def test_a_batch_that_differs_is_the_scripts_own_and_the_change_is_undone(own: int) -> None:
+    def make() -> Any:
+        return DataLoader(_ByWorkers(), 4, num_workers=own)
+
+    expected = play(make(), None, (99, 99), False)
+    loader, said = make(), list[str]()
+    changed = change(loader, LoaderSettings(own + 1, 2, True), said, compares=True)
+    assert play(loader, changed, (99, 99), False) == expected
+    assert said == [
+        "batch 3 differs: the script's own has other values; from here on it is loaded as the "
+        "script says"
+    ]
+
+
+def test_only_the_first_batches_are_compared() -> None:
+    loader, said = DataLoader(Squares(60), 1), list[str]()
+    changed = change(loader, LoaderSettings(1, 2, False), said, compares=True)
+    iterator = changed.iterate(loader)
+    for number in range(1, 56):
+        next(iterator)
+        assert said == ([_compared(50)] if number >= 50 else [])
+    del iterator
+    ((batches, seconds),) = changed.epochs
+    assert batches == 5
+    assert seconds > 0
+
+
+def test_values_that_cannot_be_compared_are_told() -> None:
+    loader, said = DataLoader([object()] * 4, 2, collate_fn=_mix), list[str]()
+    changed = change(loader, LoaderSettings(1, 2, False), said, compares=True)
+    assert len(list(changed.iterate(loader))) == 2
+    assert "no more could be: complex" in said[0] or "cannot be compared" in said[0]
+
+
+def _mix(examples: list[Any]) -> Any:
+    return [iter(range(3))]
+
+
+def test_an_error_of_the_scripts_own_loader_is_raised() -> None:
+    class Torn(_ByWorkers):
+        def __getitem__(self, index: int) -> Any:
+            info = torch.utils.data.get_worker_info()
+            if index == 5 and info.num_workers == 1:
+                raise KeyError("only with one worker")
+            return torch.tensor(index)
+
+    loader, said = DataLoader(Torn(), 2, num_workers=1), list[str]()
+    changed = change(loader, LoaderSettings(2, 2, False), said, compares=True)
+    iterator = changed.iterate(loader)
+    assert [next(iterator).tolist() for _ in range(2)] == [[0, 1], [2, 3]]
+    with pytest.raises(KeyError, match="only with one worker"):
+        next(iterator)
+    assert [batch[0].item() for batch in iterator] == list(range(6, 22, 2))
+    assert "batch 3 differs: the script's own loader fails there (KeyError)" in said[0]
 
 
 def test_two_iterators_of_one_loader_at_a_time() -> None:
@@ -144,6 +219,34 @@ def test_a_dataset_that_changes_between_epochs_reaches_workers_that_persist() ->
         loader.dataset.scale = scale
         (first, _) = changed.iterate(loader)
         assert first[1, 0] == scale
+
+
+@pytest.mark.parametrize("kind", [np.zeros, torch.zeros], ids=["array", "tensor"])
+def test_a_change_in_a_large_array_or_a_long_list_reaches_workers_that_persist(kind: Any) -> None:
+    dataset: Any = Squares(4)
+    dataset.table, dataset.files = kind(1 << 18), [("", index) for index in range(5000)]
+    dataset.noise = torch.zeros(3, dtype=torch.bfloat16)
+    loader = DataLoader(dataset, 4, collate_fn=_Sums(dataset))
+    changed = change(loader, LoaderSettings(1, 2, True))
+    sums = []
+    for _ in range(4):
+        sums += changed.iterate(loader)
+        if len(sums) == 1:
+            dataset.table[77_777] = 1
+        elif len(sums) == 2:
+            dataset.files[2500] = ("", 2510)
+        else:
+            dataset.noise[1] = 0.5
+    assert sums == [0, 1, 11, 11.5]
+
+
+class _Sums:
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __call__(self, examples: list[Any]) -> float:
+        moved = self.dataset.files[2500][1] - 2500
+        return float(self.dataset.table.sum() + moved + self.dataset.noise.float().sum())
 
 
 def test_a_dataset_that_changes_during_an_epoch_has_the_change_undone() -> None:

@@ -30,6 +30,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.full
 def test_a_plain_loop_has_the_losses_and_the_exit_status_of_the_plain_run(tmp_path: Path) -> None:
     script = write_script(tmp_path, PLAIN)
     report = write_advice(tmp_path, "num_workers=2", loader=f"train.py:{LINE}")
@@ -42,12 +43,44 @@ def test_a_plain_loop_has_the_losses_and_the_exit_status_of_the_plain_run(tmp_pa
         f"stoker run: train.py:{LINE}: num_workers 0 -> 2, prefetch 2, persistent; "
         "same batches: yes"
     )
+    assert lines[1].startswith(f"--- {script.name}")
+    assert (
+        f"stoker run: train.py:{LINE}: 8 batches compared with the script's own, bit for bit: "
+        "the same"
+    ) in lines
     assert (
         "+loader = DataLoader(Rows(), 8, shuffle=True, num_workers=2, persistent_workers=True)"
         in lines
     )
     assert lines[-1].startswith("stoker run: predicted 1.50 times, achieved ")
     assert json.loads(report.read_text())["run"]["from_epoch"] == 2
+
+
+@pytest.mark.full
+def test_loaders_of_one_line_have_the_names_of_the_analysis(tmp_path: Path) -> None:
+    body = """
+    def build(data):
+        return DataLoader(data, 4)
+
+    class Noisy(Rows):
+        def __getitem__(self, index):
+            return torch.rand(4), 1.0
+
+    for epoch in range(2):
+        loaders = [build(Rows(8)), build(Noisy(8))]
+        for loader in loaders:
+            list(loader)
+    """
+    script = write_script(tmp_path, body)
+    line = LINE + 1
+    report = write_advice(tmp_path, "num_workers=1", loader=f"train.py:{line + 7}")
+    found = run(tmp_path, "--apply", report, script.name)
+    assert found.returncode == 0, found.stderr
+    told = [line for line in found.stderr.splitlines() if line.startswith("stoker run: train")]
+    assert told[0].startswith(f"stoker run: train.py:{line}: num_workers 0 -> 1")
+    assert f"train.py:{line + 7}: left as it is: examples are random" in found.stderr
+    assert "was not iterated" not in found.stderr
+    assert len(told) == 3, "none is told again in the second epoch"
 
 
 def test_a_plan_is_handed_over_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,6 +162,11 @@ SHAPES = {
             yield from (Rows()[at] for at in range(24))
 
     train(make_model(), DataLoader(Numbers(), 4, num_workers=1))
+    """,
+    "stateful": """
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    train(make_model(), StatefulDataLoader(Rows(), 8, shuffle=True, num_workers=1))
     """,
     "infinite": """
     loader = DataLoader(Rows(), 8, shuffle=True)
@@ -219,6 +257,8 @@ def test_every_shape_has_the_losses_of_the_plain_run(tmp_path: Path, shape: str)
     told = [line for line in found.stderr.splitlines() if line.startswith("stoker run: ")]
     if shape == "stream":
         assert "left as it is: a stream" in told[0]
+    elif shape == "stateful":
+        assert "left as it is: a StatefulDataLoader" in told[0]
     else:
         assert "num_workers 0 -> 2" in told[0], found.stderr
         assert "same batches: yes" in told[0]

@@ -19,6 +19,7 @@ from stoker.chain.state import Loaded
 from stoker.engine.checkpoint import Position
 from stoker.engine.echo.pool_inputs import PoolStart
 from stoker.engine.echo.pools import pool_key
+from stoker.engine.packed import PackStart
 from stoker.engine.survivors import FilterRecord
 from stoker.errors import StateError
 from stoker.schedule import rng
@@ -204,7 +205,7 @@ def _check_leg(by: Chain) -> None:
             raise StateError(
                 "each rank shuffles a fixed part of its own: put .shuffle() before .shard()"
             )
-    stage = next((s for s in by.stages if s.traits.joins or s.traits.scans), None)
+    stage = next((s for s in by.stages if s.traits.scans), None)
     if stage is not None:
         raise StateError(f"what .{stage.name} is at the middle of is the rank's own")
     leaves_out = by.may_leave_out
@@ -218,6 +219,9 @@ def _check_leg(by: Chain) -> None:
             else "the pools of two echoes are the rank's own"
         )
     if leaves_out:
+        joins = next((stage for stage in by.stages if stage.traits.joins), None)
+        if joins is not None:
+            raise StateError(f"what .{joins.name} joins of the uses of an echo is the rank's own")
         raise StateError(
             f"what is left out in front of the pool of .{point.echo.name}, or behind it, is the "
             "rank's own"
@@ -225,12 +229,15 @@ def _check_leg(by: Chain) -> None:
 
 
 class _RankProgress(NamedTuple):
-    """The rows that a rank had read, and the items of them that its pool holds."""
+    """The rows that a rank had read, the items of them that its pool holds, and the full sequences
+    that it packed; of the first unread row, ``offset`` tokens are in these."""
 
     rows: int
-    ordinals: NDArray[np.int64]
-    remaining: NDArray[np.int64]
-    spent: NDArray[np.int64]
+    ordinals: NDArray[np.int64] = np.empty(0, np.int64)
+    remaining: NDArray[np.int64] = np.empty(0, np.int64)
+    spent: NDArray[np.int64] = np.empty(0, np.int64)
+    sequences: int = 0
+    offset: int = 0
 
 
 def _begin_leg(ranks: Sequence[Loaded], chain: Chain) -> tuple[Position, dict[int, PoolSize], int]:
@@ -249,24 +256,30 @@ def _begin_leg(ranks: Sequence[Loaded], chain: Chain) -> tuple[Position, dict[in
     are_alike = first.rank is None
     each = _progress_of_alike(first) if are_alike else [_progress_of(loaded) for loaded in ranks]
     rest = _whole(by) if was is None else was.rest
-    ranges, behind, places = _unread(ranks, each, rest)
+    ranges, behind, places, begun = _unread(ranks, each, rest)
     remaining = np.concatenate([left.remaining for left in each])
     spent = np.concatenate([left.spent for left in each])
     is_used = spent > 0  # other items come as what was not read does
     new_world = chain.rank_world[1]
-    unused = np.sort(np.concatenate([behind, places[~is_used]]))
-    rest = Remainder(sorted(ranges))
+    unused = np.sort(np.concatenate([behind, places[~is_used], _over(was)]))
+    rest, over = Remainder(sorted(ranges)), unused[:0]
     if by.source.has_own_order:
-        rest, unused = _in_turns(first, rest, unused, new_world)
+        rest, unused, over = _in_turns(first, rest, unused, new_world)
     else:
         ranges += [(place, place + 1) for place in unused.tolist()]
         rest, unused = Remainder(sorted(ranges)), unused[:0]
     held, lost_uses = deal_held(places[is_used], remaining[is_used], spent[is_used], new_world)
     before = Clock(
-        sum(position.fresh for position in positions) - new_world * held.each,
+        sum(position.fresh for position in positions) - new_world * held.each - len(begun),
         sum(position.uses for position in positions),
         at.yielded,
     )
+    sequences, offsets = world * max(left.sequences for left in each), begun
+    if was is not None:
+        sequences += was.sequences
+        still = rest if not by.source.has_own_order else {*unused.tolist(), *over.tolist()}
+        kept = {place: was.offsets[place] for place in was.offsets if place in still}
+        offsets = {**kept, **{place: n + kept.get(place, 0) for place, n in begun.items()}}
     leg = Leg(
         world if was is None else was.begun_by,
         rest,
@@ -275,6 +288,9 @@ def _begin_leg(ranks: Sequence[Loaded], chain: Chain) -> tuple[Position, dict[in
         held if by.has_fixed_echo else None,
         unused,
         new_world,
+        over,
+        sequences,
+        offsets,
     )
     if not by.has_fixed_echo:
         return Position(order=at.order, leg=leg), {}, lost_uses
@@ -303,10 +319,11 @@ def _begin_planned_leg(loaded: Loaded, chain: Chain) -> Position:
     rest, head = (_whole(by), 0) if was is None else (was.rest, len(was.returned))
     rows, following = deal.unread(at.yielded)
     rows = np.concatenate([rows, np.arange(following, head)])
-    unread = np.sort(as_array(deal.whole.places(rows)))
+    unread = np.sort(np.concatenate([as_array(deal.whole.places(rows)), _over(was)]))
     ranges, new_world = rest.cut(max(0, following - head), len(rest)), chain.rank_world[1]
+    over = unread[:0]
     if by.source.has_own_order:
-        rest, unread = _in_turns(loaded, Remainder(ranges), unread, new_world)
+        rest, unread, over = _in_turns(loaded, Remainder(ranges), unread, new_world)
     else:
         rest = Remainder([*((place, place + 1) for place in unread.tolist()), *ranges])
         unread = unread[:0]
@@ -320,28 +337,39 @@ def _begin_planned_leg(loaded: Loaded, chain: Chain) -> Position:
         None,
         unread,
         new_world,
+        over,
     )
     return Position(order=at.order, leg=leg)
 
 
 def _in_turns(
     loaded: Loaded, rest: Remainder, unused: NDArray[np.int64], world: int
-) -> tuple[Remainder, NDArray[np.int64]]:
-    """Move places from the row until their number is a multiple of ``world``; return both.
+) -> tuple[Remainder, NDArray[np.int64], NDArray[np.int64]]:
+    """Move places from the row until their number is a multiple of ``world``.
 
-    If the row has too few, surplus places are dropped.
+    Return the row, these places, and those that are over if the row has too few.
     """
-    by, lacking = loaded.by, -len(unused) % world
-    indexed = by.plan.indexed
-    assert indexed is not None
+    lacking = -len(unused) % world
     if lacking > len(rest):
-        return Remainder([]), unused[: len(unused) // world * world]
-    more = [
-        as_array(indexed.places_of(range(*each), by.plan.row, loaded.epoch))
-        for each in rest.cut(0, lacking)
-    ]
+        every = np.concatenate([unused, *_places_of(loaded, rest.ranges)])
+        even = len(every) // world * world
+        return Remainder([]), np.sort(every[:even]), np.sort(every[even:])
+    more = _places_of(loaded, rest.cut(0, lacking))
     left = Remainder(rest.cut(lacking, len(rest)))
-    return left, np.sort(np.concatenate([unused, *more]))
+    return left, np.sort(np.concatenate([unused, *more])), unused[:0]
+
+
+def _places_of(loaded: Loaded, ranges: Sequence[tuple[int, int]]) -> list[NDArray[np.int64]]:
+    """Return the places of a mixture at numbers of its row of parts."""
+    indexed = loaded.by.plan.indexed
+    assert indexed is not None
+    row, epoch = loaded.by.plan.row, loaded.epoch
+    return [as_array(indexed.places_of(range(*each), row, epoch)) for each in ranges]
+
+
+def _over(leg: Leg | None) -> NDArray[np.int64]:
+    """Return the places that a leg deals to nobody."""
+    return np.empty(0, np.int64) if leg is None else leg.over
 
 
 def _whole(by: Chain) -> Remainder:
@@ -380,14 +408,19 @@ def _progress_of_alike(loaded: Loaded) -> list[_RankProgress]:
 
 def _progress_of(loaded: Loaded) -> _RankProgress:
     """Return the progress of a rank when it left the epoch."""
-    position, none = loaded.position or Position(), np.empty(0, np.int64)
+    position = loaded.position or Position()
     by = loaded.by.on_leg(position.leg)
-    node = position.parts[0] if position.parts else None
+    nodes = [node for node in position.parts if node is not None]
+    node = nodes[0] if nodes else None
+    pack = next((node for node in nodes if isinstance(node, PackStart)), None)
+    if pack is not None:  # filters before it tell which row its input is
+        rows = node.number if isinstance(node, FilterRecord) else pack.input
+        return _RankProgress(rows, sequences=pack.number, offset=pack.offset)
     if isinstance(node, FilterRecord):
-        return _RankProgress(node.number, none, none, none)
+        return _RankProgress(node.number)
     if not isinstance(node, PoolStart) or not by.has_fixed_echo:
         # (Items that enter an adaptive pool are used at once; the pool only has further copies.)
-        return _RankProgress(position.fresh, none, none, none)
+        return _RankProgress(position.fresh)
     (point,) = by.plan.echoes
     echo, uses_drawn = point.echo, position.yielded * by.batch_size
     assert echo.counts is not None
@@ -401,19 +434,22 @@ def _progress_of(loaded: Loaded) -> _RankProgress:
 
 def _unread(
     ranks: Sequence[Loaded], each: Sequence[_RankProgress], rest: Remainder
-) -> tuple[list[tuple[int, int]], NDArray[np.int64], NDArray[np.int64]]:
-    """Return the unread ranges of a row, unread places before them, and the places in pools."""
+) -> tuple[list[tuple[int, int]], NDArray[np.int64], NDArray[np.int64], dict[int, int]]:
+    """Return the unread ranges of a row, unread places before them, the places in pools, and how
+    many tokens were packed of which unread places."""
     first, size, world = ranks[0], len(rest), len(ranks)
     by, selection = first.by, first.by.selection
     position = first.position or Position()
     rows, group = [left.rows for left in each], by.batch_size
     head = 0 if position.leg is None else position.leg.head_each
-    ahead = max(0, max(rows) - head)  # up to here some rank had read of the row
+    # Up to here some rank had read of the row. What is begun is returned by its place.
+    ahead = max(0, max(left.rows + (left.offset > 0) for left in each) - head)
     share = selection.share
     deals_by_example = share is not None and (share.is_dealt or share.costs is not None)
     if deals_by_example or by.source.has_own_order:
         ahead = min(-(-ahead // group) * group, size // world)  # whole global batches
     places, unread, ranges = [], [np.empty(0, np.int64)], list[tuple[int, int]]()
+    begun = dict[int, int]()
     indexed = by.plan.indexed
     assert indexed is not None
     for rank, left in enumerate(each):
@@ -425,6 +461,9 @@ def _unread(
             of_rank_selection = replace(of_rank_selection, drawing=None)
         order = indexed.order(of_rank_selection, first.seed, first.epoch, position.owners, group)
         places.append(as_array(order.places(left.ordinals)))
+        if left.offset:
+            (place,) = as_array(order.places(range(left.rows, left.rows + 1))).tolist()
+            begun[place] = left.offset
         if not selection.has_runs:
             unread.append(as_array(order.places(range(left.rows, head + ahead))))
     if selection.has_runs:
@@ -434,7 +473,8 @@ def _unread(
             ranges += rest.cut(run + own - head, end)
     else:
         ranges += rest.cut(world * ahead, size)
-    return ranges, np.concatenate(unread), np.concatenate([np.empty(0, np.int64), *places])
+    places_held = np.concatenate([np.empty(0, np.int64), *places])
+    return ranges, np.concatenate(unread), places_held, begun
 
 
 def _describe(loaded: Loaded, position: Position, chain: Chain, lost_uses: int) -> str:
@@ -444,9 +484,10 @@ def _describe(loaded: Loaded, position: Position, chain: Chain, lost_uses: int) 
     assert indexed is not None
     assert leg is not None
     places = indexed.places(by.on_leg(leg).plan.row)
+    left = len(leg.rest) + len(leg.returned) + len(leg.over)
     lost_copies = f"; {lost_uses:,} copies lost" if by.has_fixed_echo else ""
     return (
-        f"goes on in epoch {loaded.epoch} at example {places - len(leg.rest):,} of {places:,} with "
+        f"goes on in epoch {loaded.epoch} at example {places - left:,} of {places:,} with "
         f"{_describe_change(by, chain)}{lost_copies}"
     )
 

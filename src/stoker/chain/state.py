@@ -197,6 +197,8 @@ def _schema(state: dict[str, Any], by: Chain, *, is_own: bool) -> StateSchema:
         most = max((echo.counts.most for echo in by.echoes if echo.counts), default=1)
         end = indexed.places_end(row)
         leg = Leg.from_json(state["leg"], world, places, end, most)
+        if (leg.offsets or leg.sequences) and not by.plan.packs:
+            raise ValueError("packed sequences are in it, and this pipeline packs none")
         by = by.on_leg(leg)
         if by.data_epoch_steps is not None and by.data_epoch_steps < 0:
             raise StateError(

@@ -31,7 +31,7 @@ from stoker.engine.items import (
     PulledStream,
     Stream,
 )
-from stoker.engine.packed import PackedStream
+from stoker.engine.packed import BegunInputs, PackedStream
 from stoker.engine.plan.plan import Plan
 from stoker.engine.plan.points import DevicePoint, EchoPoint, FilterPoint, PackPoint, ScanPoint
 from stoker.engine.plan.segment import Segment
@@ -209,8 +209,12 @@ class EpochStreams:
                         part, self.segments[-1], self.worker_pool, self.skip_log, self.planning
                     )
                 case PackPoint():
+                    leg, begun = plan.selection.leg, None
+                    if leg is not None and leg.offsets:
+                        assert self._order is not None
+                        begun = BegunInputs(self._order, leg.offsets)
                     self._stream = PackedStream(
-                        part, self.segments[-1], self.worker_pool, self.planning
+                        part, self.segments[-1], self.worker_pool, self.planning, begun
                     )
                 case ScanPoint():
                     self.tally.open(part.at, [part.scan.name])

@@ -3,12 +3,15 @@
 The parts of a full sequence are known only once the values are there (``survivors``).
 
 A resume needs the start of one full sequence: its input, and the offset in it. All later ones
-follow. No pool may stand after ``.pack()``, so no full sequence is ever made again from its number.
+follow. Where other ranks take the epoch over, these starts say which inputs are unread, and which
+are begun: whoever gets those leaves out what was handed out (``BegunInputs``). No pool may stand
+after ``.pack()``, so no full sequence is ever made again from its number.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -24,7 +27,12 @@ from stoker.engine.survivors import OrderedStream
 from stoker.engine.work.failure import Failure
 from stoker.engine.workers.threads import WorkerPool
 from stoker.errors import StateError
+from stoker.schedule.dealing import RankOrder
+from stoker.schedule.orders.order import as_array
 from stoker.stages.batching.pack import Packed
+
+# Inputs whose places are looked up at once. Chosen, not measured.
+_LOOKED_UP = 4_096
 
 
 @dataclass
@@ -34,7 +42,8 @@ class PackStart(Node):
     Attributes:
         number: its number, from 0.
         input: the number of the input with its first token.
-        offset: how many tokens of that input come before it.
+        offset: how many tokens of that input come before it; of an input that earlier ranks have
+            begun, of those that they left.
     """
 
     number: int = 0
@@ -57,9 +66,35 @@ class PackStart(Node):
         }
 
 
+class BegunInputs:
+    """The inputs of a rank whose first tokens earlier ranks have handed out.
+
+    Args:
+        order: the rank's order of the epoch.
+        offsets: how many tokens, by the place of the input.
+    """
+
+    def __init__(self, order: RankOrder, offsets: Mapping[int, int]) -> None:
+        self._order, self._offsets = order, offsets
+        self._begun = np.array([*offsets], np.int64)
+        self._rows = range(0)
+        self._found = dict[int, int]()
+
+    def offset(self, ordinal: int) -> int:
+        """Return how many tokens of an input were handed out."""
+        if ordinal not in self._rows:
+            first = ordinal // _LOOKED_UP * _LOOKED_UP
+            self._rows = range(first, min(first + _LOOKED_UP, len(self._order)))
+            places = as_array(self._order.places(self._rows))
+            begun = np.flatnonzero(np.isin(places, self._begun)).tolist()
+            self._found = {first + row: self._offsets[int(places[row])] for row in begun}
+        return self._found.get(ordinal, 0)
+
+
 class _Piece(NamedTuple):
     input: int
     offset: int
+    """As in ``PackStart``."""
     tokens: NDArray[Any]
     """The rest of the input, from ``offset`` on."""
 
@@ -72,6 +107,7 @@ class PackedStream(OrderedStream):
         upstream: the stream of sequences.
         worker_pool: computes them.
         planning: tells whether the planner may block.
+        begun: the inputs that earlier ranks have begun; None if there are none.
     """
 
     keeps = True
@@ -82,8 +118,10 @@ class PackedStream(OrderedStream):
         upstream: SegmentStream,
         worker_pool: WorkerPool,
         planning: Planning,
+        begun: BegunInputs | None = None,
     ) -> None:
         super().__init__(upstream, worker_pool, planning)
+        self._begun = begun
         self._stage, self._length = point.pack, point.pack.length
         self._pieces: deque[_Piece] = deque()
         self._tokens = 0  # tokens in the pieces
@@ -103,7 +141,7 @@ class PackedStream(OrderedStream):
         """Return the start of a full sequence that was made, is next, or is after the end."""
         if number < self._sequences:
             start = self._starts[number - self._sequences]
-        elif self._pieces and not self._has_ended:
+        elif self._pieces:  # at the end, too: what is left may go on elsewhere
             start = PackStart(number, self._pieces[0].input, self._pieces[0].offset)
         else:
             start = PackStart(number, self._inputs, 0 if self._has_ended else self._skip_count)
@@ -132,7 +170,7 @@ class PackedStream(OrderedStream):
         return is_enough
 
     def _end(self) -> None:
-        self._pieces.clear()
+        pass
 
     def _decide(self, item: Item) -> None:
         value, item.task.values[item.row] = item.task.values[item.row], None
@@ -140,9 +178,10 @@ class PackedStream(OrderedStream):
         number, offset = self._inputs, self._skip_count
         self._inputs, self._skip_count = number + 1, 0
         if type(value) is not Failure:
+            begun = 0 if self._begun is None else self._begun.offset(item.ordinal)
             try:
-                tokens = _check_tokens(value)[offset:]
-                if offset and not len(tokens):
+                tokens = _check_tokens(value)[begun + offset :]
+                if begun + offset and not len(tokens):
                     raise StateError(
                         "a sequence has become shorter since the state was saved: what stands "
                         "before .pack() must be deterministic"

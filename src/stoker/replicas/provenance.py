@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import glob
 import os
 import sys
 import types
@@ -46,7 +48,28 @@ def is_users_file(path: str) -> bool:
     """
     if path.startswith("<frozen ") or any(part in path for part in _INSTALLED):
         return False
-    return not os.path.abspath(path).startswith((_STANDARD, _PACKAGE))
+    path = os.path.abspath(path)
+    return not path.startswith((_STANDARD, _PACKAGE)) and not _is_installed_by_target(path)
+
+
+def _is_installed_by_target(path: str) -> bool:
+    """True if ``pip install --target``, or a bundle for a cluster, put a file beside its record."""
+    for folder in map(os.path.abspath, sys.path):
+        if path.startswith(folder + os.sep):
+            top = os.path.relpath(path, folder).partition(os.sep)[0]
+            if top in _installed_names(folder):
+                return True
+    return False
+
+
+@functools.lru_cache(256)
+def _installed_names(folder: str) -> frozenset[str]:
+    """Return the packages and modules of a folder that the records of installers list."""
+    names = set()
+    for record in glob.iglob(os.path.join(glob.escape(folder), "*.dist-info", "RECORD")):
+        with contextlib.suppress(OSError), open(record, encoding="utf-8", errors="replace") as file:
+            names |= {line.partition(",")[0].partition("/")[0] for line in file}
+    return frozenset(names)
 
 
 def is_users_module(name: str | None) -> bool:

@@ -9,6 +9,7 @@ changed: iterators get a view of it.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import multiprocessing
 import time
@@ -19,9 +20,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from stoker.basics.fingerprint import content_digest
+from stoker.running.comparison import DEAD_WORKER, BatchComparison
 from stoker.running.loaders import LoaderChoice, LoaderSettings, acts_at_end
 
-_DEAD_WORKER = "DataLoader worker (pid"
+# Batches that are compared with the untouched loader's. Each costs what it costs without a change.
+_COMPARED = 50
 
 
 class ChangedLoader:
@@ -31,15 +34,21 @@ class ChangedLoader:
         choice: its settings.
         say: called with a sentence if something is undone.
         epochs: batches, and the seconds from the first to the last, of each epoch that ended.
+            Those that were compared are left out.
+        to_compare: how many of the next batches are compared with the untouched loader's.
     """
 
-    def __init__(self, module: Any, torch: Any, choice: LoaderChoice, say: Any) -> None:
+    def __init__(
+        self, module: Any, torch: Any, choice: LoaderChoice, say: Any, *, compares: bool = False
+    ) -> None:
         self.module = module
         self.torch = torch
         self.choice = choice
         self.settings = choice.new
         self.say = say
         self.epochs: list[tuple[int, float]] = []
+        # Where workers' seeds stay, their number does, and they read the same batches.
+        self.to_compare = _COMPARED if compares and choice.same and not choice.seeds else 0
         self._kept: Any = None  # PyTorch's iterator, whose workers persist
         self._kept_order = BatchOrder(())
         self._last: weakref.ref[RunBatches] | None = None
@@ -51,26 +60,27 @@ class ChangedLoader:
         own = self.choice.own
         draws = not (own.persistent and own.workers and self._has_drawn)
         self._has_drawn = True
-        seed = None
+        seeds = self.torch.Generator()
         if draws and not self.choice.seeds:
+            script = self.torch.default_generator if loader.generator is None else loader.generator
+            seeds.set_state(script.get_state())
             # As PyTorch draws the base seed of the workers.
-            drawn = self.torch.empty((), dtype=self.torch.int64).random_(generator=loader.generator)
-            seed = int(drawn.item())
+            self.torch.empty((), dtype=self.torch.int64).random_(generator=loader.generator)
         last = None if self._last is None else self._last()
         # Two iterators of one loader at a time: workers cannot serve both.
         is_free = last is None or last.is_over
-        batches = RunBatches(self, loader, seed, keeps=self.settings.persistent and is_free)
+        batches = RunBatches(self, loader, seeds, keeps=self.settings.persistent and is_free)
         if own.workers:
             batches.start()
         self._last = weakref.ref(batches)
         return batches
 
-    def open(self, loader: Any, order: BatchOrder, seed: int | None, *, keeps: bool) -> Any:
+    def open(self, loader: Any, order: BatchOrder, seeds: Any, *, keeps: bool) -> Any:
         """Return PyTorch's iterator with the settings of now, over an order of batches."""
         if not keeps:
-            return self.make(loader, order, self.settings, seed, persistent=False)
+            return self.make(loader, order, self.settings, seeds, persistent=False)
         kept, before = self._kept, self._digests
-        self._digests = content_digest(loader.dataset), content_digest(loader.collate_fn)
+        self._digests = _digest(loader.dataset), _digest(loader.collate_fn)
         if kept is not None and self._digests == before:
             self._kept_order.follow(order)
             kept._reset(_LoaderView(loader))
@@ -81,7 +91,7 @@ class ChangedLoader:
             self._kept = None
         self._kept_order = BatchOrder(())
         self._kept_order.follow(order)
-        self._kept = self.make(loader, self._kept_order, self.settings, seed, persistent=True)
+        self._kept = self.make(loader, self._kept_order, self.settings, seeds, persistent=True)
         return self._kept
 
     def make(
@@ -89,16 +99,17 @@ class ChangedLoader:
         loader: Any,
         order: Any,
         settings: LoaderSettings,
-        seed: int | None,
+        seeds: Any,
         *,
         persistent: bool,
+        **replaced: Any,
     ) -> Any:
-        """Return a new iterator of PyTorch's."""
+        """Return a new iterator of PyTorch's. ``seeds``: a generator for the workers' base seed."""
         generator = loader.generator
         if not self.choice.seeds:
             generator = self.torch.Generator()  # the script's own has been drawn from
-            generator.manual_seed(seed or 0)
-        changed = {
+            generator.set_state(seeds.get_state())
+        changed = replaced | {
             "num_workers": settings.workers,
             "prefetch_factor": settings.prefetch,
             "persistent_workers": persistent and settings.workers > 0,
@@ -116,10 +127,21 @@ class ChangedLoader:
                 warnings.simplefilter("ignore", DeprecationWarning)
             return self.module._MultiProcessingDataLoaderIter(_LoaderView(loader, changed))
 
+    def make_untouched(self, loader: Any, order: Any, seeds: Any) -> Any:
+        """Return a new iterator with the script's own settings, for comparison.
+
+        Without workers, one stands for the script's process.
+        """
+        own = self.choice.own
+        if own.workers:
+            return self.make(loader, order, own, seeds, persistent=False)
+        alone, hide = LoaderSettings(1, 2, False), functools.partial(_hide_worker, self.torch)
+        return self.make(loader, order, alone, seeds, persistent=False, worker_init_fn=hide)
+
     def check_dataset(self, loader: Any) -> None:
         """Undo the change if the script has changed the dataset during the epoch that has ended."""
         watched = self.choice.own.workers == 0 and self._kept is not None
-        if watched and content_digest(loader.dataset) != self._digests[0]:
+        if watched and _digest(loader.dataset) != self._digests[0]:
             self.undo("its dataset was changed during the epoch, which workers do not see")
 
     def undo(self, why: str) -> None:
@@ -128,7 +150,13 @@ class ChangedLoader:
             self._kept._shutdown_workers()
             self._kept = None
         self.settings = self.choice.own
+        self.to_compare = 0
         self.say(f"{why}; from here on it is loaded as the script says")
+
+
+def _hide_worker(torch: Any, number: int) -> None:
+    """Have ``get_worker_info()`` answer as in the script's own process."""
+    torch.utils.data._utils.worker._worker_info = None
 
 
 class RunBatches:
@@ -138,11 +166,10 @@ class RunBatches:
         is_over: True if it has ended, or failed.
     """
 
-    def __init__(
-        self, changed: ChangedLoader, loader: Any, seed: int | None, *, keeps: bool
-    ) -> None:
-        self._changed, self._loader, self._seed, self._keeps = changed, loader, seed, keeps
+    def __init__(self, changed: ChangedLoader, loader: Any, seeds: Any, *, keeps: bool) -> None:
+        self._changed, self._loader, self._seeds, self._keeps = changed, loader, seeds, keeps
         self._inner: Any = None
+        self._comparison: BatchComparison | None = None
         self._order: BatchOrder | None = None
         self._count = 0
         self._began_s = self._last_s = 0.0
@@ -153,9 +180,11 @@ class RunBatches:
         lead = self._changed.choice.own.lead
         sampler = self._loader._index_sampler
         self._order = BatchOrder(sampler, lead, holds=acts_at_end(sampler))
+        if self._changed.to_compare:
+            self._order.copies = deque()
         try:
             self._inner = self._changed.open(
-                self._loader, self._order, self._seed, keeps=self._keeps
+                self._loader, self._order, self._seeds, keeps=self._keeps
             )
         except (OSError, RuntimeError) as error:
             if self._changed.choice.seeds:
@@ -163,6 +192,8 @@ class RunBatches:
             problem = f"workers cannot be started ({error})"
         else:
             self._order.keep_up()  # now, as PyTorch draws the seed of the workers first
+            if self._changed.to_compare:
+                self._start_comparison(self._order)
             return
         self._fall_back(problem)
 
@@ -184,23 +215,77 @@ class RunBatches:
             raise StopIteration
         if self._inner is None:
             self.start()
+        compares = self._comparison is not None
         try:
             batch = self._take()
+            if self._comparison is not None:
+                batch = self._compare(self._comparison, batch)
         except StopIteration:
+            if self._comparison is not None:
+                self._end_comparison("")
             self._end()
             self._changed.check_dataset(self._loader)
             raise
         except Exception:
             assert self._order is not None
             self._order.pass_batch()  # the loop may go on with the next one
+            self._close_comparison()
             raise
         assert self._order is not None
         self._order.pass_batch()
-        self._count += 1
         self._last_s = time.perf_counter()
-        if self._count == 1:
-            self._began_s = self._last_s
+        self._count += 1
+        if compares or self._count == 1:
+            self._began_s, self._count = self._last_s, 1
         return batch
+
+    def _start_comparison(self, order: BatchOrder) -> None:
+        try:
+            indices = _IndicesBehind(order)
+            batches = self._changed.make_untouched(self._loader, indices, self._seeds)
+        except (OSError, RuntimeError) as error:
+            order.copies = None
+            self._end_comparison(f"processes for it cannot be started ({error})")
+        else:
+            self._comparison = BatchComparison(batches, indices.go_on_alone)
+
+    def _compare(self, comparison: BatchComparison, batch: Any) -> Any:
+        """Return the batch, or the untouched loader's where they differ."""
+        changed, why = self._changed, comparison.find_difference(batch)
+        if comparison.problem:
+            self._end_comparison(comparison.problem)
+        elif not why:
+            changed.to_compare -= 1
+            if not changed.to_compare:
+                self._end_comparison("")
+        elif changed.choice.own.workers == 0:
+            self._fall_back(f"{_name_batch(comparison)} differs: {why}")
+            return next(self._inner)
+        else:
+            changed.undo(f"{_name_batch(comparison)} differs: {why}")
+            self._inner._shutdown_workers()
+            self._inner, self._comparison = comparison.take_over(), None
+            error, comparison.error = comparison.error, None
+            if error is None:
+                return comparison.own
+            try:
+                raise error
+            finally:
+                del error  # the traceback would keep this frame, and the frame the traceback
+        return batch
+
+    def _end_comparison(self, problem: str) -> None:
+        """Compare no more batches, and say what was found."""
+        compared = 0 if self._comparison is None else self._comparison.compared
+        found = f"{compared} batches compared with the script's own, bit for bit: the same"
+        self._changed.say(f"{found}; no more could be: {problem}" if problem else found)
+        self._changed.to_compare = 0
+        self._close_comparison()
+
+    def _close_comparison(self) -> None:
+        if self._comparison is not None:
+            self._comparison.close()
+            self._comparison = None
 
     def _take(self) -> Any:
         assert self._order is not None
@@ -225,29 +310,38 @@ class RunBatches:
         if changed.settings == changed.choice.own or changed.choice.seeds:
             return False
         # A script without workers gets its own error, in its own process.
-        return changed.choice.own.workers == 0 or str(error).startswith(_DEAD_WORKER)
+        return changed.choice.own.workers == 0 or str(error).startswith(DEAD_WORKER)
 
     def _fall_back(self, problem: str) -> None:
         """Read the rest of the epoch as the script says."""
         assert self._order is not None
         changed = self._changed
+        self._close_comparison()
         changed.undo(problem)
         if hasattr(self._inner, "_shutdown_workers"):
             self._inner._shutdown_workers()
         self._inner = None
         self._order = self._order.rest()
         self._inner = changed.make(
-            self._loader, self._order, changed.settings, self._seed, persistent=False
+            self._loader, self._order, changed.settings, self._seeds, persistent=False
         )
 
     def _end(self) -> None:
-        if not self.is_over and self._count > 1:
+        self._close_comparison()
+        if not self.is_over and self._count:
             self._changed.epochs.append((self._count - 1, self._last_s - self._began_s))
         self.is_over = True
 
     def __del__(self) -> None:
         with contextlib.suppress(AttributeError):
             self._end()
+
+
+_digest = functools.partial(content_digest, whole=True)
+
+
+def _name_batch(comparison: BatchComparison) -> str:
+    return f"batch {comparison.compared + 1}"
 
 
 class BatchOrder:
@@ -268,6 +362,7 @@ class BatchOrder:
             self._length = None
         self._lead = lead
         self._drawn = self._passed = 0  # of the sampler, its end included; handed over
+        self.copies: deque[Any] | None = None  # of what is given, for a second loader
         self._ahead: deque[Any] = deque()  # drawn, and not given to workers yet
         self._given: deque[Any] = deque()  # to workers, and not handed over yet
         self._source: BatchOrder | None = None
@@ -287,6 +382,8 @@ class BatchOrder:
         if not self._ahead:
             raise StopIteration
         self._given.append(self._ahead.popleft())
+        if self.copies is not None:
+            self.copies.append(self._given[-1])
         return self._given[-1]
 
     def _is_held(self) -> bool:
@@ -336,6 +433,30 @@ class _IndicesOfWorkers:
 
     def __next__(self) -> Any:
         return self._order.draw()
+
+
+class _IndicesBehind:
+    """The indices that the changed loader's workers were given, for the untouched one's."""
+
+    def __init__(self, order: BatchOrder) -> None:
+        self._order = order
+        self._behind: deque[Any] = order.copies or deque()
+        self._is_alone = False
+
+    def go_on_alone(self) -> None:
+        """Draw what comes behind them; nothing is kept for a second loader any more."""
+        self._order.copies = None
+        self._is_alone = True
+
+    def __iter__(self) -> _IndicesBehind:
+        return self
+
+    def __next__(self) -> Any:
+        if self._behind:
+            return self._behind.popleft()
+        if self._is_alone:
+            return self._order.draw()
+        raise StopIteration
 
 
 class _LoaderView:

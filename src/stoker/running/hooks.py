@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import functools
+import multiprocessing
 import os
 import sys
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 from stoker.analysis.probe.loaders import find_builders
+from stoker.basics.fingerprint import content_digest
 from stoker.basics.resources import process_group
 from stoker.running.batches import ChangedLoader
 from stoker.running.edits import show_edits
@@ -17,13 +20,35 @@ from stoker.running.outcome import RunOutcome
 from stoker.running.plan import read_plan
 
 
-def attach(module: Any) -> None:
-    """Put the hooks on the loaders of ``torch.utils.data.dataloader``."""
-    torch: Any = sys.modules["torch"]
-    loader_class = module.DataLoader
+def attach(loader_class: Any) -> None:
+    """Put the hooks on PyTorch's ``DataLoader``."""
+    module = sys.modules[loader_class.__module__]
+    process = _running_process()
+
+    def adopt(loader: Any, start: Any, built: Any) -> Any:
+        if module.get_worker_info() is not None or multiprocessing.current_process().daemon:
+            return start(loader)  # such processes cannot start others
+        changed = process.adopt(loader, built)
+        return start(loader) if changed is None else changed.iterate(loader)
+
+    _hook(loader_class, adopt)
+
+
+def attach_stateful(loader_class: Any) -> None:
+    """Put the hooks on torchdata's loader, which builds and iterates without PyTorch's own."""
+    process = _running_process()
+
+    def leave(loader: Any, start: Any, built: Any) -> Any:
+        process.leave(loader, built, "its position is that of its own workers")
+        return start(loader)
+
+    _hook(loader_class, leave)
+
+
+def _hook(loader_class: Any, iterate: Callable[[Any, Any, Any], Any]) -> None:
+    """Have ``iterate`` stand for ``__iter__``: it gets the loader, ``__iter__``, and the place."""
     build, start = loader_class.__init__, loader_class.__iter__
     places: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-    process = _RunningProcess(module, torch)
 
     @functools.wraps(build)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -33,12 +58,14 @@ def attach(module: Any) -> None:
 
     @functools.wraps(start)
     def __iter__(self: Any) -> Any:
-        if module.get_worker_info() is not None:
-            return start(self)
-        changed = process.adopt(self, places.get(self, (("somewhere",), ("", 0))))
-        return start(self) if changed is None else changed.iterate(self)
+        return iterate(self, start, places.get(self, (("somewhere",), ("", 0))))
 
     loader_class.__init__, loader_class.__iter__ = __init__, __iter__
+
+
+@functools.cache
+def _running_process() -> _RunningProcess:
+    return _RunningProcess(sys.modules["torch.utils.data.dataloader"], sys.modules["torch"])
 
 
 class _RunningProcess:
@@ -53,6 +80,8 @@ class _RunningProcess:
         self._pid = os.getpid()
         self._known: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self._choices: dict[Any, LoaderChoice] = {}
+        self._left: set[str] = set()
+        self._names: dict[str, tuple[tuple[str, ...], weakref.ref[Any]]] = {}
         self._outcome = RunOutcome(self._plan, self._say)
 
     def adopt(self, loader: Any, built: Any) -> ChangedLoader | None:
@@ -65,21 +94,45 @@ class _RunningProcess:
         if loader in self._known:
             found: ChangedLoader | None = self._known[loader]
             return found
-        sites, place = built
-        site = self._plan.loader if self._plan.loader in sites else sites[0]
+        site = self._name(loader, built[0])
         try:
-            found = self._choose(loader, site, place)
+            found = self._choose(loader, site, built[1])
         except Exception as error:
             self._say(f"{site}: left as it is: {type(error).__name__}: {error}")
             found = None
         self._known[loader] = found
         return found
 
+    def leave(self, loader: Any, built: Any, why: str) -> None:
+        """Say once that a loader is left as it is."""
+        if loader in self._known:
+            return
+        self._known[loader] = None
+        site = self._name(loader, built[0])
+        if site not in self._left:  # it may be built anew for every epoch
+            self._left.add(site)
+            self._outcome.note(site)
+            self._say(f"{site}: left as it is: a {type(loader).__name__}: {why}")
+
+    def _name(self, loader: Any, sites: tuple[str, ...]) -> str:
+        """Name a loader as the analysis does: by its line; if that is taken, by a caller's."""
+        taken = sum(others[0] == sites[0] for others, _ in self._names.values())
+        names = [
+            # Of one that is gone: it is built anew for every epoch.
+            *(name for name, (of, last) in self._names.items() if of == sites and last() is None),
+            *(site for site in sites if site not in self._names),
+            f"{sites[0]}#{taken + 1}",
+        ]
+        self._names[names[0]] = sites, weakref.ref(loader)
+        return names[0]
+
     def _choose(self, loader: Any, site: str, place: tuple[str, int]) -> ChangedLoader | None:
         # A loader that is built anew for every epoch is tried once.
-        kind = site, loader.num_workers, loader.batch_size, type(loader.dataset)
+        examples = content_digest(loader.dataset), content_digest(loader.collate_fn)
+        kind = site, loader.num_workers, loader.batch_size, examples
         self._outcome.note(site)
         choice = self._choices.get(kind)
+        is_new = choice is None
         if choice is None:
             choice = choose(loader, self._module, self._plan, site)
             self._choices[kind] = choice
@@ -89,7 +142,11 @@ class _RunningProcess:
         if not choice.is_changed:
             return None
         changed = ChangedLoader(
-            self._module, self._torch, choice, lambda text: self._say(f"{site}: {text}")
+            self._module,
+            self._torch,
+            choice,
+            lambda text: self._say(f"{site}: {text}"),
+            compares=is_new,
         )
         if site == self._plan.loader:
             self._outcome.watch(changed)

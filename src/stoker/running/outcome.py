@@ -38,14 +38,16 @@ class RunOutcome:
             return
         # A loader that was built anew for each epoch has one epoch each time.
         epochs = [epoch for each in self._epochs for epoch in each]
-        later = epochs[1:] or epochs
-        batches, seconds = (sum(values) for values in zip(*later, strict=True)) if later else (0, 0)
+        # One whose batches were all compared has no speed.
+        whole = [number for number, (batches, _) in enumerate(epochs, 1) if batches]
+        first = next((number for number in whole if number > 1), 1)
+        batches = sum(batches for batches, _ in epochs[first - 1 :])
+        seconds = sum(seconds for _, seconds in epochs[first - 1 :])
         as_it_is = self._plan.examples_per_s
         if not seconds or not as_it_is:
             self._say("the loader gave too few batches to tell the speed")
             return
         rate = batches * self._plan.batch_size / seconds
-        first = 2 if len(epochs) > 1 else 1
         self._say(
             f"predicted {self._plan.gain:.2f} times, achieved {rate / as_it_is:.2f} "
             f"{'from' if first > 1 else 'in'} epoch {first}"

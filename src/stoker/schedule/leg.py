@@ -9,7 +9,8 @@ parts. So places, and all random draws, stay what they were.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import bisect
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,6 +54,10 @@ class Remainder:
     def first(self) -> int | None:
         """The first number, if there is one range; None otherwise."""
         return self.ranges[0][0] if len(self.ranges) == 1 else None
+
+    def __contains__(self, number: int) -> bool:
+        after = bisect.bisect_right(self._starts, number)
+        return after > 0 and number < self.ranges[after - 1][1]
 
     def at(self, which: Places) -> Places:
         """Return the numbers at positions of this row, which count from 0.
@@ -190,6 +195,11 @@ class Leg:
         returned: for a mixture, whose row does not list places: the places that come first. Their
             number is a multiple of ``world``, the ranks of this leg.
         batches: the batches of all ranks by then; the draws of maps behind ``.batch`` count on.
+        sequences: the packed sequences of all ranks by then; the draws of maps behind ``.pack``
+            count on.
+        offsets: the unread places whose first tokens packed sequences have had, and how many.
+        over: for a mixture: fewer than ``world`` places that this leg deals to nobody, because they
+            cannot be divided; others that take over deal them.
     """
 
     begun_by: int
@@ -199,6 +209,9 @@ class Leg:
     held: Held | None = None
     returned: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     world: int = 1
+    over: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    sequences: int = 0
+    offsets: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def held_each(self) -> int:
@@ -224,6 +237,14 @@ class Leg:
         more: dict[str, Any] = {} if self.held is None else {"held": self.held.to_json()}
         if len(self.returned):
             more["returned"] = compact_integers.encode_ascending(self.returned, 0)
+        if len(self.over):
+            more["over"] = compact_integers.encode_ascending(self.over, 0)
+        if self.sequences:
+            more["sequences"] = self.sequences
+        if self.offsets:
+            cut = sorted(self.offsets)
+            more["cut"] = compact_integers.encode_ascending(np.array(cut, np.int64), 0)
+            more["offsets"] = [self.offsets[place] for place in cut]
         return {
             "begun_by": self.begun_by,
             "ranges": len(self.rest.ranges),
@@ -256,6 +277,14 @@ class Leg:
             returned = compact_integers.decode_ascending(saved["returned"], 0, places, end)
             if len(returned) % world:
                 raise ValueError("the rest of the epoch is damaged")
+        over = np.empty(0, np.int64)
+        if "over" in saved:
+            over = compact_integers.decode_ascending(saved["over"], 0, world - 1, end)
+        offsets = dict[int, int]()
+        if "cut" in saved:
+            cut = compact_integers.decode_ascending(saved["cut"], 0, places, end).tolist()
+            tokens = [check_integer(count, 1) for count in saved["offsets"]]
+            offsets = dict(zip(cut, tokens, strict=True))
         fresh, uses, steps = (check_integer(n) for n in saved["before"])
         return cls(
             check_integer(saved["begun_by"], 1),
@@ -265,6 +294,9 @@ class Leg:
             Held.from_json(saved["held"], world, places, end, most) if "held" in saved else None,
             returned,
             world,
+            over,
+            check_integer(saved.get("sequences", 0)),
+            offsets,
         )
 
 

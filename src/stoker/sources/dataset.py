@@ -232,7 +232,8 @@ def of_dataset(dataset: Any) -> DatasetSource:
     if isinstance(dataset, (str, bytes, os.PathLike)):
         raise TypeError(
             f"from_dataset needs an object with __len__ and __getitem__, not the path "
-            f"{dataset!r}: from_folder, from_files, from_tar and from_parquet read files"
+            f"{dataset!r}: from_folder, from_files, from_text, from_jsonl, from_csv, from_tar and "
+            "from_parquet read files"
         )
     if isinstance(dataset, type):
         raise TypeError(

@@ -165,8 +165,12 @@ class Plan:
         paces: tuple[Pace, ...] = ()
         if self.indexed is not None and any(stage.clock for stage in self.maps):
             paces = self.indexed.paces(self.selection, epoch)
-        batches = 0 if leg is None else leg.batches
-        return WorkAddress(at, seed, epoch, rank, world, batches, paces)
+        batches = sequences = 0
+        if leg is not None:
+            part = self.parts[at]
+            is_renumbered = isinstance(part, Segment) and part.renumbered
+            batches, sequences = leg.batches, leg.sequences if is_renumbered else 0
+        return WorkAddress(at, seed, epoch, rank, world, batches, sequences, paces)
 
     @property
     def calls_user(self) -> bool:

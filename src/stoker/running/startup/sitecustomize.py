@@ -15,18 +15,25 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
-_LOADER = "torch.utils.data.dataloader"
+# Modules of loaders, their classes, and the functions that put hooks on them.
+_LOADERS = {
+    "torch.utils.data.dataloader": ("DataLoader", "attach"),
+    "torchdata.stateful_dataloader.stateful_dataloader": ("StatefulDataLoader", "attach_stateful"),
+}
 
 
-class _AfterTorch(importlib.abc.MetaPathFinder):
-    """An import hook: prepares PyTorch's data loader as it is imported."""
+class _AfterLoaders(importlib.abc.MetaPathFinder):
+    """An import hook: prepares data loaders as they are imported."""
+
+    def __init__(self) -> None:
+        self._awaited = dict(_LOADERS)
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != _LOADER:
+        if fullname not in self._awaited:
             return None
-        sys.meta_path.remove(self)
+        names = self._awaited.pop(fullname)
         spec = importlib.util.find_spec(fullname)
         if spec is not None and spec.loader is not None:
             loader, execute = spec.loader, spec.loader.exec_module
@@ -34,20 +41,20 @@ class _AfterTorch(importlib.abc.MetaPathFinder):
             def executed(module: ModuleType) -> None:
                 vars(loader).pop("exec_module")
                 execute(module)
-                _prepare(module)
+                _prepare(getattr(module, names[0]), names[1])
 
             loader.exec_module = executed  # type: ignore[method-assign]
         return spec
 
 
-def _prepare(module: Any) -> None:
-    build = module.DataLoader.__init__
+def _prepare(loader_class: Any, attach: str) -> None:
+    build = loader_class.__init__
 
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         # PyTorch is complete by now; while its own modules are imported, stoker cannot be.
-        module.DataLoader.__init__ = build
+        loader_class.__init__ = build
         try:
-            importlib.import_module("stoker.running.hooks").attach(module)
+            getattr(importlib.import_module("stoker.running.hooks"), attach)(loader_class)
         except Exception as error:
             problem = f"{type(error).__name__}: {error}"
             print(f"stoker run: all loaders are left as they are: {problem}", file=sys.stderr)
@@ -55,7 +62,7 @@ def _prepare(module: Any) -> None:
 
     # The hook looks for the line that builds the loader, and passes over code of no file.
     __init__.__code__ = __init__.__code__.replace(co_filename="<stoker run>")
-    module.DataLoader.__init__ = __init__
+    loader_class.__init__ = __init__
 
 
 def _give_way() -> None:
@@ -70,5 +77,5 @@ def _give_way() -> None:
 
 
 if os.environ.get("STOKER_RUN_PLAN") and os.environ.get("STOKER_RUN") != "0":
-    sys.meta_path.insert(0, _AfterTorch())
+    sys.meta_path.insert(0, _AfterLoaders())
 _give_way()

@@ -1,0 +1,52 @@
+"""Settings of the documentation site; ``scripts/docs`` builds it."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import stoker
+
+project = "stoker"
+author = "The stoker authors"
+copyright = "2026, the stoker authors"
+version = release = stoker.__version__
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+# What is not part of the site: settings, and what a build leaves.
+exclude_patterns = ["conf.py", "_build"]
+nitpicky = False  # signatures name types of NumPy and torch, whose inventories need the network
+
+html_theme = "furo"
+html_title = f"stoker {release}"
+html_static_path = ["_static"]
+html_css_files = ["tables.css"]
+html_copy_source = False
+
+# The links between headings are those that GitHub makes.
+myst_heading_anchors = 6
+myst_enable_extensions = ["colon_fence"]
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True
+maximum_signature_line_length = 80
+python_use_unqualified_type_names = True
+napoleon_numpy_docstring = False
+
+
+def setup(app: Any) -> None:
+    """Leave out what named tuples say of fields without a docstring; read the changelog."""
+
+    def skip(app: Any, what: str, name: str, obj: Any, skip: bool, options: Any) -> bool | None:
+        return True if (inspect.getdoc(obj) or "").startswith("Alias for field number") else None
+
+    def read(app: Any, page: str, source: list[str]) -> None:
+        if page == "changelog":
+            text = (Path(app.srcdir).parent / "CHANGELOG.md").read_text()
+            source[0] = text.replace("](docs/", "](")
+
+    app.connect("autodoc-skip-member", skip)
+    app.connect("source-read", read)

@@ -1,0 +1,80 @@
+"""Compares the first batches of a changed loader with those of the untouched one, bit for bit.
+
+The untouched loader reads the same indices beside the changed one, with the script's own number of
+workers and their seeds. Without workers, a process of its own stands for the script's, which must
+not read: files that it opened would be shared with workers that start later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from stoker.running.values import is_same
+
+DEAD_WORKER = "DataLoader worker (pid"
+"""How PyTorch's error for a worker that died begins."""
+
+
+class BatchComparison:
+    """The untouched loader's batches of one epoch.
+
+    Attributes:
+        compared: batches that were the same.
+        problem: why batches cannot be compared any more; empty if they can.
+        own: the untouched loader's batch where they differ.
+        error: what it raised instead.
+    """
+
+    def __init__(self, batches: Any, go_on_alone: Callable[[], None]) -> None:
+        """``batches``: the untouched loader's iterator, over indices that the changed loader's
+        workers were given; after ``go_on_alone()`` it draws its own."""
+        self.compared = 0
+        self.problem = ""
+        self.own: Any = None
+        self.error: Exception | None = None
+        self._batches, self._go_on_alone = batches, go_on_alone
+
+    def find_difference(self, batch: Any) -> str:
+        """Compare the changed loader's next batch; empty if it is the same, or has no counterpart.
+
+        In the second case ``problem`` is set.
+        """
+        try:
+            self._give_indices()
+            own = next(self._batches)
+        except Exception as error:
+            if str(error).startswith(DEAD_WORKER):
+                self.problem = "the process that read the script's own was killed"
+                return ""
+            self.error = error
+            return f"the script's own loader fails there ({type(error).__name__})"
+        try:
+            same = is_same(batch, own)
+        except Exception as error:  # Incomparable, or what the values' own code raises
+            self.problem = str(error)
+            return ""
+        if same:
+            self.compared += 1
+            return ""
+        self.own = own
+        return "the script's own has other values"
+
+    def take_over(self) -> Any:
+        """Return the untouched loader's iterator, which goes on alone."""
+        self._go_on_alone()
+        self._give_indices()
+        return self._batches
+
+    def _give_indices(self) -> None:
+        """Give the workers the indices that came after they had asked."""
+        batches = self._batches
+        most = batches._prefetch_factor * batches._num_workers
+        # Batches that came before their turn count, too.
+        for _ in range(most - (batches._send_idx - batches._rcvd_idx)):
+            batches._try_put_index()
+
+    def close(self) -> None:
+        """End the untouched loader's workers."""
+        self._go_on_alone()
+        self._batches._shutdown_workers()

@@ -1,0 +1,98 @@
+"""CSV files, which pyarrow reads into a table in memory."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from stoker.basics.resources import format_bytes, usable_memory_bytes
+from stoker.basics.validate import names_in
+from stoker.sources.arrow.table import TableSource, import_pyarrow, to_table
+from stoker.sources.files import version_of
+from stoker.sources.patterns import Paths, describe_paths, find_files
+from stoker.sources.source import Identified
+
+# Of usable memory: the table takes about as much as its text, while this is read too.
+_MOST_SHARE = 0.5
+
+
+class CsvSource(TableSource, Identified[Any]):
+    """The rows of CSV files; a file that changes later is not read again.
+
+    Raises:
+        ImportError: there is no pyarrow.
+        FileNotFoundError: a path or a pattern matches no file.
+        ValueError: a file is not CSV or not UTF-8, files differ in their columns, there is no such
+            column, there are no rows, or the files do not fit into memory.
+        TypeError: wrong kinds of arguments.
+    """
+
+    def __init__(self, files: Paths, columns: Sequence[str] | None, delimiter: str) -> None:
+        self._columns = None if columns is None else names_in("columns", columns, "['x', 'y']")
+        if not isinstance(delimiter, str) or len(delimiter) != 1:
+            raise ValueError(f"delimiter is one character, such as ';', not {delimiter!r}")
+        csv = import_pyarrow("from_csv", "pyarrow.csv")
+        self._given = describe_paths(files)
+        paths = find_files(files, "from_csv")
+        versions = [version_of(os.stat(path)) for path in paths]
+        nbytes = sum(version.size_bytes for version in versions)
+        if nbytes > _MOST_SHARE * usable_memory_bytes():
+            raise ValueError(
+                f"{self.name}: {format_bytes(nbytes)} of text are too much for this host's memory: "
+                "write Parquet files (pyarrow.csv.open_csv reads part by part), and use "
+                "from_parquet"
+            )
+        text = repr((self._columns, delimiter, list(map(os.path.abspath, paths)), versions))
+        self._identity = f"CSV {hashlib.sha256(text.encode('utf-8', 'replace')).hexdigest()}"
+        tables = [self._read(csv, path, delimiter) for path in paths]
+        self._table = self._join(paths, tables)
+        if not len(self):
+            raise ValueError(f"{self.name} has no rows")
+
+    @property
+    def name(self) -> str:
+        return f"from_csv({self._given})"
+
+    def identity(self) -> str | None:
+        """Return a digest of the files' paths, sizes and times, and of how they were read."""
+        return self._identity
+
+    def _read(self, csv: Any, path: str, delimiter: str) -> Any:
+        import pyarrow as pa
+
+        try:
+            table = csv.read_csv(
+                path,
+                parse_options=csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
+                convert_options=csv.ConvertOptions(include_columns=self._columns),
+            )
+        except KeyError as error:
+            raise ValueError(f"{path}: {error.args[0]}") from None
+        except pa.ArrowInvalid as error:
+            raise ValueError(f"{path} cannot be read as CSV: {error}") from error
+        for field in table.schema:
+            if pa.types.is_binary(field.type):  # what pyarrow makes of text in other encodings
+                raise ValueError(
+                    f"{path}: column {field.name!r} is not UTF-8: convert the file, such as by "
+                    "iconv -f latin1 -t utf-8"
+                )
+        return to_table(table, "from_csv")
+
+    def _join(self, paths: Sequence[str], tables: Sequence[Any]) -> Any:
+        import pyarrow as pa
+
+        names = tables[0].column_names
+        for path, table in zip(paths, tables, strict=True):
+            if sorted(table.column_names) != sorted(names):
+                raise ValueError(
+                    f"{path} has the columns {table.column_names}, and {paths[0]} {names}: the "
+                    "files of a source have the same ones"
+                )
+        try:
+            return pa.concat_tables(tables, promote_options="permissive")
+        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+            raise ValueError(
+                f"{self.name}: a column holds numbers in one file and text in another: {error}"
+            ) from error

@@ -1,0 +1,1 @@
+"""Sources over files of lines: text and JSON, read by the offsets of the lines."""

@@ -1,0 +1,99 @@
+"""The places of a file's lines, found in one pass.
+
+Lines end with LF, or CR and LF. A last line needs no end, and the end of a last line begins no
+other. A byte order mark is no part of the first line.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.sources.files import FileVersion, OpenFile
+from stoker.sources.shards.members import compression_of
+
+_LF, _CR = 10, 13
+_UTF_8_MARK = b"\xef\xbb\xbf"
+# UTF-32 in the order of little endian begins as UTF-16 does.
+_OTHER_MARKS = {b"\xff\xfe": "UTF-16 or UTF-32", b"\xfe\xff": "UTF-16", b"\0\0\xfe\xff": "UTF-32"}
+_HEAD_BYTES = 8
+# A pass over a GiB of lines of 100 bytes takes 0.70 s of processor time with 256 KiB, 0.75 s with a
+# MiB and 0.88 s with 16 MiB, which leave the CPU's caches.
+_CHUNK_BYTES = 1 << 18
+
+
+class LineIndex(NamedTuple):
+    """The lines of a file: ``int64 [lines]`` each."""
+
+    path: str
+    version: FileVersion
+    starts: NDArray[np.int64]
+    """The offset of each line's first byte."""
+    ends: NDArray[np.int64]
+    """The offset of its LF, or the file's size."""
+    numbers: NDArray[np.int64] | None
+    """The number of each line in the file, from 0 on; None if no line is left out."""
+
+    def line(self, number: int) -> int:
+        """Return a line's number for people: from 1 on, the same in an editor."""
+        return 1 + (number if self.numbers is None else int(self.numbers[number]))
+
+
+def index_lines(path: str, *, keep_empty: bool) -> LineIndex:
+    """Find the lines of a file; without those that are empty, unless they are to be kept.
+
+    Raises ValueError for a file that is compressed, is UTF-16 or UTF-32, or changes meanwhile;
+    OSError.
+    """
+    file = OpenFile(path)
+    version = file.version()
+    head = file.read(0, min(_HEAD_BYTES, version.size_bytes))
+    _refuse_unreadable(path, head)
+    first = len(_UTF_8_MARK) if head.startswith(_UTF_8_MARK) else 0
+    ends = _ends(file, first, version.size_bytes)
+    if file.version() != version:
+        raise ValueError(f"{path} is being written: wait for its end")
+    starts = np.concatenate([np.full(min(1, len(ends)), first, np.int64), ends[:-1] + 1])
+    found = LineIndex(path, version, starts, ends, None)
+    return found if keep_empty else _without_empty(found, file)
+
+
+def _refuse_unreadable(path: str, head: bytes) -> None:
+    kind = compression_of(head)
+    if kind:
+        raise ValueError(
+            f"{path} is compressed ({kind}): no line of it can be read by its offset. Decompress "
+            "it, or read it in order by from_iterable"
+        )
+    for mark, name in _OTHER_MARKS.items():
+        if head.startswith(mark):
+            raise ValueError(
+                f"{path} is {name}: make it UTF-8, such as by iconv -f utf-16 -t utf-8"
+            )
+
+
+def _ends(file: OpenFile, first: int, size: int) -> NDArray[np.int64]:
+    chunk = np.empty(_CHUNK_BYTES, np.uint8)
+    found = []
+    for at in range(first, size, _CHUNK_BYTES):
+        part = chunk[: size - at]
+        file.read_parts((at,), part.data, len(part))
+        found.append(np.flatnonzero(part == _LF) + at)
+    ends = np.concatenate(found) if found else np.empty(0, np.int64)
+    is_open = size > first and (not len(ends) or ends[-1] < size - 1)
+    return np.append(ends, size) if is_open else ends
+
+
+def _without_empty(lines: LineIndex, file: OpenFile) -> LineIndex:
+    lengths = lines.ends - lines.starts
+    short = np.flatnonzero(lengths == 1)
+    only = np.empty((len(short), 1), np.uint8)
+    if len(short):
+        file.read_parts(lines.starts[short].tolist(), only.reshape(-1).data, 1)
+        lengths[short[only[:, 0] == _CR]] = 0
+    kept = np.flatnonzero(lengths)
+    if len(kept) == len(lengths):
+        return lines
+    return LineIndex(lines.path, lines.version, lines.starts[kept], lines.ends[kept], kept)

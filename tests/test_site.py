@@ -1,0 +1,61 @@
+"""The documentation site: it builds without a warning, and its reference has all public names."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import stoker
+import stoker.images
+import stoker.sources
+import stoker.stages
+
+ROOT = Path(__file__).parents[1]
+PUBLIC = {
+    *(f"stoker.{name}" for name in stoker.__all__ if name != "__version__"),
+    *(f"stoker.images.{name}" for name in stoker.images.__all__),
+    *(f"stoker.sources.{name}" for name in stoker.sources.__all__),
+    *(f"stoker.stages.{name}" for name in stoker.stages.__all__),
+}
+# Modules that have a page; a type alias; names with two addresses.
+ELSEWHERE = {
+    *("stoker.collate", "stoker.images", "stoker.testing"),
+    *("stoker.sources.Access", "stoker.sources.Indices"),
+    *("stoker.sources.Source", "stoker.stages.Stage"),
+}
+
+
+def test_the_reference_has_each_public_name_once() -> None:
+    listed: Counter[str] = Counter()
+    for page in (ROOT / "docs" / "api").glob("*.md"):
+        module = "stoker"
+        for kind, name in re.findall(r"^\.\. (\w+):: ([\w.]+)", page.read_text(), re.MULTILINE):
+            if kind == "currentmodule":
+                module = name
+            else:
+                listed[f"{module}.{name}"] += 1
+    assert sorted((PUBLIC - ELSEWHERE) - set(listed)) == [], "add them to docs/api"
+    assert [name for name, times in listed.items() if times > 1] == []
+
+
+@pytest.mark.full
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    pytest.importorskip("sphinx")
+    command = [sys.executable, "-m", "sphinx", "--builder", "html", "--fail-on-warning"]
+    done = subprocess.run(
+        [*command, "--keep-going", "--quiet", "-d", tmp_path / "trees", ROOT / "docs", tmp_path],
+        env={**os.environ, "KERAS_BACKEND": "torch"},
+        capture_output=True,
+        encoding="utf-8",
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "searchindex.js").stat().st_size > 100_000
+    reference = "".join(page.read_text() for page in (tmp_path / "api").glob("*.html"))
+    missing = [name for name in sorted(PUBLIC - ELSEWHERE) if f'id="{name}"' not in reference]
+    assert missing == []

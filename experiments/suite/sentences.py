@@ -10,6 +10,7 @@ import re
 import statistics
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -62,6 +63,7 @@ class Told(NamedTuple):
     """With the most that is possible."""
 
 
+@cache
 def found_of(name: str, results: Path = RESULTS, variant: Variant | None = None) -> Comparison:
     """Compare the rows of a workload. Raises LookupError where there are none."""
     variant = variant or Variant()
@@ -200,8 +202,8 @@ def _in_short(results: Path) -> str:
     return _bullets(
         [
             "**`.echo()` before augmentation reached the target "
-            f"{_gain(before, ' of six tasks')}**.{_void(before)} In fresh examples it needed {_span(rhos)} times fewer, on all six. "
-            f"Its factor follows the stall; on {_number(level)} of the "
+            f"{_gain(before, ' of six tasks')}**.{_void(before)} "
+            f"In fresh examples it needed {_span(rhos)} times fewer, on all six. Its factor follows the stall; on {_number(level)} of the "
             f"{_number(before.clear | before.unclear)} tasks its interval and that of e = 4 "
             "overlap.",
             "**The place of the echo matters.** With e = 4, copies before augmentation brought "

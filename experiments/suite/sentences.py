@@ -203,7 +203,8 @@ def _in_short(results: Path) -> str:
         [
             "**`.echo()` before augmentation reached the target "
             f"{_gain(before, ' of six tasks')}**.{_void(before)} "
-            f"In fresh examples it needed {_span(rhos)} times fewer, on all six. Its factor follows the stall; on {_number(level)} of the "
+            f"In fresh examples it needed {_span(rhos)} times fewer, on all six. "
+            f"Its factor follows the stall; on {_number(level)} of the "
             f"{_number(before.clear | before.unclear)} tasks its interval and that of e = 4 "
             "overlap.",
             "**The place of the echo matters.** With e = 4, copies before augmentation brought "

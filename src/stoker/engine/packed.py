@@ -183,9 +183,10 @@ class PackedStream(OrderedStream):
     def _inputs_for(self, count: int) -> int:
         """Return how many inputs have the tokens that ``count`` full sequences lack, and a few.
 
-        Asking again for what was missing would cost more than those few are early.
+        Asking again for what was missing would cost more than those few are early. A pool in front
+        decides by what it is asked for, so there no more is.
         """
-        if not self._seen_inputs:
+        if not self._seen_inputs or self.upstream.feed is not None:
             return count
         lacking = count * self._length - self._tokens
         about = lacking * self._seen_inputs // self._seen_tokens

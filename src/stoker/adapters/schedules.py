@@ -11,6 +11,9 @@ from stoker.pipeline import Pipeline
 
 # Of a step: shares of an epoch are floating-point numbers, exact to 1e-16 of an epoch.
 _ALMOST = 1e-6
+# So many steps before an epoch's end it may be that filters leave out all that follows: what
+# `drop_last` drops is less than a batch, so about a step.
+_LAST = 4
 
 
 class LrSchedule:
@@ -65,8 +68,11 @@ class LrSchedule:
         self._start, self._taken = saved["start"], saved["taken"]
 
     def _now(self) -> float:
-        train = self._train
-        return (train.epoch + train.progress) * self._steps_per_epoch
+        train, each = self._train, self._steps_per_epoch
+        share = train.progress
+        if 1 - _LAST / each < share < 1 and train._cursor.is_at_end():
+            share = 1.0  # filters left out the rest
+        return (train.epoch + share) * each
 
 
 def lr_schedule(
@@ -88,8 +94,7 @@ def lr_schedule(
             echoing.
         train: the pipeline that the loop iterates over.
         steps_per_epoch: how many batches an epoch would have without echoing, where the pipeline
-            cannot tell (filters, skip budgets). Under ``.steps(n)`` that is ``n``. Behind a filter
-            with ``drop_last=True`` the schedule may be a step late between two epochs.
+            cannot tell (filters, skip budgets). Under ``.steps(n)`` that is ``n``.
 
     Raises:
         TypeError: ``scheduler`` is not a scheduler, or follows a metric (``ReduceLROnPlateau``);

@@ -11,9 +11,6 @@ from stoker.pipeline import Pipeline
 
 # Of a step: shares of an epoch are floating-point numbers, exact to 1e-16 of an epoch.
 _ALMOST = 1e-6
-# So many steps before an epoch's end it may be that filters leave out all that follows: what
-# `drop_last` drops is less than a batch, so about a step.
-_LAST = 4
 
 
 class LrSchedule:
@@ -70,7 +67,7 @@ class LrSchedule:
     def _now(self) -> float:
         train, each = self._train, self._steps_per_epoch
         share = train.progress
-        if 1 - _LAST / each < share < 1 and train._cursor.is_at_end():
+        if share < 1 and train._cursor.is_at_end():
             share = 1.0  # filters left out the rest
         return (train.epoch + share) * each
 

@@ -402,8 +402,12 @@ class SegmentStream(PulledStream):
     def _count_here(self, at_most: int | None) -> int:
         """Return how many outputs the consumer makes itself, as a task would cost more; or 0."""
         pool, cost = self._worker_pool, self._cost
-        if not pool.inline or not (self._gathers_alone or (self._is_read and at_most is None)):
+        if not pool.inline or not (self._gathers_alone or self._is_read):
             return 0
+        if at_most is not None and not self._gathers_alone:
+            if self._batches or (pool.limit and not 0 < cost.batch_ns() < _HERE_NS):
+                return 0
+            return at_most  # single examples
         each_ns = max(cost.batch_ns(), self._last_ns)
         inline_ns = cost.inline_ns if self._gathers_alone else _HERE_NS
         if not 0 < each_ns < inline_ns and (pool.limit or not self._gathers_alone):

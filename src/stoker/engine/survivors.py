@@ -118,18 +118,23 @@ class OrderedStream(Stream):
     def _end(self) -> None:
         """Handle the end of the inputs."""
 
-    def _make(self) -> bool:
-        """Make an item from inputs taken before; return whether there was one."""
+    def _make(self, count: int) -> bool:
+        """Make up to ``count`` items from inputs taken before; return whether there was one."""
         return False
+
+    def _inputs_for(self, count: int) -> int:
+        """Return how many inputs to ask for, to make ``count`` items."""
+        return count
 
     def _have(self, count: int) -> None:
         """Make ``count`` items available, or all that are left. May raise WouldBlock."""
         assert self._planning.is_held()
         while len(self._survivors) < count and not self._has_ended:
-            if self._make():
+            lacking = count - len(self._survivors)
+            if not (self._arriving and self._arriving[0].task.done) and self._make(lacking):
                 continue
             if not self._arriving:
-                self._arriving.extend(self.upstream.pull_many(count - len(self._survivors)))
+                self._arriving.extend(self.upstream.pull_many(self._inputs_for(lacking)))
                 if not self._arriving:
                     self._has_ended = True
                     self._end()

@@ -305,10 +305,12 @@ class Run:
             return self.yielded >= self.length
         if not self._has_looked:
             self._has_looked = True
+            began = time.perf_counter_ns()
             try:
-                self._ahead = self._pull(time.perf_counter_ns())
+                self._ahead = self._pull(began)
             except Exception as error:  # ``next`` raises it
                 self._ahead = error
+            self._wait_ns += time.perf_counter_ns() - began
         return self._ahead is None
 
     def last_uses(self) -> Uses:

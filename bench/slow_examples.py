@@ -9,6 +9,9 @@ stoker in order, with ``late=2``, and with ``late=2`` that repeats a record of a
 ``DataLoader`` in order and with ``in_order=False``, with eight worker processes, which stay for all
 epochs. stoker's workers are threads. Wall time of an epoch, in turns.
 
+And what ``late=2`` and ``patience=`` cost where no example is slow: the processor time of this
+process for an example of 20 us, with two threads; "over" is by how much it grows.
+
 Command::
 
     python bench/slow_examples.py
@@ -84,6 +87,7 @@ def times_s(shape: str, count: int) -> np.ndarray:
             return found
 
 
+PLAIN = "neither"
 SHAPES = ("equal", "log-normal", "one in five", "one of 400 ms")
 
 
@@ -101,6 +105,21 @@ class Unequal:
         return np.full(8, index)
 
 
+def busy(row: np.ndarray) -> np.ndarray:
+    """Keep a processor busy for 20 us."""
+    end = time.perf_counter_ns() + 20_000
+    while time.perf_counter_ns() < end:
+        pass
+    return row
+
+
+def example_us(batches: Iterable[np.ndarray]) -> float:
+    """Return the processor time of an epoch for each example."""
+    began = time.process_time()
+    examples = sum(map(len, batches))
+    return (time.process_time() - began) / examples * 1e6
+
+
 def epoch_s(batches: Iterable[object]) -> float:
     """Time an epoch with steps."""
     began = time.perf_counter()
@@ -112,13 +131,21 @@ def epoch_s(batches: Iterable[object]) -> float:
 def evaluate(found: Report) -> None:
     """Show times, and hold late delivery against unordered delivery."""
     cases: dict[tuple[str, str], list[float]] = {
-        (row["shape"], row["case"]): row["epoch_s"] for row in found.rows
+        (row["shape"], row["case"]): row["epoch_s"] for row in found.rows if "shape" in row
     }
     lines = []
     for (shape, name), each in cases.items():
         speed = Ratio.of(cases[shape, UNORDERED], each)
         lines.append((shape, name, f"{np.median(each):.2f}", speed))
     found.show(("times", "", "epoch, s", "speed over in_order=False"), lines)
+    costs = {row["case"]: row["example_us"] for row in found.rows if "example_us" in row}
+    found.show(
+        ("20 us of work, two threads", "us an example", "over"),
+        [
+            (name, f"{np.median(each):.1f}", f"{np.median(each) - np.median(costs[PLAIN]):.1f}")
+            for name, each in costs.items()
+        ],
+    )
     for shape in SHAPES:
         ratio = Ratio.of(cases[shape, UNORDERED], cases[shape, LATE]).median
         found.expect(f"{shape}: speed of late=2 over in_order=False", ratio, 0.9)
@@ -159,6 +186,15 @@ def main() -> None:
             rounds = 1 if arguments.quick else arguments.rounds
             for case, each in interleaved(cases, rounds).items():
                 found.add(shape=shape, case=case, epoch_s=each)
+        array = np.zeros((1_000 if arguments.quick else 20_000, 64), np.float32)
+        data = stoker.from_arrays(array, seed=0).shuffle().map(busy)
+        costs = {
+            PLAIN: partial(example_us, data.batch(64).workers(2)),
+            "late=2": partial(example_us, data.batch(64, late=2).workers(2)),
+            'patience="30s"': partial(example_us, data.batch(64).workers(2, patience="30s")),
+        }
+        for case, each in interleaved(costs, rounds).items():
+            found.add(case=case, example_us=each)
 
 
 if __name__ == "__main__":

@@ -10,8 +10,8 @@ that skip budgets apply.
   dropped: it delivers nothing without asking (``may_deliver``).
 - A thread that is stuck while it holds ``USER_LOCK`` would stop all others, so the run fails.
 
-Work is claimed row by row from threads, so that a claim has one example. Time is counted in looks:
-while this whole process is stopped, nobody loses patience.
+Threads do their rows one by one, so that it is known which one is stuck; others do the rest. Time
+is counted in looks: while this whole process is stopped, nobody loses patience.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class WatchedPool(Protocol):
 
     def leave(self, number: int, stuck: threading.Thread) -> None: ...
 
-    def give_up(self, task: Any, row: int, stage: int, failure: Failure) -> None: ...
+    def give_up(self, task: Any, rows: range, row: int, stage: int, failure: Failure) -> None: ...
 
 
 class Job:
@@ -67,10 +67,10 @@ class Job:
         verdict: the row on which a process was ended, and the row's failure.
     """
 
-    def __init__(self, number: int, task: Any, start: int, remote: Any, spot: Spot) -> None:
+    def __init__(self, number: int, task: Any, rows: range, remote: Any, spot: Spot) -> None:
         self.number = number
         self.task = task
-        self.start = start
+        self.rows = rows
         self.remote = remote
         self.thread = threading.current_thread()
         self.is_given_up = False
@@ -100,7 +100,7 @@ class Job:
     @property
     def row(self) -> int:
         """The row of the task that the worker is at."""
-        return self.start + (0 if self.remote is None else self.mark[2])
+        return self.rows.start + self.mark[2]
 
     def stack(self) -> str:
         """Return the stack of the thread, or of the process' main thread, as text."""
@@ -145,7 +145,7 @@ class Watch:
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join()
 
-    def begin(self, number: int, task: Any, start: int, remote: Any) -> Job:
+    def begin(self, number: int, task: Any, rows: range, remote: Any) -> Job:
         """Watch what the calling worker thread does next."""
         if remote is None and HERE.spot is None:
             HERE.spot = Spot([0] * CELLS)
@@ -153,7 +153,7 @@ class Watch:
         assert spot is not None
         if remote is None:
             spot.leave()
-        job = Job(number, task, start, remote, spot)
+        job = Job(number, task, rows, remote, spot)
         with self._pool.lock:
             self._jobs[threading.get_ident()] = job
         return job
@@ -243,7 +243,7 @@ class Watch:
                 job.is_given_up = True
                 del self._jobs[job.thread.ident or 0]
                 self._pool.leave(job.number, job.thread)
-                self._pool.give_up(job.task, job.row, job.stage, failure)
+                self._pool.give_up(job.task, job.rows, job.row, job.stage, failure)
 
 
 def _lock_owner() -> int | None:

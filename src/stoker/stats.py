@@ -366,6 +366,8 @@ class Stats:
     new_processes: str | None = None
     """Why worker processes were started anew, for this epoch or for each one. None if they stayed
     from the epoch before, in the first epoch, for forked processes, and for other workers."""
+    late_examples: int = 0
+    """Examples that have moved on to a later batch so far (``.batch(n, late=)``)."""
     stuck_threads: int = 0
     """Threads that were left in this epoch because they were stuck in an example
     (``.workers(patience=)``). They keep what they have until their call returns."""
@@ -511,6 +513,9 @@ class Stats:
                 f"left out: {self.filtered_examples:,} by filters and scans, "
                 f"{self.skipped_examples:,} that failed"
             )
+        if self.late_examples:
+            share = self.late_examples / max(1, self.fresh_examples)
+            notes.append(f"late: {self.late_examples:,} examples ({share:.1%}) moved on")
         if self.stuck_threads or self.stuck_processes:
             notes.append(
                 f"stuck in an example: {self.stuck_threads} threads, which were left, and "
@@ -527,7 +532,7 @@ class Stats:
 _SUMS = (
     "fresh_examples", "uses", "batches", "dropped_uses", "repeats_in_batches", "elapsed_s",
     "consumer_wait_s", "filtered_examples", "skipped_examples", "read_bytes", "stuck_threads",
-    "stuck_processes",
+    "stuck_processes", "late_examples",
 )  # fmt: skip
 
 

@@ -32,6 +32,7 @@ from stoker.engine.workers.threads import TIMED
 from stoker.errors import StateError, StokerError
 from stoker.schedule import rng
 from stoker.schedule.echo_record import Decisions, EchoRecord
+from stoker.schedule.late_order import LateRecord
 from stoker.schedule.leg import Leg
 from stoker.schedule.pools import adaptive
 from stoker.schedule.sizing.batch_schedule import BatchSchedule
@@ -491,6 +492,18 @@ class Run:
                 decisions[feed.echo.position] = echo, decision
         return decisions
 
+    @property
+    def epoch(self) -> int:
+        return self._setup.epoch
+
+    def late_decisions(self) -> LateRecord | None:
+        """Return what batches left behind so far, where examples may be late."""
+        late = self._streams.late
+        if late is None:
+            return None
+        with self._planning.lock:
+            return late.decisions()
+
     def held(self) -> dict[int, int]:
         """Return the number of items in each pool, by the position of its echo."""
         return {f.echo.position: f.pool.held for f in self._pools.feeds if f.has_started}
@@ -531,6 +544,7 @@ class Run:
             read_bytes=tally.read_bytes,
             thread_trial=self._streams.worker_pool.thread_trial,
             worker_time=worker_time,
+            late_examples=0 if self._streams.late is None else self._streams.late.order.moved,
             stuck_threads=self._streams.worker_pool.stuck[0],
             stuck_processes=self._streams.worker_pool.stuck[1],
             new_processes=self._setup.kept_workers.why_new_processes,

@@ -14,8 +14,8 @@ copyright = "2026, the stoker authors"
 version = release = stoker.__version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
-# What is not part of the site: settings, and what a build leaves.
-exclude_patterns = ["conf.py", "_build"]
+# What other builds may leave.
+exclude_patterns = ["_build"]
 nitpicky = False  # signatures name types of NumPy and torch, whose inventories need the network
 
 html_theme = "furo"
@@ -23,6 +23,7 @@ html_title = f"stoker {release}"
 html_static_path = ["_static"]
 html_css_files = ["tables.css"]
 html_copy_source = False
+html_extra_path = ["llms.txt"]  # beside the pages, as llmstxt.org has it
 
 # The links between headings are those that GitHub makes.
 myst_heading_anchors = 6

@@ -38,6 +38,16 @@ def few(short: int) -> settings:
     return settings(max_examples=10 * short if FULL else short)
 
 
+def one_in(count: int, cases: Iterable[Any]) -> list[Any]:
+    """Return the cases of a costly table; all but one in so many are marked ``full``."""
+    return [
+        pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.full)
+        if number % count
+        else case
+        for number, case in enumerate(cases)
+    ]
+
+
 def shortened(cases: Iterable[Any], short: int) -> list[Any]:
     """Return the cases of a costly test; those behind the first few are marked ``full``."""
     return [

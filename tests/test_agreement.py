@@ -261,6 +261,7 @@ MESHES = """
 """
 
 
+@pytest.mark.full
 def test_a_mesh_says_whose_part_is_whose(tmp_path: Path) -> None:
     told = told_by(tmp_path, 2, MESHES)
     first, second = told

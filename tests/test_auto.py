@@ -36,6 +36,7 @@ from strategies import (
     halve,
     ids,
     jitter,
+    one_in,
     scale_batch,
     shortened,
     small_pools_allowed,
@@ -713,8 +714,7 @@ APART: dict[str, Callable[..., stoker.Pipeline]] = {
 }
 
 
-@pytest.mark.parametrize("min_distance", [None, 5])
-@pytest.mark.parametrize("case", APART)
+@pytest.mark.parametrize(("case", "min_distance"), one_in(3, itertools.product(APART, [None, 5])))
 def test_copies_are_at_least_so_far_apart(case: str, min_distance: int | None) -> None:
     pipeline = APART[case](min_distance=min_distance)
     whole = case in ("batch", "device", "a loader")
@@ -850,7 +850,7 @@ CARRIED: dict[str, Callable[..., stoker.Pipeline]] = {
 }
 
 
-@pytest.mark.parametrize("case", shortened(CARRIED, 3))
+@pytest.mark.parametrize("case", shortened(CARRIED, 1))
 def test_resumed_anywhere_the_stream_goes_on_over_the_ends_of_epochs(case: str) -> None:
     pipeline = CARRIED[case]()
     found, states = epochs_of(pipeline, 3)

@@ -21,7 +21,7 @@ import stoker
 from stoker.basics import pytree
 from stoker.schedule.leg import Leg, Remainder
 from stoker.schedule.selection import Selection
-from strategies import few, small_pools_allowed, through_json
+from strategies import few, one_in, small_pools_allowed, through_json
 from test_crafted_states import signed
 
 Stretch = tuple[int, int, int]
@@ -205,8 +205,7 @@ def test_global_batches_stay_the_same_where_their_size_does(
     assert [sorted(step) for step in steps][: len(full)] == full
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(("kind", "workers"), one_in(3, itertools.product(KINDS, [0, 2])))
 @few(2)
 @given(data=st.data())
 def test_a_leg_is_resumed_bit_for_bit(kind: str, workers: int, data: st.DataObject) -> None:
@@ -224,7 +223,7 @@ def lost_of(records: Sequence[logging.LogRecord]) -> int:
 
 
 @pytest.mark.parametrize("kind", ["shuffled", "blocks", "balanced", "mixture"])
-@few(8)
+@few(4)
 @given(
     data=st.data(),
     length=st.integers(100, 220),

@@ -156,7 +156,7 @@ def test_an_epoch_goes_on_from_every_batch(length: int, worlds: tuple[int, int])
     for steps in range(1, Packs(build).most(old, 2)):
         found = Packs(build)
         found.take(old, 2, steps)
-        found.take(new, 1, min(2, found.most(new, 1) - 1) if new > 1 else 1)
+        found.take(new, 1, min(2, max(0, found.most(new, 1) - 1)))
         found.take(1, 3, None)
         check(found, expected)
 

@@ -208,7 +208,7 @@ def test_the_stream_is_the_same_from_worker_processes(built: Built) -> None:
     del made
 
 
-@few(15)
+@few(6)
 @given(built=builts(), workers=st.sampled_from([0, 2]))
 def test_a_run_resumes_at_every_batch(built: Built, workers: int) -> None:
     check_resume(lambda: built.pipeline().workers(workers))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, SequentialSampler
 
 import stoker
-from strategies import Spec, built, few, small_pools_allowed, specs, stream
+from strategies import Spec, built, few, small_pools_allowed, specs, stream, through_json
 
 
 def batches(of: Any) -> list[Any]:
@@ -134,6 +134,86 @@ def test_an_iterator_that_handed_out_nothing_keeps_what_is_skipped() -> None:
     pipeline.resume_at(3)
     iter(pipeline).close()
     assert batches(pipeline) == batches(small())[3:]
+
+
+def turned(epoch: int, rng: np.random.Generator) -> Any:
+    return rng.permutation(20)
+
+
+SKIPPED: dict[str, Any] = {
+    "plain": small,
+    "echo": lambda: stoker.from_arrays(np.arange(20), seed=0).shuffle().echo(2, pool=9).batch(4),
+    "filter": lambda: (
+        stoker.from_arrays(np.arange(20), seed=0).filter(lambda x: x % 3 > 0).batch(4)
+    ),
+    "order": lambda: stoker.from_arrays(np.arange(20), seed=0).order(turned).batch(4),
+    "rounds": lambda: small().repeat().steps(7),
+    "rounds of echoes": lambda: SKIPPED["echo"]().repeat().steps(7),
+    "rounds of an order": lambda: SKIPPED["order"]().repeat().steps(7),
+    "rounds by weights": lambda: (
+        stoker.from_arrays(np.arange(20), seed=0)
+        .shuffle(weights=lambda epoch: np.arange(20) + epoch + 1.0)
+        .batch(4).repeat().steps(7)
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", SKIPPED)
+@pytest.mark.parametrize("before", ["nothing", "an epoch", "a part", "a state", "set_epoch"])
+def test_a_state_before_the_first_batch_keeps_what_is_skipped(kind: str, before: str) -> None:
+    def begun() -> stoker.Pipeline[Any]:
+        pipeline = SKIPPED[kind]()
+        if before == "an epoch":
+            list(pipeline)
+        elif before == "set_epoch" and kind not in ("filter", "rounds of echoes"):
+            pipeline.set_epoch(2)
+        elif before in ("a part", "a state"):
+            with iter(pipeline) as part:
+                next(part)
+                state = through_json(pipeline.state_dict())
+            if before == "a state":
+                pipeline.load_state_dict(state)
+        return pipeline
+
+    pipeline, again = begun(), SKIPPED[kind]()
+    pipeline.resume_at(3)
+    again.resume_at(1)  # a state says where to begin
+    again.load_state_dict(through_json(pipeline.state_dict()))
+    assert again.state_dict() == pipeline.state_dict()
+    with small_pools_allowed():
+        assert batches(again) == batches(pipeline)
+        assert batches(again) == batches(pipeline)
+
+
+@pytest.mark.parametrize("kind", ["plain", "echo", "filter", "rounds"])
+def test_a_state_that_skips_too_much_takes_no_longer(kind: str) -> None:
+    pipeline = SKIPPED[kind]()
+    pipeline.resume_at(10**15)
+    again = SKIPPED[kind]()
+    again.load_state_dict(pipeline.state_dict())
+    with small_pools_allowed():
+        assert not batches(again)
+
+
+def test_a_state_of_a_running_epoch_knows_nothing_of_the_next_one() -> None:
+    pipeline, again = small(), small()
+    with iter(pipeline) as running:
+        next(running)
+        pipeline.resume_at(3)
+        state = pipeline.state_dict()
+    again.load_state_dict(state)
+    assert batches(again) == batches(small())[1:]
+    assert "skip" not in state
+
+
+def test_other_ranks_do_not_skip_as_many_batches() -> None:
+    def build(world: int) -> Any:
+        return stoker.from_arrays(np.arange(20), seed=0).shard(rank=0, world=world).batch(2)
+
+    pipeline = build(2)
+    pipeline.resume_at(3)
+    with pytest.raises(stoker.StateError, match="to begin behind 3 batches"):
+        build(3).load_state_dict(pipeline.state_dict())
 
 
 def test_what_the_clock_decided_is_not_skipped_by_number() -> None:

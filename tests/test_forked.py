@@ -51,7 +51,7 @@ DOES = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("does", shortened(DOES, 2))
+@pytest.mark.parametrize("does", shortened(DOES, 1))
 def test_whatever_a_forked_child_does_its_parent_goes_on(
     tmp_path: Path, kind: str, does: str
 ) -> None:
@@ -72,6 +72,7 @@ def test_whatever_a_forked_child_does_its_parent_goes_on(
     assert run(tmp_path, body) == [[0, 15], 1]
 
 
+@pytest.mark.full
 def test_a_child_that_was_forked_while_locks_were_held_ends(tmp_path: Path) -> None:
     body = """
     if __name__ == "__main__":

@@ -199,6 +199,7 @@ LENGTHS = """
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("world", REAL_WORLDS)
 def test_ranks_grow_alike_or_say_which_of_them_did_not(tmp_path: Path, world: int) -> None:
     of_all = told_by(tmp_path, world, LENGTHS)

@@ -18,7 +18,7 @@ import pytest
 
 import stoker
 from scripts import Watch, run, script
-from strategies import Examples, Spec, built, frozen, jitter, stream
+from strategies import Examples, Spec, built, frozen, jitter, shortened, stream
 
 KINDS = [(0, "thread"), (2, "thread"), (2, "process")]
 
@@ -385,7 +385,7 @@ def loop(workers: int, kind: str, seconds: float = 0.0) -> str:
 
 @pytest.mark.interrupts
 @pytest.mark.parametrize(("workers", "kind"), KINDS)
-@pytest.mark.parametrize("seconds", [0.0, 0.01])
+@pytest.mark.parametrize("seconds", shortened([0.0, 0.01], 1))
 def test_ctrl_c_ends_the_iteration_and_leaves_nothing(
     tmp_path: Path, workers: int, kind: str, seconds: float
 ) -> None:
@@ -484,7 +484,7 @@ def stuck(x):
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("method", shortened(["fork", "spawn", "forkserver"], 1))
 @pytest.mark.parametrize("busy", [False, True])
 def test_sigkill_of_the_program_takes_its_workers_along(
     tmp_path: Path, method: str, busy: bool

@@ -16,7 +16,7 @@ import stoker
 from order_chains import NEW, OLD, SIZES, Thing, built, seen
 from scripts import REAL_WORLDS
 from stoker.testing import check_resume
-from strategies import shortened
+from strategies import one_in, shortened
 from test_ranks import told_by
 
 # What an old thing makes of what a chain without it hands out in an epoch.
@@ -74,7 +74,7 @@ def thing_of(name: str) -> Thing:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("new", "old"), pairs())
+@pytest.mark.parametrize(("new", "old"), one_in(3, pairs()))
 def test_each_goes_with_every_other(new: str, old: str) -> None:
     def build() -> Any:
         return built(NEW[new], thing_of(old))
@@ -204,6 +204,7 @@ ON_RANKS = """
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("world", REAL_WORLDS)
 def test_real_ranks_take_equal_steps_and_resume(tmp_path: Path, world: int) -> None:
     here = str(Path(__file__).parent)

@@ -48,6 +48,7 @@ EPOCHS = """
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("world", REAL_WORLDS)
 def test_ranks_take_equal_steps_of_one_plan(tmp_path: Path, world: int) -> None:
     told = told_by(tmp_path, world, EPOCHS)

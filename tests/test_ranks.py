@@ -120,6 +120,7 @@ TRAINED = """
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("world", REAL_WORLDS)
 def test_ranks_take_equal_steps_by_equal_factors(tmp_path: Path, world: int) -> None:
     told = told_by(tmp_path, world, TRAINED)

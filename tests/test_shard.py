@@ -598,6 +598,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("world", REAL_WORLDS)
 def test_ranks_come_from_torch_distributed(tmp_path: Path, world: int) -> None:
     pytest.importorskip("torch.distributed")

@@ -44,6 +44,17 @@ def test_the_reference_has_each_public_name_once() -> None:
     assert [name for name, times in listed.items() if times > 1] == []
 
 
+def test_llms_txt_has_each_page_of_the_site() -> None:
+    docs = ROOT / "docs"
+    listed = re.findall(
+        r"^- \[(.*)\]\((.*)\.html\): ", (docs / "llms.txt").read_text(), re.MULTILINE
+    )
+    pages = {page.stem for page in docs.glob("*.md")} - {"index"} | {"api/index"}
+    assert sorted(name for _, name in listed) == sorted(pages)
+    for title, name in listed:
+        assert (docs / f"{name}.md").read_text().startswith(f"# {title}\n"), name
+
+
 @pytest.mark.full
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     pytest.importorskip("sphinx")

@@ -520,6 +520,7 @@ def fitted(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, Any]:
     return dict(zip([*cases, "inexact"], said, strict=True))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("case", RESUMED)
 def test_lightning_trains_each_epoch_whole_across_a_resume(case: Any, fitted: Any) -> None:
     first, rest, epoch = fitted[case]

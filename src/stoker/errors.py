@@ -38,6 +38,7 @@ class StageError(StokerError):
         index: the example's index in the source, or None where the stage works on batches.
         path: the example's file, where the source knows one.
         number: how many examples of a stream came before it, where there is no index.
+        where: these as text, such as ``example 7 (/data/7.jpg)``.
         batch: the ordinal of the batch in its epoch, for stages that work on batches. Of an example
             that does not fit into its batch, ``index`` and the others tell, too. Below 0: a batch
             of an earlier epoch that an echo uses again; -1 stands just before this epoch's first.
@@ -65,9 +66,8 @@ class StageError(StokerError):
             places.append(f"example {index}")
         elif number is not None:
             places.append(f"example {number} of the stream")
-        where = "".join([" on ", ", ".join(places)] if places else [])
-        if path is not None:
-            where += f" ({path})"
+        self.where = ", ".join(places) + ("" if path is None else f" ({path})")
+        where = f" on {self.where}" if places else self.where
         super().__init__(f"{stage} failed{where}: {type(cause).__name__}: {cause}")
         self.__cause__ = cause
 

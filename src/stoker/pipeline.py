@@ -584,6 +584,7 @@ class Pipeline(DataLoaderApi, Generic[T]):
         *,
         kind: str = "thread",
         ahead: int | str | None = None,
+        patience: str | float | None = None,
         ray_options: Mapping[str, Any] | None = None,
         insecure: bool = False,
     ) -> Pipeline[T]:
@@ -602,11 +603,14 @@ class Pipeline(DataLoaderApi, Generic[T]):
                 of the Ray cluster, placed by ``ray_options`` (default ``{"num_cpus": 1}``).
             ahead: how far workers may be ahead of you at most, in batches, or in bytes
                 (``"4GiB"``); without workers nothing is ahead.
+            patience: how long a stage may take for one example, ``"30s"`` or seconds: then a
+                warning names it and shows where its worker is. After four times as long it fails
+                with TimeoutError, which ``on_error=`` may skip, and the worker is replaced.
             insecure: do not encrypt the traffic to actors: only on a network that you trust.
         """
         if self.chain.source.yields_batches:
             raise ValueError("a loader has workers of its own: set them there (num_workers=)")
-        workers = Workers.of(n, kind, ray_options, insecure, ahead)
+        workers = Workers.of(n, kind, ray_options, insecure, ahead, patience)
         return self._derive(replace(self.chain, workers=workers), f"workers({n})")
 
     def steps(self, n: int) -> Pipeline[T]:

@@ -366,6 +366,11 @@ class Stats:
     new_processes: str | None = None
     """Why worker processes were started anew, for this epoch or for each one. None if they stayed
     from the epoch before, in the first epoch, for forked processes, and for other workers."""
+    stuck_threads: int = 0
+    """Threads that were left in this epoch because they were stuck in an example
+    (``.workers(patience=)``). They keep what they have until their call returns."""
+    stuck_processes: int = 0
+    """Worker processes that were ended and replaced for the same reason."""
     totals: Totals = Totals()
     """The totals since the pipeline was made, in this process."""
 
@@ -506,6 +511,11 @@ class Stats:
                 f"left out: {self.filtered_examples:,} by filters and scans, "
                 f"{self.skipped_examples:,} that failed"
             )
+        if self.stuck_threads or self.stuck_processes:
+            notes.append(
+                f"stuck in an example: {self.stuck_threads} threads, which were left, and "
+                f"{self.stuck_processes} processes, which were replaced"
+            )
         if self.copy_distance:
             notes.append(
                 f"copies {self.copy_distance:.1f} steps apart, "
@@ -516,7 +526,8 @@ class Stats:
 
 _SUMS = (
     "fresh_examples", "uses", "batches", "dropped_uses", "repeats_in_batches", "elapsed_s",
-    "consumer_wait_s", "filtered_examples", "skipped_examples", "read_bytes",
+    "consumer_wait_s", "filtered_examples", "skipped_examples", "read_bytes", "stuck_threads",
+    "stuck_processes",
 )  # fmt: skip
 
 

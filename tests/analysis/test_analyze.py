@@ -294,7 +294,8 @@ FAILURES = {
 }
 
 
-@pytest.mark.parametrize("failure", shortened(FAILURES, 1))
+@pytest.mark.full
+@pytest.mark.parametrize("failure", FAILURES)
 def test_a_script_that_shows_nothing_gets_a_clear_outcome(tmp_path: Path, failure: str) -> None:
     body, said = FAILURES[failure]
     write_script(tmp_path, body)

@@ -9,7 +9,6 @@ import pytest
 
 from analysis.analyses import analyze, write_files, write_script
 from stoker.analysis.trials import cold_reads
-from strategies import shortened
 
 SAMPLERS = {
     "sequential": "",
@@ -50,7 +49,8 @@ def _files_can_be_dropped(tmp_path: Path) -> None:
         pytest.skip("this file system keeps its files in memory")
 
 
-@pytest.mark.parametrize("sampler", shortened(SAMPLERS, 1))
+@pytest.mark.full
+@pytest.mark.parametrize("sampler", SAMPLERS)
 def test_it_is_that_of_files_which_the_job_has_not_read(sampler: str, tmp_path: Path) -> None:
     write_files(tmp_path, 4_000)  # they last for 20 s and more, longer than it is left alone
     write_script(tmp_path, SCRIPT.format(every=3, sampler=SAMPLERS[sampler], step_s=0.02))

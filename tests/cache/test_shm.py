@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import sys
 import pytest
 
 from scripts import PATH
+from strategies import one_in
 
 PROGRAM = """
 import sys
@@ -59,8 +61,9 @@ def run(shm: str, what: str, folder: object) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("name", SHM)
-@pytest.mark.parametrize("what", ["cache", "cached", "keeper"])
+@pytest.mark.parametrize(
+    ("name", "what"), one_in(4, itertools.product(SHM, ["cache", "cached", "keeper"]))
+)
 def test_caches_say_what_is_wrong_with_it_and_what_to_do(
     name: str, what: str, tmp_path: object
 ) -> None:

@@ -48,7 +48,7 @@ from stoker.cache.counters import ITEMS, PAYLOAD_BYTES, USED_BYTES
 from stoker.cache.layout import StoredItem
 from stoker.cache.store import DATA, MISSING, Busy, Store
 from stoker.cache.writer import QUEUE_BYTES, Writer
-from strategies import FULL, few, shortened
+from strategies import FULL, few, one_in, shortened
 
 MIB = 1 << 20
 
@@ -751,6 +751,7 @@ places = st.one_of(
 )
 
 
+@pytest.mark.full
 def test_damage_anywhere_is_mended_or_refused(tmp_path: Path) -> None:
     """As users meet it: the right data, a warning that it is made anew, or a CacheError."""
     model = str(tmp_path / "model")
@@ -832,7 +833,7 @@ def tree(folder: str) -> dict[str, bytes]:
     return {entry.name: Path(entry.path).read_bytes() for entry in os.scandir(folder)}
 
 
-@pytest.mark.parametrize(("harm", "named"), DAMAGES.values(), ids=DAMAGES.keys())
+@pytest.mark.parametrize(("harm", "named"), one_in(3, DAMAGES.values()), ids=DAMAGES.keys())
 def test_damage_is_found_and_named(folder: str, harm: Callable[[str], object], named: str) -> None:
     with opened(folder) as store:
         store.add([item(n) for n in range(30)])

@@ -504,6 +504,7 @@ say(json.dumps(len(pids())))
         assert running.line() == "2"
 
 
+@pytest.mark.full
 def test_what_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="cannot be 0"):
         data().workers(0, kind="ray")

@@ -30,6 +30,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.full
 def test_a_plain_loop_has_the_losses_and_the_exit_status_of_the_plain_run(tmp_path: Path) -> None:
     script = write_script(tmp_path, PLAIN)
     report = write_advice(tmp_path, "num_workers=2", loader=f"train.py:{LINE}")

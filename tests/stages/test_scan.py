@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 import json
 import pickle
 import threading
@@ -20,7 +21,7 @@ from hypothesis import strategies as st
 
 import stoker
 from stoker.testing import check_resume
-from strategies import few, stream
+from strategies import few, one_in, stream
 
 KEYS = 40
 
@@ -212,8 +213,7 @@ KINDS: dict[str, Callable[[], stoker.Pipeline]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("workers", [0, 3])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "workers"), one_in(3, itertools.product(KINDS, [0, 3])))
 def test_it_resumes_at_every_batch(kind: str, workers: int) -> None:
     every = 1 if workers == 0 else 4
     assert check_resume(lambda: KINDS[kind]().workers(workers), every=every) > 1

@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from stoker.basics.fingerprint import Fingerprint, content_digest, selection_digest
 from stoker.basics.resources import hosts_of_job
 from stoker.basics.warn import warn
@@ -143,6 +145,11 @@ class CachedDataset:
 
     def __getitem__(self, index: Any) -> Any:
         """Return an item, owned by the caller; the dataset's errors pass unchanged."""
+        if type(index) is int:
+            found = self._cache.find_one(index)
+            if found is not None:
+                self._warn_of_repeats(1)
+                return found
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[Any]) -> list[Any]:
@@ -151,8 +158,7 @@ class CachedDataset:
         cache = self._cache
         names = [_plain(index) for index in indices]
         self._warn_of_repeats(len(names))
-        keys = [cache.key(Fingerprint(name), name) for name in names]
-        found = cache.find(keys)
+        found = self._find(names)
         missing = [at for at, value in enumerate(found) if value is MISSING]
         step = 1 if cache.weighs else max(1, len(missing))
         for start in range(0, len(missing), step):
@@ -167,8 +173,16 @@ class CachedDataset:
                     continue
                 what = f"item {indices[at]!r} of {type(self._dataset).__name__}"
                 cache.check_repeats(what, value, functools.partial(self._read_one, indices[at]))
-                cache.offer(keys[at], value, cost_ns)
+                name = names[at]
+                cache.offer(cache.key(Fingerprint(name), name), value, cost_ns)
         return found
+
+    def _find(self, names: list[Any]) -> list[Any]:
+        """Look examples up; numbers within the length have places that are remembered."""
+        cache, length = self._cache, len(self._dataset)
+        if {*map(type, names)} == {int} and min(names) >= 0 and max(names) < length:
+            return cache.find_numbered(np.array(names, np.int64))
+        return cache.find([cache.key(Fingerprint(name), name) for name in names])
 
     def cache_stats(self) -> CacheStats:
         """Return the cache's counts for this dataset, over all workers, and the store's

@@ -33,8 +33,16 @@ def warn(message: str, category: type[Warning] = UserWarning) -> None:
     )
 
 
-def _is_inside(path: str) -> bool:
-    if path.startswith((_PACKAGE, "<frozen ")):
-        return True
+def is_inside_package(path: str) -> bool:
+    """Whether a file of code is stoker's own."""
+    return path.startswith(_PACKAGE)
+
+
+def is_inside_library(path: str) -> bool:
+    """Whether a file of code is the standard library's."""
     rest = path.removeprefix(_STANDARD_LIBRARY)
     return rest != path and not rest.startswith(_INSTALLED)
+
+
+def _is_inside(path: str) -> bool:
+    return path.startswith("<frozen ") or is_inside_package(path) or is_inside_library(path)

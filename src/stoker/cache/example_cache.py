@@ -20,10 +20,10 @@ from stoker.cache import inventory, location, store_dir
 from stoker.cache.admission import RandomCheck, WorthAdmission
 from stoker.cache.counters import DAMAGED, HAS_WARNED, ITEMS, PAYLOAD_BYTES, USED_BYTES
 from stoker.cache.handles import HANDLES, Handle
-from stoker.cache.identity import NumberedKeys, digest, item_key, private_identity
+from stoker.cache.identity import ItemPlaces, NumberedKeys, digest, item_key, private_identity
 from stoker.cache.layout import StoredItem
 from stoker.cache.location import Limit
-from stoker.cache.store import MISSING
+from stoker.cache.store import MISSING, Missing
 from stoker.errors import CacheWarning
 from stoker.replicas.thread_safety import thread_safe
 from stoker.stats import CacheCounts, CacheStats
@@ -103,6 +103,7 @@ class ExampleCache:
     def _begin(self) -> None:
         self._handle: Handle | None = None
         self._numbered: NumberedKeys | None = None
+        self._places: tuple[Handle | None, ItemPlaces | None] = None, None
         self._has_no_room = False
         self._begin_admission()
 
@@ -111,7 +112,7 @@ class ExampleCache:
         self._random_check = RandomCheck()
 
     def __getstate__(self) -> dict[str, Any]:
-        per_process = ("_handle", "_numbered", "_has_no_room", "_worth", "_random_check")
+        per_process = ("_handle", "_numbered", "_places", "_has_no_room", "_worth", "_random_check")
         return {name: value for name, value in vars(self).items() if name not in per_process}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -146,40 +147,99 @@ class ExampleCache:
         Args:
             keys: the items' keys.
             sizes: the bytes of their files, -1 for an item without a file; None if no item has one.
-            lends: whether arrays of large items may be read-only views of the store.
+            lends: whether arrays may be read-only views of the store.
 
         Raises CacheError if an item is damaged and ``on_damage`` is ``"refuse"``.
         """
-        values, saved_bytes = self._look_up(keys, sizes, lends)
+        values, saved_bytes = self._look_up(keys, sizes, lends=lends)
         misses = sum(value is MISSING for value in values)
         self.count(hits=len(keys) - misses, misses=misses, saved_bytes=saved_bytes)
         return values
 
+    def find_numbered(self, numbers: NDArray[np.int64], *, lends: bool = False) -> list[Any]:
+        """Return items as ``find`` does, of examples that only their numbers identify."""
+        handle = self._open_handle()
+        if handle is None or self.is_shared_by_nodes:
+            return self.find(self.keys_of(numbers), lends=lends)
+        places = self._places_in(handle)
+        read = functools.partial(self._decode, handle, lends=lends)
+        values, saved_bytes, unknown = places.find(numbers, read, lends=lends)
+        if unknown:
+            rest = numbers[unknown]
+            looked_up, more_bytes = self._look_up(
+                self.keys_of(rest), None, lends=lends, numbers=rest.tolist()
+            )
+            for at, value in zip(unknown, looked_up, strict=True):
+                values[at] = value
+            saved_bytes += more_bytes
+        misses = [*map(type, values)].count(Missing)
+        handle.store.counters.add(
+            self._user, hits=len(values) - misses, misses=misses, saved_bytes=saved_bytes
+        )
+        return values
+
+    def find_one(self, number: int) -> Any:
+        """Return an array or bytes that this process has read before; None for anything else.
+
+        The caller owns the item. A miss is not counted.
+        """
+        handle = self._open_handle()
+        if handle is None or self.is_shared_by_nodes:
+            return None
+        found = self._places_in(handle).find_one(number)
+        if found is None:
+            return None
+        handle.store.counters.add(self._user, hits=1, saved_bytes=found[1])
+        return found[0]
+
+    def _places_in(self, handle: Handle) -> ItemPlaces:
+        """Return the places of items in this store; a new process, or user, begins with none."""
+        known_in, places = self._places
+        if places is None or known_in is not handle:
+            places = ItemPlaces(handle.store.map, self._examples)
+            self._places = handle, places
+        return places
+
     def _look_up(
-        self, keys: Sequence[bytes], sizes: Sequence[int] | None, lends: bool = False
+        self,
+        keys: Sequence[bytes],
+        sizes: Sequence[int] | None,
+        *,
+        lends: bool = False,
+        numbers: Sequence[int] | None = None,
     ) -> tuple[list[Any], int]:
-        """Return items as ``find`` does, and the bytes that were not read from storage."""
+        """Return items as ``find`` does, and the bytes that were not read from storage.
+
+        With ``numbers``, which are those of the examples, their places are remembered.
+        """
         handle = self._open_handle()
         if handle is None:
             return [MISSING] * len(keys), 0
+        store = handle.store
+        places = None if numbers is None else self._places_in(handle)
         lengths: list[int] = []  # of the found records
 
-        def read(record: memoryview, lends: bool = False) -> Any:
-            try:
-                value = decode(record, lends=lends)
-            except UnknownType:
-                return MISSING
-            except Damaged as error:
-                note_damage(f"a record that cannot be read ({error})")
-                return MISSING
-            lengths.append(len(record))
+        def read(record: memoryview) -> Any:
+            value = self._decode(handle, record)
+            if value is not MISSING:
+                lengths.append(len(record))
             return value
 
-        def note_damage(what: str) -> None:
-            handle.record_damage(what, self._user, refuse=self._on_damage == "refuse")
+        def read_at(record: memoryview, start: int, at: int) -> Any:
+            size = len(record)
+            value = self._decode(handle, store.map[start : start + size], lends=lends)
+            if value is not MISSING:
+                lengths.append(size)
+                if places is not None and numbers is not None:
+                    places.add(numbers[at], start, size, value)
+            return value
 
-        lend = functools.partial(read, lends=True) if lends else None
-        values = handle.store.get_many(keys, read, note_damage, lend)
+        values = store.get_many(
+            keys,
+            read,
+            functools.partial(self._note_damage, handle),
+            read_at if lends or places is not None else None,
+        )
         if sizes is None:
             return values, sum(lengths)
         hit_sizes = [
@@ -187,6 +247,19 @@ class ExampleCache:
         ]
         each = zip(hit_sizes, lengths, strict=True)
         return values, sum(size if size >= 0 else length for size, length in each)
+
+    def _decode(self, handle: Handle, record: memoryview, *, lends: bool = False) -> Any:
+        """Return the value of a record; ``MISSING`` if it cannot be decoded here."""
+        try:
+            return decode(record, lends=lends)
+        except UnknownType:
+            return MISSING
+        except Damaged as error:
+            self._note_damage(handle, f"a record that cannot be read ({error})")
+            return MISSING
+
+    def _note_damage(self, handle: Handle, what: str) -> None:
+        handle.record_damage(what, self._user, refuse=self._on_damage == "refuse")
 
     def batch_lookups(self) -> Any:
         """Return an object that looks items up at other nodes ahead of use; None on one host."""

@@ -57,20 +57,28 @@ def checksum_of(key: bytes, *record: bytes | memoryview) -> int:
     return digest.intdigest()
 
 
-def find_entry(txn: Any, key: bytes) -> tuple[int, int, memoryview | None] | None:
-    """Return an item's number, checksum and record; None if the item is missing.
+def find_entry(
+    txn: Any, key: bytes
+) -> tuple[int, int, memoryview | None, tuple[int, int] | None] | None:
+    """Return an item's number, checksum, record and place; None if the item is missing.
 
-    The record is a view of LMDB's memory; it is None if the table is damaged.
+    The record is a view of LMDB's memory; it is None if the table is damaged. The place is a number
+    of the pages that hold it, and the record's start within these; None if it shares a page with
+    keys, which LMDB rewrites. Pages of values alone stay where they are in the file.
     """
     entry: memoryview | None = txn.get(key)
     if entry is None:
         return None
     number, checksum, block = _ENTRY.unpack_from(entry)
     if block == _NO_BLOCK:
-        return number, checksum, entry[_ENTRY.size :]
+        place = (~number, _ENTRY.size) if len(entry) >= PAGE_BYTES else None
+        return number, checksum, entry[_ENTRY.size :], place
     start, length = _SPAN.unpack_from(entry, _ENTRY.size)
     content = txn.get(_BLOCK_KEY.pack(b"p", block))
-    return number, checksum, None if content is None else content[start : start + length]
+    if content is None:
+        return number, checksum, None, None
+    place = (block, start) if len(content) >= PAGE_BYTES else None
+    return number, checksum, content[start : start + length], place
 
 
 def put_items(txn: Any, items: Iterable[StoredItem]) -> tuple[int, int]:

@@ -6,8 +6,9 @@ How LMDB is used, and why (found by trial):
 - No ``sync``: after a crash of the machine the whole store is discarded anyway.
 - The file is as long as the map from the beginning, and sparse: a file that shrinks kills readers.
 - The size of the map is the budget: LMDB itself refuses items beyond it.
-- Large items are lent from a map of our own, which stays where it is while the environment is
-  closed and opened again; the file never shrinks, and nothing in it is moved.
+- Items that were verified are read, or lent, from a map of our own, which stays where it is while
+  the environment is closed and opened again; the file never shrinks, and pages of values alone are
+  never moved.
 - No environment lives across a fork: environments are closed before it and opened again on use, and
   the child drops everything that it inherits. Readers go through ``ForkGate``, which a fork shuts.
 
@@ -150,7 +151,7 @@ class Store:
         self._lock = threading.Lock()
         self._env: Any = None
         self._map: memoryview | None = None
-        self._starts: dict[int, int] = {}  # of large records in the file, by item number
+        self._starts: dict[int, int] = {}  # in the file, by the numbers of pages of values
         # An environment, and where in memory it has mapped the beginning of the file.
         self._base: tuple[Any, int | None] = None, None
         self._verified = bytearray()  # by item number: whether this process has verified the item
@@ -189,7 +190,7 @@ class Store:
         keys: Sequence[bytes],
         read: Callable[[memoryview], T],
         on_damage: Callable[[str], None],
-        lend: Callable[[memoryview], T] | None = None,
+        read_at: Callable[[memoryview, int, int], T] | None = None,
     ) -> list[T | Missing]:
         """Return ``read(record)`` for each item, or ``MISSING``.
 
@@ -197,8 +198,8 @@ class Store:
             keys: the items' keys.
             read: gets a view of the store's memory, which it must not keep.
             on_damage: called for each damaged item, which counts as missing.
-            lend: called in place of ``read`` with a large item's record, which stays valid, and
-                must not be written to.
+            read_at: called in place of ``read`` with a record that stays where it is, its start in
+                ``map``, and its key's number among ``keys``.
         """
         found: list[T | Missing] = []
         with self._gate.door(), self._read_lock:
@@ -212,7 +213,7 @@ class Store:
                         if entry is None:
                             found.append(MISSING)
                             continue
-                        number, checksum, record = entry
+                        number, checksum, record, place = entry
                         is_verified = number < len(verified) and verified[number]
                         if record is None or not (
                             is_verified or self._verify(number, checksum, key, record)
@@ -221,10 +222,11 @@ class Store:
                             found.append(MISSING)
                             continue
                         if (
-                            lend is not None
-                            and (lent := self._lend(env, number, record)) is not None
+                            read_at is not None
+                            and place is not None
+                            and (start := self._start(env, record, *place)) is not None
                         ):
-                            found.append(lend(lent))
+                            found.append(read_at(record, start, len(found)))
                         else:
                             found.append(read(record))
             except self._lmdb.ReadersFullError:
@@ -281,14 +283,23 @@ class Store:
         with self._gate.door(), self._environment().begin() as txn:
             return list_keys(txn)
 
-    def _lend(self, env: Any, number: int, record: memoryview) -> memoryview | None:
-        """Return a large record as a view of our own map; None for others, or without such a map.
+    @property
+    def map(self) -> memoryview:
+        """The file of items. It stays valid, and must not be written to."""
+        if self._map is None:
+            with self._lock, open(os.path.join(self.folder, DATA), "rb") as file:
+                if self._map is None:
+                    self._map = memoryview(
+                        mmap.mmap(file.fileno(), self.limit_bytes, access=_READS)
+                    )
+        return self._map
+
+    def _start(self, env: Any, record: memoryview, pages: int, offset: int) -> int | None:
+        """Return where in the file a record begins that has this place; None if unknown.
 
         The caller is inside the gate, so ``env`` stays open.
         """
-        if len(record) < BLOCK_BYTES:
-            return None
-        start = self._starts.get(number)
+        start = self._starts.get(pages)
         if start is None:
             address = np.frombuffer(record, np.uint8).__array_interface__["data"][0]
             if self._base[0] is not env:
@@ -296,11 +307,8 @@ class Store:
             base = self._base[1]
             if base is None:
                 return None
-            start = self._starts[number] = address - base
-        if self._map is None:
-            with self._lock, open(os.path.join(self.folder, DATA), "rb") as file:
-                self._map = memoryview(mmap.mmap(file.fileno(), self.limit_bytes, access=_READS))
-        return self._map[start : start + len(record)]
+            start = self._starts[pages] = address - base - offset
+        return start + offset
 
     def _verify(self, number: int, checksum: int, key: bytes, record: memoryview) -> bool:
         """Verify an item that this process reads for the first time."""

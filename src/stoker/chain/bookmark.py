@@ -242,11 +242,16 @@ class Bookmark:
                 run.leave()
             between = chain.source.state_between(left=self._has_left_data_epoch())
             position = replace(position, loader_state=between)
-        return state.write(chain, epoch, position, self.sizes, before, self._handed_out())
+        handed_out, skip = self._handed_out(), self._asked_to_skip()
+        return state.write(chain, epoch, position, self.sizes, before, handed_out, skip)
 
     def _handed_out(self) -> int | None:
         """Return the outputs of all step epochs; None without step epochs (``.repeat()``)."""
         return None
+
+    def _asked_to_skip(self) -> int:
+        """Return the outputs of the next epoch that ``resume_at`` leaves out."""
+        return 0
 
     def load(self, states: Any, *, elastic: bool = True) -> state.Loaded:
         """Go to the position in a saved state, or in a list of the states of all ranks.

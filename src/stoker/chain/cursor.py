@@ -6,6 +6,7 @@ cursor unchanged. After ``len()`` batches the epoch is over, even if nobody aske
 
 from __future__ import annotations
 
+import itertools
 import threading
 import weakref
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple
 from stoker.basics.buffers import Recycler
 from stoker.basics.resources import process_group
 from stoker.basics.validate import is_whole_number
+from stoker.chain import state
 from stoker.chain.agreement import agree, agree_epoch
 from stoker.chain.bookmark import Bookmark
 from stoker.chain.chain import Chain
@@ -168,8 +170,8 @@ class Cursor(Bookmark):
             run.wrapper = loop.framework if loop.reads_ahead else None
         iterator = self._iterate(run)
         self._note_start(epoch, run, iterator, skip, totals_before)
-        for _ in range(rest):
-            next(iterator, None)
+        for _ in itertools.islice(iterator, rest):
+            pass
         return iterator
 
     def _measure(self) -> None:
@@ -201,6 +203,20 @@ class Cursor(Bookmark):
         if not is_whole_number(outputs) or outputs < 0:
             raise ValueError(f"a number of batches is a whole number from 0, not {outputs!r}")
         self._skip = int(outputs)
+
+    def _asked_to_skip(self) -> int:
+        return 0 if self._live() is not None or self._pending else self._skip
+
+    def where(self) -> tuple[int, Position, Clock]:
+        is_left = self._live_run() is None and not self._fresh_start
+        if is_left and self._asked_to_skip():  # of the epoch after the one that was left early
+            return self.epoch + 1, Position(), self.before + self.of_epoch()
+        return super().where()
+
+    def load(self, states: Any, *, elastic: bool = True) -> state.Loaded:
+        loaded = super().load(states, elastic=elastic)
+        self._skip = loaded.skip
+        return loaded
 
     def _start_behind(self, epoch: int, position: Position, skip: int) -> tuple[Position, int]:
         """Return the position to begin at so as to skip outputs, and how many to make and drop."""

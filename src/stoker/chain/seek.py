@@ -140,6 +140,11 @@ def take_over(states: Sequence[Loaded], chain: Chain) -> Loaded:
                 "here, so load the rank's own, or the list of all"
             )
         return own
+    if first.skip:
+        raise StateError(
+            f"the state says to begin behind {first.skip} batches (resume_at), which are others "
+            f"with {_describe_change(by, chain)}: save when a batch was handed out"
+        )
     if first.position is None or not (first.position.yielded or first.position.leg):
         return replace(first, position=None, sizes={})
     try:

@@ -54,6 +54,7 @@ class Loaded:
         by: the chain of the rank that saved the state; it may have another rank, number of ranks,
             or batch size than the chain that loads it.
         rank: that rank, if ranks' states differ; else None.
+        skip: the outputs of the next epoch that ``resume_at`` leaves out.
     """
 
     by: Chain
@@ -64,6 +65,7 @@ class Loaded:
     sizes: dict[int, PoolSize]
     before: Clock
     handed_out: int | None
+    skip: int = 0
 
 
 def write(
@@ -73,10 +75,12 @@ def write(
     sizes: dict[int, PoolSize],
     before: Clock,
     handed_out: int | None = None,
+    skip: int = 0,
 ) -> dict[str, Any]:
     """Return a state, ready for JSON except for a loader's own state.
 
-    ``handed_out``: the outputs of all step epochs, with ``.repeat()``; else None.
+    ``handed_out``: the outputs of all step epochs, with ``.repeat()``; else None. ``skip``: as in
+    ``Loaded``.
     """
     state: dict[str, Any] = {
         "format": FORMAT,
@@ -102,6 +106,8 @@ def write(
         state["leg"] = position.leg.to_json()
     if handed_out is not None:
         state["handed_out"] = handed_out
+    if skip:
+        state["skip"] = skip
     if position.order:
         state["order"] = position.order
     if position.owners is not None:
@@ -148,6 +154,7 @@ def read(state: Any, chain: Chain, *, elastic: bool = True) -> Loaded:
             sizes,
             Clock(*before),
             check_integer(state["handed_out"]) if "handed_out" in state else None,
+            check_integer(state.get("skip", 0)),
         )
         version = _minor(state["numpy"][:80])
     except (LookupError, TypeError, ValueError, AttributeError) as error:

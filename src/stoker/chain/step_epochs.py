@@ -9,6 +9,7 @@ if that position cannot be reached again.
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
@@ -79,8 +80,8 @@ class StepEpochs(Cursor):
             run.wake()
         iterator: StepEpochIterator[Any] = StepEpochIterator(self, end)
         self._step_epoch = weakref.ref(iterator)
-        for _ in range(rest):
-            next(iterator, None)
+        for _ in itertools.islice(iterator, rest):
+            pass
         return iterator
 
     @property
@@ -298,6 +299,8 @@ class StepEpochs(Cursor):
 
     def _handed_out(self) -> int:
         run, steps = self._live_run(), self.chain.steps
+        if self._asked_to_skip() and not self._goes_on:  # as ``begin`` counts
+            return self.next_step_epoch * (steps or 0)
         late = 0 if run is None else self._late(run)
         finished = self.handed_out - late - len(self._pending)
         return (
@@ -305,6 +308,9 @@ class StepEpochs(Cursor):
             if steps and calling_loop().has_ended_epoch()
             else finished
         )
+
+    def _asked_to_skip(self) -> int:
+        return 0 if self._live_step_epoch() is not None or self._pending else self._skip
 
     def _is_epoch_left(self) -> bool:
         """Return False: the next epoch goes on after the last output."""

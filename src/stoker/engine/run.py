@@ -232,6 +232,7 @@ class Run:
             warn_of_misdrawn(self._plan.random_maps, self._streams.tally.misdrawn)
         for message in self._setup.kept_workers.warnings():
             warn(message)
+        self._streams.worker_pool.warn()
         began = time.perf_counter_ns()
         if self._has_looked:
             item, self._ahead, self._has_looked = self._ahead, None, False
@@ -530,6 +531,8 @@ class Run:
             read_bytes=tally.read_bytes,
             thread_trial=self._streams.worker_pool.thread_trial,
             worker_time=worker_time,
+            stuck_threads=self._streams.worker_pool.stuck[0],
+            stuck_processes=self._streams.worker_pool.stuck[1],
             new_processes=self._setup.kept_workers.why_new_processes,
             feed_lag_outputs=source.lag_outputs() if source is not None else None,
         )

@@ -20,8 +20,9 @@ from stoker.engine.items import EpochCounters, Item
 from stoker.engine.work.failure import REJECTED, Failure
 from stoker.engine.work.work import Work
 from stoker.engine.workers.thread_copies import CALLING, ThreadCopies
-from stoker.engine.workers.threads import Request, Task, WorkerPool
+from stoker.engine.workers.threads import GivenUp, Request, Task, WorkerPool
 from stoker.engine.workers.tuning import CostEstimate
+from stoker.errors import StageError
 from stoker.replicas.replica import USER_LOCK
 from stoker.schedule.sizing.cuts import Cuts
 from stoker.stages.batching.builder import Builder, Columns, Misfits, batch_of
@@ -45,6 +46,7 @@ class SegmentRunner:
         rows: gathers batches straight from arrays; None if they are made of single examples. If
             gathering holds the GIL, a task is gathered as a whole: threads would only wait for one
             another.
+        by_row: whether rows may be claimed one by one.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class SegmentRunner:
         self._counters = len(self.segment.counters())
         self._calls_users = bool(self.segment.user_objects)
         self.rows = self.segment.rows
+        self.by_row = self.rows is None
         if self.segment.batch_maps and worker_pool.remote:
             self.rows = None
 
@@ -190,7 +193,9 @@ class SegmentRunner:
             held = CALLING and calls and work is self.work
             with USER_LOCK if held else contextlib.nullcontext():
                 first = self.cuts.start(task.number)
-                task.values = self._outputs(work, task.number, task.indices, first, ns)
+                values = self._outputs(work, task.number, task.indices, first, ns)
+            if self.worker_pool.may_deliver():
+                task.values = values
         elif remote is not None and self.work.worth_sending:
             self._run_remotely(task, start, stop, remote, ns)
         else:
@@ -200,6 +205,8 @@ class SegmentRunner:
                     values = self._work_rows(work, task, start, stop, ns)
             else:
                 values = self._work_rows(work, task, start, stop, ns)
+            if not self.worker_pool.may_deliver():
+                return ns
             self._deliver(task, start, values, ns)
         if self.segment.batches_in:  # its stages counted one batch, the only one in the task
             assert task.items is not None
@@ -254,10 +261,30 @@ class SegmentRunner:
             work = self._own_work() if calls else self.work
             if CALLING and calls and work is self.work:
                 with USER_LOCK:
-                    task.values = self._complete_batches(work, task)
+                    values = self._complete_batches(work, task)
             else:
-                task.values = self._complete_batches(work, task)
+                values = self._complete_batches(work, task)
+            if not self.worker_pool.may_deliver():
+                return
+            task.values = values
         task.batch = task.builder = task.indices = task.items = None
+
+    def failure_at(self, task: Task, row: int, stage: int, error: Exception) -> Failure:
+        work = self.work
+        name, account = work.stage_at(stage)
+        if stage < work.batch_at:
+            return work.inputs.failure(name, error, task.places[row], account)
+        return Failure(StageError(name, error, batch=task.number))
+
+    def give_up(self, task: Task, row: int, stage: int, failure: Failure) -> int:
+        if stage >= self.work.batch_at:
+            task.values = [failure]
+            return task.rows
+        if task.builder is None:
+            task.values[row] = failure
+        else:
+            self._fail(task, row, failure)
+        return 1
 
     def _complete_batches(self, work: Work, task: Task) -> list[Any]:
         try:
@@ -352,6 +379,50 @@ class SegmentRunner:
             values[i] = REJECTED
         places, whole = task.places[start:stop], stop - start == task.rows
         request = Request(self.depth, indices, values, places, use_keys, task.number, whole)
+        self._exchange(task, start, request, failed, remote, ns)
+
+    def _exchange(
+        self,
+        task: Task,
+        start: int,
+        request: Request,
+        failed: dict[int, Failure],
+        remote: Any,
+        ns: list[int],
+    ) -> None:
+        """Have a remote worker do rows from ``start`` on; those before a row given up, and after.
+
+        ``failed`` are failures among the inputs, by their numbers in the request.
+        """
+        try:
+            self._ask_remote(task, start, request, failed, remote, ns)
+        except GivenUp:
+            verdict = self.worker_pool.verdict()
+            if verdict is None:  # the process was ended for what another thread had asked
+                return self._exchange(task, start, request, failed, remote, ns)
+            row, failure = verdict
+            if self.segment.batch is not None:
+                return self._fail(task, row, failure)
+            task.values[row] = failure
+            at = row - start
+            for some in (slice(0, at), slice(at + 1, len(request.places))):
+                if request.places[some]:
+                    those = {i - some.start: each for i, each in failed.items() if i >= some.start}
+                    rest = request.part(some)
+                    self._exchange(task, start + some.start, rest, those, remote, ns)
+
+    def _ask_remote(
+        self,
+        task: Task,
+        start: int,
+        request: Request,
+        failed: dict[int, Failure],
+        remote: Any,
+        ns: list[int],
+    ) -> None:
+        places = request.places
+        stop = start + len(places)
+        is_batched = self.segment.batch is not None
         with remote.run(request) as answered:
             if answered is None:  # no remote worker is left
                 self._run_here(task, start, request, failed, ns)

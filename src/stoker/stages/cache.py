@@ -240,33 +240,44 @@ class CacheStage(ChainStage):
         Those that are ``expected`` from elsewhere are not looked up. What other nodes were asked
         for is with ``lookups``. With ``lends``, arrays may be read-only views of the store.
         """
-        from stoker.cache.store import MISSING
-        from stoker.transport.codec.record import LEFT_OUT
+        from stoker.cache.store import MISSING, Missing
+        from stoker.transport.codec.record import LEFT_OUT, LeftOut
 
-        numbers = indices.tolist()
-        known = None if source.is_numbered else [self._known(source, each) for each in numbers]
-        keys = self.cache.keys_of(indices) if known is None else [key for _, key in known]
-        if expected or not all(keys):
-            asked = [at for at, key in enumerate(keys) if key and numbers[at] not in expected]
+        known: list[tuple[Fingerprint | None, bytes]] | None = None
+        if source.is_numbered and lookups is None and not expected:
+            found = self.cache.find_numbered(indices, lends=lends)
         else:
-            asked = list(range(len(keys)))
-        sizes = None
-        if known is not None:
-            sizes = [known[at][0].size_bytes for at in asked]  # type: ignore[union-attr]
-        some = [keys[at] for at in asked]
-        if lookups is not None:
-            values = lookups.find(some, sizes)
-        else:
-            values = self.cache.find(some, sizes, lends=lends)
-        if len(asked) < len(keys):
-            self.cache.count(misses=len(keys) - len(asked))
-        found: list[Any] = [MISSING] * len(keys)
-        for at, value in zip(asked, values, strict=True):
-            found[at] = LeftOutBefore() if value is LEFT_OUT else value
+            numbers = indices.tolist()
+            if source.is_numbered:
+                keys = self.cache.keys_of(indices)
+            else:
+                known = [self._known(source, each) for each in numbers]
+                keys = [key for _, key in known]
+            if expected or not all(keys):
+                asked = [at for at, key in enumerate(keys) if key and numbers[at] not in expected]
+            else:
+                asked = list(range(len(keys)))
+            sizes = None
+            if known is not None:
+                sizes = [known[at][0].size_bytes for at in asked]  # type: ignore[union-attr]
+            some = [keys[at] for at in asked]
+            if lookups is not None:
+                values = lookups.find(some, sizes)
+            else:
+                values = self.cache.find(some, sizes, lends=lends)
+            if len(asked) < len(keys):
+                self.cache.count(misses=len(keys) - len(asked))
+            found = [MISSING] * len(keys)
+            for at, value in zip(asked, values, strict=True):
+                found[at] = value
+        if {Missing, LeftOut}.isdisjoint(map(type, found)):
+            return found
         for at, value in enumerate(found):
             if value is MISSING:
-                one = known[at] if known else self._known(source, numbers[at])
-                found[at] = Miss(numbers[at], *one)
+                index = int(indices[at])
+                found[at] = Miss(index, *(known[at] if known else self._known(source, index)))
+            elif value is LEFT_OUT:
+                found[at] = LeftOutBefore()
         return found
 
     def _known(self, source: IndexedSource, index: int) -> tuple[Fingerprint | None, bytes]:

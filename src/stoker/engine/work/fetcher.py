@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from stoker.basics import pytree
 from stoker.basics.signals import pass_on
 from stoker.engine.work.failure import REJECTED, Failure
+from stoker.engine.work.spot import HERE
 from stoker.engine.work.user_calls import FREELY, Call, Retry, lock_of
 from stoker.errors import CacheError, StageError
 from stoker.replicas.replica import USER_LOCK
@@ -118,6 +119,8 @@ class Fetcher:
         if self._cache is None:
             return self._read(indices, ns)
         found = self._look_up(indices, ns)
+        if Miss not in map(type, found):
+            return found
         missing = [at for at, miss in enumerate(found) if type(miss) is Miss]
         step = 1 if self._cache.weighs else max(1, len(missing))  # then each one's cost is asked
         for start in range(0, len(missing), step):
@@ -156,6 +159,8 @@ class Fetcher:
     def _read(self, indices: NDArray[np.int64], ns: list[int]) -> list[Any]:
         start = time.perf_counter_ns()
         values = self._fetch_source(indices, self.reader or self._indexed)
+        if HERE.spot is not None:
+            HERE.spot.leave()
         ns[0] += time.perf_counter_ns() - start
         ns[self._stages] += len(indices)
         ns[-1] += self._weight(values)
@@ -167,6 +172,8 @@ class Fetcher:
             return self._ask(indices, self._indexed)
         call = self._call
         with lock_of(call):
+            if HERE.spot is not None:
+                HERE.spot.enter(0)
             values = self._each(reads.fetch, self._indexed, indices)
         if call.copies:
             for at, value in enumerate(values):
@@ -181,12 +188,16 @@ class Fetcher:
         failed although its original does not is not asked for the rest either.
         """
         values: list[Any] = []
+        if HERE.spot is not None and not self._call.is_locked:
+            HERE.spot.enter(0)
         while len(values) < len(indices):
             failure = self._retry.failure
             if failure is None:
                 rest = indices[len(values) :] if values else indices
                 if self._call.is_locked:
                     with USER_LOCK:
+                        if HERE.spot is not None:
+                            HERE.spot.enter(0)
                         error = source.read_into(values, rest)
                 else:  # without a ``with``: worker processes come here for each example
                     error = source.read_into(values, rest)

@@ -30,6 +30,7 @@ from stoker.engine.work.failure import REJECTED, Failure
 from stoker.engine.work.fetcher import Fetcher
 from stoker.engine.work.generators import UndeclaredRng, device_generator
 from stoker.engine.work.inputs import InputAddresses
+from stoker.engine.work.spot import HERE
 from stoker.engine.work.user_calls import FREELY, Call, Copies, Retry, lock_of
 from stoker.errors import StageError
 from stoker.replicas.replica import USER_LOCK
@@ -148,6 +149,15 @@ class Work:
         reads = self.segment.source is not None and self.fetcher.reader is None
         return reads or not self.segment.is_plain or bool(self._batch_maps)
 
+    def stage_at(self, number: int) -> tuple[str, int]:
+        """Return the name of a stage by its number among ``Segment.names``, and its skip budget."""
+        at = number - self._first
+        if self._cache is not None and at > self._cache_at:
+            at -= 1
+        operations = self.segment.operations
+        account = operations[at].account if 0 <= at < len(operations) else 0
+        return self.segment.names[number], account
+
     def batch_failure(self, error: Exception, number: int, places: Sequence[int] = ()) -> Failure:
         """Return an error in putting batch ``number`` together, of examples at these places."""
         assert self.segment.batch is not None
@@ -170,12 +180,13 @@ class Work:
         behind = 0
         if self._cache is not None:
             behind = self._cache_at
-            for i, value in enumerate(values):
-                kind = type(value)
-                if kind is Miss:
-                    values[i] = self._admit(value, places[i], ns)
-                elif kind is LeftOutBefore:
-                    values[i] = REJECTED
+            if not {Miss, LeftOutBefore}.isdisjoint(map(type, values)):
+                for i, value in enumerate(values):
+                    kind = type(value)
+                    if kind is Miss:
+                        values[i] = self._admit(value, places[i], ns)
+                    elif kind is LeftOutBefore:
+                        values[i] = REJECTED
         self._apply(slice(behind, None), values, places, use_keys, ns)
 
     def _apply_to_lent(
@@ -244,6 +255,7 @@ class Work:
         first = self._first + (which.start or 0)
         if self._cache is not None and which.start is not None:
             first += 1  # the cache's time is counted between
+        spot = HERE.spot
         for number, (stage, fn, key, call) in enumerate(self._operations[which], first):
             start = time.perf_counter_ns()
             fn = stage.watch(fn, self._tell)
@@ -258,6 +270,8 @@ class Work:
             is_locked = call is not FREELY and call.is_locked
             if is_locked:
                 USER_LOCK.acquire()  # by a worker, which no Ctrl-C interrupts: ``with`` costs more
+            if spot is not None:
+                spot.enter(number)
             try:
                 spent = self.retry.failure if can_redo else None
                 for i, value in enumerate(values):
@@ -303,6 +317,8 @@ class Work:
             finally:
                 if is_locked:
                     USER_LOCK.release()
+            if spot is not None:
+                spot.leave()
             ns[number] += time.perf_counter_ns() - start
             ns[self.stages + number] += len(values) - passed_by
 
@@ -357,6 +373,7 @@ class Work:
             first: the number of the first map to run.
         """
         maps = self._batch_maps[first:] if first else self._batch_maps
+        spot = HERE.spot
         for at, (stage, fn, key, call) in enumerate(maps, self._after + first):
             start = time.perf_counter_ns()
             fn = stage.watch(fn, self._tell)
@@ -364,6 +381,8 @@ class Work:
             is_locked = call is not FREELY and call.is_locked
             if is_locked:
                 USER_LOCK.acquire()  # by a worker, as in ``_apply``
+            if spot is not None:
+                spot.enter(at)
             try:
                 if key is None:
                     batch = fn(batch)
@@ -390,6 +409,8 @@ class Work:
             finally:
                 if is_locked:
                     USER_LOCK.release()
+            if spot is not None:
+                spot.leave()
             ns[at] += time.perf_counter_ns() - start
             ns[self.stages + at] += rows
         return batch
@@ -406,6 +427,8 @@ class Work:
         input_copies = self.retry.keep_inputs(examples, call)
         try:
             with lock_of(call):
+                if HERE.spot is not None:
+                    HERE.spot.enter(self.batch_at)
                 return collate(examples)
         except Exception as error:
             pass_on(error)

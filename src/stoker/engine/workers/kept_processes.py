@@ -70,8 +70,11 @@ class KeptProcesses:
     def __reduce__(self) -> tuple[type[KeptProcesses], tuple[()]]:
         return KeptProcesses, ()  # a pipeline that an object holds is copied without its processes
 
-    def hire(self, count: int, works: list[Work]) -> list[ProcessSlot]:
-        """Return slots of processes for an epoch, as ``processes.start`` does."""
+    def hire(self, count: int, works: list[Work], *, watched: bool) -> list[ProcessSlot]:
+        """Return slots of processes for an epoch, as ``processes.start`` does.
+
+        ``watched`` is the same in all epochs of a pipeline.
+        """
         if not self._process.is_current:  # in a forked child: they are the parent's
             self._begin()
         segments = [work.segment for work in works]
@@ -90,7 +93,7 @@ class KeptProcesses:
             basis = _Basis(count, method, segments, _snapshot(segments))
             self._basis = basis
         self.why_new = basis.snapshot.unknown or self.why_new
-        return processes.start(count, works)
+        return processes.start(count, works, watched=watched)
 
     def end(self) -> None:
         """End those that rest."""

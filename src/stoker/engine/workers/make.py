@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from stoker.basics import plugins
-from stoker.basics.validate import is_whole_number
+from stoker.basics.resources import format_seconds, parse_seconds
+from stoker.basics.validate import is_number, is_whole_number
 from stoker.engine.plan.plan import Plan
 from stoker.engine.work.work import Work
 from stoker.engine.workers.thread_copies import KeptCopies
@@ -63,6 +65,8 @@ class Workers:
         insecure: whether traffic to actors is not encrypted.
         grows: whether the pool may add threads while they sleep: the user named no number.
         ahead: how far workers may be ahead of the consumer; None for no limit but the window.
+        patience_ns: how long a stage may work on one example before it counts as stuck; None: as
+            long as it wants.
     """
 
     count: int | Literal["auto"]
@@ -71,9 +75,12 @@ class Workers:
     insecure: bool = False
     grows: bool = False
     ahead: Ahead | None = None
+    patience_ns: int | None = None
 
     @classmethod
-    def of(cls, n: Any, kind: Any, ray_options: Any, insecure: Any, ahead: Any) -> Workers:
+    def of(
+        cls, n: Any, kind: Any, ray_options: Any, insecure: Any, ahead: Any, patience: Any
+    ) -> Workers:
         """Check the arguments of ``.workers()``."""
         elsewhere = plugins.names(plugins.WORKERS)
         if kind not in (*_LOCAL, *elsewhere):
@@ -85,6 +92,9 @@ class Workers:
             raise ValueError("ray_options are for kind='ray'")
         elif insecure:
             raise ValueError("insecure=True is for kind='ray'")
+        patience_ns = _patience_ns(patience)
+        if patience_ns is not None and kind not in _LOCAL:
+            raise ValueError("patience= is for threads and processes, not for actors")
         if isinstance(n, str) and n == "auto":
             if kind in _LOCAL:
                 raise ValueError(
@@ -95,13 +105,41 @@ class Workers:
             raise TypeError(f"a number of workers is a whole number, not {n!r}")
         if n < (0 if kind == "thread" else 1):
             raise ValueError(f"{kind} workers cannot be {n} in number")
-        return cls(int(n), kind, dict(ray_options or {}), bool(insecure), ahead=Ahead.of(ahead))
+        if patience_ns is not None and not n:
+            raise ValueError("patience= needs workers: nobody can end what the loop itself does")
+        return cls(
+            int(n),
+            kind,
+            dict(ray_options or {}),
+            bool(insecure),
+            ahead=Ahead.of(ahead),
+            patience_ns=patience_ns,
+        )
 
     def __str__(self) -> str:
         if self.count == "auto":
             return "as many Ray actors as keep the consumer fed"
-        ahead = "" if self.ahead is None else f", {self.ahead} ahead at most"
-        return f"{self.count} {self.kind} workers{ahead}" if self.count else "no workers"
+        text = f"{self.count} {self.kind} workers" if self.count else "no workers"
+        if self.ahead is not None:
+            text += f", {self.ahead} ahead at most"
+        if self.patience_ns is not None:
+            text += f", patience {format_seconds(self.patience_ns / 1e9)}"
+        return text
+
+
+def _patience_ns(patience: Any) -> int | None:
+    """Check ``.workers(patience=)``."""
+    if patience is None:
+        return None
+    if isinstance(patience, str):
+        seconds = parse_seconds(patience)
+    elif is_number(patience):
+        seconds = float(patience)
+    else:
+        raise TypeError(f"patience= is a time such as '30s', or seconds, not {patience!r}")
+    if not 0 < seconds < math.inf:
+        raise ValueError(f"patience= must be more than nothing, not {patience!r}")
+    return max(1, int(seconds * 1e9))
 
 
 class KeptWorkers:
@@ -147,6 +185,8 @@ def make_pool(
     """
     pool = _made_pool(workers, plan, host, autotuner, kept)
     pool.most_ahead = workers.ahead
+    if workers.patience_ns is not None and workers.count:
+        pool.watch_over(workers.patience_ns)
     return pool
 
 
@@ -163,16 +203,16 @@ def _made_pool(
         import multiprocessing  # takes its time
 
         works = [work.for_another_process() for work in host]
-        rest = None
+        rest, watched = None, workers.patience_ns is not None
         if multiprocessing.get_start_method() == "fork":  # a fork sees all that there is now
             from stoker.engine.workers import processes
 
-            remotes = processes.start(workers.count, works)
+            remotes = processes.start(workers.count, works, watched=watched)
         else:
             from stoker.engine.workers.kept_processes import KeptProcesses
 
             kept.processes = kept.processes or KeptProcesses()
-            remotes = kept.processes.hire(workers.count, works)
+            remotes = kept.processes.hire(workers.count, works, watched=watched)
             rest = kept.processes.rest
         each = len(remotes) // workers.count
         return WorkerPool(len(remotes), depths, autotuner, remotes, threads_each=each, rest=rest)

@@ -18,6 +18,7 @@ process idle. ``transport.channel`` carries the values.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import itertools
 import multiprocessing
 import os
@@ -25,8 +26,9 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple, cast
@@ -38,9 +40,11 @@ from stoker.basics.signals import defer_interrupts, pass_on
 from stoker.engine.plan.address import WorkAddress
 from stoker.engine.work.failure import Failure
 from stoker.engine.work.generators import UndeclaredRng
+from stoker.engine.work.spot import CELLS, HERE, Spot
 from stoker.engine.work.work import Work
 from stoker.engine.workers.requests import WorkExecutor, unloadable
-from stoker.engine.workers.threads import SAMPLED_NS, TIMED, Request
+from stoker.engine.workers.threads import SAMPLED_NS, TIMED, GivenUp, Request
+from stoker.engine.workers.watch import read_dump
 from stoker.errors import StageError, WorkerDied
 from stoker.replicas.files import reading_places, reopen_descriptors
 from stoker.stages.functions.stray_draws import WORKER_NAME
@@ -69,6 +73,7 @@ def serve(
     parent: int,
     places: Mapping[int, int],
     by_main_thread: bool,
+    signs: Signs | None,
 ) -> None:
     """Answer requests for batches and chunks until the parent ends the process, or is gone.
 
@@ -80,6 +85,7 @@ def serve(
         parent: the training process.
         places: the parent's files open for reading, inherited by a fork.
         by_main_thread: whether the parent's main thread started this process.
+        signs: where it writes what it is at; None if nobody watches it.
     """
     for other in not_ours:  # inherited: an end that stays open here would hide the parent's death
         other.close()
@@ -89,6 +95,8 @@ def serve(
     if "torch" in sys.modules:
         # Workers share the cores, so torch's threads in each of them would wait for one another.
         sys.modules["torch"].set_num_threads(1)
+    if signs is not None:
+        signs.open()
     try:
         _serve(connection, slots, works)
     except OSError as error:
@@ -130,7 +138,9 @@ def _serve(
         ns = work.segment.counters()
         began_ns = time.perf_counter_ns()
         timer = ThreadTimer() if untimed_ns > SAMPLED_NS else None
-        answer = runner.do(work, request, ns, outboxes[slot])
+        answer = runner.do(work, request, ns, outboxes[slot], slot)
+        if HERE.spot is not None:
+            HERE.spot.leave()
         untimed_ns += time.perf_counter_ns() - began_ns
         if timer is not None:
             ns[TIMED], untimed_ns = (len(request.places), *timer.read_ns()), 0
@@ -147,6 +157,54 @@ def _serve(
         misdrawn.clear()
 
 
+class Signs:
+    """What a worker process shows of itself: where it is, and on a signal its stack."""
+
+    def __init__(self, context: Any) -> None:
+        self._cells = context.RawArray("q", CELLS)
+        self.spot = Spot(self._cells)
+        self._file = self._handle = None
+        if hasattr(os, "memfd_create"):
+            self._file = os.memfd_create("stoker-stack", os.MFD_CLOEXEC)
+            self._handle = f"/proc/{os.getpid()}/fd/{self._file}"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_cells": self._cells, "_handle": self._handle}
+
+    def open(self) -> None:
+        """Begin to show this process; it calls this itself."""
+        HERE.spot = Spot(self._cells)
+        if self._handle is not None:
+            file = os.open(self._handle, os.O_RDWR | os.O_CLOEXEC | os.O_APPEND)
+            # In the thread that takes the signal: the main thread, where all requests are done.
+            faulthandler.register(_STACK_SIGNAL, file, all_threads=False)
+
+    def stack(self, pid: int) -> list[traceback.FrameSummary]:
+        """Return the stack of the process' main thread; none if it cannot be read."""
+        if self._file is None:
+            return []
+        os.ftruncate(self._file, 0)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, _STACK_SIGNAL)
+        size, deadline = 0, time.monotonic() + _STACK_S
+        while time.monotonic() < deadline:
+            before, size = size, os.fstat(self._file).st_size
+            if size and size == before:
+                break
+            time.sleep(_STACK_S / 50)
+        return read_dump(os.pread(self._file, size, 0).decode(errors="replace"))
+
+    def close(self) -> None:
+        """Close the file of stacks."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+
+# A signal that no program is likely to use.
+_STACK_SIGNAL = signal.SIGRTMAX - 2 if hasattr(signal, "SIGRTMAX") else 0
+# As long as a warning may wait for the stack of a process that the system lets not run.
+_STACK_S = 1.0
 # A process whose pipe broke is about to end; its exit code is worth waiting this long for.
 _GRACE_S = 1.0
 # A cache in the process writes its last items, for at most 5 s (cache/example_cache.py).
@@ -191,9 +249,16 @@ def _name_what_cannot_be_sent(works: list[Work], error: Exception) -> None:
 class WorkerProcess:
     """A worker process that several threads share; it answers them in turn."""
 
-    def __init__(self, process: Any, connection: Connection) -> None:
-        self._process = process
-        self._connection = connection
+    def __init__(self, launch: Launch, signs: Signs | None, crew: list[WorkerProcess]) -> None:
+        self._launch = launch
+        self.signs = signs
+        self._crew = crew
+        self._process: Any
+        self._connection: Connection
+        self._process, self._connection = launch([each._connection for each in crew])
+        crew.append(self)
+        self._epoch: Epoch | None = None
+        self._is_given_up = False
         self._closed = False
         self._has_answered = False
         self._is_in_step = True  # whether each answer was read to its end
@@ -207,34 +272,84 @@ class WorkerProcess:
         return bool(self._turns)
 
     def ask(self, slot: int, request: Any, requests: Arena | None, answers: Arena | None) -> Any:
-        """Send a request and wait for its answer."""
+        """Send a request and wait for its answer.
+
+        Raises GivenUp if the process was ended because it was stuck; another has taken its place.
+        """
         me = object()
         with self._lock:
+            connection = self._connection
             self._turns.append(me)  # busy from here on: nobody else may send meanwhile
             try:
                 with defer_interrupts():  # half a request would be read with the next one
-                    channel.send(self._connection, request, slot, requests)
-            except BaseException:
+                    channel.send(connection, request, slot, requests)
+            except BaseException as error:
                 self._turns.remove(me)
                 self._changed.notify_all()
+                self._replace(connection, error)
                 raise
             while self._turns[0] is not me:
                 self._changed.wait()
         try:
             self._is_in_step = False
-            answer = channel.receive(self._connection, [answers] * _SLOTS)[1]
+            answer = channel.receive(connection, [answers] * _SLOTS)[1]
             self._has_answered = self._is_in_step = True
             return answer
         except channel.Unloadable:
             self._is_in_step = True
+            raise
+        except (EOFError, OSError) as error:
+            self._replace(connection, error)
             raise
         finally:
             with self._lock:
                 self._turns.popleft()
                 self._changed.notify_all()
 
+    def give_up(self) -> None:
+        """End the process, which is stuck. Whoever waits for it starts another."""
+        self._is_given_up = True
+        self._process.kill()
+
+    def _replace(self, connection: Connection, error: BaseException) -> None:
+        """Start another process if the one behind a connection was given up, and say so.
+
+        Raises GivenUp if it was, WorkerDied if no other can be started.
+        """
+        with self._lock:
+            if connection is self._connection:
+                if not self._is_given_up:
+                    return
+                self._process.join()
+                if self.signs is not None:
+                    self.signs.spot.leave()  # the one that was ended shows where it was
+                _children.discard(self._process)
+                others = [each._connection for each in self._crew if each is not self]
+                try:
+                    check_forks()
+                    self._process, self._connection = self._launch(others)
+                except (OSError, RuntimeError) as why:
+                    raise WorkerDied(
+                        f"a worker process that was stuck was ended, and no other can be "
+                        f"started: {why}"
+                    ) from why
+                self._is_given_up = False
+                if self._epoch is not None:
+                    self._tell(self._epoch)
+        raise GivenUp from error
+
+    def stack(self) -> list[traceback.FrameSummary]:
+        """Return the stack of its main thread; none if it cannot be read."""
+        return [] if self.signs is None else self.signs.stack(self._process.pid)
+
+    @property
+    def name(self) -> str:
+        """Its name in messages."""
+        return f"worker process {self._process.pid}"
+
     def begin(self, epoch: Epoch) -> bool:
         """Have it begin another epoch. False if it has ended."""
+        self._epoch = epoch
         return bool(self._process.is_alive()) and self._tell(epoch)
 
     def rest(self) -> bool:
@@ -280,6 +395,8 @@ class WorkerProcess:
         _children.discard(self._process)
         self._process.close()
         self._connection.close()
+        if self.signs is not None:
+            self.signs.close()
 
     def how_it_ended(self) -> str:
         """Describe the end of a process that gives no answer."""
@@ -316,7 +433,7 @@ class ProcessSlot:
     def run(self, request: Request) -> Iterator[tuple[Any, list[int], list[UndeclaredRng]]]:
         """Run a request; the answer's arrays are valid only within the ``with``.
 
-        Raises WorkerDied when the process ends without an answer.
+        Raises WorkerDied when the process ends without an answer, GivenUp if it was ended.
         """
         try:
             answer = self._process.ask(self.number, request, self._requests, self._answers)
@@ -324,12 +441,32 @@ class ProcessSlot:
             if isinstance(error, OSError) and resources.lacks_descriptors(error):
                 raise OSError(error.errno, resources.no_descriptors()) from error
             raise WorkerDied(self._process.how_it_ended()) from error
+        except (GivenUp, WorkerDied):
+            raise
         except Exception as error:  # of a value that does not survive pickling, on either way
             pass_on(error)
             cause = error.__cause__ if isinstance(error, channel.Unloadable) else error
             assert isinstance(cause, Exception)
             answer = Failure(StageError("worker process", cause)), [], []
         yield answer
+
+    @property
+    def spot(self) -> Spot | None:
+        """Where the process is; None if nobody watches it."""
+        return None if self._process.signs is None else self._process.signs.spot
+
+    @property
+    def name(self) -> str:
+        """The process in messages."""
+        return self._process.name
+
+    def stack(self) -> list[traceback.FrameSummary]:
+        """Return the stack of the process' main thread; none if it cannot be read."""
+        return self._process.stack()
+
+    def give_up(self) -> None:
+        """End the process, which is stuck; whoever waits for it starts another."""
+        self._process.give_up()
 
     def begin(self, addresses: list[WorkAddress]) -> bool:
         """Have the process begin another epoch; ``addresses`` are those of its works, by depth.
@@ -360,26 +497,33 @@ class ProcessSlot:
         self._requests = self._answers = None
 
 
-def start(count: int, works: list[Work]) -> list[ProcessSlot]:
-    """Start worker processes by the start method of ``multiprocessing``.
-
-    Returns two slots for each process: first one of every process, then the second ones.
-
-    Raises TypeError if the start method pickles and an object, which the message names, does not;
-    OSError if the system starts no more; RuntimeError if a fork would lose JAX's threads.
-    """
+def check_forks() -> None:
+    """Raise RuntimeError if a fork would lose JAX's threads."""
     if has_jax_started() and multiprocessing.get_start_method() == "fork":
         raise RuntimeError(
             "JAX runs threads in this process, and a worker process that is forked from it hangs "
             "as soon as it uses JAX: take threads, .workers(n), or call "
             "multiprocessing.set_start_method('forkserver') where the program begins"
         )
+
+
+def start(count: int, works: list[Work], *, watched: bool = False) -> list[ProcessSlot]:
+    """Start worker processes by the start method of ``multiprocessing``.
+
+    With ``watched``, they show where they are, and may be replaced.
+
+    Returns two slots for each process: first one of every process, then the second ones.
+
+    Raises TypeError if the start method pickles and an object, which the message names, does not;
+    OSError if the system starts no more; RuntimeError if a fork would lose JAX's threads.
+    """
+    check_forks()
     slots: list[ProcessSlot] = []
-    inherited: list[Connection] = []
+    crew: list[WorkerProcess] = []
     with contextlib.ExitStack() as undo:
         for number in range(count):
             try:
-                started = _start_one(works, inherited)
+                started = _start_one(works, crew, watched)
             except OSError as error:
                 why = resources.no_descriptors() if resources.lacks_descriptors(error) else error
                 raise OSError(
@@ -401,25 +545,52 @@ def end(slots: list[ProcessSlot]) -> None:
         slot.close()
 
 
-def _start_one(works: list[Work], inherited: list[Connection]) -> list[ProcessSlot]:
-    """Start a process. Adds our end of its connection to ``inherited``, for later forks."""
+Launch = Callable[[list[Connection]], tuple[Any, Connection]]
+"""Starts a process that closes these connections, if it inherits them; returns it and our end."""
+
+
+def _start_one(works: list[Work], crew: list[WorkerProcess], watched: bool) -> list[ProcessSlot]:
+    """Start a process, which joins the ``crew`` of those that were started together."""
     context: Any = multiprocessing.get_context()
     with contextlib.ExitStack() as undo:
-        ours, theirs = context.Pipe()
         arenas = [(Arena.create(), Arena.create()) for _ in range(_SLOTS)]
-        for opened in (ours, theirs, *itertools.chain(*arenas)):
+        signs = Signs(context) if watched else None
+        for opened in (signs, *itertools.chain(*arenas)):
             if opened is not None:
                 undo.callback(opened.close)
+        handles = [tuple(arena and arena.handle for arena in pair) for pair in arenas]
+
+        def launch(inherited: list[Connection]) -> tuple[Any, Connection]:
+            return _launch(context, works, handles, signs, inherited)
+
+        shared = WorkerProcess(launch, signs, crew)
+        undo.pop_all()
+    return [ProcessSlot(shared, number, *pair) for number, pair in enumerate(arenas)]
+
+
+def _launch(
+    context: Any,
+    works: list[Work],
+    handles: list[Any],
+    signs: Signs | None,
+    inherited: list[Connection],
+) -> tuple[Any, Connection]:
+    """Start a process; return it, and our end of its connection."""
+    with contextlib.ExitStack() as undo:
+        ours, theirs = context.Pipe()
+        for opened in (ours, theirs):
+            undo.callback(opened.close)
         process = context.Process(
             target=serve,
             args=(
                 theirs,
                 [*inherited, ours] if context.get_start_method() == "fork" else [],
-                [tuple(arena and arena.handle for arena in pair) for pair in arenas],
+                handles,
                 works,
                 os.getpid(),
                 reading_places() if context.get_start_method() == "fork" else {},
                 threading.current_thread() is threading.main_thread(),
+                signs,
             ),
             name=WORKER_NAME,
             daemon=True,
@@ -435,6 +606,4 @@ def _start_one(works: list[Work], inherited: list[Connection]) -> list[ProcessSl
             _children.add(process)
         undo.pop_all()
     theirs.close()
-    inherited.append(ours)
-    shared = WorkerProcess(process, ours)
-    return [ProcessSlot(shared, number, *pair) for number, pair in enumerate(arenas)]
+    return process, ours

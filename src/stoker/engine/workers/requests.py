@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from stoker.basics import pytree
 from stoker.basics.buffers import Recycler
 from stoker.engine.work.failure import Failure, Rejected
+from stoker.engine.work.spot import HERE
 from stoker.engine.work.work import Work
 from stoker.engine.workers.threads import Request
 from stoker.errors import StageError
@@ -43,9 +44,19 @@ class WorkExecutor:
     def __init__(self) -> None:
         self._recycler = Recycler()
 
-    def do(self, work: Work, request: Request, ns: list[int], outbox: Arena | None = None) -> Any:
-        """Answer a request. Arrays of the answer may lie in ``outbox``, which sends it."""
-        values = self._examples(work, request, ns)
+    def do(
+        self,
+        work: Work,
+        request: Request,
+        ns: list[int],
+        outbox: Arena | None = None,
+        slot: int = 0,
+    ) -> Any:
+        """Answer the request of a slot.
+
+        Arrays of the answer may lie in ``outbox``, which sends it.
+        """
+        values = self._examples(work, request, ns, slot)
         batch = work.segment.batch
         for i, value in enumerate(values):
             if isinstance(value, Failure) and not isinstance(value.error, Rejected):
@@ -62,6 +73,8 @@ class WorkExecutor:
                     return Misfits(values)
                 failure = work.batch_failure(error, request.number, request.places)
                 return Failure(_plain(failure.error))
+        if HERE.spot is not None and batch.collate is not None:
+            HERE.spot.enter(work.batch_at)
         builder = Builder(len(values), batch.collate, self._recycler)
         try:
             builder.put(0, values)
@@ -79,19 +92,23 @@ class WorkExecutor:
             return _sendable(work, answer, request.places)
         return Failure(StageError("worker process", _plain(error), batch=request.number))
 
-    def _examples(self, work: Work, request: Request, ns: list[int]) -> list[Any]:
+    def _examples(self, work: Work, request: Request, ns: list[int], slot: int) -> list[Any]:
         segment, indices, use_keys = work.segment, request.indices, request.use_keys
         values = _separate(request.values or [])
         source = segment.source
         draws = source is not None and source.runs_user_code
         if indices is None and segment.is_plain:
             return values
-        if indices is not None and segment.is_plain and not draws:
+        if indices is not None and segment.is_plain and not draws and HERE.spot is None:
             return work.fetcher.fetch(indices, ns)
-        most = 1 if draws else _AHEAD  # each is read after its own seeds
+        # Each is read after its own seeds, and so that it is known which one is stuck.
+        most = 1 if draws or HERE.spot is not None else _AHEAD
         coming = iter(values) if indices is None else _read(work, indices, ns, most)
         examples = []
+        spot = HERE.spot
         for i, place in enumerate(request.places):
+            if spot is not None:
+                spot.at_row(i, slot)
             self._reseed(work, place, use_keys[i] if use_keys else 0)
             one = [next(coming)]
             if not segment.is_plain:

@@ -38,7 +38,10 @@ from stoker.basics.resources import (
     usable_memory_bytes,
 )
 from stoker.basics.validate import is_whole_number
+from stoker.basics.warn import warn
+from stoker.engine.work.failure import Failure
 from stoker.engine.workers.tuning import Autotuner, CostEstimate, Tuning
+from stoker.engine.workers.watch import Watch
 from stoker.replicas.replica import USER_LOCK
 from stoker.stages.functions.stray_draws import WORKER_NAME
 from stoker.stats import ThreadTrial
@@ -139,6 +142,7 @@ class TaskRunner(Protocol):
 
     depth: int
     cost: CostEstimate
+    by_row: bool
 
     def run(self, task: Task, start: int, stop: int, remote: Any) -> list[int]:
         """Compute rows ``start .. stop - 1``; return the counters of their segment."""
@@ -150,6 +154,14 @@ class TaskRunner(Protocol):
 
     def complete(self, task: Task) -> None:
         """Finish a task whose rows are all done."""
+        ...
+
+    def failure_at(self, task: Task, row: int, stage: int, error: Exception) -> Failure:
+        """Return the failure of a stage on a row, or on the batch if it works on batches."""
+        ...
+
+    def give_up(self, task: Task, row: int, stage: int, failure: Failure) -> int:
+        """Put a failure in place of a row, or of the batch; return how many rows are done by it."""
         ...
 
 
@@ -206,6 +218,19 @@ class Request(NamedTuple):
     number: int
     whole: bool
 
+    def part(self, some: slice) -> Request:
+        """Return the request for some of the rows, of a segment without batches."""
+        return self._replace(
+            indices=None if self.indices is None else self.indices[some],
+            values=None if self.values is None else self.values[some],
+            places=self.places[some],
+            use_keys=None if self.use_keys is None else self.use_keys[some],
+        )
+
+
+class GivenUp(Exception):
+    """A worker process was ended, because it was stuck in an example, and another is there."""
+
 
 Answer = tuple[Any, list[int], list[tuple[int, str]]]
 """A remote worker's answer to a request: values, the counters of its segment, and which random
@@ -229,6 +254,7 @@ class WorkerPool:
         copies: the threads' copies of the user's objects; None if the user gave none.
         most_ahead: how far workers may be ahead of the consumer; None for no limit but the window.
         is_whole: whether the consumer has all outputs of its epoch.
+        watch: tells which workers are stuck; None without ``.workers(patience=)``.
     """
 
     def __init__(
@@ -244,6 +270,7 @@ class WorkerPool:
     ) -> None:
         self.copies: OwnCopies | None = None
         self.most_ahead: Ahead | None = None
+        self.watch: Watch | None = None
         self.lock = threading.RLock()
         self._work = threading.Condition(self.lock)
         self._bench = threading.Condition(self.lock)
@@ -256,6 +283,7 @@ class WorkerPool:
         self.closed = False
         self._autotuner = autotuner
         self._threads: list[threading.Thread] = []
+        self._left: set[threading.Thread] = set()
         self._broken: BaseException | None = None
         self._chore: Callable[[], bool] | None = None
         self._chore_due = False
@@ -282,10 +310,20 @@ class WorkerPool:
         """
         self.active, self._tuning, self._works_first = self.limit, None, True
 
+    def watch_over(self, patience_ns: int) -> None:
+        """Watch for workers that are stuck, in threads of which all take part.
+
+        The consumer does no work itself, as nobody could help it out of an example.
+        """
+        self.active, self._tuning = self.limit, None
+        self.watch = Watch(self, patience_ns)
+
     def begin(self) -> None:
         """Start the threads that take part from the beginning."""
         if self.active:
             self._start()
+        if self.watch is not None:
+            self.watch.open()
 
     @property
     def workers(self) -> int:
@@ -382,7 +420,9 @@ class WorkerPool:
 
     def _wait(self, task: Task) -> None:
         while not task.done:
-            helps = task.runner.depth if self._remotes is None else 0
+            can_help = self._remotes is None and self.watch is None
+            helps = task.runner.depth if can_help else 0
+            self.warn()
             with self.lock:
                 claim = None
                 while not task.done and claim is None:
@@ -394,8 +434,52 @@ class WorkerPool:
                         claim = self._claim(helps if self.active else 0)
                     if claim is None:
                         self._wait_for_progress()
+                    if self.watch is not None and self.watch.warnings:
+                        break
             if claim is not None:
                 self._do(*claim, None)
+
+    def warn(self) -> None:
+        """Give the warnings about workers that are stuck; the consumer calls this."""
+        if self.watch is not None and self.watch.warnings:
+            with self.lock:
+                messages, self.watch.warnings = self.watch.warnings, []
+            for message in messages:
+                warn(message)
+
+    def wake_consumer(self) -> None:
+        """Have the consumer look at what there is, if it waits; call with the lock held."""
+        self._progress.notify_all()
+
+    @property
+    def stuck(self) -> tuple[int, int]:
+        """How many threads were left, and how many processes were ended, as they were stuck."""
+        return (0, 0) if self.watch is None else (self.watch.left, self.watch.replaced)
+
+    def may_deliver(self) -> bool:
+        """Whether the calling worker may deliver: nobody has given its example up."""
+        return self.watch is None or self.watch.may_deliver()
+
+    def verdict(self) -> tuple[int, Failure] | None:
+        """Return the row on which the calling thread's process was ended, and its failure.
+
+        None if the process was ended for what another thread had asked of it.
+        """
+        return None if self.watch is None else self.watch.verdict()
+
+    def leave(self, number: int, stuck: threading.Thread) -> None:
+        """Have another thread take the place of one that is stuck; call with the lock held."""
+        self._left.add(stuck)
+        self._threads[number] = self._thread(number)
+
+    def give_up(self, task: Task, row: int, stage: int, failure: Any) -> None:
+        """Put a failure in place of a row, or of a whole batch; call with the lock held."""
+        runner = task.runner
+        task.finished += runner.give_up(task, row, stage, failure)
+        if task.finished >= task.rows:
+            runner.complete(task)
+            task.done_ns = time.perf_counter_ns()
+            self._settle(task)
 
     def _wait_for_progress(self) -> None:
         self._waiting_since_ns = time.perf_counter_ns()
@@ -416,6 +500,8 @@ class WorkerPool:
     def close(self) -> None:
         """End each thread after its current example. Never waits for the calling thread."""
         self.shut()
+        if self.watch is not None:
+            self.watch.close()
         remotes, self._remotes = self._remotes or [], None
         if self._come_to_rest(remotes):
             remotes = []
@@ -479,11 +565,13 @@ class WorkerPool:
         if self.copies is not None:
             self.copies.begin()
         for number in range(len(self._threads), self.active):
-            thread = threading.Thread(
-                target=self._run, args=(number,), name=f"{WORKER_NAME}-{number}", daemon=True
-            )
-            thread.start()
-            self._threads.append(thread)
+            self._threads.append(self._thread(number))
+
+    def _thread(self, number: int) -> threading.Thread:
+        name = f"{WORKER_NAME}-{number}"
+        thread = threading.Thread(target=self._run, args=(number,), name=name, daemon=True)
+        thread.start()
+        return thread
 
     def _run(self, number: int) -> None:
         remotes = self._remotes
@@ -513,7 +601,9 @@ class WorkerPool:
                             (self._work if number < self.active else self._bench).wait()
                 planned = chore is not None
                 if claim is not None:
-                    self._do(*claim, remote)
+                    self._do(*claim, remote, number)
+                    if threading.current_thread() in self._left:
+                        return  # another has taken its place
                 more = chore is not None and chore()
         except BaseException as error:
             self.fail(error)
@@ -533,8 +623,12 @@ class WorkerPool:
 
     def _next_rows(self, task: Task) -> tuple[int, int]:
         start = task.claimed
-        task.claimed = stop = min(task.rows, start + task.runner.cost.chunk(self.target_ns))
-        return start, stop
+        if self.watch is not None and not self.remote and task.runner.by_row:
+            task.claimed = start + 1  # so that the one that is stuck holds up no other
+        else:
+            chunk = task.runner.cost.chunk(self.target_ns)
+            task.claimed = min(task.rows, start + chunk)
+        return start, task.claimed
 
     def _make_ready(self, task: Task) -> None:
         if self.closed:
@@ -543,8 +637,13 @@ class WorkerPool:
         if self.active:
             self._work.notify(self.active if task.rows > 1 else 1)
 
-    def _do(self, task: Task, start: int, stop: int, remote: Any) -> bool:
-        """Compute rows of a task; return whether the task is done."""
+    def _do(self, task: Task, start: int, stop: int, remote: Any, number: int = 0) -> bool:
+        """Compute rows of a task; return whether the task is done.
+
+        ``number`` is that of the worker.
+        """
+        watch = self.watch
+        job = None if watch is None else watch.begin(number, task, start, remote)
         trial = self._tuning.trial if self._tuning is not None else None
         is_sampled = self._untimed_ns > SAMPLED_NS and remote is None and self.active > 0
         began = time.perf_counter_ns()
@@ -552,6 +651,8 @@ class WorkerPool:
         runner = task.runner
         spent = runner.run(task, start, stop, remote)
         rows = stop - start
+        if job is not None and job.is_given_up:
+            return False
         last = rows == task.rows
         if not last:
             with self.lock:
@@ -559,6 +660,8 @@ class WorkerPool:
                 last = task.finished == task.rows
         if last:
             runner.complete(task)
+        if watch is not None and job is not None and watch.end(job):
+            return False
         timed = timer.read_ns() if timer is not None else None
         _, busy, cpu = timed or (0, 0, 0)
         wall = time.perf_counter_ns() - began  # who asks lets others have the GIL, and waits here

@@ -70,10 +70,28 @@ def _stack_column(column: Sequence[Any], recycler: Recycler) -> Any:
 def _array(column: Sequence[Any], recycler: Recycler) -> Any:
     first, rows = column[0], len(column)
     shape, dtype = form = _form(first)
+    if rows > 1 and shape and shape[0]:
+        return _joined(column, recycler)
     if rows > 1 and [*map(_form, column)] != [form] * rows:
         raise _Misfit
     out = recycler.array((rows, *shape), dtype)
     write_rows(column, out)
+    return out
+
+
+def _joined(column: Sequence[Any], recycler: Recycler) -> Any:
+    """Return a batch of arrays with axes; NumPy compares the other axes and the dtypes for it.
+
+    Asking each array for its shape and dtype takes a third of the time of copying 3 KB.
+    """
+    first = column[0]
+    try:
+        if {*map(len, column)} != {len(first)}:
+            raise _Misfit
+        out = recycler.array((len(column), *first.shape), first.dtype)
+        np.concatenate(column, out=out.reshape(-1, *first.shape[1:]), casting="no")
+    except (TypeError, ValueError):  # also of what has no axes
+        raise _Misfit from None
     return out
 
 

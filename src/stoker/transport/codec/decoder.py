@@ -83,6 +83,19 @@ def decode(record: memoryview, *, lends: bool = False) -> Any:
     return value
 
 
+def array_form(record: memoryview) -> tuple[bytes, tuple[int, ...], np.dtype[Any]] | None:
+    """Return the head, shape and dtype of a record that was decoded before, and is one array.
+
+    None for other records, and where the array is not all that follows the head in C order.
+    """
+    schema_bytes, numbers_bytes = LENGTHS.unpack_from(record)
+    head = bytes(record[: LENGTHS.size + schema_bytes + numbers_bytes])
+    form = _array_forms.get(head)
+    if form is None or len(head) + form[2] != len(record):
+        return None
+    return head, form[0], form[1]
+
+
 def decode_views(head: bytes, contents: Any) -> Any:
     """Return the value of a record; its arrays and tensors are views of ``contents``.
 

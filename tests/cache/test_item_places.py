@@ -1,0 +1,180 @@
+"""Items that a process has read before: found again by number, and each still the caller's own."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import stoker
+from strategies import few
+
+COUNT = 40
+
+
+class Named(NamedTuple):
+    row: np.ndarray
+    number: int
+
+
+def value_of(index: int) -> Any:
+    """Return an example of one of many kinds."""
+    rng = np.random.default_rng(index)
+    kinds: list[Any] = [
+        rng.integers(0, 256, (7, 5, 3), np.uint8),
+        rng.random(3_000),  # of 24 KB: shares a block with others
+        rng.random((3, 40_000), np.float32),  # has pages of its own
+        rng.random((4, 6)).T,
+        np.full(1 + index, index),  # as many shapes as examples
+        np.array(index),
+        np.zeros((0, 3), np.int16),
+        np.array(["a", f"{index}"]),
+        rng.bytes(2_000 + index),
+        b"",
+        f"text {index}",
+        None,
+        {"row": rng.random(9), "label": index},
+        Named(rng.random(5), index),
+    ]
+    return kinds[index % len(kinds)]
+
+
+def same(got: Any, expected: Any) -> bool:
+    if isinstance(expected, np.ndarray):
+        alike = (type(got), got.dtype, got.shape) == (np.ndarray, expected.dtype, expected.shape)
+        return alike and np.array_equal(got, expected)
+    if isinstance(expected, dict):
+        return [*got] == [*expected] and all(same(got[key], expected[key]) for key in expected)
+    if isinstance(expected, tuple):
+        return type(got) is type(expected) and all(map(same, got, expected))
+    return type(got) is type(expected) and bool(got == expected)
+
+
+def overwrite(value: Any) -> None:
+    """Write to what the caller owns: the store must not change."""
+    if isinstance(value, np.ndarray) and value.dtype.kind in "uif":
+        value[...] = 77
+    elif isinstance(value, (dict, tuple)):
+        for each in value.values() if isinstance(value, dict) else value:
+            overwrite(each)
+
+
+class Kinds:
+    def __init__(self) -> None:
+        self.length = COUNT
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Any:
+        return value_of(index)
+
+
+asked_many = st.lists(st.lists(st.integers(0, COUNT - 1), min_size=1, max_size=9), max_size=12)
+
+
+@few(10)
+@given(asked_many, st.booleans())
+def test_values_are_those_of_the_dataset_however_often_they_are_read(
+    queries: list[list[int]], one_by_one: bool
+) -> None:
+    cached = stoker.cached(Kinds(), "8MiB")
+    asked = 0
+    for numbers in queries * 2:
+        found = [cached[n] for n in numbers] if one_by_one else cached.__getitems__(numbers)
+        for number, value in zip(numbers, found, strict=True):
+            assert same(value, value_of(number))
+            overwrite(value)
+        asked += len(numbers)
+        assert cached._cache.flush()
+    counts = cached.cache_stats()
+    assert counts.hits + counts.misses == asked
+    assert counts.damaged == 0
+    distinct = {number for numbers in queries for number in numbers}
+    assert counts.items == len(distinct)
+    if queries:
+        assert counts.hits >= sum(map(len, queries))
+
+
+def test_bytes_that_were_saved_count_the_same_by_either_way() -> None:
+    cached = stoker.cached(Kinds(), "8MiB")
+    saved = []
+    for number in range(COUNT):
+        cached[number]
+    cached._cache.flush()
+    for _ in range(3):
+        before = cached.cache_stats().saved_bytes
+        for number in range(COUNT):
+            cached[number]
+        saved.append(cached.cache_stats().saved_bytes - before)
+    assert saved == saved[:1] * 3
+    assert saved[0] == cached.cache_stats().payload_bytes
+
+
+def test_numbers_that_are_no_plain_numbers_are_told_apart() -> None:
+    class Strange(Kinds):
+        def __getitem__(self, index: Any) -> Any:
+            return np.array([index, COUNT], np.int64)
+
+    cached = stoker.cached(Strange(), "8MiB")
+    for _ in range(3):
+        for index in (1, True, -1, np.int64(1), 0, False, -COUNT, COUNT + 3):
+            assert cached[index].tolist() == [int(index), COUNT]
+            assert [each[0] for each in cached.__getitems__([index, 2])] == [int(index), 2]
+        cached._cache.flush()
+
+
+def test_a_dataset_may_grow() -> None:
+    data = Kinds()
+    cached = stoker.cached(data, "8MiB")
+    for length in (COUNT, 3 * COUNT):
+        data.length = length
+        for _ in range(3):
+            found = cached.__getitems__(list(range(length)))
+            assert all(same(found[n], value_of(n)) for n in range(length))
+            assert same(cached[length - 1], value_of(length - 1))
+            cached._cache.flush()
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_a_pipeline_leaves_out_what_a_filter_left_out(in_memory: bool, tmp_path: Path) -> None:
+    place: dict[str, Any] = {} if in_memory else {"path": tmp_path, "keep": False}
+    rows = [np.full(100, number) for number in range(COUNT)]
+    pipeline = stoker.from_dataset(rows, seed=0).filter(lambda row: row[0] % 3 > 0)
+    pipeline = pipeline.cache("8MiB", **place).shuffle().batch(5).workers(0)
+    for _ in range(4):
+        batches = list(pipeline)
+        found = sorted(int(row[0]) for batch in batches for row in batch)
+        assert found == [number for number in range(COUNT) if number % 3]
+        for batch in batches:
+            batch[:] = 77
+    stats = pipeline.stats().cache
+    assert stats is not None
+    assert stats.hits > 0  # how many depends on the thread that writes
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_child_reads_on() -> None:
+    cached = stoker.cached(Kinds(), "8MiB")
+    numbers = list(range(COUNT))
+    for _ in range(2):
+        cached.__getitems__(numbers)
+        cached._cache.flush()
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            for _ in range(2):
+                each = cached.__getitems__(numbers)
+                alike = all(same(each[n], value_of(n)) for n in numbers)
+                if alike and same(cached[0], value_of(0)):
+                    code = 0
+        finally:
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+    assert all(same(cached[n], value_of(n)) for n in numbers)

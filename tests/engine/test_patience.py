@@ -1,0 +1,262 @@
+"""``.workers(patience=)``: what is stuck is told, given up, and changes nothing else."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import stoker
+from stoker.engine.workers import threads
+from stoker.engine.workers.watch import GIVES_UP
+from stoker.sources import Described
+from strategies import shortened
+
+# Time is counted in looks of a thread beside the workers, so a busy machine gives nobody up.
+PATIENCE = "40ms"
+STUCK = 7
+
+
+class Numbers(Described):
+    """Rows ``[index, index]``, which say from which file they come."""
+
+    def __len__(self) -> int:
+        return 22
+
+    def __getitem__(self, index: int) -> Any:
+        return np.full(2, index)
+
+    def path(self, index: int) -> str:
+        return f"/numbers/{index}.txt"
+
+
+@stoker.thread_safe
+class Stuck:
+    """A function that does not return from some rows, until it is let go."""
+
+    def __init__(self, *rows: int) -> None:
+        self._rows = rows or (STUCK,)
+        self._lock = threading.Lock()
+        self._lock.acquire()
+        self.on_stuck: Callable[[], object] = lambda: None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_rows": self._rows}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(*state["_rows"])  # type: ignore[misc]
+
+    def let_go(self) -> None:
+        self._lock.release()
+
+    def on_example(self, row: Any) -> Any:
+        if row[0] in self._rows:
+            self.on_stuck()
+            with self._lock:
+                pass
+        return row
+
+    def on_use(self, row: Any, rng: np.random.Generator) -> Any:
+        return self.on_example(row) + rng.integers(1 << 20)
+
+    def on_batch(self, batch: Any) -> Any:
+        if STUCK in batch[:, 0]:
+            with self._lock:
+                pass
+        return batch
+
+
+def fails(row: Any) -> Any:
+    if row[0] == STUCK:
+        raise TimeoutError
+    return row
+
+
+def fails_on_use(row: Any, rng: np.random.Generator) -> Any:
+    return fails(row) + rng.integers(1 << 20)
+
+
+@pytest.fixture
+def stuck() -> Iterator[Stuck]:
+    one = Stuck()
+    yield one
+    one.let_go()
+    deadline = time.monotonic() + 60
+    while any(each.name.startswith("stoker") for each in threading.enumerate()):
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def numbers(**options: Any) -> stoker.Pipeline[Any]:
+    return stoker.from_dataset(Numbers(), seed=0, **options)
+
+
+def drain(
+    pipeline: stoker.Pipeline[Any], batches: list[Any] | None = None
+) -> tuple[list[Any], list[str]]:
+    """Return an epoch's batches, and the warnings about the example that is stuck."""
+    batches = [] if batches is None else batches
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for batch in pipeline:
+            batches.append(np.asarray(batch).tolist())
+    return batches, [str(each.message) for each in caught]
+
+
+kinds = shortened(["thread", "process"], 1)
+methods = pytest.mark.parametrize("kind", kinds)
+
+
+@methods
+def test_it_is_told_and_skipped_within_the_budget(stuck: Stuck, kind: str) -> None:
+    train = numbers().map(stuck.on_example, on_error=1).batch(4)
+    train = train.workers(2, kind=kind, patience=PATIENCE)
+    batches, told = drain(train)
+    assert [row[0] for batch in batches for row in batch] == [n for n in range(22) if n != STUCK]
+    (warning,) = [each for each in told if "example 7 (/numbers/7.txt)" in each]
+    assert "in on_example\n" in warning
+    assert "segment_runner" not in warning
+    stats = train.stats()
+    (skip,) = stats.skips
+    assert (skip.index, skip.path) == (STUCK, "/numbers/7.txt")
+    assert skip.cause.startswith("TimeoutError: no end after")
+    assert (stats.stuck_threads, stats.stuck_processes) == ((1, 0) if kind == "thread" else (0, 1))
+    assert "stuck in an example" in str(stats)
+
+
+@methods
+def test_without_a_budget_it_is_an_error(stuck: Stuck, kind: str) -> None:
+    train = numbers().map(stuck.on_example).batch(4).workers(2, kind=kind, patience=PATIENCE)
+    batches: list[Any] = []
+    with pytest.raises(stoker.StageError) as raised:
+        drain(train, batches)
+    assert (raised.value.index, raised.value.path) == (STUCK, "/numbers/7.txt")
+    assert isinstance(raised.value.__cause__, TimeoutError)
+    assert batches == [[[n, n] for n in range(4)]]
+
+
+CHAINS: dict[str, Callable[[Any, Any], stoker.Pipeline[Any]]] = {
+    "plain": lambda each, use: numbers().shuffle().map(each, on_error=1).random_map(use).batch(4),
+    "rank": lambda each, use: (
+        numbers().shard(rank=1, world=2).map(each, on_error=1).batch(4).steps(2)
+    ),
+    "echo": lambda each, use: numbers().map(each, on_error=1).echo(2).batch(4),
+    "uses": lambda each, use: numbers(on_error=0.5).echo(2).random_map(use, on_error=4).batch(4),
+    "maps behind": lambda each, use: (
+        numbers().map(each, on_error=1).batch(4).map(lambda batch: batch + 1)
+    ),
+    "collate": lambda each, use: numbers().map(each, on_error=1).batch(4, collate=np.stack),
+    "filter": lambda each, use: (
+        numbers().map(each, on_error=1).filter(lambda row: row[0] % 3 < 2).batch(4)
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", ["thread", "process"])
+@pytest.mark.parametrize("name", CHAINS)
+@pytest.mark.full
+def test_the_stream_is_as_if_the_stage_had_failed(stuck: Stuck, name: str, kind: str) -> None:
+    train = CHAINS[name](stuck.on_example, stuck.on_use)
+    failing = CHAINS[name](fails, fails_on_use)
+    batches, _ = drain(train.workers(3, kind=kind, patience=PATIENCE))
+    assert batches == drain(failing.workers(0))[0]
+
+
+@pytest.mark.parametrize("kind", ["thread", "process"])
+@pytest.mark.full
+def test_a_resumed_run_skips_it_too(stuck: Stuck, kind: str) -> None:
+    def train(function: Any) -> stoker.Pipeline[Any]:
+        return numbers().map(function, on_error=1).batch(4)
+
+    one = train(stuck.on_example).workers(2, kind=kind, patience=PATIENCE)
+    with warnings.catch_warnings(), iter(one) as batches:
+        warnings.simplefilter("ignore")
+        begun = [next(batches).tolist() for _ in range(3)]
+        state = one.state_dict()
+    other = train(stuck.on_example)  # nothing before the state is asked for again
+    other.load_state_dict(state)
+    rest = [batch.tolist() for batch in other]
+    assert begun + rest == drain(train(fails).workers(0))[0]
+
+
+@pytest.mark.parametrize("kind", ["thread", "process"])
+@pytest.mark.full
+def test_a_whole_batch_is_named_by_its_number(stuck: Stuck, kind: str) -> None:
+    train = numbers().batch(4).map(stuck.on_batch).workers(2, kind=kind, patience=PATIENCE)
+    with pytest.raises(stoker.StageError) as raised:
+        drain(train)
+    assert (raised.value.index, raised.value.batch) == (None, 1)
+
+
+def test_who_holds_the_lock_that_others_need_ends_the_run(
+    stuck: Stuck, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threads, "_JOIN_S", 0.01)
+
+    class Uncopyable:
+        def __init__(self) -> None:
+            self.connection = (each for each in "x")
+
+        def __call__(self, row: Any) -> Any:
+            return stuck.on_example(row)
+
+    train = numbers().map(Uncopyable(), on_error=5).batch(4).workers(2, patience=PATIENCE)
+    with pytest.raises(stoker.StageError) as e:
+        drain(train)
+    assert "holds the lock" in "".join(e.value.__notes__)
+    assert e.value.index == STUCK
+
+
+def test_ctrl_c_ends_a_run_that_is_stuck(stuck: Stuck, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "_JOIN_S", 0.01)
+    stuck.on_stuck = lambda: os.kill(os.getpid(), signal.SIGINT)
+    train = numbers().map(stuck.on_example).batch(4).workers(2, patience="1h")
+    with pytest.raises(KeyboardInterrupt):
+        list(train)
+
+
+@pytest.mark.full
+def test_processes_that_stay_are_replaced_for_later_epochs_too(
+    stuck: Stuck, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(multiprocessing, "get_start_method", lambda *_: "forkserver")
+    monkeypatch.setattr(
+        multiprocessing, "get_context", lambda: multiprocessing.context.ForkServerContext()
+    )
+    train = numbers().map(stuck.on_example, on_error=1).batch(4)
+    train = train.workers(2, kind="process", patience="300ms")
+    expected = [n for n in range(22) if n != STUCK]
+    for _ in range(2):
+        batches, _ = drain(train)
+        assert [row[0] for batch in batches for row in batch] == expected
+        assert train.stats().stuck_processes == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"n": 2, "patience": "soon"}, ValueError, "'soon' is not a time"),
+        ({"n": 2, "patience": 0}, ValueError, "more than nothing"),
+        ({"n": 2, "patience": True}, TypeError, "'30s', or seconds"),
+        ({"n": 0, "patience": "30s"}, ValueError, "needs workers"),
+    ],
+)
+def test_wrong_patience_is_refused(
+    arguments: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        numbers().batch(4).workers(**arguments)
+
+
+def test_it_is_shown() -> None:
+    train = numbers().batch(4).workers(2, patience="90 s")
+    assert "2 thread workers, patience 1.5 min" in str(train)
+    assert GIVES_UP == 4  # as the documentation says

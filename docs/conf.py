@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from sphinx.pycode import ModuleAnalyzer
 
 import stoker
 
@@ -38,8 +42,32 @@ python_use_unqualified_type_names = True
 napoleon_numpy_docstring = False
 
 
+_CELLS = re.split(
+    r"^# %% (\S+)\n", (Path(__file__).parent / "api/examples.py").read_text(), flags=re.M
+)
+_EXAMPLES = dict(zip(_CELLS[1::2], _CELLS[2::2], strict=True))
+
+
+def _without_overloads(
+    self: ModuleAnalyzer, analyze: Callable[[ModuleAnalyzer], None] = ModuleAnalyzer.analyze
+) -> None:
+    """Show the signature of the function itself: its overloads are for type checkers."""
+    analyze(self)
+    self.overloads = {}
+
+
+ModuleAnalyzer.analyze = _without_overloads  # type: ignore[method-assign]
+
+
 def setup(app: Any) -> None:
-    """Leave out what named tuples say of fields without a docstring; read the changelog."""
+    """Add examples; leave out what named tuples say of fields without a docstring; read the
+    changelog.
+    """
+
+    def add(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+        if name in _EXAMPLES:
+            code = _EXAMPLES[name].strip().splitlines()
+            lines += ["", ".. code-block:: python", "", *(f"   {line}" for line in code), ""]
 
     def skip(app: Any, what: str, name: str, obj: Any, skip: bool, options: Any) -> bool | None:
         return True if (inspect.getdoc(obj) or "").startswith("Alias for field number") else None
@@ -49,5 +77,6 @@ def setup(app: Any) -> None:
             text = (Path(app.srcdir).parent / "CHANGELOG.md").read_text()
             source[0] = text.replace("](docs/", "](")
 
+    app.connect("autodoc-process-docstring", add, priority=600)  # after napoleon
     app.connect("autodoc-skip-member", skip)
     app.connect("source-read", read)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import subprocess
@@ -42,6 +43,47 @@ def test_the_reference_has_each_public_name_once() -> None:
                 listed[f"{module}.{name}"] += 1
     assert sorted((PUBLIC - ELSEWHERE) - set(listed)) == [], "add them to docs/api"
     assert [name for name, times in listed.items() if times > 1] == []
+
+
+def test_each_public_function_has_an_example() -> None:
+    text = (ROOT / "docs" / "api" / "examples.py").read_text()
+    shown = re.findall(r"^# %% (\S+)$", text, re.MULTILINE)
+    functions = {name: _find(name) for name in PUBLIC}
+    functions |= {f"stoker.Pipeline.{name}": f for name, f in vars(stoker.Pipeline).items()}
+    functions |= {name: _find(name) for name in ("stoker.collate.pad", "stoker.testing.equal")}
+    functions = {
+        name: function
+        for name, function in functions.items()
+        if inspect.isfunction(function) and not name.rpartition(".")[2].startswith("_")
+    }
+    without = {
+        name
+        for name, function in functions.items()
+        if not re.search("Examples?:|::", inspect.getdoc(function) or "")
+    }
+    assert sorted(without - set(shown)) == [], "add them to docs/api/examples.py"
+    assert sorted(set(shown) - set(functions) - {"stoker.testing.check_threads"}) == []
+    assert len(shown) == len(set(shown))
+
+
+def _find(name: str) -> object:
+    found: object = stoker
+    for part in name.split(".")[1:]:
+        found = getattr(found, part)
+    return found
+
+
+@pytest.mark.full
+def test_the_examples_run(tmp_path: Path) -> None:
+    command = [sys.executable, "-W", "error", str(ROOT / "docs" / "api" / "examples.py")]
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONIOENCODING": "utf-8"},
+        capture_output=True,
+        encoding="utf-8",
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_llms_txt_has_each_page_of_the_site() -> None:

@@ -291,3 +291,21 @@ def test_where_it_may_stand() -> None:
     assert len(begin.pack(4).batch(2).steps(3)) == 3
     with pytest.raises(ValueError, match=r"packed sequences differs.*steps"):
         iter(begin.shard(rank=0, world=2).pack(4))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_came_before_a_failure_is_joined_first(workers: int) -> None:
+    documents: list[Any] = [np.arange(5), np.arange(5, 9), np.arange(9, 16), "bad", np.arange(16)]
+    train = stoker.from_dataset(documents).pack(3).batch(5).workers(workers)
+    with iter(train) as batches:
+        assert next(batches).tokens.ravel().tolist() == list(range(15))
+        with pytest.raises(stoker.StageError, match="not str"):
+            next(batches)
+
+
+def test_parts_of_more_sequences_than_are_kept_ready() -> None:
+    documents = [np.array([number]) for number in range(400)]
+    (packed,) = stoker.from_dataset(documents).pack(200).batch(2).workers(0)
+    assert packed.tokens.ravel().tolist() == list(range(400))
+    assert packed.segments.tolist() == [list(range(200))] * 2
+    assert not packed.positions.any()

@@ -11,8 +11,9 @@ after ``.pack()``, so no full sequence is ever made again from its number.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import starmap
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,6 +34,11 @@ from stoker.stages.batching.pack import Packed
 
 # Inputs whose places are looked up at once. Chosen, not measured.
 _LOOKED_UP = 4_096
+# The most segments of which an array of their number is kept. Sequences of more, shorter parts take
+# longer to join than to make these.
+_NUMBERED = 64
+# The most inputs that are asked for at once beyond the number of sequences. Chosen, not measured.
+_MOST_MORE = 64
 
 
 @dataclass
@@ -97,6 +103,8 @@ class _Piece(NamedTuple):
     """As in ``PackStart``."""
     tokens: NDArray[Any]
     """The rest of the input, from ``offset`` on."""
+    fresh: int
+    """The fresh examples that were read up to the input."""
 
 
 class PackedStream(OrderedStream):
@@ -128,7 +136,9 @@ class PackedStream(OrderedStream):
         self._skip_count = 0  # tokens of the next input that came before a resume
         self._sequences = 0
         self._starts: deque[PackStart] = deque()  # of the latest full sequences
-        self._fresh_in = 0
+        self._seen_inputs = self._seen_tokens = 0
+        self._counted = np.arange(self._length, dtype=np.int32)
+        self._numbered: list[NDArray[np.int32]] = []  # arrays of 0, of 1, ..., for segments
 
     def ready_since(self) -> tuple[int, int | None]:
         return len(self._survivors), self.upstream.ready_since()[1]
@@ -163,24 +173,38 @@ class PackedStream(OrderedStream):
         super().clear()
         self._pieces.clear()
 
-    def _make(self) -> bool:
-        is_enough = self._tokens >= self._length
-        if is_enough:
-            self._keep(self._join())
-        return is_enough
+    def _make(self, count: int) -> bool:
+        count = min(count, self._tokens // self._length)
+        if count:
+            for made, fresh in self._join(count):
+                self._keep(made, fresh)
+        return bool(count)
+
+    def _inputs_for(self, count: int) -> int:
+        """Return how many inputs have the tokens that ``count`` full sequences lack, and a few.
+
+        Asking again for what was missing would cost more than those few are early. A pool in front
+        decides by what it is asked for, so there no more is.
+        """
+        if not self._seen_inputs or self.upstream.feed is not None:
+            return count
+        lacking = count * self._length - self._tokens
+        about = lacking * self._seen_inputs // self._seen_tokens
+        return max(1, min(about + about // 8 + 1, count + _MOST_MORE))
 
     def _end(self) -> None:
         pass
 
     def _decide(self, item: Item) -> None:
         value, item.task.values[item.row] = item.task.values[item.row], None
-        self._fresh_in = item.fresh
         number, offset = self._inputs, self._skip_count
         self._inputs, self._skip_count = number + 1, 0
         if type(value) is not Failure:
             begun = 0 if self._begun is None else self._begun.offset(item.ordinal)
             try:
-                tokens = _check_tokens(value)[begun + offset :]
+                tokens = _check_tokens(value)
+                if begun + offset:
+                    tokens = tokens[begun + offset :]
                 if begun + offset and not len(tokens):
                     raise StateError(
                         "a sequence has become shorter since the state was saved: what stands "
@@ -191,43 +215,68 @@ class PackedStream(OrderedStream):
             except StateError as error:
                 value = Failure(error)
         if type(value) is Failure:
-            self._keep(value)
-        elif len(tokens):
-            self._pieces.append(_Piece(number, offset, tokens))
-            self._tokens += len(tokens)
-
-    def _keep(self, value: Any) -> None:
-        """Add a full sequence, or a failure in its place."""
-        if type(value) is Failure:
+            self._make(self._tokens // self._length)  # these come before it
             self._starts.append(PackStart(self._sequences, self._inputs))
-        self._survivors.append(done_item(value, self._sequences, 0, self._fresh_in, 1))
+            self._keep(value, item.fresh)
+        elif size := len(tokens):
+            self._pieces.append(_Piece(number, offset, tokens, item.fresh))
+            self._tokens += size
+            self._seen_inputs += 1
+            self._seen_tokens += size
+
+    def _keep(self, value: Any, fresh: int) -> None:
+        """Add a full sequence, or a failure in its place."""
+        self._survivors.append(done_item(value, self._sequences, 0, fresh, 1))
         self._sequences += 1
 
-    def _join(self) -> Packed:
-        """Take the tokens of a full sequence from the pieces."""
-        length, first = self._length, self._pieces[0]
-        self._starts.append(PackStart(self._sequences, first.input, first.offset))
-        made = Packed(
-            np.empty(length, np.int64), np.empty(length, np.int32), np.empty(length, np.int32)
+    def _join(self, count: int) -> Iterator[tuple[Packed, int]]:
+        """Take the tokens of ``count`` full sequences from the pieces.
+
+        Yields them with the fresh examples that were read for each.
+        """
+        length, pieces = self._length, self._pieces
+        tokens: list[NDArray[Any]] = []
+        segments: list[NDArray[np.int32]] = []
+        positions: list[NDArray[np.int32]] = []
+        fresh: list[int] = []
+        for number in range(self._sequences, self._sequences + count):
+            self._starts.append(PackStart(number, pieces[0].input, pieces[0].offset))
+            left, segment = length, 0
+            while left:
+                piece = pieces.popleft()
+                its = piece.tokens
+                size = len(its)
+                if size > left:
+                    rest = _Piece(piece.input, piece.offset + left, its[left:], piece.fresh)
+                    pieces.appendleft(rest)
+                    its, size = its[:left], left
+                tokens.append(its)
+                segments.append(self._constant(segment)[:size])
+                positions.append(self._counted[:size])
+                left, segment = left - size, segment + 1
+            fresh.append(piece.fresh)
+        self._tokens -= count * length
+        made = zip(
+            np.concatenate(tokens, dtype=np.int64, casting="unsafe").reshape(count, length),
+            np.concatenate(segments).reshape(count, length),
+            np.concatenate(positions).reshape(count, length),
+            strict=True,
         )
-        at = segment = 0
-        while at < length:
-            piece = self._pieces.popleft()
-            count = min(len(piece.tokens), length - at)
-            made.tokens[at : at + count] = piece.tokens[:count]
-            made.segments[at : at + count] = segment
-            made.positions[at : at + count] = np.arange(count)
-            at, segment = at + count, segment + 1
-            if count < len(piece.tokens):
-                self._pieces.appendleft(
-                    _Piece(piece.input, piece.offset + count, piece.tokens[count:])
-                )
-        self._tokens -= length
+        return zip(starmap(Packed, made), fresh, strict=True)
+
+    def _constant(self, segment: int) -> NDArray[np.int32]:
+        if segment < len(self._numbered):
+            return self._numbered[segment]
+        made = np.full(self._length, segment, np.int32)
+        if segment == len(self._numbered) < _NUMBERED:
+            self._numbered.append(made)
         return made
 
 
 def _check_tokens(value: Any) -> NDArray[Any]:
     """Return a sequence of tokens as an array."""
+    if type(value) is np.ndarray and value.ndim == 1 and value.dtype.kind in "iu":
+        return value
     tokens = np.asarray(value) if isinstance(value, (np.ndarray, list)) else None
     if tokens is not None and not tokens.size and tokens.ndim == 1:
         return tokens.astype(np.int64)

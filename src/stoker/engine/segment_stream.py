@@ -47,7 +47,7 @@ from stoker.engine.items import (
 )
 from stoker.engine.segment_runner import SegmentRunner
 from stoker.engine.work.failure import ENDED, Failure
-from stoker.engine.workers.threads import Task
+from stoker.engine.workers.threads import CHUNK_NS, Task
 from stoker.engine.workers.tuning import GATHER_INLINE_BATCH_NS, IMAGE_ROW_NS, INLINE_BATCH_NS
 from stoker.schedule.dealing import RankOrder
 from stoker.schedule.sizing.cuts import PlannedCuts
@@ -402,8 +402,12 @@ class SegmentStream(PulledStream):
     def _count_here(self, at_most: int | None) -> int:
         """Return how many outputs the consumer makes itself, as a task would cost more; or 0."""
         pool, cost = self._worker_pool, self._cost
-        if not pool.inline or not (self._gathers_alone or (self._is_read and at_most is None)):
+        if not pool.inline or not (self._gathers_alone or self._is_read):
             return 0
+        if at_most is not None and not self._gathers_alone:
+            if self._batches or (pool.limit and not 0 < cost.batch_ns() < _HERE_NS):
+                return 0
+            return at_most  # single examples
         each_ns = max(cost.batch_ns(), self._last_ns)
         inline_ns = cost.inline_ns if self._gathers_alone else _HERE_NS
         if not 0 < each_ns < inline_ns and (pool.limit or not self._gathers_alone):
@@ -449,6 +453,8 @@ class SegmentStream(PulledStream):
         count = min(max(chunk, group // 8), group)
         if self.segment.is_followed:
             count = max(1, group // 8)
+        if not self.segment.is_waited_for:  # a slow one keeps those in its task
+            count = min(group, cost.chunk(CHUNK_NS)) if cost.row_ns else 1
         return count if at_most is None else min(count, at_most)
 
     def _submit(self, number: int, count: int, uses: list[Use] | None) -> list[Item]:

@@ -52,6 +52,7 @@ the times are the same in it, so it can be as fast; where other examples are slo
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -127,6 +128,7 @@ def main() -> None:
     arguments = parser(__doc__, evaluate).parse_args()
     from torch.utils.data import DataLoader
 
+    warnings.filterwarnings("ignore", message="This DataLoader will create 8 worker")
     with report(__file__, arguments) as found:
         for shape in SHAPES:
             rows: Any = Unequal(times_s(shape, 160 if arguments.quick else COUNT))

@@ -317,6 +317,11 @@ class Bookmark:
                 ) from None
         return min(1.0, share)
 
+    def is_at_end(self) -> bool:
+        """Return whether the live run has handed out its last output; may wait for the next one."""
+        run = self._live_run()
+        return run is not None and run.is_last
+
     def last_uses(self) -> Uses:
         """Return the uses in the last output; empty before any."""
         if self._run is None or self._run.is_inherited:

@@ -18,9 +18,11 @@ from typing import Any
 from stoker.basics.compact_integers import check_integer
 from stoker.engine.checkpoint import Bounds, Node, UpstreamRequest, damage_error
 from stoker.engine.items import Item, Planning, WouldBlock
+from stoker.engine.late_bias import LateBias
 from stoker.engine.plan.points import LatePoint
 from stoker.engine.segment_stream import SegmentStream
 from stoker.engine.survivors import DecidingStream
+from stoker.engine.work.failure import Failure
 from stoker.engine.workers.threads import WorkerPool
 from stoker.errors import StateError
 from stoker.schedule.late_order import LateOrder, LateRecord, Left, check_left
@@ -99,6 +101,7 @@ class LateStream(DecidingStream):
         sizes = batch.n, batch.late, point.examples(self.total)
         self.order = LateOrder(*sizes)
         self._record = None if batch.record is None else batch.record.late_of(epoch, *sizes)
+        self.bias = LateBias()
         self._items: dict[int, Item] = {}  # read, and in no batch yet
         self._read_to = self._had_to = 0
         self._first = 0  # the first batch of this run
@@ -175,14 +178,23 @@ class LateStream(DecidingStream):
             number = order.batch * order.group
             choice = order.choose(self._is_ready, is_due=self._planning.may_block)
             if choice.taken is not None:
-                for at, example in enumerate(choice.taken, number):
-                    self._survivors.append(_at(self._items.pop(example), at))
+                items = [self._items.pop(example) for example in choice.taken]
+                if choice.taken[-1] - choice.taken[0] >= len(items) or choice.taken[0] != number:
+                    self._note(items, order.batch - 1)
+                self._survivors += [_at(item, at) for at, item in enumerate(items, number)]
                 continue
             self._read(choice.waits_for[0] + 1)
             tasks = [self._items[n].task for n in choice.waits_for if n in self._items]
             if not self._planning.may_block:
                 raise WouldBlock(tasks[0])
             self._worker_pool.wait_for_any(tasks)
+
+    def _note(self, items: list[Item], batch: int) -> None:
+        """Compare the examples of a batch that is not in the epoch's order."""
+        for item in items:
+            value = item.task.values[item.row]
+            if type(value) is not Failure:
+                self.bias.note(value, batch - item.ordinal // self.order.group)
 
     def _read(self, stop: int) -> None:
         """Have the examples up to a number made."""

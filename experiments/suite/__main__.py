@@ -134,6 +134,7 @@ def run(
             ratios=[float(ratio) for ratio in ratios.split(",")][-1 if quick else 0 :],
             transforms=transforms.split(",") if transforms else None,
             seeds=min(seeds, 2) if quick else seeds,
+            wider=0 if quick else 3,
         )
         task = Task(name, variant, folder)
         with tempfile.TemporaryDirectory(prefix="stoker-quick-") as temporary:

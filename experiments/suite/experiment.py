@@ -81,7 +81,8 @@ def described(run: Run, found: dict[str, Any]) -> str:
             f"waited {found['waited_fraction']:.0%}"
         )
     loss, metric = found["points"][-1][3:]
-    return f"{arm}, seed {run.seed}, rate {run.learning_rate:g}, warm-up {run.warm_up:g}: loss {loss:.3f}, metric {metric:.3f}"
+    settings = f"rate {run.learning_rate:g}, warm-up {run.warm_up:g}"
+    return f"{arm}, seed {run.seed}, {settings}: loss {loss:.3f}, metric {metric:.3f}"
 
 
 def _estimate(

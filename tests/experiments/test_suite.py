@@ -259,7 +259,10 @@ def test_the_page_has_the_tables_of_its_rows() -> None:
 def test_a_speed_up_that_cannot_be_enters_no_headline_and_no_price(tmp_path: Path) -> None:
     """Storage that is slower without echoing than with it makes any arm look fast."""
     recipe = class_of("fashion").recipe_of(Variant(), quick=False)
-    for slowed, is_void in ((0.9, False), (1.5, True)):  # 1.7 and 2.8 times as soon, at a rho of 1.8
+    for slowed, is_void in (
+        (0.9, False),
+        (1.5, True),
+    ):  # 1.7 and 2.8 times as soon, at a rho of 1.8
         folder = tmp_path / f"{slowed}"
         found = compared(written(folder, recipe, slowed))
         assert found is not None

@@ -301,7 +301,7 @@ def test_all_that_is_told_can_be() -> None:
         assert (price["speedup"] is None) == (key in void)
 
 
-ABOVE_R = {("characters", 1.0), ("characters", 2.0), ("characters", 4.0), ("words", 2.0)}
+ABOVE_R = {("words", 2.0)}
 """Where training without echoing was not at its best settings: to be run again."""
 
 

@@ -29,6 +29,9 @@ from stoker.running.loaders import LoaderChoice, LoaderSettings, acts_at_end
 
 # Batches that are compared with the untouched loader's. Each costs what it costs without a change.
 _COMPARED = 50
+# Stores that stay open when their loaders are gone: of training, validation and a few others. Where
+# each epoch has another dataset, its stores must not add up. Chosen, not measured.
+_STORES = 4
 
 
 class ChangedLoader:

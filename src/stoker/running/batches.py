@@ -310,7 +310,8 @@ class RunBatches:
             self._end_comparison(comparison.problem)
         elif not why:
             changed.to_compare -= 1
-            if not changed.to_compare:
+            assert self._order is not None
+            if not changed.to_compare or self._order.is_at_last:  # a loop may not ask for the end
                 self._end_comparison("")
         elif changed.choice.own.workers == 0:
             self._fall_back(f"{_name_batch(comparison)} differs: {why}")
@@ -456,6 +457,11 @@ class BatchOrder:
         if self._given or self._length is None:
             return False
         return bool(self._ahead) or self._drawn < self._length
+
+    @property
+    def is_at_last(self) -> bool:
+        """True if the batch whose turn it is is the last one."""
+        return self._passed + 1 == self._length
 
     def pass_batch(self) -> None:
         """Note that a batch was handed over, or failed."""

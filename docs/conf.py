@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from sphinx.pycode import ModuleAnalyzer
 
 import stoker
 
@@ -43,6 +46,17 @@ _CELLS = re.split(
     r"^# %% (\S+)\n", (Path(__file__).parent / "api/examples.py").read_text(), flags=re.M
 )
 _EXAMPLES = dict(zip(_CELLS[1::2], _CELLS[2::2], strict=True))
+
+
+def _without_overloads(
+    self: ModuleAnalyzer, analyze: Callable[[ModuleAnalyzer], None] = ModuleAnalyzer.analyze
+) -> None:
+    """Show the signature of the function itself: its overloads are for type checkers."""
+    analyze(self)
+    self.overloads = {}
+
+
+ModuleAnalyzer.analyze = _without_overloads  # type: ignore[method-assign]
 
 
 def setup(app: Any) -> None:

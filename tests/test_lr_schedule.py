@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch.optim import lr_scheduler
 
 import stoker
-from strategies import small_pools_allowed
+from strategies import few, small_pools_allowed
 
 EPOCHS, EXAMPLES, BATCH = 3, 80, 8
 STEPS = EPOCHS * EXAMPLES // BATCH
@@ -107,7 +107,7 @@ def chains_of_known_length(draw: st.DrawFn) -> Any:
     factors = st.sampled_from([Fraction(1), Fraction(13, 10), Fraction(2), Fraction(7, 2)])
     pools = st.sampled_from([8, 64])
     made = made.echo(draw(factors), pool=draw(pools)) if draw(st.booleans()) else made
-    made = made.batch(draw(st.integers(1, 9)), drop_last=draw(st.booleans()))
+    made = made.batch(draw(st.integers(1, 8)), drop_last=draw(st.booleans()))
     made = made.echo(draw(factors), pool=draw(pools)) if draw(st.booleans()) else made
     made = made.to("cpu") if draw(st.booleans()) else made
     return made.workers(0)
@@ -207,6 +207,32 @@ def test_steps_and_what_is_left_out() -> None:
     schedule = stoker.lr_schedule(cosine, train, steps_per_epoch=5)
     trained(train, schedule, optimizer)
     assert cosine.last_epoch == 5
+
+
+@few(5)
+@given(
+    examples=st.integers(10, 200),
+    rest=st.integers(2, 5),
+    batch=st.integers(1, 9),
+    drop_last=st.booleans(),
+    shuffled=st.booleans(),
+    workers=st.sampled_from([0, 2]),
+)
+def test_it_ends_with_the_epoch_whatever_filters_leave_out(
+    examples: int, rest: int, batch: int, drop_last: bool, shuffled: bool, workers: int
+) -> None:
+    made = stoker.from_arrays(np.arange(examples), seed=0)
+    made = made.shuffle() if shuffled else made
+    train = made.filter(lambda x: x % rest == 1).batch(batch, drop_last=drop_last).workers(workers)
+    left = len(range(1, examples, rest))
+    each = left // batch if drop_last else -(-left // batch)
+    assume(each)
+    scheduler = Counting()
+    schedule = stoker.lr_schedule(scheduler, train, steps_per_epoch=each)
+    for epoch in range(3):
+        for _ in train:
+            schedule.step()
+        assert scheduler.taken == (epoch + 1) * each
 
 
 def test_what_is_no_schedule_is_refused() -> None:

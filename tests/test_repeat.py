@@ -258,3 +258,24 @@ def test_a_schedule_of_fresh_data_knows_its_epochs() -> None:
             optimizer.step()
             schedule.step()
     assert cosine.last_epoch == 10
+
+
+def test_statistics_count_epochs_of_steps_not_passes() -> None:
+    def build() -> stoker.Pipeline[Any]:
+        return stoker.from_arrays(np.arange(40), seed=0).shuffle().batch(4).repeat().steps(6)
+
+    train, passes = build(), []
+    for epoch in range(4):
+        list(train)
+        assert train.stats().epoch == epoch
+        assert train.stats().uses == 24
+        passes.append(train.epoch)
+    assert passes == [0, 1, 1, 2]  # the clocks describe the data
+    with iter(train) as batches:
+        next(batches)
+        state = train.state_dict()
+    again = build()
+    again.load_state_dict(state)
+    assert again.stats().epoch == 4
+    list(again)
+    assert again.stats().epoch == 4

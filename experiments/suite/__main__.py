@@ -11,7 +11,7 @@ from rich.console import Console
 
 import stoker
 from experiments.arms import REPEATS
-from experiments.suite import evidence
+from experiments.suite import evidence, threads
 from experiments.suite.data import VARIABLE, MissingData, data_folder
 from experiments.suite.experiment import carry_out
 from experiments.suite.jobs import Task
@@ -32,7 +32,8 @@ def run(
         str,
         typer.Argument(
             metavar="WORKLOAD",
-            help='What to run; "list" names the workloads, "evidence" writes tables and figures.',
+            help='What to run; "list" names the workloads, "evidence" writes tables and figures, '
+            '"clock" holds the exact clock against real threads.',
         ),
     ],
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each arm, paired by seed.")] = 5,
@@ -90,9 +91,9 @@ def run(
 ) -> None:
     """Measure what echoing brings to a workload: fresh examples, steps and time to a target.
 
-    Timings come from real threads, storage and steps that sleep; trainings repeat what the timings
-    have on record. Every arm has the learning rate that is best for it. Ctrl-C stops at any time:
-    runs that are over are kept, and the same command goes on.
+    Times come from an exact clock; trainings repeat what it decided. Every arm has the learning
+    rate that is best for it. Ctrl-C stops at any time: runs that are over are kept, and the same
+    command goes on.
 
     Example: experiments/run fashion --arms 'before-*' --seeds 8
     """
@@ -107,6 +108,10 @@ def run(
         if name == "evidence":
             for path in evidence.write():
                 console.print(f"wrote {path}")
+            return
+        if name == "clock":
+            made = class_of("fashion")(Variant(), data_folder(data))
+            console.print(f"wrote {threads.write(made)}")
             return
         if name not in NAMES:
             raise ValueError(f"there is no workload {name}; there are {', '.join(NAMES)}")

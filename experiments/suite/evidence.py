@@ -3,7 +3,8 @@
 They stand between `<!-- rows: ... -->` and `<!-- end -->`. What the first says is workload, and
 which variant of it: `rows: fashion`, or `rows: fashion, without BatchNorm`. Between `<!-- bench:
 ... -->` and `<!-- end -->` stands the first table of a benchmark's docstring, which is made of its
-rows; and behind `<!-- summary: 4 -->` the speed-ups of all workloads at R = 4.
+rows; behind `<!-- summary: 4 -->` the speed-ups of all workloads at R = 4; and behind
+`<!-- clock -->` the exact clock against real threads.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from experiments.arms import Arm
 from experiments.suite.prices import PATH as PRICES
 from experiments.suite.prices import prices_text
 from experiments.suite.rows import RESULTS, Rows
+from experiments.suite.sentences import PAGES, with_sentences
 from experiments.suite.summary import ArmSummary, Comparison, compared
-from experiments.suite.tables import VOID, cells_of, markdown, ratio_text, sentence
+from experiments.suite.tables import VOID, cells_of, clock_cells, markdown, ratio_text, sentence
 from experiments.suite.workload import Recipe, Variant
 from experiments.suite.workloads import NAMES, class_of
 
@@ -27,6 +29,7 @@ NOT_RUN = "*Not run yet.*"
 _BENCH = RESULTS.parents[1] / "bench"
 _SUMMARY_BLOCK = re.compile(r"(<!-- summary: (?P<ratio>\d+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _BENCH_BLOCK = re.compile(r"(<!-- bench: (?P<name>\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_CLOCK_BLOCK = re.compile(r"(<!-- clock -->\n).*?(<!-- end -->)", re.DOTALL)
 _BLOCK = re.compile(r"(<!-- rows: (?P<what>[^\n]*?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -39,16 +42,21 @@ def with_tables(text: str, results: Path = RESULTS) -> str:
     text = _SUMMARY_BLOCK.sub(
         lambda m: m[1] + _summary_table(float(m["ratio"]), results) + m[3], text
     )
+    text = _CLOCK_BLOCK.sub(lambda m: f"{m[1]}{markdown(clock_cells())}\n{m[2]}", text)
     return _BENCH_BLOCK.sub(lambda m: m[1] + _bench_table(m["name"]) + m[3], text)
 
 
 def write() -> list[Path]:
-    """Write the tables into the page, the figures beside it, and what the analyzer tells; return
-    what was written."""
+    """Write tables and sentences into the pages, figures beside them, and the analyzer's prices.
+
+    Returns what was written.
+    """
     text = PAGE.read_text(encoding="utf-8")
     PAGE.write_text(with_tables(text), encoding="utf-8")
+    for page in PAGES:
+        page.write_text(with_sentences(page.read_text(encoding="utf-8")), encoding="utf-8")
     PRICES.write_text(prices_text(), encoding="utf-8")
-    written = [PAGE, PRICES]
+    written = [*PAGES, PRICES]
     for match in _BLOCK.finditer(text):
         found, _ = _found(match["what"], RESULTS)
         if found is not None:
@@ -93,7 +101,7 @@ def _summary_table(ratio: float, results: Path) -> str:
         cells += [""] * (5 - len(cells))
         if transform:
             cells[-1] += f" ({transform[0]})"
-        lines.append([name, f"{found.ratios.get(ratio, ratio):.1f}", *cells])
+        lines.append([name, f"{ratio:g}", *cells])
     head = [
         "workload",
         "R",

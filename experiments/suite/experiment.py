@@ -9,12 +9,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from experiments.suite.jobs import Jobs, Task, jobs
-from experiments.suite.plan import Plan, chosen_rates, name_of, storage_of, timing_of
+from experiments.suite.plan import Plan, chosen_rates, name_of, timing_of
 from experiments.suite.rows import Rows, Run, arm_of
 
 _SAYS = {
-    "storage": "setting the storage's speed",
-    "timing": "timing, with steps that sleep",
+    "timing": "timing, by the exact clock",
     "tuning": "choosing learning rates",
     "training": "training",
 }
@@ -27,9 +26,7 @@ def carry_out(plan: Plan, rows: Rows, task: Task, processes: int, console: Conso
     """
     with jobs(processes, task) as running:
         _estimate(plan, rows, running.probe(), processes, console)
-        _phase(plan.storage(), rows, running, console, {})
-        timing = plan.timing()
-        _phase(timing, rows, running, console, {run: storage_of(run) for run in timing})
+        _phase(plan.timing(), rows, running, console, {})
         for kind in ("tuning", "training"):
             runs = plan.tuning() if kind == "tuning" else plan.training(chosen_rates(plan, rows))
             on_record = {run: timing_of(run, plan.ratios[0]) for run in runs}
@@ -68,8 +65,6 @@ def _phase(
 def described(run: Run, found: dict[str, Any]) -> str:
     """Tell people of a run that is over."""
     arm = name_of(run.arm) + (f" at R = {run.arm.slowness:g}" if run.arm.slowness else "")
-    if run.kind == "storage":
-        return f"{arm}: a batch every {found['batch_s'] * 1e3:.1f} ms"
     if run.kind == "timing":
         steps, fresh, uses, seconds = found["points"][-1]
         return (
@@ -90,7 +85,7 @@ def _estimate(
     rates = dict.fromkeys(plan.arms, plan.recipe.learning_rates[0])
     trained = {(arm_of(row), row["seed"]) for row in rows.of_kind("training")}
     seconds, missing, total = 0.0, 0, 0
-    for run in [*plan.storage(), *plan.timing(), *plan.tuning(), *plan.training(rates)]:
+    for run in [*plan.timing(), *plan.tuning(), *plan.training(rates)]:
         total += 1
         is_trained = run.kind == "training" and (run.arm, run.seed) in trained
         if is_trained or rows.find(run) is not None:

@@ -27,39 +27,41 @@ def feed(
     seed: int,
     *,
     read_s: float = 0.0,
+    took_s: list[float] | None = None,
     replay: dict[str, Any] | None = None,
 ) -> stoker.Pipeline:
     """Build what an arm trains on: the same stream for the same seed, however long a read sleeps.
 
     Args:
         read_s: seconds that a batch takes to be read.
+        took_s: gets the seconds that each example of a pipeline did take to be read.
         replay: what an adaptive echo decided in the run that is repeated.
     """
     recipe = workload.recipe
-    pool_batches = _pool_batches(workload, arm)
+    pooled = pool_batches(workload, arm)
     if arm.place == "loader":
         return stoker.echo(
             _loader(workload, seed, read_s),
             arm.factor,
-            pool=None if replay else pool_batches,
+            pool=None if replay else pooled,
             transform=workload.transform(arm.transform_name) if arm.transform else None,
             repeats_only=arm.repeats_only,
             replay=replay,
             seed=seed,
         )
-    sleeping = _Sleeping(workload.train, read_s * READERS / recipe.batch_size)
+    sleeping = _Sleeping(workload.train, read_s * READERS / recipe.batch_size, took_s)
     examples = stoker.from_dataset(sleeping, seed=seed).workers(READERS if read_s else 1)
     return echoed(
         arm,
         examples.shuffle().map(workload.prepare),
         augment=lambda p: p.random_map(workload.augment),
         batch_size=recipe.batch_size,
-        pool_batches=pool_batches,
+        pool_batches=pooled,
         replay=replay,
     )
 
 
-def _pool_batches(workload: Workload, arm: Arm) -> int:
+def pool_batches(workload: Workload, arm: Arm) -> int:
     """Return what a pool holds: the default, or a tenth of little data; never less than works."""
     if workload.variant.pool_batches is not None:
         return max(2, arm.most_uses, workload.variant.pool_batches)
@@ -83,16 +85,21 @@ def _loader(workload: Workload, seed: int, read_s: float) -> Any:
 class _Sleeping:
     """Examples behind a latency for every read; reads of several threads overlap."""
 
-    def __init__(self, examples: Examples, latency_s: float) -> None:
+    def __init__(
+        self, examples: Examples, latency_s: float, took_s: list[float] | None = None
+    ) -> None:
         self._examples = examples
         self._latency_s = latency_s
+        self._took_s = [] if took_s is None else took_s
 
     def __len__(self) -> int:
         return len(self._examples)
 
     def __getitem__(self, index: int) -> Any:
         if self._latency_s:
+            asked = time.perf_counter()
             time.sleep(self._latency_s)
+            self._took_s.append(time.perf_counter() - asked)
         return self._examples[index]
 
 
@@ -123,16 +130,20 @@ class Counts:
         self.latest = (0, 0, 0)
         """Steps, fresh examples, uses."""
 
-    def add(self, pipeline: stoker.Pipeline) -> bool:
-        """Count a batch that was just handed out; return whether it passed a point of the grid."""
-        clock = pipeline.clock
-        self.latest = (clock.steps, clock.fresh_examples, clock.uses)
+    def add(self, steps: int, fresh_examples: int, uses: int) -> bool:
+        """Count a batch, all numbers with it; return whether it passed a point of the grid."""
+        self.latest = (steps, fresh_examples, uses)
         self._digest.update(np.asarray(self.latest, np.int64).tobytes())
-        if clock.fresh_examples < self._point:
+        if fresh_examples < self._point:
             return False
         if not self.is_over:
-            self._point = next_point(clock.fresh_examples, self._grid)
+            self._point = next_point(fresh_examples, self._grid)
         return True
+
+    def add_of(self, pipeline: stoker.Pipeline) -> bool:
+        """Count the batch that a pipeline has just handed out, as `add` does."""
+        clock = pipeline.clock
+        return self.add(clock.steps, clock.fresh_examples, clock.uses)
 
     @property
     def is_over(self) -> bool:

@@ -32,7 +32,7 @@ def write_figure(path: Path, found: Comparison, title: str) -> None:
             else each.speedups.get(ratio)
             for each in found.arms
         ]
-        _draw_ratios(panel, found, values, f"speed-up, R = {found.ratios[ratio]:.1f}", named=False)
+        _draw_ratios(panel, found, values, f"speed-up, R = {ratio:g}", named=False)
     for panel in (curves, *dots):
         panel.grid(color="#e6e6e6", linewidth=0.7)
         panel.set_axisbelow(True)
@@ -76,17 +76,17 @@ def _draw_ratios(
         panel.plot([ratios.median or 0.0], [place], "o", color=colour, markersize=4.5)
     panel.axvline(1.0, color="#888888", linewidth=0.9)
     panel.set_yticks(
-        list(places), [_name(each, found) if named else "" for each in found.arms], fontsize=8
+        list(places), [_name(each) if named else "" for each in found.arms], fontsize=8
     )
     panel.set_ylim(0.3, len(found.arms) + 0.7)
     panel.set_xlim(left=0)
     panel.set_title(title, fontsize=10)
 
 
-def _name(each: ArmSummary, found: Comparison) -> str:
+def _name(each: ArmSummary) -> str:
     if not each.arm.follows:
         return each.arm.label
-    return f"{each.arm.label}, R = {found.ratios.get(each.arm.slowness, each.arm.slowness):.1f}"
+    return f"{each.arm.label}, R = {each.arm.slowness:g}"
 
 
 def _colour(arm: Arm) -> str:

@@ -29,15 +29,12 @@ class Task:
 def carried_out(task: Task, run: Run, known: dict[str, Any] | None) -> dict[str, Any]:
     """Carry out a run in this process; `known` is the row of the run that it rests on, if any."""
     # Here, so that the first process needs no torch.
-    from experiments.suite.timing import storage_speed, timed_run
+    from experiments.suite.exact_clock import exact_run
     from experiments.suite.training import trained_run
 
     made = workload(task.name, task.variant, task.folder)
-    if run.kind == "storage":
-        return storage_speed(made, run.arm)
     if run.kind == "timing":
-        assert known is not None
-        return timed_run(made, run.arm, run.seed, known["read_s"])
+        return exact_run(made, run.arm, run.seed)
     assert run.learning_rate is not None
     record = known["record"] if known is not None else None
     part: Any = "validation" if run.kind == "tuning" else "test"

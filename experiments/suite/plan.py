@@ -69,12 +69,8 @@ class Plan:
         ]
         return cls(workload, recipe, tuple(chosen), tuple(ratios), seeds)
 
-    def storage(self) -> list[Run]:
-        """Return the runs that find out how fast storage must be."""
-        return list(dict.fromkeys(storage_of(run) for run in self.timing()))
-
     def timing(self) -> list[Run]:
-        """Return the runs with steps that sleep."""
+        """Return what goes by the exact clock."""
         return [
             Run("timing", each, seed)
             for arm in self.arms
@@ -102,11 +98,9 @@ class Plan:
     def seconds(self, run: Run, step_s: float, test_s: float) -> float:
         """Estimate a run by the time of a training step and of a test."""
         steps = self.recipe.budget_fresh / self.recipe.batch_size
-        if run.kind == "storage":
-            return 100 * self.recipe.step_s * run.arm.slowness
-        uses = min(run.arm.slowness, run.arm.most_uses) if run.arm.follows else run.arm.most_uses
         if run.kind == "timing":
-            return steps * self.recipe.step_s * max(run.arm.slowness, uses)
+            return 0.0
+        uses = min(run.arm.slowness, run.arm.most_uses) if run.arm.follows else run.arm.most_uses
         tests = self.recipe.evaluations if run.kind == "training" else 3
         return steps * uses * step_s + tests * test_s
 
@@ -142,12 +136,6 @@ def all_arms(
 def name_of(arm: Arm) -> str:
     """Return an arm's name on the command line."""
     return replace(arm, slowness=Arm.slowness).key
-
-
-def storage_of(run: Run) -> Run:
-    """Return the run that found how fast storage must be for a timing."""
-    reads = "loader" if run.arm.place == "loader" else "none"
-    return Run("storage", Arm(reads, slowness=run.arm.slowness))
 
 
 def timing_of(run: Run, ratio: float) -> Run:

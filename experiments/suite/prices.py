@@ -8,6 +8,7 @@ from pathlib import Path
 
 from experiments.suite.plan import RATIOS
 from experiments.suite.rows import RESULTS, Rows
+from experiments.suite.sentences import is_clear
 from experiments.suite.summary import compared
 from experiments.suite.workload import Variant
 from experiments.suite.workloads import NAMES, class_of
@@ -44,5 +45,6 @@ def _prices(results: Path) -> Iterator[dict[str, str | float | None]]:
                 "workload": name,
                 "ratio": ratio,
                 "speedup": None if is_void else round(each.speedups[ratio].median or 0.0, 2),
+                "is_clear": is_clear(each.speedups[ratio]),
                 "at_most": round(found.bound(each, ratio), 2),
             }

@@ -19,8 +19,10 @@ from experiments.result_files import this_machine, write_whole
 from experiments.suite.workload import Recipe
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
+CLOCK = RESULTS / "clock.json"
+"""What `threads` found."""
 
-Kind = Literal["storage", "timing", "tuning", "training"]
+Kind = Literal["timing", "tuning", "training"]
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from experiments.method import (
     Ratios,
     crossing,
     median_or_miss,
-    ratio_of,
     smoothed,
     value_at,
 )
@@ -22,6 +21,10 @@ from experiments.suite.rows import Rows, Run, arm_of
 
 TARGET_SHARE = 0.6
 """The target is the loss of training without echoing after so much of its budget."""
+
+
+# Seconds are rounded to microseconds in rows.
+_ROUNDING = 1e-5
 
 
 @dataclass(frozen=True)
@@ -74,25 +77,27 @@ class Comparison:
 
     target: float
     seeds: int
-    ratios: dict[float, float]
-    """R as measured without echoing, by the R that was asked for."""
+    ratios: tuple[float, ...]
+    """R of the exact clock, ascending."""
     arms: tuple[ArmSummary, ...]
 
     def bound(self, each: ArmSummary, ratio: float) -> float:
-        """Return what no speed-up can be above while storage has one constant speed.
+        """Return what no honest speed-up is above: rho, and R.
 
-        That is rho: an arm needs so many times fewer fresh examples, and none comes sooner. And R:
-        training takes no less than it would if it never waited.
+        Rho, where it is above 1: an arm needs so many times fewer fresh examples, and none comes
+        sooner. R: training without echoing would be so many times faster if it never waited.
         """
-        return min(each.fresh_ratios.median or 0.0, self.ratios[ratio])
+        return min(max(1.0, each.fresh_ratios.median or 0.0), ratio)
 
     def is_void(self, each: ArmSummary, ratio: float) -> bool:
-        """Whether a speed-up is above that, so that the storage was not of one speed.
+        """Whether a speed-up is above that.
 
-        Such a cell is shown with a flag, and enters no summary, price or sentence.
+        Above rho it cannot be by the exact clock. Above R it is where an arm needs fewer steps than
+        training without echoing, whose settings are then not its best. Such a cell is shown with a
+        flag, and enters no summary, price or sentence.
         """
         found = each.speedups[ratio].median if each.arm.echoes else None
-        return found is not None and found > self.bound(each, ratio)
+        return found is not None and found > self.bound(each, ratio) + _ROUNDING
 
 
 def compared(rows: Rows) -> Comparison | None:
@@ -107,10 +112,7 @@ def compared(rows: Rows) -> Comparison | None:
         value_at(TARGET_SHARE * _fresh(row)[-1], _fresh(row), _losses(row))
         for row in plain.values()
     )
-    waited: dict[float, list[float]] = {}
-    for row in rows.of_kind("timing"):
-        if row["place"] == "none":
-            waited.setdefault(row["ratio"], []).append(row["waited_fraction"])
+    ratios = sorted({row["ratio"] for row in rows.of_kind("timing") if row["place"] == "none"})
     arms = sorted(
         runs,
         key=lambda a: (
@@ -124,8 +126,8 @@ def compared(rows: Rows) -> Comparison | None:
     return Comparison(
         target,
         len(plain),
-        {ratio: ratio_of(statistics.median(waited[ratio])) for ratio in sorted(waited)},
-        tuple(_summary(rows, arm, runs[arm], plain, target, sorted(waited)) for arm in arms),
+        tuple(ratios),
+        tuple(_summary(rows, arm, runs[arm], plain, target, ratios) for arm in arms),
     )
 
 
@@ -191,9 +193,10 @@ def _seconds(hit: float | None, row: dict[str, Any], timing: dict[str, Any] | No
     """Return when a training that reached the target after `hit` fresh examples did so."""
     if hit is None or timing is None:
         return None
-    step = value_at(hit, _fresh(row), [point[0] for point in row["points"]])
-    points = timing["points"]
-    return value_at(step, [point[0] for point in points], [point[3] for point in points])
+    # Between the same points as the loss: so no interpolation comes to a fresh example too soon.
+    if timing["digest"] != row["digest"]:
+        raise ValueError(f"the clock of seed {row['seed']} is that of another run")
+    return value_at(hit, _fresh(row), [point[3] for point in timing["points"]])
 
 
 def _fresh(row: dict[str, Any]) -> list[float]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
 
 from rich.table import Table
 
+from experiments.arms import Arm
 from experiments.method import Interval, Ratios
 from experiments.suite.plan import Plan
-from experiments.suite.rows import Rows
+from experiments.suite.rows import CLOCK, Rows
 from experiments.suite.summary import TARGET_SHARE, ArmSummary, Comparison, compared
 
 VOID = "†"
@@ -20,12 +21,11 @@ Cells = tuple[list[str], list[list[str]]]
 
 def cells_of(found: Comparison, metric: str) -> Cells:
     """Return the table of all arms; a miss is never left out."""
-    ratios = list(found.ratios)
     head = [
         "arm",
         "rate",
         "rho",
-        *(f"speed-up, R = {found.ratios[ratio]:.1f}" for ratio in ratios),
+        *(f"speed-up, R = {ratio:g}" for ratio in found.ratios),
         "loss",
         metric,
         "factor",
@@ -33,12 +33,12 @@ def cells_of(found: Comparison, metric: str) -> Cells:
         "steps",
         "missed",
     ]
-    return head, [_row(each, found, ratios) for each in found.arms]
+    return head, [_row(each, found) for each in found.arms]
 
 
-def _row(each: ArmSummary, found: Comparison, ratios: Sequence[float]) -> list[str]:
+def _row(each: ArmSummary, found: Comparison) -> list[str]:
     arm = each.arm
-    at = f", R = {found.ratios.get(arm.slowness, arm.slowness):.1f}" if arm.follows else ""
+    at = f", R = {arm.slowness:g}" if arm.follows else ""
     is_baseline = not arm.echoes
     return [
         arm.label + at,
@@ -50,7 +50,7 @@ def _row(each: ArmSummary, found: Comparison, ratios: Sequence[float]) -> list[s
             else ratio_text(each.speedups[ratio]) + f" {VOID}" * found.is_void(each, ratio)
             if ratio in each.speedups
             else ""
-            for ratio in ratios
+            for ratio in found.ratios
         ),
         "0" if is_baseline else _difference_text(each),
         f"{each.metric:.3f}",
@@ -121,7 +121,21 @@ def _note(found: Comparison) -> str:
     if not any(found.is_void(each, ratio) for each in found.arms for ratio in each.speedups):
         return ""
     return (
-        f" {VOID}: above rho or above R, which is impossible with storage of constant speed; in "
-        "these runs its speed changed. Void until it is measured again, and in no summary, price "
-        "or sentence."
+        f" {VOID}: above R. The arm needs fewer steps than training without echoing, whose rate or "
+        "warm-up is then not its best. Void, and in no summary, price or sentence."
     )
+
+
+def clock_cells() -> Cells:
+    """Return the table of the exact clock against real threads."""
+    rows = json.loads(CLOCK.read_text(encoding="utf-8"))["rows"]
+    head = ["arm", "R", "seconds, exact", "threads", "factor, exact", "threads"]
+    return head, [
+        [
+            Arm(row["arm"]["place"], row["arm"]["factor"]).label,
+            f"{row['arm']['ratio']:g}",
+            *(f"{row[clock]['seconds']:.2f}" for clock in ("exact", "threads")),
+            *(f"{row[clock]['factor']:.2f}" for clock in ("exact", "threads")),
+        ]
+        for row in rows
+    ]

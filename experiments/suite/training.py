@@ -52,7 +52,7 @@ def trained_run(
     with closing(epoch_after_epoch(pipeline)) as batches:
         while not counts.is_over:
             batch = next(batches)
-            is_point = counts.add(pipeline)
+            is_point = counts.add_of(pipeline)
             for group in optimizer.param_groups:
                 progress = (
                     counts.latest[0] / steps if workload.variant.by_steps else counts.progress

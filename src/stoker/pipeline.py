@@ -19,7 +19,6 @@ from stoker.chain.inspection.examples import example_of, key_of, next_output
 from stoker.chain.iterator import PipelineIterator, T
 from stoker.chain.step_epochs import StepEpochs
 from stoker.engine.workers.make import Workers
-from stoker.schedule.echo_record import decode as read_record
 from stoker.schedule.epoch_time import EpochTime
 from stoker.stages.batching.pack import Pack, Packed
 from stoker.stages.batching.planned import MEASURED, Sizing, batch_stage, measured
@@ -41,6 +40,7 @@ from stoker.stats import Stats
 
 U = TypeVar("U")
 Int = int | None
+Record = Mapping[str, Any] | None
 BatchSize = int | Callable[[EpochTime], int]
 On = str | int | None
 Err = OnError | None
@@ -396,32 +396,28 @@ class Pipeline(DataLoaderApi, Generic[T]):
 
     @overload
     def batch(
-        self: Pipeline[Rows], n: BatchSize, *, drop_last: bool = False, collate: None = None
-    ) -> Pipeline[Rows]: ...
+        self: Pipeline[Rows], n: BatchSize, *, drop_last: bool = False, collate: None = None,
+        late: int = 0, replay: Record = None,
+    ) -> Pipeline[Rows]: ...  # fmt: skip
 
     @overload
     def batch(
-        self, n: BatchSize, *, drop_last: bool = False, collate: Callable[[list[T]], U]
-    ) -> Pipeline[U]: ...
+        self, n: BatchSize, *, drop_last: bool = False, collate: Callable[[list[T]], U],
+        late: int = 0, replay: Record = None,
+    ) -> Pipeline[U]: ...  # fmt: skip
 
     @overload
     def batch(
-        self, n: BatchSize, *, drop_last: bool = False, collate: None = None
-    ) -> Pipeline[Any]: ...
+        self, n: BatchSize, *, drop_last: bool = False, collate: None = None, late: int = 0,
+        replay: Record = None,
+    ) -> Pipeline[Any]: ...  # fmt: skip
 
     @overload
     def batch(
-        self,
-        *,
-        tokens: int,
-        size: Any = None,
-        collate: Callable[[list[Any]], Any] | None = None,
-        key: Any = None,
-        window: Int = None,
-        multiple_of: Int = None,
-        max_rows: Int = None,
+        self, *, tokens: int, size: Any = None, collate: Callable[[list[Any]], Any] | None = None,
+        key: Any = None, window: Int = None, multiple_of: Int = None, max_rows: Int = None,
         padded: bool = True,
-    ) -> Pipeline[Any]: ...
+    ) -> Pipeline[Any]: ...  # fmt: skip
 
     @overload
     def batch(
@@ -446,6 +442,8 @@ class Pipeline(DataLoaderApi, Generic[T]):
         multiple_of: Int = None,
         max_rows: Int = None,
         padded: bool = True,
+        late: int = 0,
+        replay: Record = None,
     ) -> Pipeline[Any]:
         """Stack examples into batches of ``n`` examples, or of ``tokens`` tokens.
 
@@ -472,12 +470,16 @@ class Pipeline(DataLoaderApi, Generic[T]):
             multiple_of: each row is as long as the longest, rounded up to a multiple of this.
             max_rows: the most examples in a batch.
             padded: False: a batch holds ``tokens`` as the sum of its sizes, without padding.
+            late: an example that is not ready when its batch is due moves on by at most so many
+                batches; another takes its place. ``replay=record()`` repeats a run exactly.
 
         Raises ValueError for planned batches, also by ``fn``, after ``filter``, ``echo``, ``scan``
         or ``pack`` and over streams, and when iterated for an example larger than a batch.
         """
         sizing = Sizing(tokens, size, key, window, multiple_of, max_rows, padded)
-        return self._then(batch_stage(n, drop_last, collate, sizing))
+        chain, record = self.chain.with_record(replay)
+        stage = batch_stage(n, drop_last, collate, sizing, late, record)
+        return self._derive(chain.then(stage), stage.name)
 
     def measure(self, fn: Callable[[Any], Any] = len) -> NDArray[Any]:
         """Return a number for each example of the source, in its order: one pass by all workers.
@@ -501,7 +503,7 @@ class Pipeline(DataLoaderApi, Generic[T]):
         max_factor: int | None = None,
         min_distance: int | None = None,
         pool: int | str | None = None,
-        replay: Mapping[str, Any] | None = None,
+        replay: Record = None,
     ) -> Pipeline[T]:
         """Use items more than once: data echoing (Choi et al., arXiv 1907.05550).
 
@@ -528,11 +530,9 @@ class Pipeline(DataLoaderApi, Generic[T]):
         Raises TypeError or ValueError for a factor below 1, a pool too small for a batch, or
         conflicting arguments; StateError for a damaged record.
         """
-        record = None if replay is None else read_record(replay, self.chain.most_items())
+        chain, record = self.chain.with_record(replay)
         stage = Echo.of(factor, max_factor, min_distance, pool, record)
-        chain = self.chain if stage is None else self.chain.then(stage)
-        if record is not None and chain.is_seed_drawn:
-            chain = chain.with_seed(record.seed)
+        chain = chain if stage is None else chain.then(stage)
         return self._derive(chain, stage.name if stage else "echo(1)")
 
     def cache(
@@ -655,10 +655,10 @@ class Pipeline(DataLoaderApi, Generic[T]):
         return self._cursor.count()
 
     def record(self) -> dict[str, Any]:
-        """Return the decisions of ``.echo("auto")`` in every epoch so far, ready for JSON.
+        """Return what ``.echo("auto")``, or ``.batch(late=)``, decided so far, ready for JSON.
 
-        At most 2 bytes for each batch. ``.echo(replay=record)``, in the same chain with the same
-        seed, repeats the run exactly. Raises ValueError without such an echo.
+        ``replay=record`` there, in the same chain with the same seed, repeats the run exactly.
+        Raises ValueError without either.
         """
         return self._cursor.record()
 

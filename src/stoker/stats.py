@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import operator
 import textwrap
-from collections.abc import Callable
-from dataclasses import dataclass, fields, is_dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -366,6 +366,13 @@ class Stats:
     new_processes: str | None = None
     """Why worker processes were started anew, for this epoch or for each one. None if they stayed
     from the epoch before, in the first epoch, for forked processes, and for other workers."""
+    late_examples: int = 0
+    """Examples that have moved on to a later batch so far (``.batch(n, late=)``)."""
+    late_bias: Mapping[str, float] = field(default_factory=dict)
+    """How far it depends on a scalar field of an example, or on its ``bytes`` as it goes into the
+    batch, how late it came, in the batches that were not in order. For labels, of which there are
+    at most half as many as examples: from 0 to 1, the root of the explained variance (epsilon
+    squared). For other numbers: their correlation, above 0 if large ones come late."""
     stuck_threads: int = 0
     """Threads that were left in this epoch because they were stuck in an example
     (``.workers(patience=)``). They keep what they have until their call returns."""
@@ -511,6 +518,13 @@ class Stats:
                 f"left out: {self.filtered_examples:,} by filters and scans, "
                 f"{self.skipped_examples:,} that failed"
             )
+        if self.late_examples:
+            share = self.late_examples / max(1, self.fresh_examples)
+            bias = "".join(f", {name} {value:.2f}" for name, value in self.late_bias.items())
+            correlated = f"; correlated with{bias[1:]}" if bias else ""
+            notes.append(
+                f"late: {self.late_examples:,} examples ({share:.1%}) moved on{correlated}"
+            )
         if self.stuck_threads or self.stuck_processes:
             notes.append(
                 f"stuck in an example: {self.stuck_threads} threads, which were left, and "
@@ -527,7 +541,7 @@ class Stats:
 _SUMS = (
     "fresh_examples", "uses", "batches", "dropped_uses", "repeats_in_batches", "elapsed_s",
     "consumer_wait_s", "filtered_examples", "skipped_examples", "read_bytes", "stuck_threads",
-    "stuck_processes",
+    "stuck_processes", "late_examples",
 )  # fmt: skip
 
 

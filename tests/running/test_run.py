@@ -94,6 +94,49 @@ def test_a_plan_is_handed_over_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None
     assert make_plan(report, ["redraw"]).workers is None
 
 
+CACHED = """
+class Slow(Rows):
+    def __getitem__(self, index):
+        until = time.perf_counter() + 0.002
+        while time.perf_counter() < until:
+            pass
+        return super().__getitem__(index)
+
+
+class Jittered(Slow):
+    def __getitem__(self, index):
+        x, y = super().__getitem__(index)
+        return x + torch.rand(4), y
+
+
+if __name__ == "__main__":
+    loader = DataLoader(Slow(), 8, shuffle=True)
+    train(make_model(), loader)
+    train(make_model(), DataLoader(Jittered(), 8, shuffle=True), 1)
+    train(make_model(), DataLoader(Slow(16), 8), 2)
+"""
+
+
+@pytest.mark.full
+def test_examples_are_kept_where_none_is_random(tmp_path: Path) -> None:
+    script = write_script(tmp_path, CACHED)
+    line = (
+        script.read_text().splitlines().index("    loader = DataLoader(Slow(), 8, shuffle=True)")
+        + 1
+    )
+    report = write_advice(tmp_path, "num_workers=1", loader=f"train.py:{line}")
+    plain = start(tmp_path, sys.executable, script.name)
+    found = run(tmp_path, "--apply", report, "--do", "workers,cache", "--print-diff", script.name)
+    assert found.returncode == 0, found.stderr
+    assert found.stdout == plain.stdout
+    assert f"train.py:{line}: num_workers 0 -> 1, prefetch 2, persistent, cached (2" in found.stderr
+    assert "not cached: its examples are random" in found.stderr
+    assert f"train.py:{line + 3}: num_workers 0 -> 1" in found.stderr
+    assert "differs" not in found.stderr
+    assert '+    loader = DataLoader(stoker.cached(Slow(), "2' in found.stderr
+    assert "+import stoker" in found.stderr
+
+
 @pytest.mark.full
 def test_an_environment_variable_turns_it_off(tmp_path: Path) -> None:
     script = write_script(tmp_path, PLAIN)
@@ -317,7 +360,7 @@ def test_wrong_use_is_told_in_a_line(tmp_path: Path) -> None:
     script = write_script(tmp_path, PLAIN)
     (tmp_path / "no.json").write_text("{}")
     for arguments, message in (
-        (("--do", "everything", script.name), "--do everything: must be of workers, redraw"),
+        (("--do", "everything", script.name), "--do everything: must be of workers, cache, redraw"),
         (("--apply", "no.json", script.name), "no.json is not a report of"),
         (("--apply", report, "missing.py"), "there is no script and no command 'missing.py'"),
     ):

@@ -18,7 +18,7 @@ from stoker.sources.text import line_index
 from stoker.testing import check_resume
 from strategies import few, stream
 
-same_folder = settings(few(25), suppress_health_check=[HealthCheck.function_scoped_fixture])
+same_folder = settings(few(8), suppress_health_check=[HealthCheck.function_scoped_fixture])
 texts = st.text(
     st.characters(exclude_categories=["Cs"], exclude_characters="\r\n\ufeff"), max_size=8
 )

@@ -65,8 +65,11 @@ class LrSchedule:
         self._start, self._taken = saved["start"], saved["taken"]
 
     def _now(self) -> float:
-        train = self._train
-        return (train.epoch + train.progress) * self._steps_per_epoch
+        train, each = self._train, self._steps_per_epoch
+        share = train.progress
+        if share < 1 and train._cursor.is_at_end():
+            share = 1.0  # filters left out the rest
+        return (train.epoch + share) * each
 
 
 def lr_schedule(
@@ -88,8 +91,7 @@ def lr_schedule(
             echoing.
         train: the pipeline that the loop iterates over.
         steps_per_epoch: how many batches an epoch would have without echoing, where the pipeline
-            cannot tell (filters, skip budgets). Under ``.steps(n)`` that is ``n``. Behind a filter
-            with ``drop_last=True`` the schedule may be a step late between two epochs.
+            cannot tell (filters, skip budgets). Under ``.steps(n)`` that is ``n``.
 
     Raises:
         TypeError: ``scheduler`` is not a scheduler, or follows a metric (``ReduceLROnPlateau``);

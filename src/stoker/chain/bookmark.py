@@ -25,6 +25,7 @@ from stoker.engine.run import FORGOTTEN, Run
 from stoker.errors import StateError
 from stoker.frameworks.queries import calling_loop
 from stoker.schedule.echo_record import EchoRecord, encode
+from stoker.schedule.late_order import LateRecord
 from stoker.schedule.leg import Leg
 from stoker.stages.stage import PoolSize
 from stoker.stats import Clock, PoolStats, Stats, Totals, Uses
@@ -42,6 +43,7 @@ class Bookmark:
         self._carry: dict[int, Item] = {}  # items of a pool that goes on in the next epoch
         self._totals_before = Totals()  # of all runs before the last one
         self._records: dict[int, EchoRecord] = {}
+        self._late_records: dict[int, LateRecord] = {}
         self._fresh_start = True  # whether the next iter() begins at ``position``
         self._run: Run | None = None
         self._iterator: weakref.ref[PipelineIterator[Any]] | None = None
@@ -157,6 +159,10 @@ class Bookmark:
         return (self.position or Position()).loaded
 
     def _note(self, run: Run) -> None:
+        late = run.late_decisions()
+        if late is not None:
+            known = self._late_records.get(run.epoch)
+            self._late_records[run.epoch] = late.after(known)
         for position, (echo, decisions) in run.decisions().items():
             epochs = dict(self._records.get(position, echo).epochs)
             epochs[decisions.epoch] = decisions.after(epochs.get(decisions.epoch))
@@ -277,16 +283,19 @@ class Bookmark:
         return start
 
     def record(self) -> dict[str, Any]:
-        """Return the decisions of adaptive echoes so far, ready for JSON.
+        """Return the decisions of adaptive echoes, and what was late, so far, ready for JSON.
 
-        Raises ValueError without an adaptive echo.
+        Raises ValueError without either.
         """
-        if not self.chain.plan.is_adaptive:
-            raise ValueError('there is nothing to record: no .echo("auto") stands in this chain')
+        if not self.chain.plan.is_adaptive and self.chain.plan.late is None:
+            raise ValueError(
+                'there is nothing to record: no .echo("auto") or .batch(n, late=) stands in this '
+                "chain"
+            )
         run = self._live_run()
         if run is not None:
             self._note(run)
-        return encode(self.chain.seed, self.chain.signature(), self._records)
+        return encode(self.chain.seed, self.chain.signature(), self._records, self._late_records)
 
     def progress(self) -> float:
         """Return the share of the epoch that was handed out, from 0 to 1."""
@@ -307,6 +316,11 @@ class Bookmark:
                     "progress is not known without a length; .steps(n) gives an epoch one"
                 ) from None
         return min(1.0, share)
+
+    def is_at_end(self) -> bool:
+        """Return whether the live run has handed out its last output; may wait for the next one."""
+        run = self._live_run()
+        return run is not None and run.is_last
 
     def last_uses(self) -> Uses:
         """Return the uses in the last output; empty before any."""

@@ -16,6 +16,8 @@ from stoker.engine.plan.lowering import lower
 from stoker.engine.plan.plan import Plan
 from stoker.engine.workers.make import Workers
 from stoker.schedule import rng
+from stoker.schedule.echo_record import RunRecord
+from stoker.schedule.echo_record import decode as read_record
 from stoker.schedule.factor import UsesOfLeg
 from stoker.schedule.leg import Leg
 from stoker.schedule.owners import OwnersKnown
@@ -139,6 +141,16 @@ class Chain:
     def with_seed(self, seed: int) -> Chain:
         """Return this with a final seed: no other rank's seed replaces it."""
         return replace(self, seed=seed, is_seed_open=False)
+
+    def with_record(self, replay: Mapping[str, Any] | None) -> tuple[Chain, RunRecord | None]:
+        """Return this with the seed of a record, unless the user gave one, and the record.
+
+        Raises StateError for a damaged record.
+        """
+        if replay is None:
+            return self, None
+        record = read_record(replay, self.most_items())
+        return (self.with_seed(record.seed) if self.is_seed_drawn else self), record
 
     def apart(self) -> Chain:
         """Return this without the comparison of ranks: other ranks do not iterate over it."""
@@ -309,6 +321,18 @@ class Chain:
         """Whether an echo in it has a fixed factor."""
         return any(not echo.is_adaptive for echo in self.echoes)
 
+    def check_skips(self) -> None:
+        """Raise ValueError if no batches can be skipped, because what is left depends on time."""
+        late = self.plan.late
+        by = '.echo("auto")' if self.follows_clock else None
+        if late is not None and late.batch.record is None:
+            by = f".{late.batch.call}"
+        if by is not None:
+            raise ValueError(
+                f"{by} cannot skip batches, because its remaining items depend on timing: load the "
+                "state that state_dict() returned after them"
+            )
+
     @property
     def follows_clock(self) -> bool:
         """Whether an echo in it decides by the items that are ready."""
@@ -362,7 +386,7 @@ class Chain:
             return False
         unequal = self.may_leave_out or (self.sorts_examples and bool(self.echoes))
         follows_alone = self.follows_clock and process_group() is None
-        return share.uneven or unequal or follows_alone
+        return share.uneven or unequal or follows_alone or self.plan.late is not None
 
     @property
     def has_workers(self) -> bool:

@@ -228,11 +228,7 @@ class Cursor(Bookmark):
                 f"{skip} batches of this epoch cannot be skipped: the state that was loaded is "
                 f"behind {steps_before}"
             )
-        if self.chain.follows_clock:
-            raise ValueError(
-                '.echo("auto") cannot skip batches, because its remaining items depend on timing: '
-                "load the state that state_dict() returned after them"
-            )
+        self.chain.check_skips()
         if steps_before:
             return position, skip - steps_before
         before, rest = seek(self.chain, epoch, skip)

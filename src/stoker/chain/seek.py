@@ -213,6 +213,8 @@ def _check_leg(by: Chain) -> None:
     stage = next((s for s in by.stages if s.traits.scans), None)
     if stage is not None:
         raise StateError(f"what .{stage.name} is at the middle of is the rank's own")
+    if by.plan.late is not None:
+        raise StateError("which examples were late is the rank's own")
     leaves_out = by.may_leave_out
     if not by.echoes:
         return

@@ -24,9 +24,17 @@ from stoker.basics.warn import warn
 from stoker.chain.chain import Chain
 from stoker.engine.checkpoint import Bounds, Node, Position
 from stoker.engine.echo.pool_inputs import PoolStart
+from stoker.engine.late import LateStart
 from stoker.engine.packed import PackStart
 from stoker.engine.plan.plan import Plan
-from stoker.engine.plan.points import DevicePoint, EchoPoint, FilterPoint, PackPoint, ScanPoint
+from stoker.engine.plan.points import (
+    DevicePoint,
+    EchoPoint,
+    FilterPoint,
+    LatePoint,
+    PackPoint,
+    ScanPoint,
+)
 from stoker.engine.plan.segment import Segment
 from stoker.engine.scanned import ScanStart
 from stoker.engine.survivors import FilterRecord
@@ -398,6 +406,8 @@ def _parts(saved: list[Any], plan: Plan, bounds: Bounds) -> list[Node | None]:
                     bounds.pass_batch(part.batch)
             case FilterPoint():
                 found.append(FilterRecord.from_json(next(nodes), bounds))
+            case LatePoint():
+                found.append(LateStart.from_json(part, next(nodes), bounds))
             case PackPoint():
                 found.append(PackStart.from_json(next(nodes), bounds))
             case ScanPoint():

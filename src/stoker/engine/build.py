@@ -31,9 +31,17 @@ from stoker.engine.items import (
     PulledStream,
     Stream,
 )
+from stoker.engine.late import LateStream
 from stoker.engine.packed import BegunInputs, PackedStream
 from stoker.engine.plan.plan import Plan
-from stoker.engine.plan.points import DevicePoint, EchoPoint, FilterPoint, PackPoint, ScanPoint
+from stoker.engine.plan.points import (
+    DevicePoint,
+    EchoPoint,
+    FilterPoint,
+    LatePoint,
+    PackPoint,
+    ScanPoint,
+)
 from stoker.engine.plan.segment import Segment
 from stoker.engine.scanned import ScannedStream
 from stoker.engine.segment_runner import SegmentRunner
@@ -102,7 +110,8 @@ class EpochStreams:
     Attributes:
         last: the stream that the consumer takes outputs from.
         last_pool: the worker pool of that stream; ``worker_pool``: the pool of the host's segments.
-        segments: the streams of the segments; ``scans``: the streams of the scans.
+        segments: the streams of the segments; ``scans``: the streams of the scans;
+            ``late``: the stream in which examples may be late, or None.
         head: the stream of a loader or an iterable; None for an indexed source.
         prefetcher: reads the head ahead, in a thread; None without an adaptive echo behind it.
         padded: the deal that pads this rank's examples, or None; ``mask``: marks padding in
@@ -136,6 +145,7 @@ class EpochStreams:
         )
         self.segments: list[SegmentStream] = []
         self.scans: list[ScannedStream] = []
+        self.late: LateStream | None = None
         self.head: HeadStream | None = None
         self.prefetcher: Prefetcher | None = None
         self._reader: Reader | None = None
@@ -208,6 +218,10 @@ class EpochStreams:
                     self._stream = FilteredStream(
                         part, self.segments[-1], self.worker_pool, self.skip_log, self.planning
                     )
+                case LatePoint():
+                    self._stream = self.late = LateStream(
+                        part, self.segments[-1], self.worker_pool, self.planning, self._epoch
+                    )
                 case PackPoint():
                     leg, begun = plan.selection.leg, None
                     if leg is not None and leg.offsets:
@@ -277,6 +291,8 @@ class EpochStreams:
                 work.fetcher.reader, work.fetcher.lookups = self._reader, self._lookups
         if plan.iterable is not None and pool.limit:
             pool.work_ahead()  # an iterable's next() may be slow: other work goes on meanwhile
+        if plan.late is not None and pool.limit and not given.grows:
+            pool.take_all()
         tail = WorkerPool(0, max(1, on_device), Autotuner())
         self._worker_pools = [pool, tail]
         pool.begin()

@@ -32,6 +32,7 @@ from stoker.engine.workers.threads import TIMED
 from stoker.errors import StateError, StokerError
 from stoker.schedule import rng
 from stoker.schedule.echo_record import Decisions, EchoRecord
+from stoker.schedule.late_order import LateRecord
 from stoker.schedule.leg import Leg
 from stoker.schedule.pools import adaptive
 from stoker.schedule.sizing.batch_schedule import BatchSchedule
@@ -304,10 +305,12 @@ class Run:
             return self.yielded >= self.length
         if not self._has_looked:
             self._has_looked = True
+            began = time.perf_counter_ns()
             try:
-                self._ahead = self._pull(time.perf_counter_ns())
+                self._ahead = self._pull(began)
             except Exception as error:  # ``next`` raises it
                 self._ahead = error
+            self._wait_ns += time.perf_counter_ns() - began
         return self._ahead is None
 
     def last_uses(self) -> Uses:
@@ -491,13 +494,32 @@ class Run:
                 decisions[feed.echo.position] = echo, decision
         return decisions
 
+    @property
+    def epoch(self) -> int:
+        return self._setup.epoch
+
+    def late_decisions(self) -> LateRecord | None:
+        """Return what batches left behind so far, where examples may be late."""
+        late = self._streams.late
+        if late is None:
+            return None
+        with self._planning.lock:
+            return late.decisions()
+
+    def _late_bias(self) -> dict[str, float]:
+        late = self._streams.late
+        if late is None:
+            return {}
+        with self._planning.lock:
+            return late.bias.correlations()
+
     def held(self) -> dict[int, int]:
         """Return the number of items in each pool, by the position of its echo."""
         return {f.echo.position: f.pool.held for f in self._pools.feeds if f.has_started}
 
     def stats(self, pools: tuple[PoolStats, ...]) -> Stats:
         """Return the statistics so far."""
-        tally = self._streams.tally
+        tally, late = self._streams.tally, self._streams.late
         with self._streams.worker_pool.lock:
             stages = tuple(StageStats(name, ns / 1e9, n) for name, ns, n in tally.stages())
             worker_time = self._worker_time(tally)
@@ -531,6 +553,8 @@ class Run:
             read_bytes=tally.read_bytes,
             thread_trial=self._streams.worker_pool.thread_trial,
             worker_time=worker_time,
+            late_examples=0 if late is None else late.order.moved,
+            late_bias=self._late_bias(),
             stuck_threads=self._streams.worker_pool.stuck[0],
             stuck_processes=self._streams.worker_pool.stuck[1],
             new_processes=self._setup.kept_workers.why_new_processes,

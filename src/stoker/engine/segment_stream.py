@@ -47,7 +47,7 @@ from stoker.engine.items import (
 )
 from stoker.engine.segment_runner import SegmentRunner
 from stoker.engine.work.failure import ENDED, Failure
-from stoker.engine.workers.threads import Task
+from stoker.engine.workers.threads import CHUNK_NS, Task
 from stoker.engine.workers.tuning import GATHER_INLINE_BATCH_NS, IMAGE_ROW_NS, INLINE_BATCH_NS
 from stoker.schedule.dealing import RankOrder
 from stoker.schedule.sizing.cuts import PlannedCuts
@@ -453,6 +453,8 @@ class SegmentStream(PulledStream):
         count = min(max(chunk, group // 8), group)
         if self.segment.is_followed:
             count = max(1, group // 8)
+        if not self.segment.is_waited_for:  # a slow one keeps those in its task
+            count = min(group, cost.chunk(CHUNK_NS)) if cost.row_ns else 1
         return count if at_most is None else min(count, at_most)
 
     def _submit(self, number: int, count: int, uses: list[Use] | None) -> list[Item]:

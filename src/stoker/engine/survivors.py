@@ -43,8 +43,8 @@ from stoker.errors import BudgetSpent, Skip, StageError
 from stoker.stages.skip import RAISE, Budget
 
 
-class OrderedStream(Stream):
-    """A stream that decides about its inputs in order, once their values are computed.
+class DecidingStream(Stream):
+    """A stream that decides which of its inputs come next.
 
     Args:
         upstream: the stream of inputs.
@@ -58,10 +58,8 @@ class OrderedStream(Stream):
         self.upstream: SegmentStream = upstream
         self._worker_pool = worker_pool
         self._planning = planning
-        self._arriving: deque[Item] = deque()
         self._survivors: deque[Item] = deque()  # decided, and not taken
         self._has_ended = False
-        self._inputs = 0  # the number of decided inputs
         self._fresh: int | None = None
 
     @property
@@ -107,8 +105,26 @@ class OrderedStream(Stream):
         return self._survivors[0] if self._survivors else None
 
     def clear(self) -> None:
-        self._arriving.clear()
         self._survivors.clear()
+
+    @abstractmethod
+    def _have(self, count: int) -> None:
+        """Make ``count`` items available, or all that are left. May raise WouldBlock."""
+
+
+class OrderedStream(DecidingStream):
+    """A stream that decides about its inputs in order, once their values are computed."""
+
+    def __init__(
+        self, upstream: SegmentStream, worker_pool: WorkerPool, planning: Planning
+    ) -> None:
+        super().__init__(upstream, worker_pool, planning)
+        self._arriving: deque[Item] = deque()
+        self._inputs = 0  # the number of decided inputs
+
+    def clear(self) -> None:
+        super().clear()
+        self._arriving.clear()
 
     @abstractmethod
     def _decide(self, item: Item) -> None:
@@ -127,7 +143,6 @@ class OrderedStream(Stream):
         return count
 
     def _have(self, count: int) -> None:
-        """Make ``count`` items available, or all that are left. May raise WouldBlock."""
         assert self._planning.is_held()
         while len(self._survivors) < count and not self._has_ended:
             lacking = count - len(self._survivors)

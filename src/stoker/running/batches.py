@@ -19,8 +19,12 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
+
 from stoker.basics.fingerprint import content_digest
+from stoker.errors import CacheError
 from stoker.running.comparison import DEAD_WORKER, BatchComparison
+from stoker.running.kept_examples import KeptExamples
 from stoker.running.loaders import LoaderChoice, LoaderSettings, acts_at_end
 
 # Batches that are compared with the untouched loader's. Each costs what it costs without a change.
@@ -36,10 +40,18 @@ class ChangedLoader:
         epochs: batches, and the seconds from the first to the last, of each epoch that ended.
             Those that were compared are left out.
         to_compare: how many of the next batches are compared with the untouched loader's.
+        stores: keeps stores of examples open when this loader is gone.
     """
 
     def __init__(
-        self, module: Any, torch: Any, choice: LoaderChoice, say: Any, *, compares: bool = False
+        self,
+        module: Any,
+        torch: Any,
+        choice: LoaderChoice,
+        say: Any,
+        *,
+        compares: bool = False,
+        stores: list[KeptExamples] | None = None,
     ) -> None:
         self.module = module
         self.torch = torch
@@ -48,7 +60,14 @@ class ChangedLoader:
         self.say = say
         self.epochs: list[tuple[int, float]] = []
         # Where workers' seeds stay, their number does, and they read the same batches.
-        self.to_compare = _COMPARED if compares and choice.same and not choice.seeds else 0
+        can = choice.same and choice.twice and not choice.seeds
+        self.to_compare = _COMPARED if compares and can else 0
+        self._compares_hits = bool(self.to_compare and choice.new.cache_bytes)
+        self.stores: list[KeptExamples] = [] if stores is None else stores
+        self._examples: KeptExamples | None = None
+        self._cached: tuple[Any, str] = None, ""  # the dataset, and its state
+        # Neither PyTorch's workers that persist nor these see what the script changes later.
+        self._is_fixed = choice.own.persistent and choice.own.workers > 0
         self._kept: Any = None  # PyTorch's iterator, whose workers persist
         self._kept_order = BatchOrder(())
         self._last: weakref.ref[RunBatches] | None = None
@@ -58,6 +77,8 @@ class ChangedLoader:
     def iterate(self, loader: Any) -> RunBatches:
         """Return an iterator of an epoch, as ``iter(loader)`` does."""
         own = self.choice.own
+        if self.settings.cache_bytes:
+            self._check_cache(loader)
         draws = not (own.persistent and own.workers and self._has_drawn)
         self._has_drawn = True
         seeds = self.torch.Generator()
@@ -75,13 +96,38 @@ class ChangedLoader:
         self._last = weakref.ref(batches)
         return batches
 
+    def _check_cache(self, loader: Any) -> None:
+        """Make the cache, or leave it out if the dataset is not what it was."""
+        dataset, state = loader.dataset, _digest(loader.dataset)
+        if self._examples is None:
+            try:
+                size, identity = self.settings.cache_bytes, self.choice.identity
+                self._examples, self._cached = (
+                    KeptExamples(dataset, size, identity),
+                    (dataset, state),
+                )
+                return
+            except (CacheError, OSError) as error:
+                problem = f"there can be no cache ({error})"
+        elif self._is_fixed or (dataset is self._cached[0] and state == self._cached[1]):
+            if self._compares_hits:  # the first epoch has filled the cache
+                self._compares_hits, self.to_compare = False, _COMPARED
+            return
+        else:
+            problem = "its dataset has changed"
+        self.settings = msgspec.structs.replace(self.settings, cache_bytes=0)
+        if self._kept is not None:
+            self._kept._shutdown_workers()
+            self._kept = None
+        self.say(f"{problem}: its examples are read in each epoch from here on")
+
     def open(self, loader: Any, order: BatchOrder, seeds: Any, *, keeps: bool) -> Any:
         """Return PyTorch's iterator with the settings of now, over an order of batches."""
         if not keeps:
             return self.make(loader, order, self.settings, seeds, persistent=False)
         kept, before = self._kept, self._digests
         self._digests = _digest(loader.dataset), _digest(loader.collate_fn)
-        if kept is not None and self._digests == before:
+        if kept is not None and (self._is_fixed or self._digests == before):
             self._kept_order.follow(order)
             kept._reset(_LoaderView(loader))
             return kept
@@ -116,6 +162,8 @@ class ChangedLoader:
             "generator": generator,
             "_index_sampler": order,
         }
+        if settings.cache_bytes:
+            changed["dataset"] = self._examples
         if settings.workers == 0:
             return self.module._SingleProcessDataLoaderIter(_LoaderView(loader, changed))
         if self.choice.own.workers == 0:
@@ -130,18 +178,21 @@ class ChangedLoader:
     def make_untouched(self, loader: Any, order: Any, seeds: Any) -> Any:
         """Return a new iterator with the script's own settings, for comparison.
 
-        Without workers, one stands for the script's process.
+        Without workers, one stands for the script's process, unless that reads already.
         """
         own = self.choice.own
-        if own.workers:
+        if own.workers or self.settings.workers == 0:
             return self.make(loader, order, own, seeds, persistent=False)
         alone, hide = LoaderSettings(1, 2, False), functools.partial(_hide_worker, self.torch)
         return self.make(loader, order, alone, seeds, persistent=False, worker_init_fn=hide)
 
     def check_dataset(self, loader: Any) -> None:
         """Undo the change if the script has changed the dataset during the epoch that has ended."""
-        watched = self.choice.own.workers == 0 and self._kept is not None
-        if watched and _digest(loader.dataset) != self._digests[0]:
+        if self.choice.own.workers:
+            return  # new workers will see it
+        before = self._cached[1] if self.settings.cache_bytes else self._digests[0]
+        is_watched = self.settings.cache_bytes or self._kept is not None
+        if is_watched and _digest(loader.dataset) != before:
             self.undo("its dataset was changed during the epoch, which workers do not see")
 
     def undo(self, why: str) -> None:
@@ -263,7 +314,7 @@ class RunBatches:
             return next(self._inner)
         else:
             changed.undo(f"{_name_batch(comparison)} differs: {why}")
-            self._inner._shutdown_workers()
+            _shut_down(self._inner)
             self._inner, self._comparison = comparison.take_over(), None
             error, comparison.error = comparison.error, None
             if error is None:
@@ -301,7 +352,8 @@ class RunBatches:
             if not self._must_read_here(error):
                 raise
             # Without a name for the error: the script's own one is raised again below, alone.
-            problem = f"a worker failed ({type(error).__name__})"
+            who = "a worker" if self._changed.settings.workers else "reading with a cache"
+            problem = f"{who} failed ({type(error).__name__})"
         self._fall_back(problem)
         return next(self._inner)
 
@@ -318,8 +370,7 @@ class RunBatches:
         changed = self._changed
         self._close_comparison()
         changed.undo(problem)
-        if hasattr(self._inner, "_shutdown_workers"):
-            self._inner._shutdown_workers()
+        _shut_down(self._inner)
         self._inner = None
         self._order = self._order.rest()
         self._inner = changed.make(
@@ -335,6 +386,12 @@ class RunBatches:
     def __del__(self) -> None:
         with contextlib.suppress(AttributeError):
             self._end()
+
+
+def _shut_down(batches: Any) -> None:
+    """End the workers of PyTorch's iterator, if it has any."""
+    if hasattr(batches, "_shutdown_workers"):
+        batches._shutdown_workers()
 
 
 _digest = functools.partial(content_digest, whole=True)
@@ -440,7 +497,7 @@ class _IndicesBehind:
 
     def __init__(self, order: BatchOrder) -> None:
         self._order = order
-        self._behind: deque[Any] = order.copies or deque()
+        self._behind: deque[Any] = deque() if order.copies is None else order.copies
         self._is_alone = False
 
     def go_on_alone(self) -> None:

@@ -45,8 +45,9 @@ def run(
         str,
         typer.Option(
             metavar="KINDS",
-            help="What to apply: workers (their number, prefetch, persistence); with redraw, also "
-            "where random examples are then drawn otherwise.",
+            help="What to apply: workers (their number, prefetch, persistence); cache (examples "
+            "that are the same in every epoch stay in memory, for other runs too); with redraw, "
+            "workers also where random examples are then drawn otherwise.",
         ),
     ] = "workers",
     print_diff: Annotated[

@@ -69,6 +69,8 @@ class BatchComparison:
     def _give_indices(self) -> None:
         """Give the workers the indices that came after they had asked."""
         batches = self._batches
+        if not batches._num_workers:
+            return  # it reads when it is asked
         most = batches._prefetch_factor * batches._num_workers
         # Batches that came before their turn count, too.
         for _ in range(most - (batches._send_idx - batches._rcvd_idx)):
@@ -77,4 +79,5 @@ class BatchComparison:
     def close(self) -> None:
         """End the untouched loader's workers."""
         self._go_on_alone()
-        self._batches._shutdown_workers()
+        if self._batches._num_workers:
+            self._batches._shutdown_workers()

@@ -7,6 +7,7 @@ import difflib
 import os
 from pathlib import Path
 
+from stoker.basics.resources import format_bytes
 from stoker.running.loaders import LoaderChoice
 
 
@@ -24,6 +25,8 @@ def show_edits(place: tuple[str, int], choice: LoaderChoice) -> str:
         return f"{os.path.basename(path)}:{line}: DataLoader(..., {written})\n"
     lines = text.splitlines(keepends=True)
     changed = _edit(lines, call, options)
+    if "dataset" in options:
+        changed = _import_stoker(changed)
     name = os.path.relpath(path)
     return "".join(difflib.unified_diff(lines, changed.splitlines(keepends=True), name, name))
 
@@ -35,7 +38,10 @@ def _list_options(choice: LoaderChoice) -> dict[str, str]:
         ("prefetch_factor", own.prefetch or 2, new.prefetch or 2),
         ("persistent_workers", own.persistent, new.persistent),
     )
-    return {name: str(value) for name, before, value in pairs if value != before}
+    found = {name: str(value) for name, before, value in pairs if value != before}
+    if new.cache_bytes:
+        found["dataset"] = f'stoker.cached(..., "{format_bytes(new.cache_bytes)}")'
+    return found
 
 
 def _find_call(tree: ast.Module, line: int) -> ast.Call | None:
@@ -52,6 +58,18 @@ def _find_call(tree: ast.Module, line: int) -> ast.Call | None:
     return calls[0]
 
 
+def _import_stoker(text: str) -> str:
+    """Return the script with an import in front of its first one."""
+    lines = text.splitlines(keepends=True)
+    imports = [
+        node for node in ast.parse(text).body if isinstance(node, (ast.Import, ast.ImportFrom))
+    ]
+    own = [node for node in imports if getattr(node, "module", "") != "__future__"]
+    if own and not any(name.name == "stoker" for node in own for name in node.names):
+        lines.insert(own[0].lineno - 1, "import stoker\n")
+    return "".join(lines)
+
+
 def _edit(lines: list[str], call: ast.Call, options: dict[str, str]) -> str:
     """Return the script with a call's options written."""
 
@@ -61,6 +79,8 @@ def _edit(lines: list[str], call: ast.Call, options: dict[str, str]) -> str:
         return sum(map(len, lines[: line - 1])) + len(before)
 
     text = "".join(lines)
+    options = dict(options)
+    cached = options.pop("dataset", "")
     given = {word.arg: word.value for word in call.keywords}
     spans = [
         (offset(value.lineno, value.col_offset), offset(value.end_lineno, value.end_col_offset))
@@ -83,6 +103,12 @@ def _edit(lines: list[str], call: ast.Call, options: dict[str, str]) -> str:
             default=0,
         )
         edits.append((last, last, new))
+    dataset = call.args[0] if call.args else given.get("dataset")
+    if cached and dataset is not None and dataset.end_lineno and dataset.end_col_offset:
+        start = offset(dataset.lineno, dataset.col_offset)
+        end = offset(dataset.end_lineno, dataset.end_col_offset)
+        before, after = cached.split("...")
+        edits += [(start, start, before), (end, end, after)]
     for start, end, value in sorted(edits, reverse=True):
         text = text[:start] + value + text[end:]
     return text

@@ -12,9 +12,10 @@ from typing import Any
 
 from stoker.analysis.probe.loaders import find_builders
 from stoker.basics.fingerprint import content_digest
-from stoker.basics.resources import process_group
+from stoker.basics.resources import format_bytes, process_group
 from stoker.running.batches import ChangedLoader
 from stoker.running.edits import show_edits
+from stoker.running.kept_examples import KeptExamples
 from stoker.running.loaders import LoaderChoice, choose
 from stoker.running.outcome import RunOutcome
 from stoker.running.plan import read_plan
@@ -80,6 +81,8 @@ class _RunningProcess:
         self._pid = os.getpid()
         self._known: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self._choices: dict[Any, LoaderChoice] = {}
+        self._stores: list[KeptExamples] = []
+        self._times: dict[Any, int] = {}
         self._left: set[str] = set()
         self._names: dict[str, tuple[tuple[str, ...], weakref.ref[Any]]] = {}
         self._outcome = RunOutcome(self._plan, self._say)
@@ -132,7 +135,7 @@ class _RunningProcess:
         kind = site, loader.num_workers, loader.batch_size, examples
         self._outcome.note(site)
         choice = self._choices.get(kind)
-        is_new = choice is None
+        times = self._times[kind] = self._times.get(kind, 0) + 1
         if choice is None:
             choice = choose(loader, self._module, self._plan, site)
             self._choices[kind] = choice
@@ -146,7 +149,10 @@ class _RunningProcess:
             self._torch,
             choice,
             lambda text: self._say(f"{site}: {text}"),
-            compares=is_new,
+            # A loader may be built anew for every epoch.
+            stores=self._stores,
+            # Once, and once more with examples from the cache.
+            compares=times <= 1 + bool(choice.new.cache_bytes),
         )
         if site == self._plan.loader:
             self._outcome.watch(changed)
@@ -170,6 +176,8 @@ def describe(choice: LoaderChoice) -> str:
         parts.append(f"prefetch {new.prefetch}")
     if new.persistent and not own.persistent:
         parts.append("persistent")
+    if new.cache_bytes:
+        parts.append(f"cached ({format_bytes(new.cache_bytes)})")
     same = "yes" if choice.same else "no, examples are drawn in other workers"
     text = f"{', '.join(parts)}; same batches: {same}"
     return text + (f" ({choice.why})" if choice.why else "")

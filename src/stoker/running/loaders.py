@@ -10,6 +10,7 @@ import msgspec
 import psutil
 
 from stoker.basics.resources import process_group, usable_cores
+from stoker.running.kept_examples import is_cached, plan_bytes
 from stoker.running.plan import RunPlan
 from stoker.running.trial import ExampleTrial, try_examples
 
@@ -27,6 +28,8 @@ class LoaderSettings(msgspec.Struct, frozen=True):
     workers: int
     prefetch: int | None
     persistent: bool
+    cache_bytes: int = 0
+    """The size of a store for the dataset's examples; 0 if there is none."""
 
     @property
     def lead(self) -> int:
@@ -44,8 +47,12 @@ class LoaderChoice(msgspec.Struct, frozen=True):
     """True if examples are random in workers and stay the same, as the seeds of the workers do."""
     same: bool = True
     """True if batches are the same as with the script's own settings."""
+    twice: bool = True
+    """True if a batch may be made twice: no generator moves at that."""
     why: str = ""
     """Why something was not applied."""
+    identity: str = ""
+    """Of the examples in a store."""
 
     @property
     def is_changed(self) -> bool:
@@ -59,28 +66,41 @@ def choose(loader: Any, module: Any, plan: RunPlan, site: str) -> LoaderChoice:
     if refused:
         return LoaderChoice(own, own, why=refused)
     new, why = _want(own, plan, is_analyzed=site == plan.loader)
-    if new == own:
+    if new == own and not plan.cache:
         return LoaderChoice(own, own, why=why or "the report advises no other settings")
-    trial = try_examples(
-        loader, module._DatasetKind.create_fetcher, sends=own.workers == 0 and new.workers > 0
-    )
-    return _fit(own, new, plan, trial, why)
+    keeps = plan.cache and not is_cached(loader.dataset)
+    create = module._DatasetKind.create_fetcher
+    sends = own.workers == 0 and new.workers > 0
+    trial = try_examples(loader, create, sends=sends, keeps=keeps)
+    if trial.problem:
+        return LoaderChoice(own, own, why=f"its examples cannot be tried: {trial.problem}")
+    found = _fit(own, new, plan, trial, why)
+    if not plan.cache:
+        return found
+    refused = trial.not_kept if keeps else "its dataset is cached already"
+    size = 0 if refused else plan_bytes(trial.example_bytes, len(loader.dataset))
+    if not size:
+        refused = refused or "there is no memory for it"
+        reasons = (found.why, f"not cached: {refused}")
+        return msgspec.structs.replace(found, why="; ".join(filter(None, reasons)))
+    kept = msgspec.structs.replace(found.new, cache_bytes=size)
+    return msgspec.structs.replace(found, new=kept, identity=trial.identity)
 
 
 def _fit(
     own: LoaderSettings, new: LoaderSettings, plan: RunPlan, trial: ExampleTrial, why: str
 ) -> LoaderChoice:
     """Return what is left of wanted settings after a look at the examples."""
-    if trial.problem:
-        return LoaderChoice(own, own, why=f"its examples cannot be tried: {trial.problem}")
     if not trial.random:
         return LoaderChoice(own, new, why=why)
-    if plan.redraw:
+    if plan.redraw and new != own:
         return LoaderChoice(own, new, same=False, why=why)
     reason = "examples are random, and would be drawn otherwise (--do workers,redraw)"
-    if own.workers == 0 or new.prefetch == own.prefetch:
-        return LoaderChoice(own, own, why=reason)
+    if own.workers == 0:
+        return LoaderChoice(own, own, twice=False, why=reason)
     few = LoaderSettings(own.workers, new.prefetch, own.persistent)
+    if few == own:
+        return LoaderChoice(own, own, seeds=True, why=reason)
     return LoaderChoice(own, few, seeds=True, why=f"no other workers: {reason}")
 
 

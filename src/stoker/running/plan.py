@@ -13,12 +13,12 @@ from stoker.analysis.model.report import Report
 
 VARIABLE = "STOKER_RUN_PLAN"
 """The environment variable with the plan."""
-KINDS = ("workers", "redraw")
+KINDS = ("workers", "cache", "redraw")
 """What can be asked for with ``--do``."""
-DEFAULT = ("workers",)
 
 _WORKERS = re.compile(r"DataLoader\(\.\.\., num_workers=(\d+)\)")
 _PREFETCH = re.compile(r"DataLoader\(\.\.\., prefetch_factor=(\d+)\)")
+_CACHED = "stoker.cached("
 _PERSISTENT = "DataLoader(..., persistent_workers=True)"
 
 
@@ -40,6 +40,8 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The share of one trainer when the job was analyzed."""
     trainers: int
     """Processes that trained on the host then."""
+    cache: bool = False
+    """True if examples that are the same in every epoch are to be kept."""
     redraw: bool = False
     """True if examples that are drawn at random in workers may be drawn otherwise."""
     print_diff: bool = False
@@ -60,7 +62,11 @@ def make_plan(
         )
     workers = prefetch = None
     persistent, gain = False, 1.0
-    for action in report.actions if "workers" in do else ():
+    for action in report.actions:
+        if _CACHED in action.code:
+            gain = max(gain, action.gain.value) if "cache" in do else gain
+        if "workers" not in do:
+            continue
         if (found := _WORKERS.search(action.code)) is not None:
             workers, gain = int(found[1]), max(gain, action.gain.value)
         elif (found := _PREFETCH.search(action.code)) is not None:
@@ -78,6 +84,7 @@ def make_plan(
         batch_size=report.loader.batch_size,
         cores=report.cores,
         trainers=report.jobs * max(1, len(report.ranks)),
+        cache="cache" in do,
         redraw="redraw" in do,
         print_diff=print_diff,
         report="" if path is None else str(path.absolute()),

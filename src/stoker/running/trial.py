@@ -17,12 +17,16 @@ import signal
 import sys
 import time
 import warnings
+from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import msgspec
 
+from stoker.running.identity import identify_examples
+from stoker.running.kept_examples import find_record
 from stoker.running.values import is_same
+from stoker.transport.codec.decoder import decode
 
 # Of prctl(2), which Python does not name.
 _PR_SET_PDEATHSIG = 1
@@ -30,6 +34,9 @@ _PR_SET_PDEATHSIG = 1
 _EXAMPLES = 16
 # Training waits for the trial. Slow examples are read in a smaller number. Chosen, not measured.
 _ENOUGH_S, _LONGEST_S = 5.0, 30.0
+# Finding an example in a store, without its decoding: more than bench/dataset.py measured (7 us),
+# so that a cache which could make the loader slower is left out.
+_LOOKUP_S = 5e-5
 
 
 class ExampleTrial(msgspec.Struct, frozen=True):
@@ -40,12 +47,21 @@ class ExampleTrial(msgspec.Struct, frozen=True):
     again."""
     problem: str = ""
     """Why examples cannot be read in another process; empty if they can."""
+    not_kept: str = ""
+    """Why examples are not to be kept in a cache; empty if they can be."""
+    example_bytes: float = 0.0
+    """The mean size of an example in a cache."""
+    identity: str = ""
+    """Of the examples, as concurrent runs name them."""
 
 
-def try_examples(loader: Any, create_fetcher: Any, *, sends: bool) -> ExampleTrial:
+def try_examples(
+    loader: Any, create_fetcher: Any, *, sends: bool, keeps: bool = False
+) -> ExampleTrial:
     """Read some of a loader's examples twice in a forked process.
 
-    With ``sends``, also try whether batches can be sent to another process, as workers must.
+    With ``sends``, also try whether batches can be sent to another process, as workers must; with
+    ``keeps``, whether examples alone can be kept in a cache.
     """
     read, write = os.pipe()
     with warnings.catch_warnings():
@@ -53,7 +69,7 @@ def try_examples(loader: Any, create_fetcher: Any, *, sends: bool) -> ExampleTri
         warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
     if child == 0:
-        _run_child(read, write, loader, create_fetcher, sends)
+        _run_child(read, write, lambda: _try_all(loader, create_fetcher, sends, keeps))
     os.close(write)
     try:
         text = _read_answer(read)
@@ -83,7 +99,7 @@ def _read_answer(read: int) -> bytes | None:
         parts.append(part)
 
 
-def _run_child(read: int, write: int, loader: Any, create_fetcher: Any, sends: bool) -> None:
+def _run_child(read: int, write: int, look: Callable[[], dict[str, Any]]) -> None:
     """Do the trial, and end this process. Nothing of the script's runs at its end."""
     try:
         os.close(read)
@@ -92,7 +108,7 @@ def _run_child(read: int, write: int, loader: Any, create_fetcher: Any, sends: b
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         sys.modules["torch"].set_num_threads(1)  # as in workers; after a fork, others would hang
         try:
-            found: dict[str, Any] = {"random": _is_random(loader, create_fetcher, sends)}
+            found = look()
         except BaseException as error:
             found = {"problem": f"{type(error).__name__}: {error}"}
         os.write(write, json.dumps(found).encode())
@@ -100,9 +116,76 @@ def _run_child(read: int, write: int, loader: Any, create_fetcher: Any, sends: b
         os._exit(0)
 
 
-def _is_random(loader: Any, create_fetcher: Any, sends: bool) -> bool:
+def _try_all(loader: Any, create_fetcher: Any, sends: bool, keeps: bool) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if keeps:
+        try:
+            found = _try_keeping(loader)
+        except Exception as error:
+            found = {"not_kept": f"{type(error).__name__}: {error}"}
+    return found | {"random": _is_random(loader, create_fetcher, sends)}
+
+
+def _list_indices(loader: Any) -> list[int]:
     count = len(loader.dataset)
-    indices = list(dict.fromkeys(at * count // _EXAMPLES for at in range(_EXAMPLES) if count))
+    return list(dict.fromkeys(at * count // _EXAMPLES for at in range(_EXAMPLES) if count))
+
+
+def _try_keeping(loader: Any) -> dict[str, Any]:
+    """Read examples without their collation, which stays as it is."""
+    read = _make_reader(loader)
+    began, first, records = time.monotonic(), [], []
+    read_s = kept_s = 0.0
+    for index in _list_indices(loader):
+        before = _read_generators()
+        start = time.perf_counter()
+        value = read(index)
+        read_s += time.perf_counter() - start
+        if _read_generators() != before:
+            return {"not_kept": "its examples are random"}
+        record = find_record(value)
+        if record is None:
+            return {"not_kept": f"its examples ({type(value).__name__}) cannot be kept as they are"}
+        start = time.perf_counter()
+        decode(memoryview(record))
+        kept_s += time.perf_counter() - start
+        records.append(len(record))
+        first.append((index, value))
+        if time.monotonic() - began > _ENOUGH_S:
+            break
+    if not first:
+        return {"not_kept": "it has no examples"}
+    _seed_all()
+    began = time.monotonic()
+    for index, value in reversed(first):
+        if not is_same(value, read(index)):
+            return {"not_kept": "its examples are random"}
+        if time.monotonic() - began > _ENOUGH_S:
+            break
+    if read_s < kept_s + _LOOKUP_S * len(first):
+        return {"not_kept": f"reading an example takes {1e3 * read_s / len(first):.2g} ms only"}
+    mean = sum(records) / len(records)
+    return {"example_bytes": mean, "identity": identify_examples(loader.dataset)}
+
+
+def _make_reader(loader: Any) -> Callable[[int], Any]:
+    dataset = loader.dataset
+    # As PyTorch's fetcher asks.
+    many = getattr(dataset, "__getitems__", None) if loader._auto_collation else None
+    if not many:
+        return lambda index: dataset[index]
+
+    def read(index: int) -> Any:
+        values = many([index])
+        if type(values) is not list or len(values) != 1:
+            raise TypeError("its __getitems__ gives no list of examples")
+        return values[0]
+
+    return read
+
+
+def _is_random(loader: Any, create_fetcher: Any, sends: bool) -> bool:
+    indices = _list_indices(loader)
     many = loader._auto_collation
     groups = [indices[at : at + 2] for at in range(0, len(indices), 2)] if many else indices
     fetcher = create_fetcher(

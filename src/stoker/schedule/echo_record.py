@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy as np
 from stoker.basics import compact_integers
 from stoker.basics.compact_integers import check_integer
 from stoker.errors import StateError
+from stoker.schedule.late_order import LateRecord
 from stoker.schedule.pools.adaptive import MOST_DISTANCE, MOST_FACTOR, AdaptiveSnapshot, unpack
 
 # Raised whenever the meaning of a record changes.
@@ -94,11 +95,44 @@ class RunRecord:
         seed: the run's.
         pipeline: the signature that a pipeline must have for the record to fit, as in states.
         echoes: the decisions of each echo, by its position.
+        late: what batches left behind, by epoch, as it was encoded.
     """
 
     seed: int
     pipeline: list[str]
     echoes: Mapping[int, EchoRecord]
+    late: Mapping[int, Any] = field(default_factory=dict)
+
+    def check_fits(self, seed: int, pipeline: list[str]) -> None:
+        """Raise StateError for a pipeline with another seed, or another signature."""
+        if self.seed != seed:
+            raise StateError(
+                f"the record is of another run: its seed is {self.seed}, this pipeline's is {seed}"
+            )
+        if self.pipeline != pipeline:
+            raise StateError(
+                f"the record belongs to another pipeline: {difference_of(self.pipeline, pipeline)}"
+            )
+
+    def late_of(self, epoch: int, group: int, late: int, total: int) -> LateRecord:
+        """Return what the batches of an epoch left behind.
+
+        Args:
+            epoch: the epoch.
+            group: the examples in a batch.
+            late: how many batches an example may move on by.
+            total: the examples in the batches of the epoch.
+
+        Raises StateError if it is not on record, or damaged.
+        """
+        found = self.late.get(epoch)
+        if found is None:
+            known = _list_epochs(sorted(self.late))
+            raise StateError(f"the record has no epoch {epoch}; it has {known}")
+        try:
+            return LateRecord.from_json(found, group, late, total)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise StateError(f"the record is damaged: {type(error).__name__}: {error}") from error
 
     def of(self, position: int, epoch: int) -> Decisions:
         """Return the decisions of an echo in an epoch.
@@ -161,7 +195,12 @@ def difference_of(theirs: list[str], ours: list[str]) -> str:
     return f"it has {len(theirs)} stages, this one {len(ours)}"
 
 
-def encode(seed: int, pipeline: list[str], echoes: Mapping[int, EchoRecord]) -> dict[str, Any]:
+def encode(
+    seed: int,
+    pipeline: list[str],
+    echoes: Mapping[int, EchoRecord],
+    late: Mapping[int, LateRecord] | None = None,
+) -> dict[str, Any]:
     """Return a record, ready for JSON. It takes little more than 1.25 bytes a step, at most."""
     return {
         "format": FORMAT,
@@ -184,6 +223,7 @@ def encode(seed: int, pipeline: list[str], echoes: Mapping[int, EchoRecord]) -> 
             }
             for at, echo in echoes.items()
         },
+        **({"late": {str(at): each.to_json() for at, each in late.items()}} if late else {}),
     }
 
 
@@ -212,6 +252,7 @@ def decode(record: Any, items: int | None) -> RunRecord:
             check_integer(record["seed"], 0, None),
             _texts(record["pipeline"]),
             echoes,
+            {check_integer(int(at)): each for at, each in record.get("late", {}).items()},
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise StateError(f"the record is damaged: {type(error).__name__}: {error}") from error

@@ -10,8 +10,7 @@ from typing import Any
 from stoker.basics import resources
 from stoker.basics.resources import format_bytes, process_group
 from stoker.basics.validate import is_whole_number
-from stoker.errors import StateError
-from stoker.schedule.echo_record import RunRecord, difference_of
+from stoker.schedule.echo_record import RunRecord
 from stoker.schedule.factor import EvenUses, UseCounts, UsesByPart, exact_factor
 from stoker.schedule.pools.adaptive import MOST_DISTANCE, MOST_FACTOR, longest_distance
 from stoker.sources.mixture import MixtureSource
@@ -142,16 +141,8 @@ class Echo(ChainStage):
                 f"{self.name} needs workers that prepare data during training, and .workers(0) has "
                 "none: give it workers, or a fixed factor"
             )
-        if self.record is None:
-            return
-        if self.record.seed != chain.seed:
-            raise StateError(
-                f"the record is of another run: its seed is {self.record.seed}, this pipeline's "
-                f"is {chain.seed}"
-            )
-        if self.record.pipeline != chain.signature():
-            difference = difference_of(self.record.pipeline, chain.signature())
-            raise StateError(f"the record belongs to another pipeline: {difference}")
+        if self.record is not None:
+            self.record.check_fits(chain.seed, chain.signature())
 
     def lower(self, to: EnginePlan) -> None:
         to.echo(self)

@@ -28,10 +28,12 @@ class TaskPrice(msgspec.Struct, frozen=True):
     speedup: float | None
     """Seconds to the target without echoing, divided by those with it; 0 if it was missed.
 
-    None if the measurement is above ``at_most``, and so invalid.
+    None if it is above ``at_most``, and so void.
     """
+    is_clear: bool
+    """Whether its whole interval is above 1."""
     at_most: float
-    """The largest possible speed-up with storage of constant speed: rho, and R as measured."""
+    """The largest honest speed-up: the smaller of R and of how many times fewer fresh examples."""
 
 
 @dataclass(frozen=True)
@@ -41,28 +43,26 @@ class EchoPrice:
     ratio: float
     """R in those tasks."""
     tasks: int
-    """The number of tasks with a valid measurement."""
+    """The number of tasks with a clear speed-up."""
     low: float
-    """The smallest speed-up: seconds to the target without echoing, divided by those with it."""
+    """The smallest of these: seconds to the target without echoing, divided by those with it."""
     high: float
-    """The largest speed-up."""
-    others: int = 0
-    """Tasks with an invalid measurement: only an upper bound of their speed-up is known."""
-    others_at_most: float = 0.0
-    """The largest of these bounds."""
+    """The largest."""
+    unclear: int = 0
+    """Tasks in which the interval of the speed-up contains 1, or is below."""
 
 
 def find_price(kind: Kind, ratio: float) -> EchoPrice | None:
     """Return the results for the R nearest to a job's; None if there are none."""
     known = [price for price in _load() if price.kind == kind]
-    ratios = {price.ratio for price in known if price.speedup is not None}
+    ratios = {price.ratio for price in known if price.speedup is not None and price.is_clear}
     if not ratios:
         return None
     nearest = min(ratios, key=lambda asked: abs(asked - ratio))
     known = [price for price in known if price.ratio == nearest]
-    found = [price.speedup for price in known if price.speedup is not None]
-    void = [price.at_most for price in known if price.speedup is None]
-    return EchoPrice(nearest, len(found), min(found), max(found), len(void), max(void, default=0.0))
+    found = [price.speedup for price in known if price.speedup is not None and price.is_clear]
+    unclear = sum(not price.is_clear for price in known)
+    return EchoPrice(nearest, len(found), min(found), max(found), unclear)
 
 
 @cache

@@ -428,7 +428,7 @@ def _tell_prices(place: str, ratio: float) -> str:
     prices = [(find_price(kind, ratio), words) for kind, words in kinds]
     texts = [
         f"{price.low:.2f} to {price.high:.2f} times as soon{words} ({price.tasks} tasks"
-        + (f"; at most {price.others_at_most:.2f} on {price.others} more" if price.others else "")
+        + (f"; not clearly sooner on {price.unclear} more" if price.unclear else "")
         + ")"
         for price, words in prices
         if price is not None

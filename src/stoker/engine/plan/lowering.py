@@ -14,6 +14,7 @@ from stoker.engine.plan.points import (
     DevicePoint,
     EchoPoint,
     FilterPoint,
+    LatePoint,
     PackPoint,
     Part,
     ScanPoint,
@@ -142,7 +143,10 @@ class Lowering:
         segment.cache, segment.cache_at = stage, len(segment.operations)
 
     def batch(self, stage: Batch) -> None:
-        """Examples become batches."""
+        """Examples become batches; those that are late move on to later ones, if they may."""
+        if stage.late:
+            self._close()
+            self._parts.append(LatePoint(stage))
         self._at_hand().batch = stage
         self._group, self._batches = stage.n, True
 
@@ -184,14 +188,18 @@ class Lowering:
         if self._parts and self._parts[-1].needs_work_behind:
             self._parts.append(self._new())
         into_pool = is_followed = leaks = False  # of the parts after this one
+        in_turn = True
         for at, part in reversed(list(enumerate(self._parts))):
             part.at = at
             match part:
                 case Segment():
                     part.into_pool, part.is_followed = into_pool, is_followed
+                    part.is_waited_for, in_turn = in_turn, True
                     into_pool = is_followed = False
                 case FilterPoint() | PackPoint() | ScanPoint():
                     leaks = True
+                case LatePoint():
+                    in_turn = False
                 case EchoPoint():
                     part.group = 1 if part.holds_batches else self._group
                     part.leaks = leaks

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import assert_never
 
 from stoker.engine.plan.address import WorkAddress
-from stoker.engine.plan.points import EchoPoint, PackPoint, Part, ScanPoint
+from stoker.engine.plan.points import EchoPoint, LatePoint, PackPoint, Part, ScanPoint
 from stoker.engine.plan.segment import Segment
 from stoker.schedule.dealing import Dealer, RankOrder
 from stoker.schedule.epoch_time import Pace
@@ -212,9 +212,14 @@ class Plan:
         return ScanPoint.kind in self.kinds
 
     @property
+    def late(self) -> LatePoint | None:
+        """Where examples may move on to later batches."""
+        return next((part for part in self.parts if isinstance(part, LatePoint)), None)
+
+    @property
     def is_decided(self) -> bool:
         """Whether the number of items depends on values: filters, budgets, packing and scans."""
-        return any(kind != EchoPoint.kind for kind in self.kinds)
+        return any(kind not in (EchoPoint.kind, LatePoint.kind) for kind in self.kinds)
 
     @property
     def has_filter(self) -> bool:
@@ -251,7 +256,7 @@ class Plan:
         knows the order of this one, which it does not where this one's owners deal it, or a user's
         function says it; nor have epochs whose batches are planned equally many.
         """
-        if self.indexed is None or self.is_decided or len(self.echoes) != 1:
+        if self.indexed is None or self.is_decided or self.late or len(self.echoes) != 1:
             return False
         if self.selection.is_dealt or self.selection.calls_user or self.batches is not None:
             return False

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from stoker.engine.plan.segment import Segment
+from stoker.stages.batching.batch import Batch
 from stoker.stages.batching.pack import Pack
 from stoker.stages.echo import Echo
 from stoker.stages.scan import Scan
@@ -27,6 +28,26 @@ class FilterPoint:
     kind = "filter"
     needs_work_behind = True
     is_one_to_one = True
+
+
+@dataclass
+class LatePoint:
+    """The point where examples that are not ready move on to later batches.
+
+    Attributes:
+        batch: the stage.
+        at: its place among the parts.
+    """
+
+    batch: Batch
+    at: int = 0
+    kind = "late"
+    needs_work_behind = True
+    is_one_to_one = False
+
+    def examples(self, total: int) -> int:
+        """Return how many of so many examples come in batches."""
+        return total - total % self.batch.n if self.batch.drop_last else total
 
 
 @dataclass
@@ -101,6 +122,6 @@ class DevicePoint:
     is_one_to_one = True
 
 
-Part = Segment | FilterPoint | PackPoint | ScanPoint | EchoPoint | DevicePoint
+Part = Segment | FilterPoint | LatePoint | PackPoint | ScanPoint | EchoPoint | DevicePoint
 """A part of a plan. ``kind`` is the kind of its node in a state, or None without a node;
 ``needs_work_behind``: a segment follows it; ``is_one_to_one``: each output is made of one input."""

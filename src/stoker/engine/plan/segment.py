@@ -36,6 +36,8 @@ class Segment:
         into_pool: whether a pool keeps the outputs.
         is_followed: whether an adaptive echo follows, directly or behind a device.
         renumbered: whether the inputs were packed, and so have numbers of their own.
+        is_waited_for: whether each output is waited for in its turn; False if later ones may come
+            first.
     """
 
     source: IndexedSource | None = None
@@ -50,6 +52,7 @@ class Segment:
     into_pool: bool = False
     is_followed: bool = False
     renumbered: bool = False
+    is_waited_for: bool = True
     kind = None
     needs_work_behind = False
     is_one_to_one = True

@@ -308,14 +308,19 @@ class WorkerPool:
 
         For plans that may block, so that tasks that are ready do not wait behind planning.
         """
-        self.active, self._tuning, self._works_first = self.limit, None, True
+        self.take_all()
+        self._works_first = True
 
-    def watch_over(self, patience_ns: int) -> None:
-        """Watch for workers that are stuck, in threads of which all take part.
+    def take_all(self) -> None:
+        """Have all threads take part from the beginning.
 
-        The consumer does no work itself, as nobody could help it out of an example.
+        For pipelines in which the consumer must not be held up by an example that it makes itself.
         """
         self.active, self._tuning = self.limit, None
+
+    def watch_over(self, patience_ns: int) -> None:
+        """Watch for workers that are stuck."""
+        self.take_all()
         self.watch = Watch(self, patience_ns)
 
     def begin(self) -> None:
@@ -412,20 +417,24 @@ class WorkerPool:
         """
         if task.done:
             return
+        self.wait_for_any([task])
+
+    def wait_for_any(self, tasks: list[Task]) -> None:
+        """Wait until one of several tasks of a segment is done, as ``wait`` does for one."""
         held = _let_go()
         try:
-            self._wait(task)
+            self._wait(tasks)
         finally:
             _take_back(held)
 
-    def _wait(self, task: Task) -> None:
-        while not task.done:
+    def _wait(self, tasks: list[Task]) -> None:
+        while not any(task.done for task in tasks):
             can_help = self._remotes is None and self.watch is None
-            helps = task.runner.depth if can_help else 0
+            helps = tasks[0].runner.depth if can_help else 0
             self.warn()
             with self.lock:
                 claim = None
-                while not task.done and claim is None:
+                while claim is None and not any(task.done for task in tasks):
                     if self._broken is not None:
                         raise self._broken
                     if self.closed:

@@ -8,6 +8,7 @@ from abc import abstractmethod
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from stoker.basics.fingerprint import Fingerprint, of_file
 from stoker.schedule.numbering import Numbering
@@ -44,13 +45,18 @@ class _LineSource(OwnSource, Fingerprinted[Any]):
         return self._lines.total
 
     def fetch(self, indices: Indices) -> list[Any]:
-        examples = []
-        for index in indices:
-            file, number = self._locate(int(index))
-            start, end = int(file.starts[number]), int(file.ends[number])
-            refuse_too_large(end - start, file.path)
-            line = self._opened.read(file.path, file.version, start, end - start)
-            examples.append(self._make(line.removesuffix(b"\r")))
+        files, numbers = self._lines.find_many(np.asarray(indices, np.int64))
+        examples: list[Any] = [None] * len(files)
+        for file in dict.fromkeys(files.tolist()):
+            lines = self._files[file]
+            places = np.flatnonzero(files == file)
+            starts, ends = lines.starts[numbers[places]], lines.ends[numbers[places]]
+            refuse_too_large(int((ends - starts).max()), lines.path)
+            # Once for all its lines: looking up the version takes as long as reading a line.
+            opened = self._opened.open(lines.path, lines.version)
+            parts = zip(places.tolist(), starts.tolist(), (ends - starts).tolist(), strict=True)
+            for place, start, nbytes in parts:
+                examples[place] = self._make(opened.read(start, nbytes).removesuffix(b"\r"))
         return examples
 
     @abstractmethod

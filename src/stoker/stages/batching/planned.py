@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from stoker.basics.compact_integers import check_integer
 from stoker.basics.validate import is_whole_number
+from stoker.schedule.echo_record import RunRecord
 from stoker.schedule.epoch_time import EpochTime
 from stoker.schedule.orders.drawing import by_user
 from stoker.schedule.sizing.batch_plan import BatchRule
@@ -156,8 +157,17 @@ class Sizing:
         return rule, typical
 
 
-def batch_stage(n: Any, drop_last: Any, collate: Any, sizing: Sizing) -> Batch:
+def batch_stage(
+    n: Any,
+    drop_last: Any,
+    collate: Any,
+    sizing: Sizing,
+    late: Any = 0,
+    record: RunRecord | None = None,
+) -> Batch:
     """Return the stage that the arguments of ``.batch()`` mean. Raises TypeError or ValueError."""
+    if (callable(n) or sizing.is_given) and late:
+        raise ValueError("batches that are planned ahead have no place for what is late: .batch(n)")
     if callable(n):
         if sizing.is_given:
             raise ValueError(
@@ -168,7 +178,7 @@ def batch_stage(n: Any, drop_last: Any, collate: Any, sizing: Sizing) -> Batch:
         label = getattr(n, "__name__", type(n).__name__)
         return ScheduledBatch(1, bool(drop_last), collate, n, label)
     if n is not None and not sizing.is_given:
-        return Batch.of(n, drop_last, collate)
+        return Batch.of(n, drop_last, collate, late, record)
     sizing.check(n, drop_last)
     plain = Batch.of(1 if n is None else n, False, collate)
     asked = None if n is None else plain.n

@@ -1,0 +1,118 @@
+"""A dataset whose examples are kept, for the workers of a changed loader.
+
+The script sees its own dataset everywhere. In a worker, ``get_worker_info().dataset`` is this one,
+which answers as the script's does.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+import shutil
+import warnings
+from typing import Any
+
+from stoker.adapters.cached_dataset import CachedDataset
+from stoker.basics.fingerprint import Fingerprint
+from stoker.basics.resources import usable_memory_bytes
+from stoker.cache.example_cache import ExampleCache
+from stoker.cache.location import LEAST_BYTES, memory_folder
+from stoker.cache.store import MISSING
+from stoker.errors import CacheError, CacheWarning
+from stoker.running.values import is_same
+from stoker.transport.codec.decoder import decode
+from stoker.transport.codec.encoder import encode
+
+# As with ``limit="auto"`` (cache/location.py).
+_MEMORY = 0.5
+# What an example takes in the store beside its record, as in the advice, and other sizes of those
+# that were not tried.
+_BESIDE_BYTES, _MORE = 512, 1.1
+
+
+def plan_bytes(example_bytes: float, count: int) -> int:
+    """Return the bytes of a store for the examples, or for as many as there is room for; 0 if for
+    none."""
+    room = min(
+        _MEMORY * usable_memory_bytes(),
+        0.9 * shutil.disk_usage(os.path.dirname(memory_folder())).free,
+    )
+    whole = LEAST_BYTES * 2 + _MORE * count * (example_bytes + _BESIDE_BYTES)
+    found = int(min(whole, room)) >> 20 << 20
+    return found if found >= LEAST_BYTES else 0
+
+
+def is_cached(dataset: Any) -> bool:
+    """True if a dataset, or one that it wraps, is cached by its script."""
+    for _ in range(8):
+        if isinstance(dataset, CachedDataset):
+            return True
+        dataset = vars(dataset).get("dataset") if hasattr(dataset, "__dict__") else None
+    return False
+
+
+def find_record(value: Any) -> bytes | None:
+    """Return an example's record; None if it would not be the same value again."""
+    try:
+        record = b"".join(encode(value))
+        return record if is_same(decode(memoryview(record)), value) else None
+    except (TypeError, ValueError, LookupError):
+        return None
+
+
+class KeptExamples(CachedDataset):
+    """A dataset behind a store that concurrent runs share. It refuses nothing, and draws nothing.
+
+    What cannot be stored is read each time.
+    """
+
+    def __init__(self, dataset: Any, limit_bytes: int, identity: str) -> None:
+        """Raises CacheError, OSError."""
+        cache = ExampleCache(
+            limit_bytes,
+            path=None,
+            keep=None,
+            identity=identity,
+            describes=f"{type(dataset).__name__} of {len(dataset)}",
+            examples=len(dataset),
+            admit="first",
+            on_damage="rebuild",
+        )
+        with warnings.catch_warnings():
+            # Another run has made it with another size; or it is smaller than was planned.
+            warnings.simplefilter("ignore", CacheWarning)
+            cache.open()
+        super().__init__(dataset, cache)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return type(self._dataset)
+
+    def __reduce__(self) -> Any:
+        return _again, (self._dataset, self._cache)
+
+    def __getitems__(self, indices: Any) -> list[Any]:
+        cache = self._cache
+        names = [
+            operator.index(index) if hasattr(index, "__index__") else repr(index)
+            for index in indices
+        ]
+        keys = [cache.key(Fingerprint(name), name) for name in names]
+        try:
+            found = cache.find(keys)
+        except CacheError:
+            return self._read(list(indices))
+        missing = [at for at, value in enumerate(found) if value is MISSING]
+        if missing:
+            values = self._read([indices[at] for at in missing])
+            for at, value in zip(missing, values, strict=True):
+                found[at] = value
+                if cache.takes and find_record(value) is not None:
+                    cache.offer(keys[at], value, 0)
+        return found
+
+
+def _again(dataset: Any, cache: ExampleCache) -> KeptExamples:
+    found = KeptExamples.__new__(KeptExamples)
+    CachedDataset.__init__(found, dataset, cache)
+    return found

@@ -1,0 +1,266 @@
+"""``.batch(n, late=k)``: examples that are not ready move on, and a run can be repeated exactly."""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import stoker
+from strategies import few
+
+LONG_S = 60.0
+
+
+@stoker.thread_safe
+class Gates:
+    """A function that holds some examples until they are let through."""
+
+    def __init__(self, *held: int) -> None:
+        self._gates = {each: threading.Event() for each in held}
+
+    def __call__(self, x: Any) -> Any:
+        gate = self._gates.get(int(x))
+        assert gate is None or gate.wait(LONG_S)
+        return x
+
+    def open(self, example: int) -> None:
+        self._gates[example].set()
+
+    def open_all(self) -> None:
+        for gate in self._gates.values():
+            gate.set()
+
+
+def numbers(n: int = 20) -> stoker.Pipeline[Any]:
+    return stoker.from_arrays(np.arange(n), seed=0)
+
+
+def rows(pipeline: Any) -> list[list[int]]:
+    return [batch.tolist() for batch in pipeline]
+
+
+def through_json(value: Any) -> Any:
+    return json.loads(json.dumps(value))
+
+
+def test_a_late_example_moves_on_and_is_waited_for_at_the_end() -> None:
+    gates = Gates(2)
+    train = numbers(14).map(gates).batch(4, late=2).workers(2)
+    assert len(train) == 4
+    with iter(train) as batches:
+        first = [next(batches).tolist() for _ in range(2)]
+        assert first == [[0, 1, 3, 4], [5, 6, 7, 8]]
+        gates.open(2)
+        assert rows(batches) == [[2, 9, 10, 11], [12, 13]]
+    assert train.stats().late_examples == 1
+    assert "late: 1 example" in str(train.stats())
+    record = through_json(train.record())
+    for again in (train.workers(3), train.workers(0)):
+        replayed = numbers(14).map(Gates()).batch(4, late=2, replay=record)
+        replayed = replayed.workers(again.chain.workers_here().count)
+        assert rows(replayed) == [*first, [2, 9, 10, 11], [12, 13]]
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> dict[str, Any]:
+    group, late, total = draw(st.integers(1, 4)), draw(st.integers(1, 2)), draw(st.integers(5, 24))
+    held = draw(st.lists(st.integers(0, total - 1), max_size=2, unique=True))
+    opened = {each: each // group + draw(st.integers(0, late)) for each in held}
+    return {
+        "group": group,
+        "late": late,
+        "total": total,
+        "opened": opened,
+        "drop_last": draw(st.booleans()),
+        "saved": draw(st.integers(0, max(0, total // group - 1))),
+    }
+
+
+@few(12)
+@given(cases())
+def test_each_comes_once_and_a_resumed_run_is_repeated(case: dict[str, Any]) -> None:
+    group, late, total = case["group"], case["late"], case["total"]
+    gates = Gates(*case["opened"])
+
+    def build(function: Any, replay: Any = None) -> stoker.Pipeline[Any]:
+        pipeline = numbers(total).map(function)
+        return pipeline.batch(group, late=late, drop_last=case["drop_last"], replay=replay)
+
+    train = build(gates).workers(3)
+    batches, state = [], train.state_dict()
+    kept = total - total % group if case["drop_last"] else total
+    opened_at: dict[int, int] = {}
+    try:
+        with iter(train) as running:
+            for number in range(len(train)):
+                if number == case["saved"]:
+                    state = through_json(train.state_dict())
+                closed = [each for each, batch in case["opened"].items() if batch > number]
+                reach = min(kept, (number + 1 + late) * group)
+                missing = sum(each < reach for each in closed)
+                if reach - number * group - missing < min(group, kept - number * group):
+                    closed.clear()  # else the batch could not be made
+                for each in case["opened"].keys() - closed:
+                    opened_at.setdefault(each, number)
+                    gates.open(each)
+                batches.append(next(running).tolist())
+            gates.open_all()
+            assert next(running, None) is None
+    finally:
+        gates.open_all()
+    assert sorted(each for batch in batches for each in batch) == list(range(kept))
+    for number, batch in enumerate(batches):
+        assert all(abs(each // group - number) <= late for each in batch)
+        for each, opened in opened_at.items():
+            assert each not in batch or number >= opened
+    record = through_json(train.record())
+    assert rows(build(Gates(), record).workers(2)) == batches
+    resumed = build(Gates(), record).workers(0)
+    resumed.load_state_dict(state)
+    assert rows(resumed) == batches[case["saved"] :]
+    alone = build(Gates()).workers(0)
+    alone.load_state_dict(state)
+    rest = [each for batch in rows(alone) for each in batch]
+    had = [each for batch in batches[: case["saved"]] for each in batch]
+    assert sorted(had + rest) == list(range(kept))
+
+
+def draw_on(x: Any, rng: np.random.Generator) -> Any:
+    return x, rng.integers(1 << 30)
+
+
+def test_an_example_is_the_same_in_whatever_batch_it_comes() -> None:
+    gates = Gates(3)
+
+    def build(function: Any, late: int) -> stoker.Pipeline[Any]:
+        return numbers().shuffle().map(function).random_map(draw_on).batch(4, late=late)
+
+    def pairs(batches: Any) -> dict[int, int]:
+        return {x: y for xs, ys in batches for x, y in zip(xs.tolist(), ys.tolist(), strict=True)}
+
+    with iter(build(gates, 1).workers(2)) as running:
+        first = next(running)
+        gates.open(3)
+        assert pairs([first, *running]) == pairs(build(Gates(), 0).workers(0))
+
+
+def test_without_workers_nothing_is_late() -> None:
+    train = numbers().shuffle().batch(3, late=2).workers(0)
+    assert rows(train) == rows(numbers().shuffle().batch(3).workers(0))
+    assert train.stats().late_examples == 0
+
+
+def test_a_bias_is_told() -> None:
+    slow = range(0, 40, 5)
+    gates = Gates(*slow)
+
+    def labelled(x: Any) -> Any:
+        return {"pixels": np.zeros(3), "label": int(x) % 5 == 0, "weight": float(x % 3)}
+
+    train = numbers(40).map(gates).map(labelled).batch(5, late=1).workers(10)
+    with iter(train) as running:
+        for number in range(8):
+            gates.open(5 * number - 5) if number else None
+            if number == 7:
+                gates.open_all()
+            next(running)
+    stats = train.stats()
+    assert stats.late_examples >= 7
+    assert stats.late_bias["label"] > 0.4
+    assert stats.late_bias.keys() == {"label", "weight"}  # all have equally many bytes
+    assert "correlated with" in str(stats)
+
+
+def test_ranks_take_equally_many_steps() -> None:
+    seen: list[int] = []
+    for rank in range(2):
+        gates = Gates(4)
+        train = numbers(22).shard(rank=rank, world=2).map(gates).batch(3, late=1).workers(2)
+        assert len(train) == 4
+        with iter(train) as running:
+            batches = [next(running).tolist()]
+            gates.open(4)
+            batches += rows(running)
+        assert [len(batch) for batch in batches] == [3, 3, 3, 2]
+        seen += [each for batch in batches for each in batch]
+    assert sorted(seen) == list(range(22))
+
+
+def test_a_failed_example_is_an_error_of_its_batch() -> None:
+    def fail(x: Any) -> Any:
+        if x == 5:
+            raise ValueError("a bad one")
+        return x
+
+    with pytest.raises(stoker.StageError, match="on example 5"):
+        rows(numbers().map(fail).batch(4, late=1).workers(2))
+
+
+@pytest.mark.parametrize("kind", ["thread", "process"])
+@pytest.mark.full
+def test_a_run_with_any_workers_is_repeated_by_others(kind: str) -> None:
+    def build(replay: Any = None) -> stoker.Pipeline[Any]:
+        return numbers(200).shuffle().map(_unequal).batch(8, late=2, replay=replay)
+
+    for _ in range(3):
+        train = build().workers(3, kind=kind)
+        batches = rows(train)
+        assert sorted(each for batch in batches for each in batch) == list(range(200))
+        record = through_json(train.record())
+        assert rows(build(record).workers(2, kind="process")) == batches
+        assert rows(build(record).workers(0)) == batches
+
+
+def _unequal(x: Any) -> Any:
+    for _ in range(20_000 if x % 5 == 0 else 500):
+        pass
+    return x
+
+
+def test_a_record_of_another_pipeline_is_refused() -> None:
+    train = numbers().batch(4, late=1).workers(0)
+    rows(train)
+    record = train.record()
+    with pytest.raises(stoker.StateError, match="another pipeline"):
+        rows(numbers().batch(5, late=1, replay=record))
+    again = numbers().batch(4, late=1, replay=record)
+    again.set_epoch(1)
+    with pytest.raises(stoker.StateError, match="no epoch 1"):
+        rows(again)
+    record["late"]["0"]["left"] = {"2": [3]}
+    with pytest.raises(stoker.StateError, match="damaged"):
+        rows(numbers().batch(4, late=1, replay=record))
+
+
+def test_other_ranks_cannot_go_on_with_it() -> None:
+    train = numbers(24).shard(rank=0, world=2).batch(3, late=1).workers(0)
+    with iter(train) as running:
+        next(running)
+        state = train.state_dict()
+    other = numbers(24).shard(rank=0, world=3).batch(2, late=1)
+    with pytest.raises(stoker.StateError):
+        other.load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: numbers().batch(4, late=-1), "number of batches"),
+        (lambda: numbers().filter(bool).batch(4, late=1), "waits for each"),
+        (lambda: numbers().map(int, on_error=1).batch(4, late=1), "waits for each"),
+        (lambda: numbers().echo(2).batch(4, late=1), "waits for each"),
+        (lambda: rows(numbers().batch(4, late=1).echo(2)), "without .batch"),
+        (lambda: stoker.from_iterable([1, 2]).batch(4, late=1), "a stream has one order"),
+        (lambda: numbers().batch(lambda time: 4, late=1), "planned ahead"),
+        (lambda: numbers().batch(4, replay={}, late=0), "no record"),
+    ],
+)
+def test_what_it_cannot_do_is_refused(build: Any, message: str) -> None:
+    with pytest.raises((ValueError, stoker.StateError), match=message):
+        build()

@@ -101,7 +101,6 @@ def default_arms() -> list[Arm]:
         Arm("none"),
         FOLLOWING,
         Arm("batch", 4),
-        Arm("before", 2),
         Arm("before", 4),
         Arm("memory"),
     ]

@@ -79,13 +79,11 @@ def ratio_of(waited_fraction: float) -> float:
 
 
 def smoothed(values: Sequence[float], width: int = 3) -> list[float]:
-    """Return the mean of each value with as many neighbours on either side, `width` in all.
+    """Return the mean of each value with those before it, `width` in all; fewer at the beginning.
 
-    Fewer at the ends, where there are none, so that a straight line stays what it is.
+    Nothing that comes later has a part in a value, so that no target is reached before its time.
     """
-    last = len(values) - 1
-    reaches = [min(width // 2, i, last - i) for i in range(len(values))]
-    return [statistics.fmean(values[i - r : i + r + 1]) for i, r in enumerate(reaches)]
+    return [statistics.fmean(values[max(0, i + 1 - width) : i + 1]) for i in range(len(values))]
 
 
 def crossing(at: Sequence[float], values: Sequence[float], target: float) -> float | None:

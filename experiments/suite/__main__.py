@@ -71,6 +71,9 @@ def run(
     pool: Annotated[
         int | None, typer.Option(min=2, help="Batches in the echo's pool, instead of 16.")
     ] = None,
+    fresh_batches: Annotated[
+        int | None, typer.Option(min=40, help="Length of a training, instead of the workload's.")
+    ] = None,
     by_steps: Annotated[
         bool,
         typer.Option(
@@ -83,7 +86,7 @@ def run(
     ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Runs at a time, each on one core.")] = 2,
     again: Annotated[
-        bool, typer.Option("--again", help="Repeat the runs that are kept from before.")
+        bool, typer.Option("--again", help="Repeat the kept runs of the arms that are named.")
     ] = False,
     out: Annotated[
         Path | None, typer.Option(help="Folder of rows, instead of experiments/results.")
@@ -116,7 +119,7 @@ def run(
         if name not in NAMES:
             raise ValueError(f"there is no workload {name}; there are {', '.join(NAMES)}")
         workload = class_of(name)
-        variant = _variant(without, small, batch_size, pool, by_steps)
+        variant = _variant(without, small, batch_size, pool, fresh_batches, by_steps)
         if not variant.batch_norm and not workload.has_batch_norm:
             raise ValueError(f"{name} has no BatchNorm to leave out")
         folder = None if quick else data_folder(data)
@@ -134,13 +137,15 @@ def run(
             ratios=[float(ratio) for ratio in ratios.split(",")][-1 if quick else 0 :],
             transforms=transforms.split(",") if transforms else None,
             seeds=min(seeds, 2) if quick else seeds,
+            wider=0 if quick else 3,
         )
         task = Task(name, variant, folder)
         with tempfile.TemporaryDirectory(prefix="stoker-quick-") as temporary:
             results = Path(temporary) if quick and out is None else out or RESULTS
             rows = Rows(results / f"{name}.json", name, variant.name, recipe)
             if again:
-                rows.drop(plan.arms)
+                asked = {"*", "none"} & set(arms.split(","))
+                rows.drop([arm for arm in plan.arms if arm.echoes or asked])
             carry_out(plan, rows, task, jobs, console)
             for table in terminal_tables(plan, rows):
                 console.print(table)
@@ -156,7 +161,12 @@ def run(
 
 
 def _variant(
-    without: str, small: bool, batch_size: int | None, pool: int | None, by_steps: bool
+    without: str,
+    small: bool,
+    batch_size: int | None,
+    pool: int | None,
+    fresh_batches: int | None,
+    by_steps: bool,
 ) -> Variant:
     left_out = [word for word in without.split(",") if word]
     for word in left_out:
@@ -167,6 +177,7 @@ def _variant(
         small=small,
         batch_size=batch_size,
         pool_batches=pool,
+        fresh_batches=fresh_batches,
         by_steps=by_steps,
     )
 

@@ -14,6 +14,7 @@ import textwrap
 from pathlib import Path
 
 from experiments.arms import Arm
+from experiments.suite import lasting
 from experiments.suite.prices import PATH as PRICES
 from experiments.suite.prices import prices_text
 from experiments.suite.rows import RESULTS, Rows
@@ -30,6 +31,7 @@ _BENCH = RESULTS.parents[1] / "bench"
 _SUMMARY_BLOCK = re.compile(r"(<!-- summary: (?P<ratio>\d+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _BENCH_BLOCK = re.compile(r"(<!-- bench: (?P<name>\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _CLOCK_BLOCK = re.compile(r"(<!-- clock -->\n).*?(<!-- end -->)", re.DOTALL)
+_LASTING_BLOCK = re.compile(r"(<!-- lasting -->\n).*?(<!-- end -->)", re.DOTALL)
 _BLOCK = re.compile(r"(<!-- rows: (?P<what>[^\n]*?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -43,6 +45,7 @@ def with_tables(text: str, results: Path = RESULTS) -> str:
         lambda m: m[1] + _summary_table(float(m["ratio"]), results) + m[3], text
     )
     text = _CLOCK_BLOCK.sub(lambda m: f"{m[1]}{markdown(clock_cells())}\n{m[2]}", text)
+    text = _LASTING_BLOCK.sub(lambda m: f"{m[1]}{markdown(lasting.cells(results))}\n{m[2]}", text)
     return _BENCH_BLOCK.sub(lambda m: m[1] + _bench_table(m["name"]) + m[3], text)
 
 
@@ -143,6 +146,7 @@ def variant_of(name: str) -> Variant:
     """Return the variant of a name. Raises ValueError if there is none."""
     batch_size = re.search(r"B = (\d+)", name)
     pool_batches = re.search(r"pool of (\d+) batches", name)
+    fresh_batches = re.search(r"(\d+) fresh batches", name)
     variant = Variant(
         batch_norm="without BatchNorm" not in name,
         momentum="without momentum" not in name,
@@ -150,6 +154,7 @@ def variant_of(name: str) -> Variant:
         small="small data" in name,
         batch_size=int(batch_size[1]) if batch_size else None,
         pool_batches=int(pool_batches[1]) if pool_batches else None,
+        fresh_batches=int(fresh_batches[1]) if fresh_batches else None,
         by_steps="scheduled by steps" in name,
     )
     if variant.name != name:

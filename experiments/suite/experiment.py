@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from experiments.suite.jobs import Jobs, Task, jobs
-from experiments.suite.plan import Plan, chosen_rates, name_of, timing_of
+from experiments.suite.plan import Plan, chosen_settings, name_of, timing_of, widened
 from experiments.suite.rows import Rows, Run, arm_of
 
 _SAYS = {
@@ -27,10 +27,19 @@ def carry_out(plan: Plan, rows: Rows, task: Task, processes: int, console: Conso
     with jobs(processes, task) as running:
         _estimate(plan, rows, running.probe(), processes, console)
         _phase(plan.timing(), rows, running, console, {})
-        for kind in ("tuning", "training"):
-            runs = plan.tuning() if kind == "tuning" else plan.training(chosen_rates(plan, rows))
-            on_record = {run: timing_of(run, plan.ratios[0]) for run in runs}
-            _phase(runs, rows, running, console, on_record)
+        candidates = dict.fromkeys(plan.arms, plan.candidates())
+        for wider in range(plan.wider + 1):
+            runs = plan.tuning(candidates)
+            _phase(runs, rows, running, console, _on_record(plan, runs))
+            chosen = chosen_settings(plan, rows, candidates)
+            if wider < plan.wider:
+                candidates = {arm: widened(candidates[arm], chosen[arm]) for arm in plan.arms}
+        runs = plan.training(chosen)
+        _phase(runs, rows, running, console, _on_record(plan, runs))
+
+
+def _on_record(plan: Plan, runs: Iterable[Run]) -> dict[Run, Run]:
+    return {run: timing_of(run, plan.ratios[0]) for run in runs}
 
 
 def _phase(
@@ -72,9 +81,8 @@ def described(run: Run, found: dict[str, Any]) -> str:
             f"waited {found['waited_fraction']:.0%}"
         )
     loss, metric = found["points"][-1][3:]
-    return (
-        f"{arm}, seed {run.seed}, rate {run.learning_rate:g}: loss {loss:.3f}, metric {metric:.3f}"
-    )
+    settings = f"rate {run.learning_rate:g}, warm-up {run.warm_up:g}"
+    return f"{arm}, seed {run.seed}, {settings}: loss {loss:.3f}, metric {metric:.3f}"
 
 
 def _estimate(
@@ -82,10 +90,10 @@ def _estimate(
 ) -> None:
     """Say what is to be done and how long it takes."""
     # Any candidate will do: how many runs there are does not depend on it.
-    rates = dict.fromkeys(plan.arms, plan.recipe.learning_rates[0])
+    chosen = dict.fromkeys(plan.arms, plan.candidates()[0])
     trained = {(arm_of(row), row["seed"]) for row in rows.of_kind("training")}
     seconds, missing, total = 0.0, 0, 0
-    for run in [*plan.timing(), *plan.tuning(), *plan.training(rates)]:
+    for run in [*plan.timing(), *plan.tuning(), *plan.training(chosen)]:
         total += 1
         is_trained = run.kind == "training" and (run.arm, run.seed) in trained
         if is_trained or rows.find(run) is not None:

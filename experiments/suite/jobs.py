@@ -38,7 +38,7 @@ def carried_out(task: Task, run: Run, known: dict[str, Any] | None) -> dict[str,
     assert run.learning_rate is not None
     record = known["record"] if known is not None else None
     part: Any = "validation" if run.kind == "tuning" else "test"
-    found = trained_run(made, run.arm, run.seed, run.learning_rate, part, record)
+    found = trained_run(made, run.arm, run.seed, run.learning_rate, part, record, run.warm_up)
     if known is not None and found["digest"] != known["digest"]:
         raise AssertionError(f"{run} did not repeat what is on record: its counts differ")
     return found

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
+from typing import NamedTuple
 
 from experiments.arms import REPEATS, Arm
 from experiments.suite.rows import Rows, Run
@@ -14,6 +15,18 @@ TUNING_SEED = 1_000
 """Learning rates are chosen on seeds from here on, results come from seeds from 0 on."""
 RATIOS = (2.0, 4.0)
 FACTORS = (2, 4)
+
+WARM_UPS = (0.05, 0.2)
+"""Shares of the budget over which the rate rises: of 300 steps without echoing 15, or 60. As many
+steps as an arm with e = 4 has with the first."""
+
+
+class Settings(NamedTuple):
+    """What is chosen for each arm."""
+
+    learning_rate: float
+    warm_up: float
+
 
 BASELINE = Arm("none", slowness=0.0)
 
@@ -29,6 +42,8 @@ class Plan:
     ratios: tuple[float, ...]
     """At which R arms with a fixed factor are timed."""
     seeds: int
+    wider: int = 3
+    """How often the grid of an arm is widened, at most."""
 
     @classmethod
     def of(
@@ -41,6 +56,7 @@ class Plan:
         ratios: Sequence[float] = RATIOS,
         transforms: Sequence[str] | None = None,
         seeds: int = 5,
+        wider: int = 3,
     ) -> Plan:
         """Choose the arms whose names fit a pattern; training without echoing is always there.
 
@@ -67,7 +83,7 @@ class Plan:
             for arm in every
             if arm == BASELINE or any(fnmatch(name_of(arm), pattern) for pattern in patterns)
         ]
-        return cls(workload, recipe, tuple(chosen), tuple(ratios), seeds)
+        return cls(workload, recipe, tuple(chosen), tuple(ratios), seeds, wider)
 
     def timing(self) -> list[Run]:
         """Return what goes by the exact clock."""
@@ -78,19 +94,25 @@ class Plan:
             for seed in self._timed_seeds(arm)
         ]
 
-    def tuning(self) -> list[Run]:
-        """Return the runs of every arm with every candidate."""
+    def tuning(self, candidates: Mapping[Arm, Sequence[Settings]] | None = None) -> list[Run]:
+        """Return the runs of every arm with every candidate; by default the first ones."""
         return [
-            Run("tuning", arm, TUNING_SEED + number, rate)
+            Run("tuning", arm, TUNING_SEED + number, *settings)
             for arm in self.arms
-            for rate in self.recipe.learning_rates
+            for settings in (candidates or {}).get(arm, self.candidates())
             for number in range(self.recipe.tuning_seeds)
         ]
 
-    def training(self, rates: dict[Arm, float]) -> list[Run]:
-        """Return the runs whose results count, with the rates that were chosen."""
+    def candidates(self) -> list[Settings]:
+        """Return what every arm is tried with at first."""
         return [
-            Run("training", arm, seed, rates[arm])
+            Settings(rate, warm_up) for rate in self.recipe.learning_rates for warm_up in WARM_UPS
+        ]
+
+    def training(self, chosen: dict[Arm, Settings]) -> list[Run]:
+        """Return the runs whose results count, with the settings that were chosen."""
+        return [
+            Run("training", arm, seed, *chosen[arm])
             for seed in range(self.seeds)
             for arm in self.arms
         ]
@@ -144,20 +166,35 @@ def timing_of(run: Run, ratio: float) -> Run:
     return Run("timing", arm, run.seed)
 
 
-def chosen_rates(plan: Plan, rows: Rows) -> dict[Arm, float]:
-    """Return each arm's learning rate: the candidate with the least mean loss when it was tuned.
+def chosen_settings(
+    plan: Plan, rows: Rows, candidates: Mapping[Arm, Sequence[Settings]] | None = None
+) -> dict[Arm, Settings]:
+    """Return each arm's settings: the candidate with the least mean loss when it was tuned.
 
     Raises LookupError where a run of the tuning is missing.
     """
-    losses: dict[tuple[Arm, float], float] = {}
-    for run in plan.tuning():
+    losses: dict[Arm, dict[Settings, float]] = {}
+    for run in plan.tuning(candidates):
         row = rows.find(run)
         if row is None:
             raise LookupError(f"{run} is not over")
         assert run.learning_rate is not None
+        settings = Settings(run.learning_rate, run.warm_up)
         final = sum(point[3] for point in row["points"]) / len(row["points"])
-        losses[run.arm, run.learning_rate] = losses.get((run.arm, run.learning_rate), 0.0) + final
-    return {
-        arm: min(plan.recipe.learning_rates, key=lambda rate: losses[arm, rate])
-        for arm in plan.arms
-    }
+        by_settings = losses.setdefault(run.arm, {})
+        by_settings[settings] = by_settings.get(settings, 0.0) + final
+    return {arm: min(found, key=lambda each: found[each]) for arm, found in losses.items()}
+
+
+def widened(candidates: Sequence[Settings], best: Settings) -> list[Settings]:
+    """Return the candidates, with one rate more where the best is the least or the greatest.
+
+    The new rate is as far from the edge as the edge is from the next. Alike for all arms: each has
+    the best inside in the end.
+    """
+    rates = sorted({each.learning_rate for each in candidates})
+    if len(rates) < 2 or best.learning_rate not in (rates[0], rates[-1]):
+        return list(candidates)
+    edge, next_to = rates[:2] if best.learning_rate == rates[0] else rates[:-3:-1]
+    rate = float(f"{edge * edge / next_to:.3g}")
+    return [*candidates, *(Settings(rate, warm_up) for warm_up in WARM_UPS)]

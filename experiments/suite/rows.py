@@ -22,6 +22,9 @@ RESULTS = Path(__file__).resolve().parents[1] / "results"
 CLOCK = RESULTS / "clock.json"
 """What `threads` found."""
 
+WARM_UP = 0.05
+"""The warm-up that everything had before warm-ups were tuned."""
+
 Kind = Literal["timing", "tuning", "training"]
 
 
@@ -34,6 +37,8 @@ class Run:
     """With the R it runs at, `arm.slowness`; 0 where that plays no role."""
     seed: int = 0
     learning_rate: float | None = None
+    warm_up: float = WARM_UP
+    """Share of the budget over which the rate rises."""
 
     @property
     def key(self) -> dict[str, Any]:
@@ -46,6 +51,7 @@ class Run:
             "ratio": self.arm.slowness,
             "seed": self.seed,
             "learning_rate": self.learning_rate,
+            "warm_up": self.warm_up,
         }
 
 
@@ -89,6 +95,14 @@ class Rows:
             "written": datetime.now(UTC).isoformat(timespec="minutes"),
         }
         row = {"variant": self._variant, **run.key, **made, **found}
+        if run.kind == "training":
+            # An arm that was tuned anew leaves nothing of its earlier settings.
+            old = replace(run, learning_rate=None, warm_up=WARM_UP).key
+            self._mine = {
+                name: each
+                for name, each in self._mine.items()
+                if each | {"learning_rate": None, "warm_up": WARM_UP} != each | old
+            }
         self._mine[_name(run.key)] = row
         self._write()
 
@@ -129,4 +143,5 @@ def arm_of(row: dict[str, Any]) -> Arm:
 
 def _name(row: dict[str, Any]) -> str:
     names = ("kind", "place", "transform", "factor", "ratio", "seed", "learning_rate")
-    return json.dumps([row[name] for name in names])
+    # Rows from before warm-ups were tuned do not say theirs.
+    return json.dumps([*(row[name] for name in names), row.get("warm_up", WARM_UP)])

@@ -50,6 +50,8 @@ class ArmSummary:
 
     arm: Arm
     learning_rate: float
+    warm_up: float | None
+    """Share of the training; None in rows from before it was tuned."""
     seeds: int
     misses: int
     """Runs that did not reach the target."""
@@ -163,6 +165,7 @@ def _summary(
     return ArmSummary(
         arm=arm,
         learning_rate=mine[0]["learning_rate"],
+        warm_up=mine[0].get("warm_up"),
         seeds=len(seeds),
         misses=sum(hit is None for hit in hits),
         fresh_ratios=Ratios.of(base_hits, [_fresh(row)[-1] for row in theirs], hits),

@@ -9,7 +9,7 @@ from rich.table import Table
 from experiments.arms import Arm
 from experiments.method import Interval, Ratios
 from experiments.suite.plan import Plan
-from experiments.suite.rows import CLOCK, Rows
+from experiments.suite.rows import CLOCK, WARM_UP, Rows
 from experiments.suite.summary import TARGET_SHARE, ArmSummary, Comparison, compared
 
 VOID = "†"
@@ -24,6 +24,7 @@ def cells_of(found: Comparison, metric: str) -> Cells:
     head = [
         "arm",
         "rate",
+        "warm-up",
         "rho",
         *(f"speed-up, R = {ratio:g}" for ratio in found.ratios),
         "loss",
@@ -43,6 +44,7 @@ def _row(each: ArmSummary, found: Comparison) -> list[str]:
     return [
         arm.label + at,
         f"{each.learning_rate:g}",
+        f"({WARM_UP:.0%})" if each.warm_up is None else f"{each.warm_up:.0%}",
         "1" if is_baseline else ratio_text(each.fresh_ratios),
         *(
             "1"

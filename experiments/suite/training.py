@@ -11,21 +11,21 @@ import torch
 
 from experiments.arms import Arm, epoch_after_epoch
 from experiments.suite.feeds import Counts, feed
+from experiments.suite.rows import WARM_UP
 from experiments.suite.workload import Part, Workload
 
-_WARM_UP = 0.05
 _DIVERGED = 1e3
 _FINAL_TESTS = 3
 _PROBED_STEPS = 20
 
 
-def schedule(progress: float) -> float:
+def schedule(progress: float, warm_up: float = WARM_UP) -> float:
     """Return the learning rate as a share of its peak, after this share of the fresh examples.
 
     Warm-up, then half a cosine down to 0: by fresh examples, so that no echo changes it. Behind 1,
     where a schedule by steps comes to, the cosine goes up and down again, as torch's does.
     """
-    return min(1.0, progress / _WARM_UP) * (1 + math.cos(math.pi * progress)) / 2
+    return min(1.0, progress / warm_up) * (1 + math.cos(math.pi * progress)) / 2
 
 
 def trained_run(
@@ -35,6 +35,7 @@ def trained_run(
     learning_rate: float,
     part: Part = "test",
     replay: dict[str, Any] | None = None,
+    warm_up: float = WARM_UP,
 ) -> dict[str, Any]:
     """Train through the budget; return what tests of the network found.
 
@@ -57,7 +58,7 @@ def trained_run(
                 progress = (
                     counts.latest[0] / steps if workload.variant.by_steps else counts.progress
                 )
-                group["lr"] = learning_rate * schedule(progress)
+                group["lr"] = learning_rate * schedule(progress, warm_up)
             optimizer.zero_grad(set_to_none=True)
             workload.loss(learner.network, batch).backward()
             optimizer.step()

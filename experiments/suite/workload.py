@@ -65,6 +65,8 @@ class Variant:
     """Another batch size."""
     pool_batches: int | None = None
     """Another size of the echo's pool; with it, another distance between copies."""
+    fresh_batches: int | None = None
+    """Another length of training."""
     by_steps: bool = False
     """The learning rate follows the steps, as if they were fresh: the wrong schedule."""
 
@@ -83,6 +85,7 @@ class Variant:
         parts += ["small data"] * self.small
         parts += [f"B = {self.batch_size}"] * (self.batch_size is not None)
         parts += [f"pool of {self.pool_batches} batches"] * (self.pool_batches is not None)
+        parts += [f"{self.fresh_batches} fresh batches"] * (self.fresh_batches is not None)
         parts += ["scheduled by steps"] * self.by_steps
         return ", ".join(parts)
 
@@ -130,6 +133,8 @@ class Workload(ABC):
         found = cls.recipe
         if variant.batch_size is not None:
             found = replace(found, batch_size=variant.batch_size)
+        if variant.fresh_batches is not None:
+            found = replace(found, budget_fresh=variant.fresh_batches * found.batch_size)
         if variant.small:
             found = replace(found, budget_fresh=SMALL_EXAMPLES * SMALL_EPOCHS)
         if quick:

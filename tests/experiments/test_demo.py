@@ -150,7 +150,9 @@ def assert_scene(scene: dict[str, Any]) -> None:
 def test_runs_that_are_compared_are_neighbours_and_memory_is_first() -> None:
     plan = plan_of(default_arms(), Settings())
     assert plan[0] == (Arm("memory"), 0)
-    assert {arm.place for arm, seed in plan if seed} == {"none", "before"}
+    seeds = {arm: [seed for other, seed in plan if other == arm] for arm, _ in plan}
+    assert seeds.pop(Arm("memory")) == [0]
+    assert all(sorted(each) == [0, 1, 2, 3, 4] for each in seeds.values())
     places = [(seed, arm.place) for arm, seed in plan if arm.is_compared]
     assert places == [(s, p) for s in range(5) for p in ("none", "before")[:: 1 - 2 * (s % 2)]]
     numbers = {run: number for number, run in enumerate(plan)}

@@ -146,7 +146,8 @@ def take_over(states: Sequence[Loaded], chain: Chain) -> Loaded:
             f"with {_describe_change(by, chain)}: save when a batch was handed out"
         )
     if first.position is None or not (first.position.yielded or first.position.leg):
-        return replace(first, position=None, sizes={})
+        is_stream = first.position is not None and by.plan.iterable is not None
+        return replace(first, position=first.position if is_stream else None, sizes={})
     try:
         _check_leg(by)
         if first.rank is not None and ranks is None:
@@ -218,6 +219,8 @@ def _check_leg(by: Chain) -> None:
     leaves_out = by.may_leave_out
     if not by.echoes:
         return
+    if not by.source.is_indexed:
+        raise StateError(f"how far .{by.echoes[0].name} has read a stream is the rank's own")
     (point, *others) = by.plan.echoes
     if others or point.holds_batches:
         raise StateError(
@@ -257,6 +260,8 @@ def _begin_leg(ranks: Sequence[Loaded], chain: Chain) -> tuple[Position, dict[in
     first, world = ranks[0], len(ranks)
     at, by = first.position, first.by
     assert at is not None
+    if by.plan.iterable is not None:
+        return _begin_stream_leg(first), {}, 0
     if by.sorts_examples:
         return _begin_planned_leg(first, chain), {}, 0
     was, positions = at.leg, [each.position or Position() for each in ranks]
@@ -311,6 +316,24 @@ def _begin_leg(ranks: Sequence[Loaded], chain: Chain) -> tuple[Position, dict[in
     sizes = {echo.position: _pool_size(echo, first, chain.batch_size) for echo in by.echoes}
     start = Position(fresh=held.each, parts=[PoolStart(begins)], order=at.order, leg=leg)
     return start, sizes, lost_uses
+
+
+def _begin_stream_leg(loaded: Loaded) -> Position:
+    """Return the first position of a new leg over a stream, which goes on where all have read to.
+
+    Every rank reads the whole stream, and all have handed out equally many, so its state is theirs.
+    """
+    at, by = loaded.position, loaded.by
+    assert at is not None
+    was, world = at.leg, by.rank_world[1]
+    before = by.clock(loaded.epoch, at.fresh, at.uses, at.yielded)
+    leg = Leg(
+        world if was is None else was.begun_by,
+        Remainder([]),
+        before if was is None else was.before + before,
+        world * at.yielded + (0 if was is None else was.batches),
+    )
+    return Position(loader_state=at.loader_state, leg=leg)
 
 
 def _begin_planned_leg(loaded: Loaded, chain: Chain) -> Position:
@@ -488,13 +511,16 @@ def _describe(loaded: Loaded, position: Position, chain: Chain, lost_uses: int) 
     """Describe for the log where other ranks go on."""
     by, leg = loaded.by, position.leg
     indexed = by.plan.indexed
-    assert indexed is not None
     assert leg is not None
-    places = indexed.places(by.on_leg(leg).plan.row)
-    left = len(leg.rest) + len(leg.returned) + len(leg.over)
+    if indexed is None:
+        at = f"{leg.before.fresh_examples:,}"
+    else:
+        places = indexed.places(by.on_leg(leg).plan.row)
+        left = len(leg.rest) + len(leg.returned) + len(leg.over)
+        at = f"{places - left:,} of {places:,}"
     lost_copies = f"; {lost_uses:,} copies lost" if by.has_fixed_echo else ""
     return (
-        f"goes on in epoch {loaded.epoch} at example {places - left:,} of {places:,} with "
+        f"goes on in epoch {loaded.epoch} at example {at} with "
         f"{_describe_change(by, chain)}{lost_copies}"
     )
 

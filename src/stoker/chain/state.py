@@ -42,6 +42,7 @@ from stoker.errors import StateError
 from stoker.schedule.echo_record import difference_of
 from stoker.schedule.leg import Leg
 from stoker.schedule.owners import OwnerSnapshot
+from stoker.schedule.selection import Cut
 from stoker.schedule.sizing.batch_schedule import BatchSchedule
 from stoker.schedule.sizing.cuts import PlannedCuts
 from stoker.stages.echo import DEFAULT_POOL_BATCHES
@@ -204,16 +205,20 @@ def _schema(state: dict[str, Any], by: Chain, *, is_own: bool) -> StateSchema:
     """Return the schema of a state, from the chain that saved it."""
     if "leg" in state:
         indexed = by.plan.indexed
-        if indexed is None:
-            raise ValueError("a leg of an epoch is in it, and this pipeline's have none")
-        begun_by = check_integer(state["leg"]["begun_by"], 1)
-        row = by.of_ranks(0, begun_by, by.size_of_batches).plan.row  # how many places it has
-        places, world = indexed.places(row), by.rank_world[1]
+        begun_by, world = check_integer(state["leg"]["begun_by"], 1), by.rank_world[1]
         most = max((echo.counts.most for echo in by.echoes if echo.counts), default=1)
-        end = indexed.places_end(row)
+        if indexed is not None:
+            row = by.of_ranks(0, begun_by, by.size_of_batches).plan.row  # how many places it has
+            places, end = indexed.places(row), indexed.places_end(row)
+        elif by.plan.iterable is not None and "loader" in state:
+            places = end = 0  # of a stream, none is listed
+        else:
+            raise ValueError("a leg of an epoch is in it, and this pipeline's have none")
         leg = Leg.from_json(state["leg"], world, places, end, most)
         if (leg.offsets or leg.sequences) and not by.plan.packs:
             raise ValueError("packed sequences are in it, and this pipeline packs none")
+        if indexed is None and (leg.held is not None or len(leg.over)):
+            raise ValueError("places of the epoch are in it, and a stream has none")
         by = by.on_leg(leg)
         if by.data_epoch_steps is not None and by.data_epoch_steps < 0:
             raise StateError(
@@ -312,7 +317,7 @@ def position(
     if fit.examples is None:
         if nodes:
             raise ValueError("pools are in it that cannot be made again")
-        _check_iterated(fit.plan, yielded, nested)
+        _check_iterated(fit.plan, yielded, nested, fit.leg)
     elif nested:
         raise StateError("a loader's state is in it, and this pipeline has no loader")
     else:
@@ -383,11 +388,13 @@ def _list(value: Any) -> list[Any]:
     return list(value)
 
 
-def _check_iterated(plan: Plan, yielded: int, nested: bool) -> None:
+def _check_iterated(plan: Plan, yielded: int, nested: bool, leg: Leg | None) -> None:
     """Check a position over a loader or a stream: its own state is all there is."""
     if nested and not plan.source.takes_state:
         raise StateError("a loader's state is in it, and this pipeline's source takes none")
-    if not yielded:
+    if leg is not None and (plan.echoes or plan.selection.between != Cut()):
+        raise ValueError("a leg of an epoch is in it, and this pipeline's have none")
+    if not yielded and leg is None:
         return
     fixed = any(not point.echo.is_adaptive for point in plan.echoes)
     if not nested or fixed or plan.is_decided or not plan.selection.is_kept_by_streams:

@@ -316,7 +316,7 @@ class EpochStreams:
         elif plan.iterable is not None:
             key = rng.key(self._seed, self._epoch, rng.SHUFFLE, rank)
             start = position.fresh
-            read = start and start + plan.selection.first.start
+            read = plan.selection.read_of_stream(start)
             examples = plan.iterable.open(self._epoch, position.loader_state, read)
             self.head = IterableHead(
                 plan.iterable, examples, plan.selection, plan.buffer, key, self.tally, start

@@ -49,7 +49,8 @@ class IterableHead(HeadStream):
             every rank, so that all ranks get equally many.
         buffer: how many examples are shuffled among each other; 1 keeps the order.
         key: keys the shuffling.
-        start: how many examples of the pass come before the source's first one.
+        start: how many examples this rank has drawn of the pass before; those of all ranks, and of
+            earlier legs, come before the first of ``examples`` then.
     """
 
     def __init__(
@@ -66,13 +67,10 @@ class IterableHead(HeadStream):
         self._name = source.name
         self._source = source
         self._whole: Iterator[Any] | None = examples
-        self._world = selection.share.world if selection.share is not None else 1
+        self._selection = selection
         self._examples: Iterator[Any] | None = _read_selection(examples, selection, start)
-        self._skip_count = selection.first.start  # examples that the source skips, not counted
         cut = _handed_selection(selection)
         self._to_drop = self._drop_count = cut.start
-        if selection.share is not None and not selection.share.anew:
-            self._drop_count += selection.between.start
         self._left = None if cut.stop is None else max(0, cut.stop - cut.start)
         self._drawn_count = start
         self._size = buffer
@@ -113,19 +111,22 @@ class IterableHead(HeadStream):
         """Return the source's own state after so many examples; None if it has none."""
         if not self._source.takes_state:
             return None, loaded
-        return self._source.state(fresh and fresh + self._skip_count), fresh
+        return self._source.state(self._read_count(fresh)), fresh
 
     def forget_states(self, fresh: int, loaded: int) -> None:
-        self._source.forget_before(fresh and fresh + self._skip_count)
+        self._source.forget_before(self._read_count(fresh))
 
     def leave(self, fresh: int, loaded: int, *, ended: bool) -> None:
         """Tell the source how much was read when the consumer's last example was drawn.
 
         Examples that a shuffle buffer held then are lost.
         """
-        drawn_count = self._drop_count + fresh + self._size - 1
-        read = self._skip_count + drawn_count * self._world if fresh else 0
-        self._source.leave(None if ended else read)
+        self._source.leave(None if ended else self._read_count(fresh))
+
+    def _read_count(self, fresh: int) -> int:
+        """Return how many examples of the source are read when so many are handed out."""
+        drawn = fresh and fresh + self._drop_count
+        return self._selection.read_of_stream(drawn, self._size)
 
     def interrupt(self) -> None:
         interrupt(self._whole)
@@ -166,7 +167,9 @@ class IterableHead(HeadStream):
         except Exception as error:
             pass_on(error)
             self._examples = None
-            failure = Failure(StageError(self._name, error, number=self._read), ENDED)
+            number = self._selection.read_of_stream(self._read)
+            number -= self._selection.first.start if number else 0  # as other stages count them
+            failure = Failure(StageError(self._name, error, number=number), ENDED)
             self._failure = done_item(failure, self._read, 0, 0, 1)
             return None
         spent = time.perf_counter_ns() - began
@@ -176,18 +179,21 @@ class IterableHead(HeadStream):
 
 
 def _read_selection(examples: Iterator[Any], selection: Selection, start: int) -> Iterator[Any]:
-    """Return the cut that this rank reads, before any shuffling; ``start`` were read before."""
+    """Return the cut that this rank reads, before any shuffling; it has drawn ``start`` before."""
     share, first = selection.share, selection.first
-    behind = first.start + start if start else 0  # where the source starts
+    behind = selection.read_of_stream(start)  # where the source starts
     stop = None if first.stop is None else max(0, first.stop - behind)
-    examples = islice(examples, 0 if start else first.start, stop)
+    examples = islice(examples, 0 if behind else first.start, stop)
     if share is not None:
         if share.uneven:
             examples = islice(examples, share.rank, None, share.world)
         else:
             examples = _rounds(examples, share.rank, share.world)
         if not share.anew:
-            examples = islice(examples, selection.between.start, selection.between.stop)
+            rows = selection.between.skip(start)
+            gone = rows.start if start else 0  # before the first of ``examples``
+            stop = None if rows.stop is None else max(0, rows.stop - gone)
+            examples = islice(examples, rows.start - gone, stop)
     return examples
 
 

@@ -190,8 +190,8 @@ class Run:
                 "smaller batch, or keep the last one"
             )
         share = self._plan.selection.share
-        if share is not None and share.world > 1:
-            return ""  # the stage has warned: fewer examples than ranks
+        if (share is not None and share.world > 1) or self.leg is not None:
+            return ""  # the stage has warned: fewer examples than ranks; or earlier ranks had them
         if self._plan.packs:
             return "all examples together do not fill one packed sequence"
         return "the loader gave none" if self._plan.loader else "there are no examples"

@@ -188,7 +188,7 @@ class Leg:
 
     Attributes:
         begun_by: the number of ranks that began the epoch.
-        rest: the unread numbers.
+        rest: the unread numbers; of a stream, none: what follows those that ``before`` counts.
         before: the clock of all ranks by then; without the examples in pools, which count again.
         held: the items that the pools of a fixed factor hold at the beginning of the leg; None
             without such pools.

@@ -137,7 +137,21 @@ class Selection:
     @property
     def is_kept_by_streams(self) -> bool:
         """Whether the examples of a stream are handed out as they are read."""
-        return not self.is_shuffled and self.share is None
+        return not self.is_shuffled and (self.share is None or not self.share.uneven)
+
+    def read_of_stream(self, drawn: int, buffer: int = 1) -> int:
+        """Return how many examples of a stream are read when this rank has drawn so many.
+
+        A rank reads those of all ranks. ``buffer``: as many are shuffled among each other.
+        """
+        if not drawn and self.leg is None:
+            return 0
+        share, begun = self.share, 0 if self.leg is None else self.leg.before.fresh_examples
+        rows = drawn + buffer - 1
+        if share is None:
+            return self.first.start + begun + rows
+        rows += 0 if share.anew else self.between.start
+        return self.first.start + begun + rows * share.world
 
     def shuffle(self, blocks: NDArray[np.int64] | None = None) -> Selection:
         """Return this with a new order every epoch; by blocks with these ends, or as a whole."""

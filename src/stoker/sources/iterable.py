@@ -25,6 +25,7 @@ from typing import Any
 
 from stoker.basics.validate import is_whole_number
 from stoker.errors import StateError
+from stoker.schedule.selection import Selection
 from stoker.sources.origin import ChainOfSource, Origin, SourcePlan
 
 DEFAULT_BUFFER = 1_000
@@ -169,7 +170,12 @@ class IterableSource(Origin):
             in_the_way = [
                 name
                 for name, t in each
-                if t.filters or t.skips or t.joins or t.repeats or t.shuffles or t.shards
+                if t.filters
+                or t.skips
+                or t.joins
+                or t.repeats
+                or t.shuffles
+                or (t.shards and not kept)
             ]
             raise StateError(
                 f"in the middle of an epoch of {self.name}, what "
@@ -177,6 +183,11 @@ class IterableSource(Origin):
                 "again: save between epochs, let the stream itself do this, or, of an echo, take "
                 '.echo("auto"), whose pool may begin empty'
             )
+
+    def check_leg(self, selection: Selection) -> None:
+        """Accept a stream that all ranks read to the same place, at which its state was taken."""
+        if not self.takes_state:
+            super().check_leg(selection)
 
     def extent(self, *, is_followed: bool) -> str:
         if self.takes_state:

@@ -15,7 +15,8 @@ class WorkAddress(NamedTuple):
         seed, epoch: the key of its random draws.
         rank, world: this process's rank, and the number of ranks.
         batches: the number of batches of all ranks before the epoch's leg.
-        sequences: where the segment's inputs are packed sequences, the number of these before it.
+        inputs: where the segment's inputs are examples of a stream, or packed sequences, the number
+            of these of all ranks before the leg.
         paces: how examples come over the epoch; of a mixture, those of each part; empty if no map
             asks for the time.
     """
@@ -26,5 +27,5 @@ class WorkAddress(NamedTuple):
     rank: int = 0
     world: int = 1
     batches: int = 0
-    sequences: int = 0
+    inputs: int = 0
     paces: tuple[Pace, ...] = ()

@@ -165,12 +165,14 @@ class Plan:
         paces: tuple[Pace, ...] = ()
         if self.indexed is not None and any(stage.clock for stage in self.maps):
             paces = self.indexed.paces(self.selection, epoch)
-        batches = sequences = 0
+        batches = inputs = 0
         if leg is not None:
             part = self.parts[at]
             is_renumbered = isinstance(part, Segment) and part.renumbered
-            batches, sequences = leg.batches, leg.sequences if is_renumbered else 0
-        return WorkAddress(at, seed, epoch, rank, world, batches, sequences, paces)
+            batches, inputs = leg.batches, leg.sequences if is_renumbered else 0
+            if self.iterable is not None:
+                inputs = leg.before.fresh_examples
+        return WorkAddress(at, seed, epoch, rank, world, batches, inputs, paces)
 
     @property
     def calls_user(self) -> bool:

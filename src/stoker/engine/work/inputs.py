@@ -49,7 +49,7 @@ class InputAddresses:
         self._source = source
         self._order = order
         self._are_batches = are_batches
-        first = address.rank + (address.batches if are_batches else address.sequences)
+        first = address.rank + (address.batches if are_batches else address.inputs)
         self._stride = Stride(first, address.world) if order is None else order.stride
 
     def with_source(self, source: IndexedSource | None) -> InputAddresses:

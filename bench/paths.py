@@ -16,6 +16,9 @@ beside it. ``python bench/scoreboard.py`` shows the newest rows.
   stoker forks anew, as a fork sees what has changed.
 - a random flip of an example; windows and columns of arrays that are not contiguous; ``.echo()``
   around a loader that is fast enough; the first batch of a folder of many files.
+- JPEGs of 32 x 32 pixels from files, cropped at random and resized: by hand a loop that calls
+  stoker-native; PNGs of 1,600 x 1,200 pixels, beside Pillow alone. Both in examples a second of
+  processor time.
 
 Command::
 
@@ -45,6 +48,8 @@ Results::
     random flip                              torch 151,332    160,079    1.05 (0.995 .. 1.07)  1.00
     windows of an array         9,698,339    torch 417,758  6,385,907  0.599 (0.549 .. 0.748)  0.90
     every other column          1,319,835    torch 367,511  1,229,113      0.97 (0.7 .. 1.06)  0.90
+    JPEGs of 32 x 32, by CPU       34,310                      17,851   0.528 (0.487 .. 0.53)  0.60
+    large PNGs, by CPU                 17                          20      1.18 (1.17 .. 1.2)  1.00
     echo around a fast loader      25,554                      27,243     1.07 (1.04 .. 1.13)  0.98
     first batch, 100,000 files          9                          12      1.3 (1.27 .. 1.51)  0.67
     [end]
@@ -60,13 +65,18 @@ Where it is behind, and why:
 - windows of an array: a batch takes the loop by hand 8 us. Here it takes the engine 4 us, and the
   order 2 to 3 us, which of more than a million examples is computed as it is used; by hand it is
   there beforehand. Copying the rows takes less than by hand.
+- JPEGs of 32 x 32: of 56 us an image, decoding and resizing in C take 25 (by hand as much), reading
+  the file 7. The rest is Python for single images: drawing a box 4, the size and the call 6, fields
+  of the example 4, the engine.
 - ragged: three quarters of a batch's time are the user's own collate function, for both.
 
-Caveats: between two runs on this machine ratios of single rows moved by up to a quarter.
+Caveats: between two runs on this machine ratios of single rows moved by up to a quarter. The rows
+by CPU were measured later, on two cores of an AMD EPYC beside other work.
 """
 
 from __future__ import annotations
 
+import io
 import multiprocessing
 import os
 import resource
@@ -88,6 +98,7 @@ import lmdb
 import numpy as np
 from gil import jpegs
 from harness import Ratio, Report, interleaved, parser, report
+from PIL import Image
 from torch.utils.data import DataLoader
 
 import stoker
@@ -524,6 +535,72 @@ def first_batch(quick: bool, within: ExitStack) -> Arms:
     return {"limit": walked, "stoker": began_training}
 
 
+# -- images that cost little, or that Pillow decodes
+
+
+def encoded(kind: str, height: int, width: int, **how: Any) -> bytes:
+    few = np.random.default_rng(0).integers(0, 256, (8, 8, 3), np.uint8)
+    stream = io.BytesIO()
+    Image.fromarray(few).resize((width, height)).save(stream, kind, **how)
+    return stream.getvalue()
+
+
+def by_processor(batches: Callable[[], Iterable[Any]], count: int) -> Callable[[], float]:
+    """Return what goes through epochs, and returns examples a second of processor time."""
+
+    def measured() -> float:
+        began = processor_s()
+        deque(batches(), 0)
+        return count / (processor_s() - began)
+
+    return measured
+
+
+def small_jpegs(quick: bool, within: ExitStack) -> Arms:
+    import stoker_native
+
+    folder, count = temporary(within), 128 if quick else 6_400
+    for label in range(2):
+        os.mkdir(f"{folder}/{label}")
+    paths = [f"{folder}/{number % 2}/{number}.jpg" for number in range(count)]
+    data = encoded("JPEG", 32, 32, quality=90)
+    for path in paths:
+        Path(path).write_bytes(data)
+
+    def by_hand() -> Iterator[Any]:
+        rng = np.random.default_rng(0)
+        for start in range(0, count, 64):
+            out = np.empty((64, 32, 32, 3), np.uint8)
+            for row, path in enumerate(paths[start : start + 64]):
+                with open(path, "rb", 0) as file:
+                    read = file.read()
+                x, y = (int(8 * each) for each in rng.random(2))
+                box = stoker_native.Crop(x, y, 24, 24, 32, 32, rng.random() < 0.5, 1, 0, 0)
+                limits = {"max_pixels": 1 << 26, "max_scan_pixels": 1 << 30}
+                out[row] = stoker_native.jpeg_crop(read, box, **limits)
+            yield out
+
+    crop = stoker.images.random_resized_crop(32, flip_p=0.5)
+    p = stoker.from_folder(folder, seed=0).shuffle().random_map(crop, on="image").batch(64)
+    p = p.workers(0)
+    return {"limit": by_processor(by_hand, count), "stoker": by_processor(lambda: p, count)}
+
+
+def large_pngs(quick: bool, within: ExitStack) -> Arms:
+    data = encoded("PNG", 1_200, 1_600, compress_level=1)
+    count = 1 if quick else 12
+
+    def by_pillow() -> Iterator[Any]:
+        for _ in range(count):
+            yield np.array(Image.open(io.BytesIO(data)).convert("RGB"))
+
+    def by_stoker() -> Iterator[Any]:
+        for _ in range(count):
+            yield stoker.images.decode(data)
+
+    return {"limit": by_processor(by_pillow, count), "stoker": by_processor(by_stoker, count)}
+
+
 def rows_of(place: str | None) -> list[Row]:
     """Return all paths."""
     return [
@@ -543,6 +620,8 @@ def rows_of(place: str | None) -> list[Row]:
         Row("random flip", 1.0, "DataLoader", flips),
         Row("windows of an array", 0.9, "limit", gathered(windows)),
         Row("every other column", 0.9, "limit", gathered(columns)),
+        Row("JPEGs of 32 x 32, by CPU", 0.6, "limit", small_jpegs),
+        Row("large PNGs, by CPU", 1.0, "limit", large_pngs),
         Row("echo around a fast loader", 0.98, "limit", echoed_loader),
         Row("first batch, 100,000 files", 1 / 1.5, "limit", first_batch),
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import threading
 from ctypes import POINTER, byref, c_char_p, c_double, c_int, c_int32, c_int64, c_size_t, c_void_p
 from pathlib import Path
 from typing import Any, NoReturn
@@ -94,12 +95,28 @@ def _load() -> ctypes.CDLL:
 _library = _load()
 
 
+class _Scratch(threading.local):
+    """Memory that a thread's calls share: making it takes as long as reading a JPEG's header."""
+
+    def __init__(self) -> None:
+        self.message = ctypes.create_string_buffer(_MESSAGE_BYTES)
+        self.size = (c_int32 * 3)()
+
+
+_scratch = _Scratch()
+
+
+def _address(out: Any) -> Any:
+    """Return the address of a new array for a call; ``out.ctypes`` takes three times as long."""
+    return byref(ctypes.c_char.from_buffer(out)) if out.size else None
+
+
 def jpeg_size(data: bytes) -> tuple[int, int]:
     """Return height and width of a JPEG. It reads only the header.
 
     Raises OSError if the data is not a JPEG, or if its header is damaged or incomplete.
     """
-    found, message = (c_int32 * 3)(), ctypes.create_string_buffer(_MESSAGE_BYTES)
+    found, message = _scratch.size, _scratch.message
     outcome = _library.stoker_jpeg_size(data, len(data), found, message)
     if outcome:
         _fail(outcome, message)
@@ -122,10 +139,10 @@ def jpeg_decode(
     exceeds the limits; ValueError if the box is not within the image.
     """
     out = np.empty((max(box[3], 0), max(box[2], 0), 3), np.uint8)
-    message = ctypes.create_string_buffer(_MESSAGE_BYTES)
+    message = _scratch.message
     limits = Limits(max_pixels, max_scan_pixels)
     outcome = _library.stoker_jpeg_decode(
-        data, len(data), (c_int32 * 4)(*box), byref(limits), out.ctypes.data, message
+        data, len(data), (c_int32 * 4)(*box), byref(limits), _address(out), message
     )
     if outcome:
         _fail(outcome, message)
@@ -140,10 +157,10 @@ def jpeg_crop(
     Raises as ``jpeg_decode``.
     """
     out = np.empty((max(crop.out_height, 0), max(crop.out_width, 0), 3), np.uint8)
-    message = ctypes.create_string_buffer(_MESSAGE_BYTES)
+    message = _scratch.message
     limits = Limits(max_pixels, max_scan_pixels)
     outcome = _library.stoker_jpeg_crop(
-        data, len(data), byref(crop), byref(limits), out.ctypes.data, message
+        data, len(data), byref(crop), byref(limits), _address(out), message
     )
     if outcome:
         _fail(outcome, message)
@@ -164,10 +181,10 @@ def pixels_crop(pixels: NDArray[np.uint8], crop: Crop) -> NDArray[np.uint8]:
     if pixels.strides[1:] != (channels, 1):
         pixels = np.ascontiguousarray(pixels)
     out = np.empty((max(crop.out_height, 0), max(crop.out_width, 0), channels), np.uint8)
-    message = ctypes.create_string_buffer(_MESSAGE_BYTES)
+    message = _scratch.message
     outcome = _library.stoker_pixels_crop(
         pixels.ctypes.data, height, width, channels, pixels.strides[0],
-        byref(crop), out.ctypes.data, message,
+        byref(crop), _address(out), message,
     )  # fmt: skip
     if outcome:
         _fail(outcome, message)

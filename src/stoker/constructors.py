@@ -417,7 +417,7 @@ def from_text(
     """Read the lines of text files: examples are ``str``, without the ends of lines.
 
     Files are UTF-8. Lines end with LF, or CR and LF; empty lines count. Their offsets are found
-    now, in one pass, and take 16 bytes a line in memory; each line is then read by offset.
+    now, in one pass, and take 8 bytes a line in memory; each line is then read by offset.
 
     Example: ``stoker.from_text("corpus/*.txt").filter(str.strip).shuffle()``
 

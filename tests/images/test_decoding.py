@@ -43,6 +43,12 @@ def grey(values: np.ndarray) -> np.ndarray:
     return np.repeat(values[..., None], 3, axis=-1)
 
 
+@pytest.mark.parametrize("shape", [(900, 700), (3, 200_000), (200_000, 3)])
+def test_large_images_are_those_of_pillow(shape: tuple[int, int]) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (*shape, 3), np.uint8)
+    assert np.array_equal(checked(encoded(Image.fromarray(pixels), compress_level=0)), pixels)
+
+
 def test_rgb() -> None:
     assert np.array_equal(checked(encoded(Image.fromarray(gradient(3)))), gradient(3))
 

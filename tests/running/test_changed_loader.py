@@ -173,6 +173,14 @@ def test_only_the_first_batches_are_compared() -> None:
     assert seconds > 0
 
 
+def test_an_epoch_whose_end_is_not_asked_for_is_compared() -> None:
+    loader, said = DataLoader(Squares(8), 4), list[str]()
+    changed = change(loader, LoaderSettings(1, 2, True), said, compares=True)
+    iterator = changed.iterate(loader)
+    assert [next(iterator)[0, 1].item() for _ in range(len(loader))] == [0, 4]
+    assert said == [_compared(2)]
+
+
 def test_values_that_cannot_be_compared_are_told() -> None:
     loader, said = DataLoader([object()] * 4, 2, collate_fn=_mix), list[str]()
     changed = change(loader, LoaderSettings(1, 2, False), said, compares=True)

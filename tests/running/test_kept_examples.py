@@ -116,6 +116,9 @@ def test_training_and_validation_are_looked_at_apart() -> None:
     train = choice_of(DataLoader(Augmented(), 4, collate_fn=stack), cache=True)
     assert not train.is_changed
     assert "not cached: its examples are random" in train.why
+    alone: dict[str, Any] = {"cache": True, "workers": None, "prefetch": None}
+    refused = choice_of(DataLoader(Augmented(), 4, collate_fn=stack), **alone)
+    assert refused.why == "not cached: its examples are random", "no workers were asked for"
     validation = choice_of(DataLoader(Slow(), 4, collate_fn=stack), cache=True)
     assert validation.new.cache_bytes >= 1 << 20
     assert validation.new.workers == PLAN.workers

@@ -124,7 +124,8 @@ def test_examples_are_kept_where_none_is_random(tmp_path: Path) -> None:
         script.read_text().splitlines().index("    loader = DataLoader(Slow(), 8, shuffle=True)")
         + 1
     )
-    report = write_advice(tmp_path, "num_workers=1", loader=f"train.py:{line}")
+    codes = "num_workers=1", 'stoker.cached(Slow, "2 MiB")'
+    report = write_advice(tmp_path, *codes, loader=f"train.py:{line}")
     plain = start(tmp_path, sys.executable, script.name)
     found = run(tmp_path, "--apply", report, "--do", "workers,cache", "--print-diff", script.name)
     assert found.returncode == 0, found.stderr
@@ -133,6 +134,7 @@ def test_examples_are_kept_where_none_is_random(tmp_path: Path) -> None:
     assert "not cached: its examples are random" in found.stderr
     assert f"train.py:{line + 3}: num_workers 0 -> 1" in found.stderr
     assert "differs" not in found.stderr
+    assert "predicted 2.50 times, achieved " in found.stderr
     assert '+    loader = DataLoader(stoker.cached(Slow(), "2' in found.stderr
     assert "+import stoker" in found.stderr
 

@@ -310,11 +310,15 @@ class Field:
     def get(self, example: Any) -> Any:
         on = self.on
         try:
-            if isinstance(example, Mapping) or (
+            # Named tuples first: asking whether something is a Mapping takes 0.3 us.
+            if isinstance(on, str) and isinstance(example, tuple):
+                if on in getattr(example, "_fields", ()):
+                    return getattr(example, on)
+            elif isinstance(example, Mapping) or (
                 isinstance(on, int) and isinstance(example, (tuple, list))
             ):
                 return example[on]  # type: ignore[index]
-            if isinstance(on, str) and on in _names(example):
+            elif isinstance(on, str) and on in _names(example):
                 return getattr(example, on)
         except (KeyError, IndexError):
             pass
@@ -323,14 +327,14 @@ class Field:
     def replace(self, example: Any, value: Any) -> Any:
         """Return a copy of the example with another value of the field."""
         on = self.on
-        if isinstance(example, Mapping):
-            return {**example, on: value}
         if isinstance(example, tuple):
             if isinstance(on, str):
                 return example._replace(**{on: value})  # type: ignore[attr-defined]
             parts = list(example)
             parts[on] = value
             return rebuild(example, parts)
+        if isinstance(example, Mapping):
+            return {**example, on: value}
         if isinstance(example, list):
             copy_of = list(example)
             copy_of[on] = value  # type: ignore[index]

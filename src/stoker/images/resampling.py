@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from stoker.images.decoding import (
     is_jpeg,
     limits_of,
     pillow,
+    pixels_of,
 )
 from stoker.images.undamaged_files import UndamagedFiles
 
@@ -63,16 +65,23 @@ class Reading:
     undamaged: UndamagedFiles = field(default_factory=UndamagedFiles, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        limits_of(self.max_pixels)  # raises for an invalid value where the pipeline is written
+        _ = self._limits  # raises for an invalid value where the pipeline is written
+
+    @cached_property
+    def _limits(self) -> dict[str, int]:
+        return limits_of(self.max_pixels)
 
     def open(self, image: Any, *, scaled: bool = False) -> Opened:
         """Open an image; ``scaled`` says that the codec may shrink it.
 
         Raises TypeError or ValueError if it is not an image, and the errors of ``decode``.
         """
-        if not is_file(image):
+        if type(image) is bytes:
+            data = image
+        elif is_file(image):
+            data = bytes(image)
+        else:
             return _check_image(image)
-        data = bytes(image)
         if native.library() is None:
             return decode_with_pillow(data, self.max_pixels)
         if not is_jpeg(data):
@@ -97,11 +106,11 @@ class Reading:
             return np.zeros((height, width, channels), np.uint8)
         if isinstance(image, bytes):
             box = (begin, first, end - begin, last - first)
-            part: Pixels = _library().jpeg_decode(image, box, **limits_of(self.max_pixels))
+            part: Pixels = _library().jpeg_decode(image, box, **self._limits)
         elif isinstance(image, np.ndarray):
             part = image[first:last, begin:end]
         else:
-            part = np.array(image.crop((begin, first, end, last)))
+            part = pixels_of(image.crop((begin, first, end, last)))
         if part.shape[:2] == (height, width):
             return part.copy() if isinstance(image, np.ndarray) else part
         out = np.zeros((height, width, part.shape[2]), np.uint8)
@@ -138,12 +147,18 @@ class Reading:
             box.top,
             box.width,
             box.height,
-            *size,
-            *map(bool, (flip, antialias, beyond, dct_scaling)),
+            size[0],
+            size[1],
+            bool(flip),
+            bool(antialias),
+            bool(beyond),
+            bool(dct_scaling),
         )
         if isinstance(image, bytes):
-            return np.asarray(library.jpeg_crop(image, crop, **limits_of(self.max_pixels)))
-        return np.asarray(library.pixels_crop(image, crop))
+            cropped: Pixels = library.jpeg_crop(image, crop, **self._limits)
+        else:
+            cropped = library.pixels_crop(image, crop)
+        return cropped
 
 
 def size_of(image: Opened) -> tuple[int, int]:
@@ -206,4 +221,4 @@ def _with_pillow(
         image = image.transform(across, Image.Transform.EXTENT, extent, bilinear)
     if flip:
         image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-    return np.array(image).reshape(*size, -1)
+    return pixels_of(image).reshape(*size, -1)

@@ -29,6 +29,9 @@ from stoker.running.loaders import LoaderChoice, LoaderSettings, acts_at_end
 
 # Batches that are compared with the untouched loader's. Each costs what it costs without a change.
 _COMPARED = 50
+# Stores that stay open when their loaders are gone: of training, validation and a few others. Where
+# each epoch has another dataset, its stores must not add up. Chosen, not measured.
+_STORES = 4
 
 
 class ChangedLoader:
@@ -182,7 +185,8 @@ class ChangedLoader:
         """
         own = self.choice.own
         if own.workers or self.settings.workers == 0:
-            return self.make(loader, order, own, seeds, persistent=False)
+            # Beside a second loader it may take longer than the script allows.
+            return self.make(loader, order, own, seeds, persistent=False, timeout=0)
         alone, hide = LoaderSettings(1, 2, False), functools.partial(_hide_worker, self.torch)
         return self.make(loader, order, alone, seeds, persistent=False, worker_init_fn=hide)
 
@@ -307,7 +311,8 @@ class RunBatches:
             self._end_comparison(comparison.problem)
         elif not why:
             changed.to_compare -= 1
-            if not changed.to_compare:
+            assert self._order is not None
+            if not changed.to_compare or self._order.is_at_last:  # a loop may not ask for the end
                 self._end_comparison("")
         elif changed.choice.own.workers == 0:
             self._fall_back(f"{_name_batch(comparison)} differs: {why}")
@@ -453,6 +458,11 @@ class BatchOrder:
         if self._given or self._length is None:
             return False
         return bool(self._ahead) or self._drawn < self._length
+
+    @property
+    def is_at_last(self) -> bool:
+        """True if the batch whose turn it is is the last one."""
+        return self._passed + 1 == self._length
 
     def pass_batch(self) -> None:
         """Note that a batch was handed over, or failed."""

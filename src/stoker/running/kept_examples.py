@@ -6,6 +6,7 @@ which answers as the script's does.
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import os
 import shutil
@@ -107,8 +108,9 @@ class KeptExamples(CachedDataset):
             values = self._read([indices[at] for at in missing])
             for at, value in zip(missing, values, strict=True):
                 found[at] = value
-                if cache.takes and find_record(value) is not None:
-                    cache.offer(keys[at], value, 0)
+                with contextlib.suppress(CacheError):
+                    if cache.takes and find_record(value) is not None:
+                        cache.offer(keys[at], value, 0)
         return found
 
 

@@ -8,7 +8,10 @@ from collections.abc import Callable
 from multiprocessing import util
 from pathlib import Path
 
+import msgspec
+
 from stoker.running.batches import ChangedLoader
+from stoker.running.loaders import LoaderChoice
 from stoker.running.plan import RunPlan
 
 
@@ -19,6 +22,7 @@ class RunOutcome:
         self._plan, self._say = plan, say
         self._epochs: list[list[tuple[int, float]]] = []
         self._sites: list[str] = []
+        self._gain = 1.0
 
     def note(self, site: str) -> None:
         """Note that a loader is iterated, and tell the outcome when this process ends."""
@@ -30,6 +34,7 @@ class RunOutcome:
     def watch(self, changed: ChangedLoader) -> None:
         """Count a loader's epochs."""
         self._epochs.append(changed.epochs)
+        self._gain = _predict(self._plan, changed.choice)
 
     def _tell(self) -> None:
         if self._plan.loader not in self._sites:
@@ -49,7 +54,7 @@ class RunOutcome:
             return
         rate = batches * self._plan.batch_size / seconds
         self._say(
-            f"predicted {self._plan.gain:.2f} times, achieved {rate / as_it_is:.2f} "
+            f"predicted {self._gain:.2f} times, achieved {rate / as_it_is:.2f} "
             f"{'from' if first > 1 else 'in'} epoch {first}"
         )
         if self._plan.report and os.environ.get("RANK", "0") == "0":
@@ -59,7 +64,7 @@ class RunOutcome:
         """Add the outcome to the report."""
         assert self._plan.examples_per_s is not None
         outcome = {
-            "predicted": self._plan.gain,
+            "predicted": self._gain,
             "achieved": rate / self._plan.examples_per_s,
             "examples_per_s": rate,
             "from_epoch": first,
@@ -69,3 +74,10 @@ class RunOutcome:
             path.write_text(json.dumps(report | {"run": outcome}, indent=2) + "\n")
         except (OSError, ValueError) as error:
             self._say(f"{path} was not changed: {error}")
+
+
+def _predict(plan: RunPlan, choice: LoaderChoice) -> float:
+    """Return the gain that is predicted for what was applied."""
+    without = msgspec.structs.replace(choice.new, cache_bytes=0)
+    workers = plan.gain if without != choice.own else 1.0
+    return max(workers, plan.cache_gain if choice.new.cache_bytes else 1.0)

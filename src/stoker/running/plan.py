@@ -31,7 +31,9 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
     prefetch: int | None = None
     persistent: bool = False
     gain: float = 1.0
-    """Predicted speed over the speed as it is."""
+    """Predicted speed over the speed as it is, for the workers."""
+    cache_gain: float = 1.0
+    """The same for the cache."""
     examples_per_s: float | None = None
     """The speed as it is, of one rank."""
     batch_size: float
@@ -61,10 +63,10 @@ def make_plan(
             "this is the report of a pipeline; stoker run changes the DataLoaders of a script"
         )
     workers = prefetch = None
-    persistent, gain = False, 1.0
+    persistent, gain, cache_gain = False, 1.0, 1.0
     for action in report.actions:
         if _CACHED in action.code:
-            gain = max(gain, action.gain.value) if "cache" in do else gain
+            cache_gain = action.gain.value
         if "workers" not in do:
             continue
         if (found := _WORKERS.search(action.code)) is not None:
@@ -80,6 +82,7 @@ def make_plan(
         prefetch=prefetch,
         persistent=persistent,
         gain=gain,
+        cache_gain=cache_gain,
         examples_per_s=None if seen is None else seen.rate.value,
         batch_size=report.loader.batch_size,
         cores=report.cores,

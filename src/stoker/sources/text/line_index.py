@@ -29,8 +29,8 @@ class LineIndex(NamedTuple):
 
     path: str
     version: FileVersion
-    starts: NDArray[np.int64]
-    """The offset of each line's first byte."""
+    before: NDArray[np.int64]
+    """The offset of the byte before each line, so that it and ``ends`` are views of one array."""
     ends: NDArray[np.int64]
     """The offset of its LF, or the file's size."""
     numbers: NDArray[np.int64] | None
@@ -52,11 +52,10 @@ def index_lines(path: str, *, keep_empty: bool) -> LineIndex:
     head = file.read(0, min(_HEAD_BYTES, version.size_bytes))
     _refuse_unreadable(path, head)
     first = len(_UTF_8_MARK) if head.startswith(_UTF_8_MARK) else 0
-    ends = _ends(file, first, version.size_bytes)
+    bounds = _bounds(file, first, version.size_bytes)
     if file.version() != version:
         raise ValueError(f"{path} is being written: wait for its end")
-    starts = np.concatenate([np.full(min(1, len(ends)), first, np.int64), ends[:-1] + 1])
-    found = LineIndex(path, version, starts, ends, None)
+    found = LineIndex(path, version, bounds[:-1], bounds[1:], None)
     return found if keep_empty else _without_empty(found, file)
 
 
@@ -74,26 +73,28 @@ def _refuse_unreadable(path: str, head: bytes) -> None:
             )
 
 
-def _ends(file: OpenFile, first: int, size: int) -> NDArray[np.int64]:
+def _bounds(file: OpenFile, first: int, size: int) -> NDArray[np.int64]:
+    """Return the offset before the first line, and those of the ends of all."""
     chunk = np.empty(_CHUNK_BYTES, np.uint8)
-    found = []
+    found = [np.array([first - 1])]
     for at in range(first, size, _CHUNK_BYTES):
         part = chunk[: size - at]
         file.read_parts((at,), part.data, len(part))
         found.append(np.flatnonzero(part == _LF) + at)
-    ends = np.concatenate(found) if found else np.empty(0, np.int64)
-    is_open = size > first and (not len(ends) or ends[-1] < size - 1)
-    return np.append(ends, size) if is_open else ends
+    last = next(int(part[-1]) for part in reversed(found) if len(part))
+    if last < size - 1:  # no end behind the last line
+        found.append(np.array([size]))
+    return np.concatenate(found)
 
 
 def _without_empty(lines: LineIndex, file: OpenFile) -> LineIndex:
-    lengths = lines.ends - lines.starts
+    lengths = lines.ends - lines.before - 1
     short = np.flatnonzero(lengths == 1)
     only = np.empty((len(short), 1), np.uint8)
     if len(short):
-        file.read_parts(lines.starts[short].tolist(), only.reshape(-1).data, 1)
+        file.read_parts((lines.before[short] + 1).tolist(), only.reshape(-1).data, 1)
         lengths[short[only[:, 0] == _CR]] = 0
     kept = np.flatnonzero(lengths)
     if len(kept) == len(lengths):
         return lines
-    return LineIndex(lines.path, lines.version, lines.starts[kept], lines.ends[kept], kept)
+    return LineIndex(lines.path, lines.version, lines.before[kept], lines.ends[kept], kept)

@@ -32,7 +32,7 @@ class _LineSource(OwnSource, Fingerprinted[Any]):
         self._given = describe_paths(files)
         found = find_files(files, self._caller)
         self._files = [index_lines(path, keep_empty=self._keeps_empty) for path in found]
-        self._lines = Numbering([len(file.starts) for file in self._files])
+        self._lines = Numbering([len(file.ends) for file in self._files])
         if not self._lines.total:
             raise ValueError(f"{self.name} has no lines")
         self._opened = OpenFiles()
@@ -50,7 +50,7 @@ class _LineSource(OwnSource, Fingerprinted[Any]):
         for file in dict.fromkeys(files.tolist()):
             lines = self._files[file]
             places = np.flatnonzero(files == file)
-            starts, ends = lines.starts[numbers[places]], lines.ends[numbers[places]]
+            starts, ends = lines.before[numbers[places]] + 1, lines.ends[numbers[places]]
             refuse_too_large(int((ends - starts).max()), lines.path)
             # Once for all its lines: looking up the version takes as long as reading a line.
             opened = self._opened.open(lines.path, lines.version)
@@ -83,7 +83,7 @@ class _LineSource(OwnSource, Fingerprinted[Any]):
     def fingerprint(self, index: int) -> Fingerprint:
         file, number = self._locate(index)
         path = os.path.abspath(file.path)
-        return of_file(path, os.stat(path), int(file.starts[number]))
+        return of_file(path, os.stat(path), int(file.ends[number]))
 
     def _locate(self, index: int) -> tuple[LineIndex, int]:
         file, number = self._lines.find(index)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -238,6 +240,20 @@ def test_processes_that_stay_are_replaced_for_later_epochs_too(
         batches, _ = drain(train)
         assert [row[0] for batch in batches for row in batch] == expected
         assert train.stats().stuck_processes == 1
+
+
+@methods
+def test_a_watched_run_is_freed_without_the_collector(kind: str) -> None:
+    function = Stuck(-1)
+    seen = weakref.ref(function)
+    gc.collect()
+    gc.disable()
+    try:
+        drain(numbers().map(function.on_example).batch(4).workers(2, kind=kind, patience="1h"))
+        del function
+        assert seen() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,10 @@ def adaptive() -> stoker.Pipeline:
     return stoker.from_dataset(range(20), seed=0).batch(2).echo("auto")
 
 
+def late() -> stoker.Pipeline:
+    return stoker.from_dataset(range(20), seed=0).batch(2, late=1)
+
+
 def flowing() -> stoker.Pipeline:
     return stoker.from_dataset(range(20), seed=0).batch(2).repeat().steps(7)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import threading
+import warnings
 from typing import Any
 
 import numpy as np
@@ -50,6 +52,18 @@ def filtered() -> stoker.Pipeline:
 
 def examples() -> stoker.Pipeline:
     return stoker.from_dataset(Grids(), seed=15).shuffle().random_map(noisy, on=0)
+
+
+def _hang(index: int) -> int:
+    while index == 7:
+        threading.Event().wait(0.01)
+    return index
+
+
+def stuck() -> stoker.Pipeline:
+    warnings.simplefilter("ignore")  # the feeder's own process is told of the example
+    source = stoker.from_dataset(Grids(), seed=16).map(_hang, on=1, on_error=1)
+    return source.batch(8).workers(2, patience="50ms")
 
 
 class Many:

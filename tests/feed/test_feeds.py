@@ -95,6 +95,13 @@ def test_length_seed_and_epochs(name: str) -> None:
         assert "from_feed" in str(feed)
 
 
+@pytest.mark.full
+def test_an_example_that_is_stuck_is_skipped_for_all_jobs(name: str) -> None:
+    with feeding(served.stuck, name):
+        labels = [each for _, batch in stoker.from_feed(name) for each in batch.tolist()]
+        assert labels == [each for each in range(served.EXAMPLES) if each != 7]
+
+
 def test_jobs_augment_and_batch_on_their_own(name: str) -> None:
     with feeding(served.examples, name):
         ones, others = (
@@ -187,6 +194,7 @@ def test_a_loader_is_shared_but_not_resumed(name: str) -> None:
     ("target", "says"),
     [
         (failing_target("adaptive"), "cannot serve .echo"),
+        (failing_target("late"), "cannot serve .batch"),
         (failing_target("flowing"), r"\.repeat\(\) behind"),
         (failing_target("on_device"), r"\.to\(device\)"),
         (failing_target("raises"), "no data today"),

@@ -116,6 +116,9 @@ def test_training_and_validation_are_looked_at_apart() -> None:
     train = choice_of(DataLoader(Augmented(), 4, collate_fn=stack), cache=True)
     assert not train.is_changed
     assert "not cached: its examples are random" in train.why
+    alone: dict[str, Any] = {"cache": True, "workers": None, "prefetch": None}
+    refused = choice_of(DataLoader(Augmented(), 4, collate_fn=stack), **alone)
+    assert refused.why == "not cached: its examples are random", "no workers were asked for"
     validation = choice_of(DataLoader(Slow(), 4, collate_fn=stack), cache=True)
     assert validation.new.cache_bytes >= 1 << 20
     assert validation.new.workers == PLAN.workers
@@ -132,6 +135,19 @@ def test_what_is_not_kept_and_why() -> None:
     assert "not cached: reading an example takes" in plain.why
     odd = choice_of(DataLoader([object()] * 8, 4, collate_fn=len), cache=True)
     assert "not cached: its examples (object) cannot be kept" in odd.why
+
+
+class Turned(Slow):
+    def __getitem__(self, index: int) -> Any:
+        super().__getitem__(index)
+        return torch.arange(6.0).reshape(2, 3).T + index
+
+
+@pytest.mark.parametrize("batch_size", [4, None])
+def test_strides_that_batches_do_not_show(batch_size: int | None) -> None:
+    found = choice_of(DataLoader(Turned(), batch_size), cache=True)
+    assert bool(found.new.cache_bytes) == (batch_size is not None), found.why
+    assert ("strides" in found.why) == (batch_size is None)
 
 
 def test_what_is_kept_answers_as_the_dataset_does() -> None:

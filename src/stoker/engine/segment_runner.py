@@ -18,6 +18,7 @@ from stoker.basics.buffers import Recycler
 from stoker.basics.signals import pass_on
 from stoker.engine.items import EpochCounters, Item
 from stoker.engine.work.failure import REJECTED, Failure
+from stoker.engine.work.spot import HERE
 from stoker.engine.work.work import Work
 from stoker.engine.workers.thread_copies import CALLING, ThreadCopies
 from stoker.engine.workers.threads import GivenUp, Request, Task, WorkerPool
@@ -46,7 +47,6 @@ class SegmentRunner:
         rows: gathers batches straight from arrays; None if they are made of single examples. If
             gathering holds the GIL, a task is gathered as a whole: threads would only wait for one
             another.
-        by_row: whether rows may be claimed one by one.
     """
 
     def __init__(
@@ -74,7 +74,6 @@ class SegmentRunner:
         self._counters = len(self.segment.counters())
         self._calls_users = bool(self.segment.user_objects)
         self.rows = self.segment.rows
-        self.by_row = self.rows is None
         if self.segment.batch_maps and worker_pool.remote:
             self.rows = None
 
@@ -200,14 +199,19 @@ class SegmentRunner:
             self._run_remotely(task, start, stop, remote, ns)
         else:
             work = self.work if self._copies is None else self._own_work()
-            if CALLING and work is self.work and self._calls_users:
-                with USER_LOCK:
-                    values = self._work_rows(work, task, start, stop, ns)
-            else:
-                values = self._work_rows(work, task, start, stop, ns)
-            if not self.worker_pool.may_deliver():
-                return ns
-            self._deliver(task, start, values, ns)
+            is_watched = self.worker_pool.watch is not None
+            for at in range(start, stop) if is_watched else (start,):
+                end = at + 1 if is_watched else stop  # so that it is known which one is stuck
+                if is_watched and HERE.spot is not None:
+                    HERE.spot.at_row(at - start, 0)
+                if CALLING and work is self.work and self._calls_users:
+                    with USER_LOCK:
+                        values = self._work_rows(work, task, at, end, ns)
+                else:
+                    values = self._work_rows(work, task, at, end, ns)
+                if not self.worker_pool.may_deliver():
+                    return ns
+                self._deliver(task, at, values, ns)
         if self.segment.batches_in:  # its stages counted one batch, the only one in the task
             assert task.items is not None
             each, stages = task.items[start].rows, self.work.stages
@@ -276,15 +280,15 @@ class SegmentRunner:
             return work.inputs.failure(name, error, task.places[row], account)
         return Failure(StageError(name, error, batch=task.number))
 
-    def give_up(self, task: Task, row: int, stage: int, failure: Failure) -> int:
+    def give_up(self, task: Task, row: int, stage: int, failure: Failure) -> bool:
         if stage >= self.work.batch_at:
             task.values = [failure]
-            return task.rows
+            return True
         if task.builder is None:
             task.values[row] = failure
         else:
             self._fail(task, row, failure)
-        return 1
+        return False
 
     def _complete_batches(self, work: Work, task: Task) -> list[Any]:
         try:

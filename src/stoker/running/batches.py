@@ -185,7 +185,8 @@ class ChangedLoader:
         """
         own = self.choice.own
         if own.workers or self.settings.workers == 0:
-            return self.make(loader, order, own, seeds, persistent=False)
+            # Beside a second loader it may take longer than the script allows.
+            return self.make(loader, order, own, seeds, persistent=False, timeout=0)
         alone, hide = LoaderSettings(1, 2, False), functools.partial(_hide_worker, self.torch)
         return self.make(loader, order, alone, seeds, persistent=False, worker_init_fn=hide)
 

@@ -95,7 +95,9 @@ def _fit(
         return LoaderChoice(own, new, why=why)
     if plan.redraw and new != own:
         return LoaderChoice(own, new, same=False, why=why)
-    reason = "examples are random, and would be drawn otherwise (--do workers,redraw)"
+    reason = why
+    if new != own:
+        reason = "examples are random, and would be drawn otherwise (--do workers,redraw)"
     if own.workers == 0:
         return LoaderChoice(own, own, twice=False, why=reason)
     few = LoaderSettings(own.workers, new.prefetch, own.persistent)

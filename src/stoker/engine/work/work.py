@@ -156,7 +156,8 @@ class Work:
             at -= 1
         operations = self.segment.operations
         account = operations[at].account if 0 <= at < len(operations) else 0
-        return self.segment.names[number], account
+        names = self.segment.names  # a pipeline within a user's function has other stages
+        return names[min(number, len(names) - 1)], account
 
     def batch_failure(self, error: Exception, number: int, places: Sequence[int] = ()) -> Failure:
         """Return an error in putting batch ``number`` together, of examples at these places."""

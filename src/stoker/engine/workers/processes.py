@@ -397,6 +397,8 @@ class WorkerProcess:
         self._connection.close()
         if self.signs is not None:
             self.signs.close()
+        self._crew.remove(self)  # the crew and the works refer to what holds this
+        del self._launch
 
     def how_it_ended(self) -> str:
         """Describe the end of a process that gives no answer."""

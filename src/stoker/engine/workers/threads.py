@@ -142,7 +142,6 @@ class TaskRunner(Protocol):
 
     depth: int
     cost: CostEstimate
-    by_row: bool
 
     def run(self, task: Task, start: int, stop: int, remote: Any) -> list[int]:
         """Compute rows ``start .. stop - 1``; return the counters of their segment."""
@@ -160,8 +159,8 @@ class TaskRunner(Protocol):
         """Return the failure of a stage on a row, or on the batch if it works on batches."""
         ...
 
-    def give_up(self, task: Task, row: int, stage: int, failure: Failure) -> int:
-        """Put a failure in place of a row, or of the batch; return how many rows are done by it."""
+    def give_up(self, task: Task, row: int, stage: int, failure: Failure) -> bool:
+        """Put a failure in place of a row, or of the batch; return whether of the batch."""
         ...
 
 
@@ -284,6 +283,7 @@ class WorkerPool:
         self._autotuner = autotuner
         self._threads: list[threading.Thread] = []
         self._left: set[threading.Thread] = set()
+        self._claimed_again: deque[tuple[Task, int, int]] = deque()  # of threads that were left
         self._broken: BaseException | None = None
         self._chore: Callable[[], bool] | None = None
         self._chore_due = False
@@ -481,10 +481,17 @@ class WorkerPool:
         self._left.add(stuck)
         self._threads[number] = self._thread(number)
 
-    def give_up(self, task: Task, row: int, stage: int, failure: Any) -> None:
-        """Put a failure in place of a row, or of a whole batch; call with the lock held."""
+    def give_up(self, task: Task, rows: range, row: int, stage: int, failure: Any) -> None:
+        """Put a failure in place of a row, or of a whole batch; call with the lock held.
+
+        Of the ``rows`` that a thread had claimed, those before are done; others do those behind.
+        """
         runner = task.runner
-        task.finished += runner.give_up(task, row, stage, failure)
+        is_batch = runner.give_up(task, row, stage, failure)
+        task.finished += task.rows if is_batch else row + 1 - rows.start
+        if not is_batch and row + 1 < rows.stop:
+            self._claimed_again.append((task, row + 1, rows.stop))
+            self._work.notify()
         if task.finished >= task.rows:
             runner.complete(task)
             task.done_ns = time.perf_counter_ns()
@@ -502,6 +509,7 @@ class WorkerPool:
         """Start no further work."""
         with self.lock:
             self.closed = True
+            self._claimed_again.clear()
             for queue in self._ready:
                 queue.clear()
             self._call_all()
@@ -621,6 +629,8 @@ class WorkerPool:
                 copies.leave()
 
     def _claim(self, depth: int = 0) -> tuple[Task, int, int] | None:
+        if self._claimed_again:
+            return self._claimed_again.popleft()
         for queue in reversed(self._ready[depth:]):
             if queue:
                 task = queue[0]
@@ -632,12 +642,8 @@ class WorkerPool:
 
     def _next_rows(self, task: Task) -> tuple[int, int]:
         start = task.claimed
-        if self.watch is not None and not self.remote and task.runner.by_row:
-            task.claimed = start + 1  # so that the one that is stuck holds up no other
-        else:
-            chunk = task.runner.cost.chunk(self.target_ns)
-            task.claimed = min(task.rows, start + chunk)
-        return start, task.claimed
+        task.claimed = stop = min(task.rows, start + task.runner.cost.chunk(self.target_ns))
+        return start, stop
 
     def _make_ready(self, task: Task) -> None:
         if self.closed:
@@ -652,7 +658,7 @@ class WorkerPool:
         ``number`` is that of the worker.
         """
         watch = self.watch
-        job = None if watch is None else watch.begin(number, task, start, remote)
+        job = None if watch is None else watch.begin(number, task, range(start, stop), remote)
         trial = self._tuning.trial if self._tuning is not None else None
         is_sampled = self._untimed_ns > SAMPLED_NS and remote is None and self.active > 0
         began = time.perf_counter_ns()

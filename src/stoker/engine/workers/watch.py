@@ -10,8 +10,8 @@ that skip budgets apply.
   dropped: it delivers nothing without asking (``may_deliver``).
 - A thread that is stuck while it holds ``USER_LOCK`` would stop all others, so the run fails.
 
-Work is claimed row by row from threads, so that a claim has one example. Time is counted in looks:
-while this whole process is stopped, nobody loses patience.
+Threads do their rows one by one, so that it is known which one is stuck; others do the rest. Time
+is counted in looks: while this whole process is stopped, nobody loses patience.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class WatchedPool(Protocol):
 
     def leave(self, number: int, stuck: threading.Thread) -> None: ...
 
-    def give_up(self, task: Any, row: int, stage: int, failure: Failure) -> None: ...
+    def give_up(self, task: Any, rows: range, row: int, stage: int, failure: Failure) -> None: ...
 
 
 class Job:
@@ -67,10 +67,10 @@ class Job:
         verdict: the row on which a process was ended, and the row's failure.
     """
 
-    def __init__(self, number: int, task: Any, start: int, remote: Any, spot: Spot) -> None:
+    def __init__(self, number: int, task: Any, rows: range, remote: Any, spot: Spot) -> None:
         self.number = number
         self.task = task
-        self.start = start
+        self.rows = rows
         self.remote = remote
         self.thread = threading.current_thread()
         self.is_given_up = False
@@ -100,7 +100,7 @@ class Job:
     @property
     def row(self) -> int:
         """The row of the task that the worker is at."""
-        return self.start + (0 if self.remote is None else self.mark[2])
+        return self.rows.start + self.mark[2]
 
     def stack(self) -> str:
         """Return the stack of the thread, or of the process' main thread, as text."""
@@ -129,11 +129,18 @@ class Watch:
     def __init__(self, pool: WatchedPool, patience_ns: int) -> None:
         self.left = self.replaced = 0
         self.warnings: list[str] = []
-        self._pool = pool
+        self._pool: WatchedPool | None = pool
+        self._lock = pool.lock
         self._patience_ns = patience_ns
         self._jobs: dict[int, Job] = {}
-        self._ended = threading.Event()
+        self._running = threading.Lock()  # no Event: Ctrl-C could leave the lock in it held
+        self._running.acquire()
         self._thread = threading.Thread(target=self._run, name="stoker-watch", daemon=True)
+
+    @property
+    def _of_pool(self) -> WatchedPool:
+        assert self._pool is not None
+        return self._pool
 
     def open(self) -> None:
         """Begin to watch."""
@@ -141,11 +148,13 @@ class Watch:
 
     def close(self) -> None:
         """End watching."""
-        self._ended.set()
+        if self._running.locked():
+            self._running.release()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join()
+        self._pool = None  # it refers to this
 
-    def begin(self, number: int, task: Any, start: int, remote: Any) -> Job:
+    def begin(self, number: int, task: Any, rows: range, remote: Any) -> Job:
         """Watch what the calling worker thread does next."""
         if remote is None and HERE.spot is None:
             HERE.spot = Spot([0] * CELLS)
@@ -153,21 +162,21 @@ class Watch:
         assert spot is not None
         if remote is None:
             spot.leave()
-        job = Job(number, task, start, remote, spot)
-        with self._pool.lock:
+        job = Job(number, task, rows, remote, spot)
+        with self._lock:
             self._jobs[threading.get_ident()] = job
         return job
 
     def end(self, job: Job) -> bool:
         """Stop watching the calling thread; return whether it was left meanwhile."""
-        with self._pool.lock:
+        with self._lock:
             if not job.is_given_up:
                 self._jobs.pop(threading.get_ident(), None)
             return job.is_given_up
 
     def may_deliver(self) -> bool:
         """Whether the calling worker may deliver; if so, it is not given up while it does."""
-        with self._pool.lock:
+        with self._lock:
             job = self._jobs.get(threading.get_ident())
             if job is None:  # not a worker, or one that was left
                 return HERE.spot is None
@@ -177,14 +186,14 @@ class Watch:
 
     def verdict(self) -> tuple[int, Failure] | None:
         """Return the row on which the calling thread's process was ended, once; None: another's."""
-        with self._pool.lock:
+        with self._lock:
             job = self._jobs[threading.get_ident()]
             verdict, job.verdict = job.verdict, None
             return verdict
 
     def look(self, passed_ns: int) -> None:
         """Look at all workers, so many nanoseconds after the last look."""
-        with self._pool.lock:
+        with self._lock:
             for job in self._jobs.values():
                 job.look(passed_ns)
             late = [job for job in self._jobs.values() if job.waited_ns >= self._patience_ns]
@@ -197,10 +206,10 @@ class Watch:
     def _run(self) -> None:
         period_ns = max(1, self._patience_ns // _LOOKS)
         try:
-            while not self._ended.wait(period_ns / 1e9):
+            while not self._running.acquire(timeout=period_ns / 1e9):
                 self.look(period_ns)
         except BaseException as error:
-            self._pool.fail(error)
+            self._of_pool.fail(error)
 
     def _failure(self, job: Job, stack: str) -> Failure:
         waited, patience = format_seconds(job.waited_ns / 1e9), self._patience_ns / 1e9
@@ -216,7 +225,7 @@ class Watch:
         error = self._failure(job, stack).error
         assert isinstance(error, StageError)
         waited, end = job.waited_ns / 1e9, GIVES_UP * self._patience_ns / 1e9
-        with self._pool.lock:
+        with self._lock:
             if job.has_moved:
                 return
             self.warnings.append(
@@ -224,12 +233,12 @@ class Watch:
                 f"{format_seconds(self._patience_ns / 1e9)}), in {job.worker}, at\n{stack}\n"
                 f"After {format_seconds(end)} it fails with TimeoutError, which on_error= may skip"
             )
-            self._pool.wake_consumer()
+            self._of_pool.wake_consumer()
 
     def _give_up(self, job: Job) -> None:
         failure = self._failure(job, job.stack())
-        with self._pool.lock:
-            if job.has_moved or self._pool.closed or job.verdict is not None:
+        with self._lock:
+            if job.has_moved or self._of_pool.closed or job.verdict is not None:
                 return
             if job.remote is not None:
                 self.replaced += 1
@@ -237,13 +246,13 @@ class Watch:
                 job.remote.give_up()
             elif _lock_owner() == job.thread.ident:
                 failure.error.add_note("It holds the lock that calls of this object share.")
-                self._pool.fail(failure.error)
+                self._of_pool.fail(failure.error)
             else:
                 self.left += 1
                 job.is_given_up = True
                 del self._jobs[job.thread.ident or 0]
-                self._pool.leave(job.number, job.thread)
-                self._pool.give_up(job.task, job.row, job.stage, failure)
+                self._of_pool.leave(job.number, job.thread)
+                self._of_pool.give_up(job.task, job.rows, job.row, job.stage, failure)
 
 
 def _lock_owner() -> int | None:

@@ -499,7 +499,7 @@ def test_a_quick_run_ends_with_a_table_and_goes_on_where_it_was(tmp_path: Path) 
     assert {row["kind"] for row in kept} == {"timing", "tuning", "training"}
     code, output = run_command(*words, "--arms", "before-auto")
     assert code == 0, output
-    assert ": 0 of 9 runs to be carried out" in output
+    assert ": 0 of 13 runs to be carried out" in output
     assert read_rows(tmp_path / "fashion.json") == kept
 
 

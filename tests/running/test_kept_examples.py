@@ -137,6 +137,19 @@ def test_what_is_not_kept_and_why() -> None:
     assert "not cached: its examples (object) cannot be kept" in odd.why
 
 
+class Turned(Slow):
+    def __getitem__(self, index: int) -> Any:
+        super().__getitem__(index)
+        return torch.arange(6.0).reshape(2, 3).T + index
+
+
+@pytest.mark.parametrize("batch_size", [4, None])
+def test_strides_that_batches_do_not_show(batch_size: int | None) -> None:
+    found = choice_of(DataLoader(Turned(), batch_size), cache=True)
+    assert bool(found.new.cache_bytes) == (batch_size is not None), found.why
+    assert ("strides" in found.why) == (batch_size is None)
+
+
 def test_what_is_kept_answers_as_the_dataset_does() -> None:
     own = Slow()
     kept: Any = KeptExamples(own, 4 << 20, identify_examples(own))

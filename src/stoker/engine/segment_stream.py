@@ -12,7 +12,8 @@ The window holds the outputs that were submitted and not taken yet:
 - at least twice as many as a source that reads ahead has requests;
 - around an adaptive echo, see ``echo/adaptive_inputs``;
 - nothing inline, except the rest of a few outputs that were made at once: small outputs of at most
-  0.2 ms together, if there may be workers; gathered batches of at most 1 ms together;
+  0.2 ms together, if there may be workers (otherwise single ones, of at most 1 ms, are made without
+  a task); gathered batches of at most 1 ms together;
 - nothing after inputs that block in the consumer's thread (a loader, a device).
 
 A use that takes less than a millisecond to copy is copied by the consumer when it asks for it: a
@@ -409,7 +410,8 @@ class SegmentStream(PulledStream):
                 return 0
             return at_most  # single examples
         each_ns = max(cost.batch_ns(), self._last_ns)
-        inline_ns = cost.inline_ns if self._gathers_alone else _HERE_NS
+        # A batch made here has all its examples in memory at once: few bytes in so little time.
+        inline_ns = _HERE_NS if pool.limit and not self._gathers_alone else cost.inline_ns
         if not 0 < each_ns < inline_ns and (pool.limit or not self._gathers_alone):
             return 0
         if not self._gathers_alone:

@@ -53,10 +53,13 @@ def is_cached(dataset: Any) -> bool:
 
 
 def find_record(value: Any) -> bytes | None:
-    """Return an example's record; None if it would not be the same value again."""
+    """Return an example's record; None if it would not be the same value again.
+
+    Tensors may have other strides.
+    """
     try:
         record = b"".join(encode(value))
-        return record if is_same(decode(memoryview(record)), value) else None
+        return record if is_same(decode(memoryview(record)), value, layout=False) else None
     except (TypeError, ValueError, LookupError):
         return None
 

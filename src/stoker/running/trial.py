@@ -147,8 +147,10 @@ def _try_keeping(loader: Any) -> dict[str, Any]:
         if record is None:
             return {"not_kept": f"its examples ({type(value).__name__}) cannot be kept as they are"}
         start = time.perf_counter()
-        decode(memoryview(record))
+        again = decode(memoryview(record))
         kept_s += time.perf_counter() - start
+        if not is_same(again, value) and not _collates_alike(loader, value, again):
+            return {"not_kept": "tensors of its examples have strides that a cache would change"}
         records.append(len(record))
         first.append((index, value))
         if time.monotonic() - began > _ENOUGH_S:
@@ -166,6 +168,13 @@ def _try_keeping(loader: Any) -> dict[str, Any]:
         return {"not_kept": f"reading an example takes {1e3 * read_s / len(first):.2g} ms only"}
     mean = sum(records) / len(records)
     return {"example_bytes": mean, "identity": identify_examples(loader.dataset)}
+
+
+def _collates_alike(loader: Any, a: Any, b: Any) -> bool:
+    """True if examples that differ in their strides make the same batch."""
+    before = _read_generators()
+    same = loader._auto_collation and is_same(loader.collate_fn([a, a]), loader.collate_fn([b, b]))
+    return bool(same and _read_generators() == before)
 
 
 def _make_reader(loader: Any) -> Callable[[int], Any]:

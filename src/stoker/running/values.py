@@ -15,8 +15,11 @@ class Incomparable(TypeError):
     """A value of a type whose content cannot be seen."""
 
 
-def is_same(a: Any, b: Any) -> bool:
-    """True if two values have the same types and bits. Raises Incomparable for unknown types."""
+def is_same(a: Any, b: Any, *, layout: bool = True) -> bool:
+    """True if two values have the same types and bits, with ``layout`` also tensors' strides.
+
+    Raises Incomparable for unknown types.
+    """
     if type(a) is not type(b):
         return False
     if isinstance(a, _ATOMS):
@@ -27,15 +30,17 @@ def is_same(a: Any, b: Any) -> bool:
         return _is_same_array(a, b)
     torch: Any = sys.modules.get("torch")
     if torch is not None and isinstance(a, torch.Tensor):
-        return _is_same_tensor(torch, a, b)
+        return _is_same_tensor(torch, a, b, layout)
     if isinstance(a, Mapping):
-        return list(a) == list(b) and all(is_same(a[key], b[key]) for key in a)
+        return list(a) == list(b) and all(is_same(a[key], b[key], layout=layout) for key in a)
     if isinstance(a, (tuple, list)):
-        return len(a) == len(b) and all(map(is_same, a, b))
+        return len(a) == len(b) and all(
+            is_same(x, y, layout=layout) for x, y in zip(a, b, strict=True)
+        )
     if isinstance(a, (set, frozenset)):
         return bool(a == b)
     if hasattr(a, "__dict__"):
-        return is_same(vars(a), vars(b))
+        return is_same(vars(a), vars(b), layout=layout)
     if hasattr(a, "tobytes"):  # an image of PIL has no __dict__ in some versions
         return bool(a.tobytes() == b.tobytes())
     raise Incomparable(f"{type(a).__name__} cannot be compared")
@@ -62,10 +67,10 @@ def _is_same_array(a: Any, b: Any) -> bool:
     return bool(np.ascontiguousarray(a).tobytes() == np.ascontiguousarray(b).tobytes())
 
 
-def _is_same_tensor(torch: Any, a: Any, b: Any) -> bool:
+def _is_same_tensor(torch: Any, a: Any, b: Any, layout: bool) -> bool:
     if a.dtype != b.dtype or a.shape != b.shape or a.layout != b.layout or a.device != b.device:
         return False
-    if a.layout == torch.strided and a.stride() != b.stride():
+    if layout and a.layout == torch.strided and a.stride() != b.stride():
         return False  # kernels differ by it, and so do their last digits
     if a.layout != torch.strided or a.is_quantized:
         raise Incomparable(f"a tensor of layout {a.layout} cannot be compared")

@@ -20,12 +20,12 @@ from stoker.stages.stage import ChainStage, ChainView, EnginePlan, PoolSize, Tra
 
 Factor = float | Fraction | str | Sequence[float | Fraction]
 """``"auto"``, or the mean uses of each fresh item, at least 1; of a mixture one for each part."""
-# docs/evidence.md: pools of 4, 16 and 64 batches bring 1.6, 2.3 and 2.0 before augmentation.
+# docs/evidence.md: pools of 4, 16 and 64 batches bring 1.4, 2.2 and 1.9 before augmentation.
 DEFAULT_POOL_BATCHES = 16
 # Of usable memory: a pool of default size leaves nine tenths to the job. Chosen, not measured.
 DEFAULT_POOL_MEMORY_FRACTION = 0.1
-# docs/evidence.md, batch echoing at B = 32: 4 saves fresh examples (1.12, 1.27), 8 needs more of
-# them than no echo (0.74).
+# docs/evidence.md, batch echoing at B = 32: 4 saves few fresh examples (1.1, 1.2), 8 needs more of
+# them than no echo (0.72).
 DEFAULT_MAX_FACTOR = 4
 # Trained with a factor of 4: loss falls with the distance up to 4 to 8 steps (images), 8 to 16
 # (text).

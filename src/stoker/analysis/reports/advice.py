@@ -32,7 +32,7 @@ from stoker.analysis.reports.packing_advice import advise_records
 from stoker.basics.resources import format_bytes
 
 # The largest echo factor that is advised. docs/evidence.md, batches of 32: echoed 4 times they save
-# fresh examples, echoed 8 times they need more than without an echo (0.74).
+# fresh examples, echoed 8 times they need more than without an echo (0.72).
 _MOST_ECHO = 4
 # The number of jobs for which sharing is predicted. bench/share.py: 3.6 times the rate of four jobs
 # that do not share.

@@ -79,9 +79,9 @@ def check(folder: Path, kind: str) -> None:
 def check_packed(folder: Path, tokens: Set[int], draws: list[float]) -> None:
     """Check that no token of the documents that ranks have read is left out, and draws differ."""
     assert len({*draws}) * LENGTH == len(draws)
-    every = {token for x in source().random_map(document) for token in x.tolist()}
+    every = {token for x in source("pack").random_map(document) for token in x.tolist()}
     assert tokens <= every
-    alone = source().shard(rank=0, world=1)
+    alone = source("pack").shard(rank=0, world=1)
     train = KINDS["pack"](alone, 1)  # what is left, as a single rank has it
     train.load_state_dict(json.loads((folder / "checkpoint.json").read_text()))
     rest = [token for batch, _ in train for token in batch.ravel().tolist()]
@@ -91,7 +91,7 @@ def check_packed(folder: Path, tokens: Set[int], draws: list[float]) -> None:
 
 def drawn(kind: str) -> dict[tuple[int, int], float]:
     """Return what a single process draws, that nobody stops."""
-    train, found = KINDS[kind](source(), 24), dict[tuple[int, int], float]()
+    train, found = KINDS[kind](source(kind), 24), dict[tuple[int, int], float]()
     for ids, draws in train:
         uses = zip(ids.tolist(), train.last.number.tolist(), strict=True)
         found.update(zip(uses, draws.tolist(), strict=True))

@@ -694,7 +694,7 @@ APART: dict[str, Callable[..., stoker.Pipeline]] = {
         .shard(rank=1, world=2)
         .echo("auto", **echo)
         .batch(4)
-        .steps(64)  # of 40 to 160 batches, as the factor is
+        .steps(40)  # of 40 to 160 batches, as the factor is
     ),
     "the first of them": lambda **echo: (
         stoker.from_dataset(Slow(900), seed=0).shuffle().take(160).echo("auto", **echo).batch(4)

@@ -105,8 +105,9 @@ def test_killed_at_four_others_go_on(world: int, kind: str, tmp_path: Path) -> N
     others_go_on(tmp_path, kind, 4, world)
 
 
+@pytest.mark.full
 def test_killed_at_two_one_goes_on(tmp_path: Path) -> None:
-    """What needs the states of all ranks, in the short profile."""
+    """One rank has what needs the states of all."""
     others_go_on(tmp_path, "pack", 2, 1)
 
 

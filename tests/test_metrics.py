@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import re
@@ -11,6 +12,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -398,3 +400,16 @@ def test_live_in_a_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert [(out.name, out.text) for out in said] == [("stdout", "step 3\n")]
     assert len(drawn) == 1
     assert drawn[0].data["text/plain"].startswith("epoch 0: 10 batches, 40 uses")
+
+
+def test_an_endpoint_that_is_closed_keeps_no_pipeline() -> None:
+    val = run(cached())
+    with stoker.serve_metrics({"val": val}, port=0) as server:
+        asked(server.url)
+    gone = weakref.ref(val)
+    gc.disable()
+    try:
+        del val
+        assert gone() is None
+    finally:
+        gc.enable()

@@ -531,12 +531,14 @@ def test_lightning_trains_each_epoch_whole_across_a_resume(case: Any, fitted: An
         assert seen == set(range(128))
 
 
+@pytest.mark.full
 def test_lightning_goes_on_from_any_of_its_checkpoints_as_if_it_had_not_stopped(
     fitted: Any,
 ) -> None:
     assert fitted["inexact"] == []
 
 
+@pytest.mark.full
 def test_lightning_without_a_length_is_refused_a_state_that_would_lose_a_batch(fitted: Any) -> None:
     assert "Lightning reads a batch ahead" in fitted[REFUSED]
     assert "pipeline.acknowledge()" in fitted[REFUSED]

@@ -238,6 +238,7 @@ def agrees(found: Any, expected: Any) -> bool:
     return bool(found == expected)
 
 
+@pytest.mark.full
 @needs_chromium
 def test_the_page_predicts_what_python_predicts(page: Path) -> None:
     jobs = [to_measured(report) for report in REPORTS.values()]

@@ -182,6 +182,7 @@ def test_orders_of_all_kinds_are_the_same_with_actors(cluster: Any, names: str) 
     assert order_chains.seen(pipeline) == whole[0][3:]
 
 
+@pytest.mark.full
 def test_what_lost_actors_had_to_do_is_done_by_others_and_in_the_end_here(cluster: Any) -> None:
     chain = CHAINS["no batches"]
     first, second, third = alone(chain, 3)

@@ -336,7 +336,7 @@ def test_ctrl_c_keeps_the_runs_that_are_over(
     found = json.loads((tmp_path / "demo.json").read_text())
     assert not found["complete"]
     assert len(found["runs"]) == 2
-    assert "2 of 6 runs" in text.getvalue()
+    assert "2 of 5 runs" in text.getvalue()
 
 
 @pytest.mark.interrupts

@@ -28,8 +28,9 @@ class PrometheusServer(ThreadingHTTPServer):
     """Listens at an address; ``serve`` answers requests."""
 
     def __init__(self, address: tuple[str, int], sources: Mapping[str, Any]) -> None:
+        self._sources = dict(sources)
         registry = CollectorRegistry()
-        registry.register(SourceCollector(sources))
+        registry.register(SourceCollector(self._sources))
         super().__init__(address, ScrapeHandler.factory(registry))
 
     def serve(self) -> None:
@@ -37,6 +38,9 @@ class PrometheusServer(ThreadingHTTPServer):
         # Not serve_forever: ending that waits for an Event, whose lock Ctrl-C may leave held.
         while self._is_listening():
             self.handle_request()
+        # The handler's class is a cycle of references, which would keep the sources, and with them
+        # the threads of their caches, until the collector comes by.
+        self._sources.clear()
 
     def server_bind(self) -> None:
         TCPServer.server_bind(self)  # HTTPServer's asks DNS for the name of the host
@@ -82,7 +86,7 @@ class SourceCollector:
 
     def collect(self) -> Iterator[Any]:
         families: dict[str, Any] = {}
-        for label, source in self._sources.items():
+        for label, source in list(self._sources.items()):
             for name, value in metrics(source, "stoker_").items():
                 if name not in families:
                     is_counter = name.endswith("_total")

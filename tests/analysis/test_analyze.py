@@ -115,7 +115,7 @@ def test_workers_of_every_kind_are_seen(tmp_path: Path, method: str) -> None:
         "train(DataLoader(Files(0.001), 8, num_workers=1, persistent_workers=True,"
         f' multiprocessing_context="{method}"), step_s=0.002)',
     )
-    found = analyze(tmp_path, "train.py", minutes=1 if method == "spawn" else 0.4)
+    found = analyze(tmp_path, "train.py", minutes=2 if method == "spawn" else 0.4)
     assert found.report is not None, found.errors
     assert found.rates["P"] is not None, found.report["reasons"]
     assert found.rates["S"] is not None, found.report["reasons"]

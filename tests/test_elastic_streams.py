@@ -173,6 +173,7 @@ def test_a_leg_is_resumed_bit_for_bit(legs: list[tuple[int, int, int]], skipped:
         last = world, each
 
     def go_on(at: int) -> stoker.Pipeline:
+        assert state is not None
         train = build(Numbers(300), last[0] - 1, *last)
         train.load_state_dict(state)
         with iter(train) as batches:

@@ -14,8 +14,9 @@ import numpy as np
 from stoker.basics.fingerprint import Fingerprint, content_digest, selection_digest
 from stoker.basics.resources import hosts_of_job
 from stoker.basics.warn import warn
+from stoker.cache.places.budget import CacheBudget
 from stoker.errors import CacheWarning
-from stoker.stages.cache import caches_over
+from stoker.stages.cache import caches_over, check_limit_over_nodes
 from stoker.stats import CacheStats
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ _REPEATED = 0.05
 
 def cached(
     dataset: Any,
-    limit: int | float | str = "auto",
+    limit: int | float | str | CacheBudget = "auto",
     *,
     path: str | os.PathLike[str] | None = None,
     keep: bool | None = None,
@@ -87,6 +88,7 @@ def cached(
     if insecure and cluster is None:
         raise ValueError("insecure=True is for a cache over several nodes (cluster=)")
     if cluster is not None:
+        check_limit_over_nodes(limit)
         settings |= {"cluster": cluster, "insecure": bool(insecure)}
         return CachedDataset(dataset, _over_nodes(dataset, limit, version, name, **settings))
     hosts = hosts_of_job()

@@ -19,7 +19,7 @@ import numpy as np
 from stoker.basics.pytree import Together
 from stoker.basics.validate import is_number, is_whole_number
 from stoker.images.decoding import MAX_PIXELS, check_is_no_image
-from stoker.images.geometry import Box, Window
+from stoker.images.geometry import Box, ImageWindow
 from stoker.images.image_map import ImageMap, RandomImageMap
 from stoker.images.resampling import Opened, Pixels, Reading, size_of
 
@@ -175,12 +175,12 @@ def resized_center_crop(
 # -- the work on one image
 
 
-def _cropped(place: Callable[..., Window], reading: Reading) -> Callable[..., Any]:
+def _cropped(place: Callable[..., ImageWindow], reading: Reading) -> Callable[..., Any]:
     return partial(_seen, open_image=reading.open, place=place, show=reading.crop)
 
 
 def _resized(
-    place: Callable[..., Window],
+    place: Callable[..., ImageWindow],
     reading: Reading,
     *,
     antialias: bool,
@@ -196,8 +196,8 @@ def _seen(
     image: Any,
     *,
     open_image: Callable[[Any], Opened],
-    place: Callable[..., Window],
-    show: Callable[[Opened, Window], Pixels],
+    place: Callable[..., ImageWindow],
+    show: Callable[[Opened, ImageWindow], Pixels],
     **rng: np.random.Generator,
 ) -> Any:
     """Return an image through a window, and its masks and boxes through the same window.
@@ -229,13 +229,13 @@ def _random_resized_window(
     scale: tuple[float, float],
     ratio: tuple[float, float],
     flip_p: float,
-) -> Window:
-    return Window(random_box(height, width, scale, ratio, rng), size, rng.random() < flip_p)
+) -> ImageWindow:
+    return ImageWindow(random_box(height, width, scale, ratio, rng), size, rng.random() < flip_p)
 
 
 def _random_window(
     height: int, width: int, *, rng: np.random.Generator, size: tuple[int, int], padding: int
-) -> Window:
+) -> ImageWindow:
     spare = [
         actual + 2 * padding - wanted for actual, wanted in zip((height, width), size, strict=True)
     ]
@@ -245,12 +245,12 @@ def _random_window(
             f"of {size[0]} x {size[1]}: give a larger padding=, or resize first"
         )
     top, left = (int(rng.random() * (each + 1)) - padding for each in spare)
-    return Window(Box(top, left, *size), size)
+    return ImageWindow(Box(top, left, *size), size)
 
 
 def _whole_window(
     height: int, width: int, *, size: int | tuple[int, int], max_pixels: int
-) -> Window:
+) -> ImageWindow:
     if isinstance(size, tuple):
         sides = size
     else:
@@ -260,21 +260,21 @@ def _whole_window(
                 f"an image of {height} x {width} would become {sides[0]} x {sides[1]}, more than "
                 f"max_pixels={max_pixels}"
             )
-    return Window(Box(0, 0, height, width), sides)
+    return ImageWindow(Box(0, 0, height, width), sides)
 
 
-def _center_window(height: int, width: int, *, size: tuple[int, int]) -> Window:
+def _center_window(height: int, width: int, *, size: tuple[int, int]) -> ImageWindow:
     top, left = _center_start(height, size[0]), _center_start(width, size[1])
-    return Window(Box(top, left, *size), size)
+    return ImageWindow(Box(top, left, *size), size)
 
 
 def _resized_center_window(
     height: int, width: int, *, size: tuple[int, int], resized: int
-) -> Window:
+) -> ImageWindow:
     rows, columns = _shorter_side(height, width, resized)
     down, across = height / rows, width / columns
     top, left = _center_start(rows, size[0]), _center_start(columns, size[1])
-    return Window(Box(top * down, left * across, size[0] * down, size[1] * across), size)
+    return ImageWindow(Box(top * down, left * across, size[0] * down, size[1] * across), size)
 
 
 def random_box(

@@ -31,7 +31,7 @@ class Box:
 
 
 @dataclass(frozen=True)
-class Window:
+class ImageWindow:
     """A box of an image, the height and width that it is shown with, and whether it is flipped."""
 
     box: Box
@@ -75,7 +75,7 @@ def are_boxes(companion: Any, image_size: tuple[int, int], at: int, *, images: i
     """Return whether a field beside an image holds boxes; False if it is a mask.
 
     Args:
-        companion, image_size, at: as ``Window.show`` takes them.
+        companion, image_size, at: as ``ImageWindow.show`` takes them.
         images: how many images a batch has; 0 for one image.
 
     Raises TypeError or ValueError if it is neither.

@@ -28,7 +28,7 @@ from stoker.images.decoding import (
     pillow,
     pixels_of,
 )
-from stoker.images.geometry import Box, Window
+from stoker.images.geometry import Box, ImageWindow
 from stoker.images.undamaged_files import UndamagedFiles
 
 Pixels = NDArray[np.uint8]
@@ -87,7 +87,7 @@ class Reading:
         """Return all pixels of an image. Raises as ``open`` does."""
         return decode(image, max_pixels=self.max_pixels) if is_file(image) else _check_image(image)
 
-    def crop(self, image: Opened, window: Window) -> Pixels:
+    def crop(self, image: Opened, window: ImageWindow) -> Pixels:
         """Return a part of an opened image as a new array; pixels outside the image are black.
 
         The window has whole pixels, and the size of its box.
@@ -115,7 +115,7 @@ class Reading:
     def resize(
         self,
         image: Opened,
-        window: Window,
+        window: ImageWindow,
         *,
         antialias: bool = True,
         beyond: bool = False,

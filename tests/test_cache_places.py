@@ -104,8 +104,8 @@ def test_files_are_known_by_what_they_are(tmp_path: Path) -> None:
     for number in range(20):
         (tmp_path / f"{number:02}.bin").write_bytes(bytes([number]) * 3_000)
     memory = stoker.budget("1MiB")
-    pipeline = stoker.from_files(str(tmp_path / "*.bin"), seed=0).shuffle().cache(memory)
-    pipeline = pipeline.map(size).cache(memory).workers(0)
+    files = stoker.from_files(str(tmp_path / "*.bin"), seed=0).shuffle().cache(memory)
+    pipeline = files.map(size).cache(memory).workers(0)
     for _ in range(3):
         assert list(pipeline) == [3_000] * 20
     assert counted(pipeline).hits == 20

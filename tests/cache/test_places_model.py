@@ -43,9 +43,9 @@ def test_a_plan_fits_and_no_place_alone_is_better(sample: Sample, room: int) -> 
     assert best.kept.min(initial=0) >= 0
     assert best.kept.sum() <= 1 + 1e-9
     for place in range(sample[0].shape[1]):
-        alone = tuple(each[:, [place]] for each in sample)
+        saved, sizes = (each[:, [place]] for each in sample)
         assert best.saved_ns >= plan_at(place, *sample, room).saved_ns - 1e-6
-        assert best.saved_ns >= plan(*alone, room).saved_ns - 1e-6  # the dearest first
+        assert best.saved_ns >= plan(saved, sizes, room).saved_ns - 1e-6  # the dearest first
 
 
 @given(samples(most=4), st.integers(0, 150))

@@ -25,7 +25,7 @@ NOWHERE = -1
 _ROUNDING = 1e-9
 
 
-class Step(NamedTuple):
+class HullStep(NamedTuple):
     """One step along the hull of an example's forms."""
 
     density: float
@@ -39,7 +39,7 @@ class Step(NamedTuple):
     saved_ns: float
 
 
-class Plan(NamedTuple):
+class BestKept(NamedTuple):
     """What is kept of a sample, in parts of an example at the end of the room."""
 
     kept: NDArray[np.float64]
@@ -50,9 +50,9 @@ class Plan(NamedTuple):
     """The room that it takes, of all examples together."""
 
 
-def steps_of(saved_ns: NDArray[np.float64], sizes: NDArray[np.float64]) -> list[Step]:
+def steps_of(saved_ns: NDArray[np.float64], sizes: NDArray[np.float64]) -> list[HullStep]:
     """Return the steps along the hulls of all examples, the densest first."""
-    steps: list[Step] = []
+    steps: list[HullStep] = []
     for example, (times, room) in enumerate(zip(saved_ns.tolist(), sizes.tolist(), strict=True)):
         at, time, size = NOWHERE, 0.0, 0.0
         while True:
@@ -66,7 +66,7 @@ def steps_of(saved_ns: NDArray[np.float64], sizes: NDArray[np.float64]) -> list[
                 break
             density, place = max(further, key=lambda each: (each[0], -each[1]))
             step = (room[place] - size, times[place] - time)
-            steps.append(Step(density, example, at, place, *step))
+            steps.append(HullStep(density, example, at, place, *step))
             at, time, size = place, times[place], room[place]
     steps.sort(key=lambda step: -step.density)
     return steps
@@ -97,7 +97,7 @@ def place_of(saved_ns: Sequence[float], sizes: Sequence[float], price: float) ->
     return best
 
 
-def plan(saved_ns: NDArray[np.float64], sizes: NDArray[np.float64], room_bytes: float) -> Plan:
+def plan(saved_ns: NDArray[np.float64], sizes: NDArray[np.float64], room_bytes: float) -> BestKept:
     """Return what is best kept of a sample within a room."""
     examples, places = saved_ns.shape
     kept = np.zeros(places)
@@ -111,14 +111,16 @@ def plan(saved_ns: NDArray[np.float64], sizes: NDArray[np.float64], room_bytes: 
         used += part * step.size_bytes
         if part < 1.0:
             break
-    return Plan(kept / max(1, examples), saved, used)
+    return BestKept(kept / max(1, examples), saved, used)
 
 
 def plan_at(
     place: int, saved_ns: NDArray[np.float64], sizes: NDArray[np.float64], room_bytes: float
-) -> Plan:
+) -> BestKept:
     """Return what one place alone keeps, of whatever comes first."""
     part = min(1.0, room_bytes / max(float(sizes[:, place].sum()), 1e-9))
     kept = np.zeros(saved_ns.shape[1])
     kept[place] = part
-    return Plan(kept, part * float(saved_ns[:, place].sum()), part * float(sizes[:, place].sum()))
+    return BestKept(
+        kept, part * float(saved_ns[:, place].sum()), part * float(sizes[:, place].sum())
+    )

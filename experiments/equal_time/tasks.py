@@ -207,7 +207,7 @@ class Cifar(Images):
     """CIFAR-10, as the suite has it: three convolutions."""
 
     name = "cifar"
-    rates = (0.025, 0.05, 0.1, 0.2)
+    rates: ClassVar[tuple[float, ...]] = (0.025, 0.05, 0.1, 0.2)
     layers = (_Layer(16, 3, 2, 1), _Layer(32, 3, 2, 1), _Layer(64, 3, 1, 1))
     pooled = 2
     reach_px, mean, deviation, side, colours = 4, 0.473, 0.252, 32, 3

@@ -641,6 +641,16 @@ def test_a_sampler_that_draws_each_once_is_never_told(kind: str) -> None:
     assert dataset.cache_stats().hits == 2 * MANY
 
 
+def test_the_longer_epoch_of_a_dataset_that_grew_is_never_told() -> None:
+    data = list(range(150))
+    dataset = stoker.cached(data, "1MiB")
+    for length in (150, 600):
+        data.extend(range(len(data), length))
+        assert dataset.__getitems__(list(range(length))) == data
+        settled(dataset, length)
+        assert [dataset[i] for i in range(length - 50)] == data[: length - 50]
+
+
 def test_a_sampler_of_several_ranks_is_never_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")

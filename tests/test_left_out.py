@@ -10,7 +10,7 @@ import signal
 import threading
 import zlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -79,8 +79,20 @@ PLACES = {
 }
 
 
+OLDER: set[threading.Thread] = set()
+
+
+@pytest.fixture(autouse=True)
+def _older() -> Iterator[None]:
+    OLDER.update(threading.enumerate())
+    yield
+    OLDER.clear()
+
+
 def left() -> list[str]:
-    return [t.name for t in threading.enumerate() if t.name.startswith("stoker")]
+    """The names of stoker's threads, but for those of tests that failed in this process before."""
+    threads = (t for t in threading.enumerate() if t not in OLDER)
+    return [t.name for t in threads if t.name.startswith("stoker")]
 
 
 def kept(spec: Spec, number: int) -> bool:

@@ -14,6 +14,7 @@ from stoker.adapters.scalars import metrics
 from stoker.adapters.schedules import LrSchedule, lr_schedule
 from stoker.basics import plugins as _plugins
 from stoker.basics.buffers import reads_only
+from stoker.cache.places.budget import CacheBudget, budget
 from stoker.chain.iterator import PipelineIterator
 from stoker.constructors import (
     echo,
@@ -74,7 +75,9 @@ if _typing.TYPE_CHECKING:
 __all__ = [
     "__version__",
     "analyze",
+    "budget",
     "BudgetSpent",
+    "CacheBudget",
     "cached",
     "CachedDataset",
     "CacheError",

@@ -273,6 +273,7 @@ def from_folder(
     on_error: OnError = "raise",
     requests: int = 32,
     retry_s: float = 60.0,
+    hedge: bool = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Pipeline[LabeledImage]: ...
 
@@ -287,6 +288,7 @@ def from_folder(
     on_error: OnError = "raise",
     requests: int = 32,
     retry_s: float = 60.0,
+    hedge: bool = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Pipeline[LabeledFile]: ...
 
@@ -300,6 +302,7 @@ def from_folder(
     on_error: OnError = "raise",
     requests: int = 32,
     retry_s: float = 60.0,
+    hedge: bool = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Pipeline[Any]:
     """Read image files from ``path/CLASS/...``: examples ``(image=bytes, label=int)``.
@@ -317,6 +320,8 @@ def from_folder(
         seed, on_error: as in ``from_dataset``.
         requests: for URLs, the largest number of files read at a time.
         retry_s: for URLs, how long a temporary failure of a file is retried, in seconds.
+        hedge: for URLs, make a request a second time if it lasts beyond the 99th percentile of
+            the last ones of its size, and take the first answer; at most 2 % more requests.
         storage_options: for URLs, the options of fsspec's file system.
 
     Raises FileNotFoundError or ValueError if there is nothing to read, and says what it looked
@@ -324,7 +329,7 @@ def from_folder(
     failure of a server.
     """
     asked = ClassFolders.of(extensions, classes)
-    remote = RemoteOptions(requests, retry_s, storage_options or {})
+    remote = RemoteOptions(requests, retry_s, storage_options or {}, hedge)
     if "://" in os.fspath(path):
         from stoker.sources.remote.files import RemoteFolderSource
 
@@ -341,6 +346,7 @@ def from_files(
     on_error: OnError = "raise",
     requests: int = 32,
     retry_s: float = 60.0,
+    hedge: bool = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Pipeline[File]:
     """Read files: examples ``(path=str, data=bytes)``.
@@ -348,14 +354,14 @@ def from_files(
     Args:
         files: paths or URLs, all of one file system; or one pattern such as ``"data/**/*.bin"`` or
             ``"s3://bucket/*.jpg"``, which is listed once, now.
-        seed, on_error, requests, retry_s, storage_options: as in ``from_folder``.
+        seed, on_error, requests, retry_s, hedge, storage_options: as in ``from_folder``.
 
     Raises FileNotFoundError if no file fits the pattern, RemoteError after a permanent failure of a
     server.
     """
     from stoker.sources.remote.files import FilesSource
 
-    remote = RemoteOptions(requests, retry_s, storage_options or {})
+    remote = RemoteOptions(requests, retry_s, storage_options or {}, hedge)
     return _begin(FilesSource(files, remote), seed, on_error)
 
 
@@ -368,6 +374,7 @@ def from_parquet(
     on_error: OnError = "raise",
     requests: int = 32,
     retry_s: float = 60.0,
+    hedge: bool = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Pipeline[dict[str, Any]]:
     """Read rows of Parquet files: dicts by column. Needs ``pip install 'stoker[parquet]'``.
@@ -384,8 +391,8 @@ def from_parquet(
             the statistics of row groups and one pass over the named columns; then like
             ``.select()``.
         seed, on_error: as in ``from_dataset``.
-        requests, retry_s, storage_options: for URLs, as in ``from_folder``; each row group is one
-            range request.
+        requests, retry_s, hedge, storage_options: for URLs, as in ``from_folder``; each row group
+            is one range request.
 
     Raises FileNotFoundError if a path or a pattern fits no file, ValueError for a file that is not
     Parquet, for files whose columns differ, and if there are no rows; RemoteError after a permanent
@@ -393,9 +400,9 @@ def from_parquet(
     """
     from stoker.sources.arrow.parquet import ParquetSource
 
-    remote = RemoteOptions(requests, retry_s, storage_options or {})
+    remote = RemoteOptions(requests, retry_s, storage_options or {}, hedge)
     if has_urls(paths, "from_parquet"):
-        from stoker.sources.remote.parquet_ranges import RemoteParquetSource
+        from stoker.sources.remote.ranges.parquet import RemoteParquetSource
 
         source: ParquetSource = RemoteParquetSource(paths, remote, columns)
     else:
@@ -493,6 +500,7 @@ def from_tar(
     on_error: OnError = "raise",
     requests: int = 32,
     retry_s: float = 60.0,
+    hedge: bool = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Pipeline[dict[str, Any]]:
     """Read tar shards in WebDataset's format, or zip archives: examples are dicts of bytes.
@@ -509,8 +517,8 @@ def from_tar(
         fields: the fields to read, which every example must have; by default all its fields.
         seed, on_error: as in ``from_dataset``. With a budget, a truncated shard is a warning, and
             incomplete examples may be skipped.
-        requests, retry_s, storage_options: for URLs, as in ``from_folder``; one range is requested
-            for each run of neighbours of about a MiB, or for each example.
+        requests, retry_s, hedge, storage_options: for URLs, as in ``from_folder``; one range is
+            requested for each run of neighbours of about a MiB, or for each example.
 
     Raises FileNotFoundError if a path or a pattern fits no file; ValueError for a file that is no
     archive, is truncated, or lacks the fields, and for a compressed archive at a URL; RemoteError
@@ -520,7 +528,7 @@ def from_tar(
     from stoker.sources.shards.shard_source import ShardSource
 
     is_strict = on_error == "raise"
-    remote = RemoteOptions(requests, retry_s, storage_options or {})
+    remote = RemoteOptions(requests, retry_s, storage_options or {}, hedge)
     if has_urls(shards, "from_tar"):
         from stoker.sources.remote.shards import RemoteShardSource
 
@@ -550,6 +558,7 @@ def from_tokens(
     seed: int | None = None,
     requests: int = 32,
     retry_s: float = 60.0,
+    hedge: bool = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Pipeline[Window]: ...
 
@@ -565,6 +574,7 @@ def from_tokens(
     seed: int | None = None,
     requests: int = 32,
     retry_s: float = 60.0,
+    hedge: bool = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Pipeline[DocumentWindow]: ...
 
@@ -579,6 +589,7 @@ def from_tokens(
     seed: int | None = None,
     requests: int = 32,
     retry_s: float = 60.0,
+    hedge: bool = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Pipeline[Any]:
     """Read windows of token files: examples ``(inputs, targets)``, ``int64 [length]`` each.
@@ -598,16 +609,16 @@ def from_tokens(
             0 on (for attention masks), and the target of a separator is -100, which
             ``cross_entropy`` ignores.
         seed: as in ``from_dataset``.
-        requests, retry_s, storage_options: for URLs, as in ``from_folder``; each window is one
-            range request.
+        requests, retry_s, hedge, storage_options: for URLs, as in ``from_folder``; each window is
+            one range request.
 
     Raises FileNotFoundError if a path or a pattern fits no file, ValueError if a file is not a
     whole number of tokens or all files are shorter than a window, TypeError for raw files without
     ``dtype``; RemoteError after a permanent failure of a server, or if it sends no ranges.
     """
-    remote = RemoteOptions(requests, retry_s, storage_options or {})
+    remote = RemoteOptions(requests, retry_s, storage_options or {}, hedge)
     if has_urls(files, "from_tokens"):
-        from stoker.sources.remote.token_ranges import RemoteTokenSource
+        from stoker.sources.remote.ranges.tokens import RemoteTokenSource
 
         source: TokenSource = RemoteTokenSource(files, remote, length, stride, dtype, separator)
     else:

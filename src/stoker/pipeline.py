@@ -10,6 +10,7 @@ from typing import Any, Generic, Literal, TypeVar, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.cache.places.budget import CacheBudget
 from stoker.chain.chain import Chain
 from stoker.chain.cursor import Cursor
 from stoker.chain.dataloader_api import DataLoaderApi
@@ -537,7 +538,7 @@ class Pipeline(DataLoaderApi, Generic[T]):
 
     def cache(
         self,
-        limit: int | float | str = "auto",
+        limit: int | float | str | CacheBudget = "auto",
         *,
         path: str | os.PathLike[str] | None = None,
         keep: bool | None = None,
@@ -550,14 +551,13 @@ class Pipeline(DataLoaderApi, Generic[T]):
     ) -> Pipeline[T]:
         """Keep examples and never evict them, so that later epochs do not read or make them again.
 
-        After the source it keeps raw bytes, after a ``map`` the map's results. Examples enter as
-        they come, until the limit is reached; then nothing enters and nothing leaves, which gives
-        the fewest misses in every epoch (MinIO caching, VLDB 2021, section 6.1). All processes of
-        this host that cache the same data share a store. Batches and state do not change.
+        After the source it keeps raw bytes, after a ``map`` its results. Examples enter as they
+        come until the limit is reached; then nothing enters or leaves (MinIO caching, VLDB 2021,
+        section 6.1). Processes of this host share the store of the same data. No batch changes.
 
         Args:
-            limit: of the store when it is made: bytes (``"64GiB"``), a share of usable memory
-                (``0.5``; with ``path`` of the free disk), or ``"auto"``: half (four fifths).
+            limit: bytes (``"64GiB"``), a share of usable memory (``0.5``; with ``path`` of the free
+                disk), ``"auto"``: half (four fifths); or a ``stoker.budget`` that caches share.
             path: a folder on a local disk, in front of slower storage; by default in memory.
             keep: whether it stays after its last user ends; by default only with ``path``.
             version: identifies data and functions that stoker cannot identify itself: your maps,

@@ -264,6 +264,10 @@ class CacheStats(CacheCounts):
     """The store's limit in bytes."""
     full: bool = False
     """Whether the store takes no more items."""
+    own_items: int = 0
+    """Of ``items``, those of this cache's chain; the others are of caches that share the store."""
+    own_bytes: int = 0
+    """The bytes of ``own_items``."""
     members: int = 0
     """Nodes over which the cache is spread; 0 for a cache of this host alone."""
     members_alive: int = 0
@@ -283,6 +287,10 @@ class CacheStats(CacheCounts):
             f"{self.refused:,} refused; store: {self.items:,} items, {used} of {limit}"
             f"{', full' if self.full else ''}",
         ]
+        if self.own_items < self.items and not self.members:
+            lines.append(
+                f"of these, {self.own_items:,} ({format_bytes(self.own_bytes)}) are its own"
+            )
         if self.members:
             lines.append(
                 f"by place: {self.local_hits:,} here, {self.peer_hits:,} from other nodes "

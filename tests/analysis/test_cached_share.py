@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis.analyses import analyze, write_files, write_script
+from analysis.analyses import analyze, measured, write_files, write_script
 from stoker.analysis.trials import cold_reads
 
 SAMPLERS = {
@@ -51,6 +51,7 @@ def _files_can_be_dropped(tmp_path: Path) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("sampler", SAMPLERS)
+@measured
 def test_it_is_that_of_files_which_the_job_has_not_read(sampler: str, tmp_path: Path) -> None:
     write_files(tmp_path, 4_000)  # they last for 20 s and more, longer than it is left alone
     write_script(tmp_path, SCRIPT.format(every=3, sampler=SAMPLERS[sampler], step_s=0.02))
@@ -77,6 +78,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.full
+@measured
 def test_a_part_that_an_earlier_start_of_the_script_has_read_is_left_out(tmp_path: Path) -> None:
     write_files(tmp_path, 300)
     write_script(tmp_path, DROP + READS_A_PART)
@@ -87,6 +89,7 @@ def test_a_part_that_an_earlier_start_of_the_script_has_read_is_left_out(tmp_pat
 
 
 @pytest.mark.full
+@measured
 def test_a_job_that_has_read_all_of_its_data_is_told(tmp_path: Path) -> None:
     write_files(tmp_path, 200)
     write_script(tmp_path, SCRIPT.format(every=1, sampler="", step_s=0.005))

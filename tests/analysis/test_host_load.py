@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from analysis.analyses import analyze, write_script
+from analysis.analyses import analyze, measured, write_script
 from analysis.reports import about, job
 from stoker.analysis.host_load import join_loads, watch_host
 from stoker.analysis.model.report import HostLoad, PrepPoint, Report
@@ -115,6 +115,7 @@ def test_workers_that_wait_for_a_processor_are_not_to_be_more_than_processors() 
 
 
 @pytest.mark.full
+@measured
 def test_a_script_beside_busy_loops_is_not_said_to_wait(tmp_path: Path) -> None:
     write_script(
         tmp_path,

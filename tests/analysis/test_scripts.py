@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis.analyses import Outcome, analyze, write_script
+from analysis.analyses import Outcome, analyze, measured, write_script
 from strategies import shortened
 
 # Checks what every loop over a loader is handed, and how often.
@@ -206,6 +206,7 @@ def unharmed(found: Outcome) -> None:
 
 
 @pytest.mark.parametrize("script", shortened(SCRIPTS, 0))
+@measured
 def test_every_epoch_is_as_long_as_the_loader_says(script: str, tmp_path: Path) -> None:
     write_script(tmp_path, COUNTED + textwrap.dedent(SCRIPTS[script]))
     found = analyze(tmp_path, "train.py", minutes=0.5)
@@ -232,6 +233,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.full
+@measured
 def test_two_trainers_are_two_jobs(tmp_path: Path) -> None:
     write_script(tmp_path, TWO_TRAINERS)
     found = analyze(tmp_path, "train.py", minutes=0.6)
@@ -266,6 +268,7 @@ def test_training_without_a_loader_is_told_long_before_the_time_is_up(tmp_path: 
 
 
 @pytest.mark.full
+@measured
 def test_what_training_has_mapped_is_not_the_dataset(tmp_path: Path) -> None:
     (tmp_path / "archive.bin").write_bytes(bytes(range(256)) * 12 * 200)
     (tmp_path / "checkpoint.bin").write_bytes(bytes(1 << 23))
@@ -321,6 +324,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.full
+@measured
 def test_loaders_that_one_function_builds_are_told_apart(tmp_path: Path) -> None:
     path = write_script(tmp_path, LATE_VALIDATION)
     lines = path.read_text().splitlines()

@@ -683,7 +683,7 @@ DAMAGES: dict[str, tuple[Callable[[str], object], str]] = {
     "about: gone": (lambda f: os.unlink(os.path.join(f, "about.json")), r"about.json cannot be"),
     "format": (
         lambda f: say_instead(f, format=7),
-        r"has format 7, but this version of stoker uses 4",
+        r"has format 7, but this version of stoker uses 5",
     ),
     "other limit": (lambda f: say_instead(f, limit_bytes=4096), r"bytes instead of 4,096"),
 }

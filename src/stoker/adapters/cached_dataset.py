@@ -14,14 +14,15 @@ import numpy as np
 from stoker.basics.fingerprint import Fingerprint, content_digest, selection_digest
 from stoker.basics.resources import hosts_of_job
 from stoker.basics.warn import warn
+from stoker.cache.places.budget import CacheBudget
 from stoker.errors import CacheWarning
-from stoker.stages.cache import caches_over
+from stoker.stages.cache import caches_over, check_limit_over_nodes
 from stoker.stats import CacheStats
 
 if TYPE_CHECKING:
     from stoker.cache.example_cache import ExampleCache
 
-_OWN = ("_dataset", "_cache", "_asked")
+_OWN = ("_dataset", "_cache", "_asked", "_length")
 _STREAM = "A stream is read once, and has no index to find its examples by: a cache cannot help."
 # Fewer examples may come twice by chance at the border of two epochs.
 _LEAST_ASKED = 256
@@ -34,7 +35,7 @@ _REPEATED = 0.05
 
 def cached(
     dataset: Any,
-    limit: int | float | str = "auto",
+    limit: int | float | str | CacheBudget = "auto",
     *,
     path: str | os.PathLike[str] | None = None,
     keep: bool | None = None,
@@ -87,6 +88,7 @@ def cached(
     if insecure and cluster is None:
         raise ValueError("insecure=True is for a cache over several nodes (cluster=)")
     if cluster is not None:
+        check_limit_over_nodes(limit)
         settings |= {"cluster": cluster, "insecure": bool(insecure)}
         return CachedDataset(dataset, _over_nodes(dataset, limit, version, name, **settings))
     hosts = hosts_of_job()
@@ -136,9 +138,10 @@ class CachedDataset:
     _dataset: Any
     _cache: ExampleCache
     _asked: int
+    _length: int  # when it was wrapped
 
     def __init__(self, dataset: Any, cache: ExampleCache) -> None:
-        vars(self).update(_dataset=dataset, _cache=cache, _asked=0)
+        vars(self).update(_dataset=dataset, _cache=cache, _asked=0, _length=len(dataset))
 
     def __len__(self) -> int:
         return len(self._dataset)
@@ -207,7 +210,7 @@ class CachedDataset:
         return sorted({*super().__dir__(), *dir(self._dataset)})
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_dataset": self._dataset, "_cache": self._cache}
+        return {"_dataset": self._dataset, "_cache": self._cache, "_length": self._length}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, _asked=0)
@@ -234,14 +237,17 @@ class CachedDataset:
         own["_asked"] = asked = own["_asked"] + count
         if asked < _LEAST_ASKED:
             return
-        epoch = len(self._dataset) // int(os.environ.get("WORLD_SIZE", "1"))
+        length = len(self._dataset)
+        epoch = length // int(os.environ.get("WORLD_SIZE", "1"))
         if asked < epoch // _LOOKS:
             return
         self._asked = 0
         counts = self._cache.counts()  # in all workers
         asked = counts.hits + counts.misses
-        if asked > epoch:
-            self._asked = -sys.maxsize  # repeats can no longer be told from a new epoch
+        # Repeats can no longer be told from a new epoch, or from the longer one of a dataset that
+        # grew.
+        if asked > epoch or length != self._length:
+            self._asked = -sys.maxsize
         elif counts.hits > _REPEATED * asked and self._cache.claim_warning(counts.admitted):
             warn(
                 f"of {asked:,} requested examples, {counts.hits:,} had come before, but an epoch "

@@ -23,6 +23,7 @@ from stoker.cache.handles import HANDLES, Handle
 from stoker.cache.identity import ItemPlaces, NumberedKeys, digest, item_key, private_identity
 from stoker.cache.layout import StoredItem
 from stoker.cache.location import Limit
+from stoker.cache.places.budget import CacheBudget
 from stoker.cache.store import MISSING, Missing
 from stoker.errors import CacheWarning
 from stoker.replicas.thread_safety import thread_safe
@@ -42,7 +43,8 @@ class ExampleCache:
     """The cache of one chain's items. It is picklable, and each process opens it on first use.
 
     Args:
-        limit: the size of a new store.
+        limit: the size of a new store; or a budget, whose store it shares with other caches, and
+            which then says where that is, whether it stays, and what to do if it is damaged.
         path: the store's folder, or None for a store in memory.
         keep: whether the store stays after its last user; None: only if ``path`` is given.
         identity: identifies the chain's items in other runs; None if they are valid in this job
@@ -60,7 +62,7 @@ class ExampleCache:
 
     def __init__(
         self,
-        limit: Limit,
+        limit: Limit | CacheBudget,
         *,
         path: str | os.PathLike[str] | None,
         keep: bool | None,
@@ -70,7 +72,12 @@ class ExampleCache:
         admit: str,
         on_damage: str,
     ) -> None:
-        self.limit = location.parse_limit(limit)
+        budget = limit if isinstance(limit, CacheBudget) else None
+        if budget is not None:
+            _check_shared(path, keep, admit, on_damage)
+            path, keep, on_damage = budget.path, budget.keep, budget.on_damage
+        self.budget = budget
+        self.limit = location.parse_limit(limit if budget is None else budget.limit)
         if admit not in _ADMIT:
             raise ValueError(f"admit= must be 'first' or 'worth', not {admit!r}")
         if on_damage not in _ON_DAMAGE:
@@ -85,7 +92,9 @@ class ExampleCache:
         chain = identity or private_identity(describes)
         self._chain = digest(chain)
         self.in_memory = path is None
-        if path is None:
+        if budget is not None:
+            self.folder = budget.folder
+        elif path is None:
             name = re.sub(r"[^\w.-]+", "-", describes).strip("-")[-40:]
             self.folder = os.path.join(location.memory_folder(), f"{name}-{self._chain.hex()[:12]}")
         else:
@@ -338,7 +347,7 @@ class ExampleCache:
         free = handle.store.limit_bytes - int(head[USED_BYTES])
         left = self._examples - int(head[ITEMS])
         admits = self._worth is None or self._worth.admits(cost_ns, size, free, max(1, left))
-        if admits and self._enter(StoredItem(key, record, size, self._user, file)):
+        if admits and self._enter(StoredItem(key, record, size, self._user, file, self._chain)):
             # The writer corrects the count if the item does not fit.
             self.count(admitted=1, admitted_bytes=size)
         else:
@@ -368,6 +377,7 @@ class ExampleCache:
         if handle is None or not handle.is_alive:
             return CacheStats(**vars(counts))
         head = handle.store.counters.head
+        own_items, own_bytes = handle.store.totals_of(self._chain)
         return CacheStats(
             **vars(counts),
             folder=self.folder,
@@ -376,6 +386,8 @@ class ExampleCache:
             used_bytes=int(head[USED_BYTES]),
             limit_bytes=handle.store.limit_bytes,
             full=handle.store.is_full,
+            own_items=own_items,
+            own_bytes=own_bytes,
         )
 
     def _open_handle(self) -> Handle | None:
@@ -421,7 +433,7 @@ class ExampleCache:
         join = functools.partial(
             store_dir.join,
             folder,
-            describes=self.describes,
+            describes=self.describes if self.budget is None else "a budget of several caches",
             temporary=self.temporary,
             on_damage=self._on_damage,
         )
@@ -443,3 +455,19 @@ class ExampleCache:
             return join(limit_bytes=limit_bytes)
         except OSError as error:
             raise location.cannot_make(folder, error, in_memory=self.in_memory) from error
+
+
+def _check_shared(path: object, keep: object, admit: str, on_damage: str) -> None:
+    """Raise ValueError for what the caches of a budget cannot decide each for itself."""
+    for name, is_given in (
+        ("path", path is not None),
+        ("keep", keep is not None),
+        ("on_damage", on_damage != "rebuild"),
+    ):
+        if is_given:
+            raise ValueError(f"{name}= belongs to the budget: stoker.budget(..., {name}=...)")
+    if admit != "first":
+        raise ValueError(
+            f"admit={admit!r} is for a store of one cache: it reckons with the whole room. In a "
+            "budget, put caches at several places of a pipeline: these choose by worth"
+        )

@@ -1,10 +1,10 @@
 """The layout of a store's LMDB table: its keys and values, and how they are checked.
 
-The table has three kinds of keys. A key of 16 bytes is an item: its number, its checksum, and its
+The table has four kinds of keys. A key of 16 bytes is an item: its number, its checksum, and its
 record or the record's place in a block. ``p`` and a number is a block of several small records:
-LMDB gives whole pages to values of more than half a page. ``c`` holds the totals. No entry is ever
-deleted, and only the totals are replaced. (Named tables are not used: opening one takes a
-transaction that waits for writers.)
+LMDB gives whole pages to values of more than half a page. ``c`` holds the totals, ``t`` and a
+chain's digest those of its items. No entry is ever deleted, and only the totals are replaced.
+(Named tables are not used: opening one takes a transaction that waits for writers.)
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ _SPAN = struct.Struct("<QQ")  # start and length of a record within its block
 _BLOCK_KEY = struct.Struct(">cQ")
 _TOTALS = struct.Struct("<QQQ")  # items, blocks, bytes of all items
 _TOTALS_KEY = b"c"
+_CHAIN_TOTALS = struct.Struct("<QQ")  # items, bytes of these
 
 
 class StoredItem(NamedTuple):
@@ -47,6 +48,8 @@ class StoredItem(NamedTuple):
     """The user that offers it."""
     file: str | None = None
     """A local file that the page cache may drop once the item is stored."""
+    chain: bytes = b""
+    """The digest of the chain whose totals count it; b"" for none."""
 
 
 def checksum_of(key: bytes, *record: bytes | memoryview) -> int:
@@ -84,6 +87,11 @@ def find_entry(
 def put_items(txn: Any, items: Iterable[StoredItem]) -> tuple[int, int]:
     """Write items with new keys; return the number of all items in the table, and their bytes."""
     count, blocks, payload_bytes = _read_totals(txn)
+    items = list(items)
+    for chain in {item.chain for item in items} - {b""}:
+        own_count, own_bytes = chain_totals(txn, chain)
+        sizes = [item.size_bytes for item in items if item.chain == chain]
+        txn.put(b"t" + chain, _CHAIN_TOTALS.pack(own_count + len(sizes), own_bytes + sum(sizes)))
     for group in _group(items):
         if len(group) == 1 and group[0].size_bytes >= BLOCK_BYTES:
             _put_alone(txn, count, group[0])
@@ -94,6 +102,11 @@ def put_items(txn: Any, items: Iterable[StoredItem]) -> tuple[int, int]:
         payload_bytes += sum(item.size_bytes for item in group)
     txn.put(_TOTALS_KEY, _TOTALS.pack(count, blocks, payload_bytes))
     return count, payload_bytes
+
+
+def chain_totals(txn: Any, chain: bytes) -> tuple[int, int]:
+    """Return the number of a chain's items, and their bytes."""
+    return _CHAIN_TOTALS.unpack(txn.get(b"t" + chain) or bytes(_CHAIN_TOTALS.size))
 
 
 def list_keys(txn: Any) -> list[bytes]:

@@ -45,6 +45,7 @@ from stoker.cache.layout import (
     BLOCK_BYTES,
     PAGE_BYTES,
     StoredItem,
+    chain_totals,
     checksum_of,
     find_entry,
     list_keys,
@@ -278,6 +279,19 @@ class Store:
             except self._lmdb.Error:
                 pass  # `get_many` reports damage
         return [False] * len(keys)
+
+    def totals_of(self, chain: bytes) -> tuple[int, int]:
+        """Return the number of a chain's items, and their bytes; zeros if it cannot be read."""
+        with self._gate.door():
+            try:
+                env = self._environment()
+                with env.begin(buffers=True) as txn:
+                    return chain_totals(txn, chain)
+            except self._lmdb.ReadersFullError:
+                env.reader_check()
+            except (self._lmdb.Error, struct.error):
+                pass  # `get_many` reports damage
+        return 0, 0
 
     def keys(self) -> list[bytes]:
         with self._gate.door(), self._environment().begin() as txn:

@@ -49,7 +49,7 @@ from stoker.cache.store import COUNTERS, DATA, FILES, Store, changed_ns, import_
 from stoker.errors import CacheError, CacheWarning
 
 # Raised whenever the layout of a store changes; stores of other formats are rebuilt.
-FORMAT = 4
+FORMAT = 5
 ABOUT = "about.json"
 DIGEST = "left"
 REBOOTED = "it was in use when the machine went down"

@@ -14,6 +14,7 @@ from stoker.basics import plugins, resources
 from stoker.basics.fingerprint import Fingerprint
 from stoker.basics.resources import format_bytes
 from stoker.basics.warn import warn
+from stoker.cache.places.budget import CacheBudget
 from stoker.errors import CacheWarning
 from stoker.sources.origin import IndexedSource, Origin
 from stoker.stages.stage import ChainStage, ChainView, EnginePlan, PoolSize, Traits, first_with
@@ -90,6 +91,15 @@ def caches_over(cluster: object) -> CachesOverNodes:
     return found
 
 
+def check_limit_over_nodes(limit: object) -> None:
+    """Raise ValueError for a budget, which several caches share: nodes have stores of their own."""
+    if isinstance(limit, CacheBudget):
+        raise ValueError(
+            "a cache over several nodes (cluster=) has a store of its own on each node, which a "
+            "budget does not count: give it a limit"
+        )
+
+
 class LeftOutBefore:
     """Stands for an example that a filter in front of the cache left out."""
 
@@ -158,6 +168,7 @@ class CacheStage(ChainStage):
         if insecure and cluster is None:
             raise ValueError("insecure=True is for a cache over several nodes (cluster=)")
         if cluster is not None:
+            check_limit_over_nodes(limit)
             over_nodes = caches_over(cluster).of_chain(
                 limit,
                 cluster=cluster,
@@ -180,9 +191,9 @@ class CacheStage(ChainStage):
 
     @property
     def call(self) -> str:
-        limit = self.cache.limit
+        limit, budget = self.cache.limit, self.cache.budget
         shown = format_bytes(limit) if isinstance(limit, int) else limit
-        return f"cache({shown})"
+        return f"cache({shown})" if budget is None else f"cache(budget of {shown})"
 
     def bind(self, before: ChainView) -> CacheStage:
         """Check that there is something to keep: examples that are the same in every epoch."""

@@ -1,0 +1,1 @@
+"""Where examples are kept when several places share one budget, and which of them."""

@@ -1,0 +1,210 @@
+"""`stoker.budget`: several caches, and what they hold together never exceeds it."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import stoker
+from scripts import Watch, run, script
+from strategies import few
+
+LEAST = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def own_register(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the user's list of caches alone."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+class Sized:
+    """Arrays of one size each, whose content tells the dataset and the number."""
+
+    def __init__(self, name: int, sizes: list[int]) -> None:
+        self.name, self.sizes = name, sizes
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def __getitem__(self, index: int) -> Any:
+        return np.full(self.sizes[index], (self.name * 31 + index) % 251, np.uint8)
+
+
+def counted(pipeline: stoker.Pipeline[Any]) -> stoker.CacheStats:
+    found = pipeline.stats().cache
+    assert found is not None
+    return found
+
+
+def check_sum(each: list[stoker.CacheStats]) -> None:
+    """Check that caches of one store account for all of it, within its limit and on the disk."""
+    (store,) = {stats.folder for stats in each}
+    last = each[-1]
+    assert sum(stats.own_items for stats in each) == last.items
+    assert sum(stats.own_bytes for stats in each) == last.payload_bytes
+    assert last.payload_bytes <= last.used_bytes <= last.limit_bytes
+    data = os.stat(os.path.join(store, "data.mdb"))
+    assert data.st_blocks * 512 <= last.limit_bytes
+
+
+sizes = st.lists(st.sampled_from([0, 10, 3_000, 70_000, 200_000]), min_size=1, max_size=12)
+
+
+@few(8)
+@given(
+    st.lists(sizes, min_size=2, max_size=3),
+    st.sampled_from([LEAST, 3 * LEAST // 2, 4 * LEAST]),
+    st.sampled_from([0, 3]),
+)
+def test_the_sum_of_all_caches_stays_within_the_budget(
+    datasets: list[list[int]], limit: int, workers: int
+) -> None:
+    budget = stoker.budget(limit)
+    pipelines = [
+        stoker.from_dataset(Sized(name, each), seed=0).cache(budget).workers(workers)
+        for name, each in enumerate(datasets)
+    ]
+    for _ in range(2):
+        for name, pipeline in enumerate(pipelines):
+            got = list(pipeline)
+            kept = Sized(name, datasets[name])
+            assert all(np.array_equal(a, kept[i]) for i, a in enumerate(got))
+    latest = [counted(pipeline) for pipeline in pipelines]
+    check_sum(latest)
+    if not latest[-1].full:
+        assert [stats.hits for stats in latest] == [len(each) for each in datasets]
+
+
+def test_worker_processes_and_a_wrapped_dataset_share_it() -> None:
+    budget = stoker.budget(LEAST)
+    first = stoker.from_dataset(Sized(0, [50_000] * 30), seed=0).cache(budget)
+    first = first.workers(2, kind="process")
+    second = stoker.cached(Sized(1, [50_000] * 30), budget)
+    for _ in range(2):
+        assert len(list(first)) == 30
+        assert all(np.array_equal(second[i], Sized(1, [50_000] * 30)[i]) for i in range(30))
+    check_sum([counted(first), second.cache_stats()])
+    assert 0 < counted(first).hits < 30
+
+
+def test_a_copy_of_a_budget_is_the_same_one() -> None:
+    budget = stoker.budget("2MiB")
+    twin = pickle.loads(pickle.dumps(budget))
+    first = stoker.from_dataset(Sized(0, [100] * 5), seed=0).cache(budget).workers(0)
+    second = stoker.from_dataset(Sized(1, [100] * 4), seed=0).cache(twin).workers(0)
+    list(first)
+    list(second)
+    assert counted(first).folder == counted(second).folder
+    assert (counted(first).own_items, counted(second).own_items) == (5, 4)
+    assert "of these, 4 (" in str(counted(second))
+    assert "budget of 2.0 MiB" in str(first)
+    where = counted(first).folder
+    other = stoker.from_dataset(Sized(0, [100] * 5)).cache(stoker.budget("2MiB")).workers(0)
+    list(other)
+    assert counted(other).folder != where
+    del first
+    assert os.path.isdir(where)
+    del second
+    assert not os.path.exists(where)
+
+
+FILLS = """
+class Sized:
+    def __init__(self, name):
+        self.name = name
+
+    def __len__(self):
+        return 100_000
+
+    def __getitem__(self, index):
+        return np.full(3_000 + index % 7 * 20_000, (self.name * 31 + index) % 251, np.uint8)
+
+
+budget = stoker.budget("2MiB", path={path!r})
+pipelines = [
+    stoker.from_dataset(Sized(n), seed=0).cache(budget, version=str(n)).workers(2)
+    for n in range(2)
+]
+streams = [iter(pipeline) for pipeline in pipelines]
+for number in range({rounds}):
+    for stream in streams:
+        next(stream)
+    if number == 30:
+        say("filling")
+        time.sleep({pause_s})
+for stream in streams:
+    stream.close()
+stats = [pipeline.stats().cache for pipeline in pipelines]
+own_items, own_bytes = [s.own_items for s in stats], [s.own_bytes for s in stats]
+whole = stats[-1]
+sums = [whole.items, whole.payload_bytes, whole.used_bytes, whole.limit_bytes]
+say(json.dumps([own_items, own_bytes, *sums]))
+"""
+
+
+def test_a_kill_leaves_the_accounts_right(tmp_path: Path) -> None:
+    path = str(tmp_path / "store")
+    with script(tmp_path, FILLS.format(path=path, rounds=60, pause_s=200)) as running:
+        assert running.line() == "filling"
+        with Watch([running.pid]) as watch:
+            os.killpg(running.pid, signal.SIGKILL)
+            assert watch.gone()
+    ((own_items, own_bytes, items, payload, used, limit),) = run(
+        tmp_path, FILLS.format(path=path, rounds=20, pause_s=0)
+    )
+    assert sum(own_items) == items > 0
+    assert sum(own_bytes) == payload <= used <= limit == 2 << 20
+
+
+REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "path": (lambda it: it.cache(stoker.budget(LEAST), path="/tmp/x"), "path= belongs to the bud"),
+    "keep": (lambda it: it.cache(stoker.budget(LEAST), keep=True), "keep= belongs to the budget"),
+    "damage": (
+        lambda it: it.cache(stoker.budget(LEAST), on_damage="refuse"),
+        "on_damage= belongs to the budget",
+    ),
+    "worth": (lambda it: it.cache(stoker.budget(LEAST), admit="worth"), "is for a store of one"),
+    "nodes": (
+        lambda it: it.cache(stoker.budget(LEAST), cluster="torchrun", version="1"),
+        "which a budget does not count",
+    ),
+    "wrapped nodes": (
+        lambda it: stoker.cached([1], stoker.budget(LEAST), cluster="torchrun", version="1"),
+        "which a budget does not count",
+    ),
+    "little": (lambda it: stoker.budget("10KB"), "at least 1.0 MiB"),
+    "damage of a budget": (lambda it: stoker.budget(on_damage="no"), "'rebuild' or 'refuse'"),
+    "no version": (lambda it: it.cache(stoker.budget(LEAST, path="/tmp/x")), "needs version="),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_a_budget_cannot_do_is_refused(what: str) -> None:
+    make, says = REFUSED[what]
+    with pytest.raises(ValueError, match=says):
+        make(stoker.from_dataset(Sized(0, [1])))
+
+
+def test_a_kept_budget_is_warm_in_the_next_process(tmp_path: Path) -> None:
+    path = str(tmp_path / "store")
+    body = f"""
+        budget = stoker.budget("2MiB", path={path!r})
+        for n in range(2):
+            each = stoker.from_arrays(np.arange(20) + n, seed=0).workers(0)
+            each = each.cache(budget, version=str(n))
+            assert list(map(int, each)) == list(range(n, 20 + n))
+            stats = each.stats().cache
+            say(json.dumps([stats.hits, stats.own_items, stats.items]))
+    """
+    assert run(tmp_path, body) == [[0, 20, 20], [0, 20, 40]]
+    assert run(tmp_path, body) == [[20, 20, 40], [20, 20, 40]]

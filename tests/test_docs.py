@@ -119,8 +119,8 @@ def test_commands_parse(page: Path) -> None:
         for line in block["body"].splitlines():
             words = shlex.split(line, comments=True)
             if words[:1] == ["stoker"]:
-                # Behind the script of `stoker analyze`, --help is the script's; so with `run`.
-                at = 2 if words[1] in ("analyze", "run") else len(words)
+                # Behind a script, --help is the script's.
+                at = 2 if words[1] in ("analyze", "gate", "run") else len(words)
                 result = CliRunner().invoke(app, [*words[1:at], "--help", *words[at:]])
                 assert result.exit_code == 0, f"{line}: {result.output}"
             elif words and "/" in words[0]:

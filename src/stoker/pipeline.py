@@ -569,9 +569,9 @@ class Pipeline(DataLoaderApi, Generic[T]):
             cluster: spread it over nodes: ``"ray"``, ``"torchrun"``, or keepers' addresses.
             insecure: do not encrypt the traffic between nodes: only on a network that you trust.
 
-        Raises ValueError on streams and loaders, after random maps, echoes, batches and another
-        cache; TypeError or ValueError for other wrong arguments; and, before the first example
-        enters, StageError if it differs each time it is made.
+        Raises ValueError on streams and loaders, after random maps, echoes, batches and a cache of
+        another budget; TypeError or ValueError for other wrong arguments; and, before the first
+        example enters, StageError if it differs each time it is made.
         """
         settings = {"path": path, "keep": keep, "admit": admit, "on_damage": on_damage}
         return self._then(

@@ -12,9 +12,8 @@ from stoker.analysis.phases import run_phases
 from stoker.analysis.probe.records import BATCH, TRAINS, Row
 from stoker.analysis.reports.diagnosis import make_report
 from stoker.analysis.reports.verdict import explain_nothing_seen
-from stoker.analysis.scripts.script_job import ScriptJob
 from stoker.analysis.scripts.script_process import find_crash
-from stoker.analysis.scripts.script_run import find_latest
+from stoker.analysis.scripts.script_run import choose_slot, find_latest
 from stoker.analysis.trials.cold_reads import find_files
 
 
@@ -115,9 +114,9 @@ def test_the_training_loader_is_chosen(wanted: str | None, slot: int | None) -> 
     loaders = [built(0, "train.py:3"), built(1, "train.py:5", "train.py:9")]
     rows = [Row(0, 0, n, n, n, BATCH, 0) for n in range(9)]
     rows += [Row(1, 0, n, n, n, BATCH | TRAINS, 0) for n in range(4)]
-    job = ScriptJob(Trace(["train.py"]), 0.0, 60.0, wanted, print)
-    assert job._choose_slot(RankTrace(1, 0, {"loaders": loaders}), rows) == slot
-    assert job._choose_slot(RankTrace(1, 0, {"loaders": loaders}), []) is None
+    rank = RankTrace(1, 0, {"loaders": loaders})
+    assert choose_slot(rank, rows, wanted) == slot
+    assert choose_slot(rank, [], wanted) is None
 
 
 def prep_bound(queued_s: float) -> Any:

@@ -129,9 +129,11 @@ train = stoker.from_dataset(Numbered(told["examples"]), seed=0).shuffle()
 if "rank" in told:
     train = train.shard(rank=told["rank"], world=told["world"])
 train = train.cache("8MiB", cluster=told["hosts"], version="test", path=told["path"]).batch(7)
+if "workers" in told:
+    train = train.workers(told["workers"])
 for word in sys.stdin:
     ids, wrong = [], 0
-    for batch in train.workers(told["workers"]) if "workers" in told else train:
+    for batch in train:
         ids += batch["id"].tolist()
         wrong += int((batch["x"] != batch["id"][:, None]).any())
     cache = train.stats().cache

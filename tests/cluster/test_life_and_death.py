@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 from nodes import EXAMPLES, ClientProcess, KeeperProcess, write_token
 
+from scripts import reserved_port
+
 
 class Nodes:
     """Keepers and clients, ended with the test."""
@@ -32,9 +34,11 @@ class Nodes:
         self.keepers.append(made)
         return made
 
-    def client(self, home: int | None, **told: Any) -> ClientProcess:
+    def client(
+        self, home: int | None, hosts: list[str] | None = None, **told: Any
+    ) -> ClientProcess:
         """Start a job beside a keeper, or on a host without one."""
-        hosts = [keeper.address for keeper in self.keepers]
+        hosts = hosts or [keeper.address for keeper in self.keepers]
         path = self._folder / "nowhere" if home is None else self.keepers[home].folder
         made = ClientProcess(hosts, path, self.token, **told)
         self._ends.callback(made.end)
@@ -101,6 +105,84 @@ def test_a_keeper_is_killed_in_the_middle_of_an_epoch(nodes: Nodes) -> None:
             nodes.keepers[2].end(signal.SIGKILL)
         ids = [each for client in clients for each in client.result()["ids"]]
         assert sorted(ids) == list(range(EXAMPLES))
+
+
+class Openers:
+    """Nodes that open the cache one after another, each with its part of every epoch.
+
+    Each goes through its part of the first epoch before the next node opens.
+    """
+
+    def __init__(self, nodes: Nodes, hosts: list[str], **told: Any) -> None:
+        self._clients: list[ClientProcess] = []
+        self.first_misses = 0
+        for home, address in enumerate(hosts):
+            nodes.keep(address)
+            client = nodes.client(home, hosts, rank=home, world=len(hosts), **told)
+            client.begin()
+            self.first_misses += client.result()["misses"]
+            self._clients.append(client)
+
+    def begin(self) -> None:
+        for client in self._clients:
+            client.begin()
+
+    def result(self) -> dict[str, int]:
+        """Return the sums of the epoch, in which every example came once, and was right."""
+        found = [client.result() for client in self._clients]
+        assert sorted(each for one in found for each in one["ids"]) == list(range(EXAMPLES))
+        return {name: sum(one[name] for one in found) for name in ("misses", "members")}
+
+    def epoch(self) -> dict[str, int]:
+        self.begin()
+        return self.result()
+
+
+@pytest.fixture
+def hosts() -> Iterator[list[str]]:
+    """The addresses of four nodes that are not up yet."""
+    with contextlib.ExitStack() as held:
+        yield [f"127.0.0.1:{held.enter_context(reserved_port())}" for _ in range(4)]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("workers", [0, 2])
+def test_nodes_that_open_one_after_another_read_storage_once(
+    nodes: Nodes, hosts: list[str], workers: int
+) -> None:
+    """Those that are there hear of each that comes, and find what was kept before it came."""
+    opened = Openers(nodes, hosts, workers=workers)
+    assert opened.first_misses == EXAMPLES
+    for _ in range(3):
+        assert opened.epoch() == {"misses": 0, "members": len(hosts) ** 2}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("lost", range(4))
+def test_a_node_is_killed_that_others_ask_for_what_it_had_before_they_came(
+    nodes: Nodes, hosts: list[str], lost: int
+) -> None:
+    opened = Openers(nodes, hosts)
+    opened.begin()
+    nodes.keepers[lost].lose_all()
+    opened.result()
+    # The job on its host keeps what it reads where nobody else finds it, so each example may be
+    # read a few times more.
+    give_up_at = time.monotonic() + 60
+    while opened.epoch()["misses"]:
+        assert time.monotonic() < give_up_at
+
+
+@pytest.mark.full
+def test_a_node_freezes_that_others_ask_for_what_it_had_before_they_came(
+    nodes: Nodes, hosts: list[str]
+) -> None:
+    """It costs time alone: its answers would come late, and storage is read instead."""
+    opened = Openers(nodes, hosts, deadline_s=0.5)
+    nodes.keepers[0].send(signal.SIGSTOP)
+    opened.epoch()
+    nodes.keepers[0].send(signal.SIGCONT)
+    opened.epoch()
 
 
 @pytest.mark.full

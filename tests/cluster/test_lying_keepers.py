@@ -36,8 +36,9 @@ def own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 class Lying:
     """Answers each question with the checksum and the record that a function makes of its key."""
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: Answer, started_ns: int = 0) -> None:
         self._answer = answer
+        self._started_ns = started_ns
         self._listener = Listener("127.0.0.1", 0, TOKEN, protocol.PURPOSE, self._serve)
         self.address = self._listener.address
         self.close = self._listener.close
@@ -48,7 +49,9 @@ class Lying:
             if isinstance(request, protocol.KeeperHello):
                 link.send(
                     protocol.encode(
-                        protocol.KeeperWelcome(request.id, "elsewhere", "/nowhere", 1 << 20, True)
+                        protocol.KeeperWelcome(
+                            request.id, "elsewhere", "/nowhere", 1 << 20, True, self._started_ns
+                        )
                     )
                 )
             elif isinstance(request, protocol.GetRequest):
@@ -104,9 +107,9 @@ def test_answers_of_any_bytes_end_a_connection_at_most() -> None:
     answers: list[tuple[protocol.Reply, bytes]] = [
         (protocol.GetReply(1, [400, -1], [5, 0]), item),
         (protocol.PutReply(1, [0], False), b""),
-        (protocol.StatReply(1, 1, 2, 3, 4, True, 5), b""),
+        (protocol.StatReply(1, 1, 2, 3, 4, True), b""),
     ]
-    met = protocol.encode(protocol.KeeperWelcome(0, "elsewhere", "/nowhere", 1 << 20, True))
+    met = protocol.encode(protocol.KeeperWelcome(0, "elsewhere", "/nowhere", 1 << 20, True, 0))
     said: list[bytes] = []
 
     def serve(link: Link) -> None:
@@ -166,6 +169,29 @@ def test_the_item_of_another_key_is_damage(tmp_path: Path) -> None:
 
         with lying(answer) as train:
             assert damaged(train) == EXAMPLES
+
+
+@pytest.mark.parametrize("started_ns", [0, 1 << 62])
+def test_a_keeper_that_lies_about_when_it_joined_costs_nothing_but_requests(
+    tmp_path: Path, started_ns: int
+) -> None:
+    """It is asked for what it never owned, or for what others did, and nobody believes its bytes.
+
+    Of its age the others' clients tell their own keepers, which pass it on.
+    """
+    liar = Lying(lambda key: (checksum_of(key, b"wrong"), b"wrong"), started_ns)
+    with contextlib.closing(liar), keepers(tmp_path, 2) as honest:
+        members = [*honest, liar]
+        dataset = Numbered()
+        source = stoker.from_dataset(dataset, seed=0).shuffle()
+        clients = [over(source, members, home).batch(7) for home in (0, 1)]  # type: ignore[arg-type]
+        for train in (*clients, *clients):
+            ids = []
+            for batch in train:
+                ids += batch["id"].tolist()
+                assert (batch["x"] == batch["id"][:, None]).all()
+            assert sorted(ids) == list(range(EXAMPLES))
+        assert EXAMPLES <= dataset.reads < 4 * EXAMPLES
 
 
 def test_a_store_of_what_was_never_written_is_read_from_its_source(tmp_path: Path) -> None:

@@ -92,13 +92,15 @@ def cached(version: str) -> Any:
 
 
 class Job:
-    """A job on one node."""
+    """A job on one node; with ``part``, of three that share each epoch."""
 
-    def __init__(self, version: str) -> None:
+    def __init__(self, version: str, part: int | None = None) -> None:
         from stoker.cluster.keeper import client
 
         client.DEADLINE_S = 60.0
-        self._train = cached(version)
+        source = plain() if part is None else plain().shard(rank=part, world=3)
+        self._train = source.cache("8MiB", cluster="ray", version=version).batch(7)
+        self._count = EXAMPLES if part is None else EXAMPLES // 3
 
     def epoch(self) -> dict[str, Any]:
         """Go through an epoch, in which every example comes once, and is right."""
@@ -106,7 +108,7 @@ class Job:
         for batch in self._train:
             ids += batch["id"].tolist()
             assert (batch["x"] == batch["id"][:, None]).all()
-        assert sorted(ids) == list(range(EXAMPLES))
+        assert len(set(ids)) == len(ids) == self._count
         cache = self._train.stats().cache
         return {
             "misses": cache.misses,
@@ -155,6 +157,23 @@ def test_storage_is_read_once_for_all_nodes_and_jobs(cluster: Any) -> None:
         again = cached("once")
         stream(again)
         assert again.stats().cache.misses == 0
+
+
+@pytest.mark.full
+def test_nodes_that_open_one_after_another_read_storage_once(cluster: Any) -> None:
+    """Each goes through its part of the first epoch before the next node opens."""
+    make: Any = ray.remote(num_cpus=1)(Job)
+    here = Job("one by one", 0)
+    first = here.epoch()["misses"]
+    others = []
+    for part, place in enumerate(("left", "right"), 1):
+        others.append(make.options(resources={place: 1}).remote("one by one", part))
+        first += epoch(others[-1])["misses"]
+    assert first == EXAMPLES
+    for _ in range(3):
+        assert [here.epoch()["misses"], *(epoch(each)["misses"] for each in others)] == [0, 0, 0]
+    for each in others:
+        ray.kill(each)
 
 
 @pytest.mark.full
@@ -210,7 +229,7 @@ def test_a_node_joins_and_is_lost(cluster: Any) -> None:
 
 def held(train: Any) -> Job:
     job = Job.__new__(Job)
-    job._train = train
+    job._train, job._count = train, EXAMPLES
     return job
 
 

@@ -34,7 +34,8 @@ _COLUMNS = {name: column for column, name in enumerate(NAMES, 2)}
 _CHECKED = _WIDTH - 1
 # Positions in the head, for the whole store.
 FULL, ENDED, ITEMS, PAYLOAD_BYTES, USED_BYTES, DAMAGED, SHOWN_S, HAS_WARNED, DATA_NS = range(1, 10)
-MEMBERS, MEMBERS_ALIVE, MAP_VERSION = range(10, 13)  # for a cache over several nodes
+# For a cache over several nodes. NEWEST_NS: when the newest member joined that the keeper knows of.
+MEMBERS, MEMBERS_ALIVE, MAP_VERSION, NEWEST_NS = range(10, 14)
 
 
 class Counters:

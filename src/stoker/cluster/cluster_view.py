@@ -1,16 +1,17 @@
 """A process's view of the cluster: the owner map, which members answer, and which have room.
 
 Each item ranks the members (``OwnerMap``) and belongs to the first one that is alive. A process
-that lacks an item asks that member and the next one, and no others. If neither has the item, it is
-read from storage and stored at the first of the two that has room. So if a member is lost, each of
-its items is read from storage once more. If a member joins or returns, other processes still find
-its items at the next member in the ranking.
+that lacks an item asks that member and the next one, and then each member that owned the item
+before others joined. If none has the item, it is read from storage and stored at the first of the
+two that has room. So if a member is lost, each of its items is read from storage once more. If a
+member joins or returns, other processes still find its items where they were.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,8 +21,8 @@ from stoker.cluster.keeper.client import KeeperClient
 from stoker.cluster.remote_node import MemberMap, RemoteNode
 from stoker.schedule.owners import OwnerMap
 
-# Members that may hold an item: its owner, and the next in the ranking, which had the item before
-# the map changed.
+# Members that an item may be stored at: its owner, and the next in the ranking, which has the item
+# while the owner is full or does not answer.
 _MAX_HOLDERS = 2
 
 LOCAL = "local"
@@ -90,7 +91,7 @@ class ClusterView:
                     return LOCAL
                 if node is not None and node.is_alive and not node.is_full:
                     return node.member.name
-                alive_count += node is None or node.is_alive
+                alive_count += _is_alive(node)
                 if alive_count == _MAX_HOLDERS:
                     return None
         return None
@@ -120,7 +121,7 @@ class ClusterView:
 
     def connect(self, node: RemoteNode) -> KeeperClient:
         """Connect to a member. Raises LinkError, and SpecRefused if it holds another cache."""
-        return KeeperClient(node.member.address, self._token, self._spec, self.map.owners.version)
+        return KeeperClient(node.member.address, self._token, self._spec, self.map.newest_ns)
 
     def mark_lost(self, node: RemoteNode) -> None:
         """Record that a member does not answer."""
@@ -133,21 +134,32 @@ class ClusterView:
     def report(self) -> None:
         """Call ``on_change`` with the current numbers."""
         members_map = self.map
-        alive_count = sum(node is None or node.is_alive for node in members_map.nodes)
+        alive_count = sum(map(_is_alive, members_map.nodes))
         self._on_change(len(members_map.nodes), alive_count, members_map.owners.version)
 
     def _next_holder(self, key: bytes, answered: frozenset[str]) -> RemoteNode | None:
-        members_map, tried = self.map, 0
-        for number in members_map.ranking(key):
-            node = members_map.nodes[number]
-            if node is not None and not node.is_alive:
-                continue
+        for node in self._possible_holders(key):
             if node is not None and node.member.name not in answered:
                 return node
-            tried += 1
-            if tried == _MAX_HOLDERS:
-                return None
         return None
+
+    def _possible_holders(self, key: bytes) -> Iterator[RemoteNode | None]:
+        """Yield the live members that may hold an item, the likely ones first; None is this host.
+
+        They are the first in the ranking, then those that owned the item before others joined.
+        """
+        nodes = self.map.nodes
+        alive = (n for n in self.map.ranking(key) if _is_alive(nodes[n]))
+        first = list(islice(alive, _MAX_HOLDERS))
+        for number in first:
+            yield nodes[number]
+        for number in self.map.past_owners(key):
+            if number not in first and _is_alive(nodes[number]):
+                yield nodes[number]
+
+
+def _is_alive(node: RemoteNode | None) -> bool:
+    return node is None or node.is_alive
 
 
 def _item_numbers(keys: Sequence[bytes]) -> NDArray[np.uint64]:

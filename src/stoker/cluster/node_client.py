@@ -48,6 +48,7 @@ class NodeClient:
         store_locally: stores an item on this host.
         on_refused: called with items that `put` accepted and no member stored.
         on_change: called with the number of members, the number that answer, and the map's version.
+        heard_of_ns: returns when the newest member joined of which this host's keeper has heard.
 
     Raises SpecRefused if a member holds another cache.
     """
@@ -61,8 +62,12 @@ class NodeClient:
         store_locally: Callable[[Record], None],
         on_refused: Callable[[Sequence[Record]], None],
         on_change: Callable[[int, int, int], None],
+        heard_of_ns: Callable[[], int],
     ) -> None:
         self._membership = membership
+        self._heard_of_ns = heard_of_ns
+        self._looked_for_ns = 0
+        self._following = threading.Lock()
         self._owner = OwningProcess()
         self._has_warned = False
         self._members = Members(0, ())
@@ -70,8 +75,7 @@ class NodeClient:
         self._fetches = FetchQueue(self._cluster)
         self._replication = ReplicateQueue(self._cluster, store_locally, on_refused)
         self._threads: list[threading.Thread] = []
-        self._update_members(membership.members())
-        for node in self._cluster.others:
+        for node in self._update_members(membership.members()):
             self._connect(node, refuse=True)
         self._cluster.report()
         with defer_interrupts():
@@ -98,8 +102,13 @@ class NodeClient:
     ) -> PendingGet:
         """Request items from other members; returns at once.
 
+        If this host has heard of a new member, that member is looked for first: else items that are
+        there would be read from storage, until the next look.
+
         ``on_missing`` is called by another thread with the keys that no member has.
         """
+        if self._heard_of_ns() > max(self._cluster.map.newest_ns, self._looked_for_ns):
+            self._look_for_newest()
         return self._fetches.fetch(keys, on_missing)
 
     def choose_store(self, key: bytes, before: str | None = None) -> str | None:
@@ -155,21 +164,38 @@ class NodeClient:
                 if cluster.changed.wait_for(lambda: cluster.is_closed, max(0.0, wait_s)):
                     return
             if time.monotonic() >= refresh_s:
-                try:
-                    self._update_members(self._membership.members())
-                except CacheError as error:
-                    self._warn(str(error))
+                with self._following:
+                    self._follow_members()
                 refresh_s = time.monotonic() + _REFRESH_S
             for node in cluster.others:
-                if node.backoff.is_due and not cluster.is_closed:
-                    self._connect(node)
+                with self._following:
+                    if node.backoff.is_due and not cluster.is_closed:
+                        self._connect(node)
             cluster.report()
 
-    def _update_members(self, members: Members) -> None:
+    def _look_for_newest(self) -> None:
+        """Look for a member of which this host has heard; once, as it may have gone again."""
+        with self._following:
+            heard_of_ns = self._heard_of_ns()
+            if heard_of_ns <= max(self._cluster.map.newest_ns, self._looked_for_ns):
+                return  # another thread has looked meanwhile
+            self._looked_for_ns = heard_of_ns
+            for node in self._follow_members(at_once=True):
+                self._connect(node)
+        self._cluster.report()
+
+    def _follow_members(self, *, at_once: bool = False) -> list[RemoteNode]:
+        try:
+            return self._update_members(self._membership.members(at_once=at_once))
+        except CacheError as error:
+            self._warn(str(error))
+            return []
+
+    def _update_members(self, members: Members) -> list[RemoteNode]:
+        """Make the map of these members; return the new ones on other hosts."""
         local_member = self._membership.local_member
         if members == self._members:
-            return
-        self._members = members
+            return []
         owners = OwnerMap.of(members.members, members.version)
         cluster = self._cluster
         left = {node.member: node for node in cluster.others}
@@ -177,14 +203,17 @@ class NodeClient:
             None if member.name == local_member else left.pop(member, None) or RemoteNode(member)
             for member in owners.members
         ]
+        known = cluster.others
         with cluster.lock:
             cluster.map = MemberMap(owners, nodes)
+        self._members = members
         for node in left.values():
             node.mark_lost()
             self._fetches.reroute(node)
         with defer_interrupts():
             for _ in range(min(_MAX_FETCHERS, len(cluster.others)) - self._count_fetchers()):
                 self._start("stoker-cluster-fetch", self._fetches.run)
+        return [node for node in cluster.others if node not in known]
 
     def _count_fetchers(self) -> int:
         return sum(thread.name == "stoker-cluster-fetch" for thread in self._threads)

@@ -14,7 +14,7 @@ import xxhash
 
 from stoker.basics.fingerprint import Fingerprint
 from stoker.cache import location
-from stoker.cache.counters import DAMAGED, MAP_VERSION, MEMBERS, MEMBERS_ALIVE
+from stoker.cache.counters import DAMAGED, MAP_VERSION, MEMBERS, MEMBERS_ALIVE, NEWEST_NS
 from stoker.cache.example_cache import ExampleCache
 from stoker.cache.handles import Handle, close_with_worker
 from stoker.cache.layout import StoredItem, checksum_of
@@ -392,6 +392,9 @@ def _connect(
             head = store.counters.head
             head[MEMBERS], head[MEMBERS_ALIVE], head[MAP_VERSION] = members, alive, version
 
+    def heard_of_ns() -> int:
+        return int(store.counters.head[NEWEST_NS]) if handle.is_alive else 0
+
     return NodeClient(
         membership,
         spec,
@@ -399,4 +402,5 @@ def _connect(
         store_locally=store_locally,
         on_refused=refuse,
         on_change=note,
+        heard_of_ns=heard_of_ns,
     )

@@ -78,11 +78,13 @@ class MemberMap:
     Attributes:
         owners: the owner map.
         nodes: the members in the map's order; None for this host's own store.
+        newest_ns: when the newest member joined.
     """
 
     def __init__(self, owners: OwnerMap, nodes: list[RemoteNode | None]) -> None:
         self.owners = owners
         self.nodes = nodes
+        self.newest_ns = max((member.joined_ns for member in owners.members), default=0)
         self._ranks: dict[int, Sequence[int]] = {}
 
     def first(self, key: bytes) -> str:
@@ -99,3 +101,19 @@ class MemberMap:
             ranking = self.owners.ranking(number) if self.nodes else ()
             self._ranks[number] = ranking
         return ranking
+
+    def past_owners(self, key: bytes) -> list[int]:
+        """Return the members that owned an item before others joined, the last of them first.
+
+        A member owned it at some time if all members that rank before it joined later. Of n members
+        that is so for about ln(n): the records in a random order. (The bound on a member's load is
+        left out: where it moves an item, the item may be read from storage once more.)
+        """
+        past: list[int] = []
+        oldest_ns = self.newest_ns + 1
+        for number in self.ranking(key):
+            joined_ns = self.owners.members[number].joined_ns
+            if joined_ns < oldest_ns:
+                past.append(number)
+                oldest_ns = joined_ns
+        return past[1:]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -22,7 +21,7 @@ from stoker.analysis.phases import (
 )
 from stoker.analysis.probe import records
 from stoker.analysis.probe.records import Row
-from stoker.analysis.scripts.script_run import Session, make_folder
+from stoker.analysis.scripts.script_run import Session, choose_slot, make_folder
 from stoker.analysis.trials import cold_reads
 from stoker.basics.signals import defer_interrupts
 
@@ -178,7 +177,7 @@ class ScriptJob:
         return (rows[-1].left_ns - rows[0].left_ns) / 1e9 > 1.5 * self._unit_s or not patient
 
     def _has_seen_enough(self, rank: RankTrace, rows: list[Row], patient: bool) -> bool:
-        slot = self._choose_slot(rank, rows)
+        slot = choose_slot(rank, rows, self._wanted)
         if slot is None:
             return False
         batches = [row for row in rows if row.slot == slot and row.event == records.BATCH]
@@ -187,20 +186,12 @@ class ScriptJob:
         skipped = 2 * max(1, rank.loader(slot)["workers"])
         return self._have_lasted(batches[skipped:], patient, 3)
 
-    def _choose_slot(self, rank: RankTrace, rows: list[Row]) -> int | None:
-        """Return the training loader's slot: most batches with gradients on, else most batches."""
-        every = Counter(row.slot for row in rows if row.event == records.BATCH)
-        trains = Counter(row.slot for row in rows if row.event == records.BATCH and row.trains)
-        wanted = self._wanted
-        slots = [s for s in every if wanted is None or _is_built_at(rank.loader(s), wanted)]
-        return max(slots, key=lambda slot: (trains[slot], every[slot], -slot), default=None)
-
     def _choose_loader(self) -> None:
         session = self._session
         chosen = []
         for rank in session.ranks:
             rank.rows = list(session.read_rows(rank))
-            slot = self._choose_slot(rank, rank.rows)
+            slot = choose_slot(rank, rank.rows, self._wanted)
             if slot is not None:
                 rank.slot = slot
                 trains = any(row.slot == slot and row.trains for row in rank.rows)
@@ -480,11 +471,6 @@ class ScriptJob:
             for rank in self._recorded:
                 rank.opened = [line for line in rank.opened if line["kind"] in ("file", "socket")]
         return self.files
-
-
-def _is_built_at(loader: dict[str, Any], wanted: str) -> bool:
-    """True if a loader is built there, or by a function that is called there."""
-    return os.path.basename(wanted) in (loader["site"], *loader["built"])
 
 
 # As many as there are starts (``_MOST_STARTS``).

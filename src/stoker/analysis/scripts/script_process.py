@@ -80,8 +80,8 @@ class ScriptProcess:
         pid: of the process that was started first.
     """
 
-    def __init__(self, command: Sequence[str], folder: Path) -> None:
-        """Start ``command`` with the probe in it.
+    def __init__(self, command: Sequence[str], folder: Path, cwd: Path | None = None) -> None:
+        """Start ``command`` in ``cwd``, by default the current folder, with the probe in it.
 
         Its standard input is ours if that is a file, else empty. Its output is read, and the last
         lines are kept. Raises OSError if it cannot be started.
@@ -105,6 +105,7 @@ class ScriptProcess:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 env=environment,
+                cwd=cwd,
                 start_new_session=True,
                 preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL),
             )

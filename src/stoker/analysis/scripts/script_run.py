@@ -23,7 +23,8 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,22 @@ def make_folder() -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def choose_slot(rank: RankTrace, rows: Sequence[Row], wanted: str | None = None) -> int | None:
+    """Return the training loader's slot: most batches with gradients on, else most batches.
+
+    ``wanted``: the line that builds it, if that is known.
+    """
+    every = Counter(row.slot for row in rows if row.event == records.BATCH)
+    trains = Counter(row.slot for row in rows if row.event == records.BATCH and row.trains)
+    slots = [s for s in every if wanted is None or _is_built_at(rank.loader(s), wanted)]
+    return max(slots, key=lambda slot: (trains[slot], every[slot], -slot), default=None)
+
+
+def _is_built_at(loader: dict[str, Any], wanted: str) -> bool:
+    """True if a loader is built there, or by a function that is called there."""
+    return os.path.basename(wanted) in (loader["site"], *loader["built"])
+
+
 def find_latest(ranks: Collection[RankTrace]) -> list[RankTrace]:
     """Return the ranks; of a rank that was started again, only the latest."""
     latest: dict[tuple[int, int], int] = {}
@@ -102,8 +119,12 @@ class Session:
         deadline: float,
         budget_s: float,
         plan: dict[str, Any],
+        cwd: Path | None = None,
     ) -> None:
-        """Start the script. ``plan`` names the line that builds the training loader, and phases."""
+        """Start the script in ``cwd``, by default the current folder.
+
+        ``plan`` names the line that builds the training loader, and phases.
+        """
         folder.mkdir()
         os.symlink("../alive", folder / "alive")
         self.folder = folder
@@ -116,7 +137,7 @@ class Session:
         self.job: str | None = None
         if plan:
             records.write_json(str(folder / "plan.json"), plan)
-        self._process = ScriptProcess(trace.command, folder)
+        self._process = ScriptProcess(trace.command, folder, cwd)
 
     def close(self) -> None:
         """End the script and all that it started."""

@@ -41,7 +41,7 @@ class KeeperClient:
         address: the keeper's ``host:port``.
         token: the cluster's secret.
         spec: the specification of this process's cache.
-        map_version: the newest map version that this process knows.
+        newest_ns: when the newest member that this process knows joined.
 
     Attributes:
         welcome: the keeper's reply to the greeting.
@@ -50,7 +50,7 @@ class KeeperClient:
     specification. After any error the connection cannot be used.
     """
 
-    def __init__(self, address: str, token: bytes, spec: CacheSpec, map_version: int) -> None:
+    def __init__(self, address: str, token: bytes, spec: CacheSpec, newest_ns: int) -> None:
         self._address = address
         self._count = 0
         try:
@@ -60,7 +60,7 @@ class KeeperClient:
             )
         except TokenError as error:
             raise LinkRefused(str(error)) from error
-        hello = protocol.KeeperHello(0, spec, map_version)
+        hello = protocol.KeeperHello(0, spec, newest_ns)
         reply, _ = self._request(
             hello, (), DEADLINE_S, (protocol.KeeperWelcome, protocol.SpecDiffers)
         )

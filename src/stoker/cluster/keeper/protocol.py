@@ -29,11 +29,15 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 
 
 class KeeperHello(msgspec.Struct, tag="hello", frozen=True):
-    """The first request: the client's specification, and the newest map version that it knows."""
+    """The first request: the client's specification, and the newest member that it knows.
+
+    The keeper passes the news on to the processes of its host.
+    """
 
     id: Count
     spec: CacheSpec
-    map_version: Count
+    newest_ns: Count
+    """When the newest member that the client knows joined (``Member.joined_ns``)."""
 
 
 class KeeperWelcome(msgspec.Struct, tag="met", frozen=True):
@@ -46,6 +50,8 @@ class KeeperWelcome(msgspec.Struct, tag="met", frozen=True):
     """The folder of its store."""
     limit_bytes: Count
     is_full: bool
+    started_ns: Count
+    """When the keeper started, in ns since 1970."""
 
 
 class SpecDiffers(msgspec.Struct, tag="differs", frozen=True):
@@ -107,8 +113,6 @@ class StatReply(msgspec.Struct, tag="status", frozen=True):
     used_bytes: Count
     limit_bytes: Count
     is_full: bool
-    map_version: Count
-    """The newest map version that any client knew."""
 
 
 Request = KeeperHello | GetRequest | PutRequest | StatRequest

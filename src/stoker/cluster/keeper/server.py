@@ -19,7 +19,7 @@ import numpy as np
 
 from stoker.basics.warn import warn
 from stoker.cache import inventory, location, store_dir
-from stoker.cache.counters import ITEMS, PAYLOAD_BYTES, USED_BYTES
+from stoker.cache.counters import ITEMS, NEWEST_NS, PAYLOAD_BYTES, USED_BYTES
 from stoker.cache.handles import HANDLES, Handle
 from stoker.cache.layout import StoredItem, checksum_of
 from stoker.cache.store import Busy
@@ -77,7 +77,7 @@ class Keeper:
         self.folder = self._handle.store_dir.folder
         self.limit_bytes = self._store.limit_bytes
         self._spec: CacheSpec | None = None
-        self._map_version = 0
+        self._started_ns = time.time_ns()
         self._lock = threading.Lock()
         try:
             self._listener = Listener(
@@ -105,7 +105,12 @@ class Keeper:
         link.send(
             protocol.encode(
                 protocol.KeeperWelcome(
-                    hello.id, boot_id(), self.folder, self.limit_bytes, self._store.is_full
+                    hello.id,
+                    boot_id(),
+                    self.folder,
+                    self.limit_bytes,
+                    self._store.is_full,
+                    self._started_ns,
                 )
             )
         )
@@ -123,12 +128,19 @@ class Keeper:
                     raise LinkError(f"{link.peer} sent its specification twice")
 
     def _check_spec(self, hello: protocol.KeeperHello) -> str:
-        """Adopt the first client's specification; return how another one differs, "" if not."""
+        """Adopt the first client's specification; return how another one differs, "" if not.
+
+        A client with the same one may know of a newer member: the processes of this host look for
+        it when they see that in the store's counters.
+        """
         with self._lock:
             if self._spec is None:
                 self._spec = hello.spec
-            self._map_version = max(self._map_version, hello.map_version)
-            return hello.spec.differences(self._spec)
+            differences = hello.spec.differences(self._spec)
+            head = self._store.counters.head
+            if not differences and hello.newest_ns > head[NEWEST_NS]:
+                head[NEWEST_NS] = hello.newest_ns
+            return differences
 
     def _get(self, link: Link, request: protocol.GetRequest) -> None:
         sizes: list[int] = []
@@ -191,7 +203,6 @@ class Keeper:
                     int(head[USED_BYTES]),
                     self.limit_bytes,
                     self._store.is_full,
-                    self._map_version,
                 )
             )
         )

@@ -43,8 +43,11 @@ class Membership(Protocol):
     local_member: str | None
     folder: str | None
 
-    def members(self) -> Members:
-        """Return the members. It may take a second: a thread of its own calls it now and then.
+    def members(self, *, at_once: bool = False) -> Members:
+        """Return the members. It may take a second, and one thread calls it at a time.
+
+        With ``at_once`` there is a new member, of which another node told: look for it, even if the
+        last look was a moment ago.
 
         Raises CacheError if this process does not belong to the cluster.
         """
@@ -104,12 +107,13 @@ class NamedHosts:
                 CacheWarning,
             )
 
-    def members(self) -> Members:
+    def members(self, *, at_once: bool = False) -> Members:
         for address, backoff in self._backoffs.items():
-            if address in self._members or not backoff.is_due:
+            if address in self._members or not (backoff.is_due or at_once):
                 continue
+            newest_ns = max((member.joined_ns for member in self._members.values()), default=0)
             try:
-                client = KeeperClient(address, self.token, self._spec, len(self._members))
+                client = KeeperClient(address, self.token, self._spec, newest_ns)
             except SpecRefused:
                 if not self._is_ready:
                     raise
@@ -121,7 +125,9 @@ class NamedHosts:
                 backoff.succeeded()
                 welcome = client.welcome
                 client.close()
-                self._members[address] = Member(address, address, max(1, welcome.limit_bytes))
+                self._members[address] = Member(
+                    address, address, max(1, welcome.limit_bytes), welcome.started_ns
+                )
                 self._stores[address] = welcome.boot, welcome.folder
         return Members(len(self._members), tuple(self._members.values()))
 

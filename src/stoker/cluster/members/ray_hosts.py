@@ -18,8 +18,8 @@ from stoker.cluster.members.ray_registry import Registry
 from stoker.transport.ray_session import check_installed, require_ray
 
 _FEATURE = '.cache(cluster="ray")'
-# How often the nodes are listed: each list is a request to Ray's head node, and a new node can wait
-# two seconds. Chosen, not measured.
+# How often the nodes are listed, besides when one is known to be new: each list is a request to
+# Ray's head node. Chosen, not measured.
 _LIST_EVERY_S = 2.0
 
 
@@ -69,9 +69,10 @@ class RayHosts:
         is_joined = ray is not None and self._owner.is_current and ray.is_initialized()
         return ray if is_joined else None
 
-    def members(self) -> Members:
+    def members(self, *, at_once: bool = False) -> Members:
         ray = self._connected_ray()
-        if ray is not None and time.monotonic() - self._listed_s >= _LIST_EVERY_S:
+        is_due = at_once or time.monotonic() - self._listed_s >= _LIST_EVERY_S
+        if ray is not None and is_due:
             try:
                 members = Registry(self._cache, ray).members()
             except Exception:  # many types while Ray's head is away: keep the last members

@@ -8,6 +8,7 @@ folder and at the same port if that is free. Its items remain if a job still use
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import os
 import time
@@ -48,27 +49,33 @@ class KeeperActor:
             if folder is None:
                 name = f"keeper-{cache}-{self._node[:16]}"
                 folder = os.path.join(location.make_memory_folder(), name)
-            self._keeper = keeper = self._serve(ray.util.get_node_ip_address(), limit, folder)
+            members = {member.name: member for member in self._registry.members()}
+            before = members.get(self._node)
+            self._keeper = keeper = self._serve(
+                ray.util.get_node_ip_address(), before, limit, folder
+            )
         except (OSError, ValueError, ImportError, StokerError) as error:
             self._started = Started(error=str(error))
             return
         atexit.register(keeper.close)
         end_with_raylet(before_exit=keeper.close)
         self._started = Started(keeper.address, keeper.folder, keeper.limit_bytes)
-        self._registry.enter(Member(self._node, keeper.address, max(1, keeper.limit_bytes)))
+        newest_ns = max((member.joined_ns for member in members.values()), default=0)
+        # Later than all others, whatever this host's clock says.
+        joined_ns = before.joined_ns if before else max(time.time_ns(), newest_ns + 1)
+        weight_bytes = max(1, keeper.limit_bytes)
+        self._registry.enter(Member(self._node, keeper.address, weight_bytes, joined_ns))
 
-    def _serve(self, host: str, limit: Limit, folder: str) -> Keeper:
+    def _serve(self, host: str, before: Member | None, limit: Limit, folder: str) -> Keeper:
+        """Serve at the port of the keeper that ran here before, if that is free."""
         token = self._registry.token()
         make = functools.partial(
             Keeper, token=token, limit=limit, folder=folder, insecure=self._insecure
         )
-        for member in self._registry.members():
-            _, port = split_address(member.address)
-            if member.name == self._node:
-                try:
-                    return make(join_address(host, port))
-                except OSError:  # another process has the port now
-                    break
+        if before is not None:
+            _, port = split_address(before.address)
+            with contextlib.suppress(OSError):  # another process has the port now
+                return make(join_address(host, port))
         return make(join_address(host, 0))
 
     def started(self) -> Started:

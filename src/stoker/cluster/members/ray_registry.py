@@ -33,7 +33,8 @@ class Registry:
     def enter(self, member: Member) -> None:
         """Add a node's keeper; it replaces an earlier entry."""
         self.leave(member.name)
-        key = "/".join((self._cache, member.name, str(member.weight_bytes), member.address))
+        numbers = str(member.weight_bytes), str(member.joined_ns)
+        key = "/".join((self._cache, member.name, *numbers, member.address))
         self._store.put(key, b"1")
 
     def leave(self, node: str) -> None:
@@ -43,10 +44,10 @@ class Registry:
     def members(self) -> tuple[Member, ...]:
         """Return the keepers on live nodes, sorted by node."""
         alive = self._store.nodes()
-        entries = (key.split("/", 3) for key in self._store.keys(f"{self._cache}/"))
+        entries = (key.split("/", 4) for key in self._store.keys(f"{self._cache}/"))
         found = [
-            Member(node, address, int(weight_bytes))
-            for _, node, weight_bytes, address in entries
+            Member(node, address, int(weight_bytes), int(joined_ns))
+            for _, node, weight_bytes, joined_ns, address in entries
             if node in alive
         ]
         return tuple(sorted(found, key=lambda member: member.name))

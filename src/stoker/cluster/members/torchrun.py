@@ -72,7 +72,7 @@ class LaunchedHosts:
         if has_moved(self._boot, self.folder):  # a worker on a host outside the job
             self.local_member = self.folder = None
 
-    def members(self) -> Members:
+    def members(self, *, at_once: bool = False) -> Members:
         return self._members
 
 

@@ -128,7 +128,7 @@ class Lowering:
         segment = self._at_hand()
         stages: list[Any] = segment.operations if segment.batch is None else segment.batch_maps
         both = stage.behind(stages[-1]) if stages and isinstance(stages[-1], Map) else None
-        if both is not None and not (segment.cache is not None and segment.cache_at == len(stages)):
+        if both is not None and len(stages) not in segment.cache_ats:
             stages[-1] = both
         else:
             stages.append(stage)
@@ -140,7 +140,8 @@ class Lowering:
     def cache(self, stage: CacheStage) -> None:
         """Items are kept in a cache."""
         segment = self._at_hand()
-        segment.cache, segment.cache_at = stage, len(segment.operations)
+        segment.cache = stage
+        segment.cache_ats = (*segment.cache_ats, len(segment.operations))
 
     def batch(self, stage: Batch) -> None:
         """Examples become batches; those that are late move on to later ones, if they may."""
@@ -247,14 +248,7 @@ class Lowering:
         if not segment.has_filter and all(b == RAISE for b in budgets.values()):
             return [segment]
         again = segment.renumbered
-        first = Segment(
-            segment.source,
-            each,
-            segment.cache,
-            segment.cache_at,
-            renumbered=again,
-            joins=segment.joins,
-        )
+        first = replace(segment, batch=None, batch_maps=[])
         pieces: list[Part] = [first, FilterPoint(budgets)]
         if segment.batch is not None:
             pieces.append(

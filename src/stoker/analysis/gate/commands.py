@@ -1,0 +1,191 @@
+"""``stoker gate`` and ``stoker compare``."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from stoker.cli import report_errors
+
+_EXITS = {"not worse": 0, "worse": 3, "undecided": 4}
+
+gate_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@gate_app.command(
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)
+def gate(
+    script: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SCRIPT|-m MODULE|LAUNCHER",
+            help="The training script and its arguments, as you would give them to python; or a "
+            "launcher such as torchrun with its own.",
+        ),
+    ],
+    fail_if: Annotated[
+        list[str],
+        typer.Option(
+            metavar="CONDITION",
+            help="When the job counts as worse: stall>10%, rate<200, wait_p99>50ms, startup>20s; "
+            "with --base also rate<0.95*base, stall>base+5%. May be given several times.",
+        ),
+    ],
+    runs: Annotated[int, typer.Option(min=5, help="How often each version runs.")] = 5,
+    base: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="A checkout of the version to compare with. The same command is started there, in "
+            "turns with the one here.",
+        ),
+    ] = None,
+    seconds: Annotated[
+        float,
+        typer.Option(
+            min=0.1, help="A run is ended so long after its first batch, if it does not end before."
+        ),
+    ] = 30.0,
+    json: Annotated[
+        Path | None, typer.Option(help="Write runs and judgements to this file, for compare.")
+    ] = None,
+    junit: Annotated[
+        Path | None, typer.Option(help="Write the outcome to this file as JUnit's XML.")
+    ] = None,
+    markdown: Annotated[
+        Path | None, typer.Option(help="Write the outcome to this file as Markdown.")
+    ] = None,
+) -> None:
+    """Fail if a training script waits for its data more than it should, in CI for example.
+
+    Runs the unedited script several times, and judges the runs together: a condition is met, or
+    not, or the runs differ too much to say. Metrics: stall is the share of the training loop's time
+    spent waiting for batches; wait_p50, wait_p95 and wait_p99 are percentiles of the waits; startup
+    is the time to the first batch; rate is examples/s.
+
+    Exit status: 0 not worse, 3 worse, 4 undecided (more --runs decide), 1 if a run crashed or could
+    not be measured. If a condition is met, all runs are made once more, and the job is worse if the
+    new runs meet it too: so a disturbance is hardly ever taken for a change.
+
+    Put options of the gate before the script.
+
+    Examples:
+
+      stoker gate --fail-if 'stall>10%' -- train.py --epochs 1
+
+      git worktree add ../base origin/main
+
+      stoker gate --base ../base --fail-if 'rate<0.95*base' --markdown gate.md -- train.py
+    """
+    from rich.console import Console
+
+    from stoker.analysis.gate.conditions import parse_condition
+    from stoker.analysis.gate.judging import combine, judge
+    from stoker.analysis.gate.record import GateRecord, write_record
+    from stoker.analysis.gate.runs import Runner
+    from stoker.analysis.gate.summaries import write_junit, write_markdown, write_text
+    from stoker.analysis.host_load import watch_host
+    from stoker.analysis.model.report import HostLoad
+    from stoker.analysis.model.trace import AnalysisError
+    from stoker.analysis.scripts.script_process import make_command
+    from stoker.version import __version__
+
+    errors = Console(stderr=True, highlight=False, soft_wrap=True)
+    stopped = "stopped; no process of the script is left"
+    with report_errors("gate", ValueError, AnalysisError, stopped=stopped):
+        conditions = [parse_condition(text) for text in fail_if]
+        _check_base(base, script, [c.text for c in conditions if c.needs_base])
+        _check_folders(json, junit, markdown)
+        command = make_command(script)
+        host: list[HostLoad] = []
+        say = partial(errors.print, markup=False)
+        with watch_host(host):
+            rounds = Runner(command, base, runs, seconds, say).run_rounds(conditions)
+        judgements = [judge(condition, rounds) for condition in conditions]
+        record = GateRecord(
+            stoker=__version__,
+            made=datetime.now(UTC).isoformat(timespec="seconds"),
+            command=script,
+            runs=[run for found in rounds for run in found.own],
+            base=[run for found in rounds for run in found.base],
+            judgements=judgements,
+            verdict=combine([judgement.verdict for judgement in judgements]),
+            host=host[0] if host else None,
+        )
+        if json is not None:
+            write_record(record, json)
+        if junit is not None:
+            junit.write_bytes(write_junit(record))
+        if markdown is not None:
+            markdown.write_text(write_markdown(record))
+    Console(highlight=False, soft_wrap=True).print(write_text(record), markup=False)
+    raise typer.Exit(_EXITS[record.verdict])
+
+
+def _check_base(base: Path | None, script: list[str], comparing: list[str]) -> None:
+    """Raise ValueError if conditions and arguments do not fit the other version."""
+    if base is None:
+        if comparing:
+            raise ValueError(f"{comparing[0]!r} compares with another version: give --base FOLDER")
+        return
+    if not base.is_dir():
+        raise ValueError(f"--base {base}: there is no such folder")
+    if base.resolve() == Path.cwd():
+        raise ValueError(f"--base {base} is the current folder: give one with the other version")
+    if not comparing:
+        raise ValueError(
+            "no condition compares with --base: for example --fail-if 'rate<0.95*base'"
+        )
+    first = Path(script[0])
+    if first.is_absolute():
+        raise ValueError(
+            f"with --base, the script is started in both folders: give {first} relative to them"
+        )
+    if first.exists() and not (base / first).exists():
+        raise ValueError(f"--base {base}: there is no {first} in it")
+
+
+def _check_folders(*paths: Path | None) -> None:
+    for path in paths:
+        if path is not None and not path.absolute().parent.is_dir():
+            raise ValueError(f"cannot write {path}: there is no folder {path.absolute().parent}")
+
+
+def compare(
+    before: Annotated[
+        Path, typer.Argument(metavar="BEFORE.json", help="A report of analyze or gate.")
+    ],
+    after: Annotated[Path, typer.Argument(metavar="AFTER.json", help="One of the same kind.")],
+) -> None:
+    """Compare two reports of `stoker analyze --json`, or of `stoker gate --json`.
+
+    Shows each figure with its 95 % interval, and calls a change better or worse if the intervals do
+    not meet. The two were measured at different times: for a decision, use stoker gate --base,
+    which runs both versions by turns.
+
+    Example: stoker compare before.json after.json
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    from stoker.analysis.gate.comparing import compare_files
+
+    with report_errors("compare", ValueError):
+        found = compare_files(before, after)
+        if not found:
+            raise ValueError("the two reports have no figure in common")
+    table = Table("", before.name, after.name, "change", "", box=None, pad_edge=False)
+    for each in found:
+        old, new = each.before, each.after
+        cells = [
+            f"{each.show(rate.value)} ({each.show(rate.low)} to {each.show(rate.high)})"
+            for rate in (old, new)
+        ]
+        change = f"{new.value / old.value:.2f}x" if old.value > 0 else ""
+        table.add_row(each.name, *cells, change, each.verdict)
+    Console(highlight=False).print(table)

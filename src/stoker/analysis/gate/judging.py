@@ -1,0 +1,118 @@
+"""Decides whether runs meet a condition: worse, not worse, or undecided.
+
+A condition that the first runs meet is tried again, with as many new runs, and the job is worse if
+they meet it too. Without any tolerance, one round calls a job worse than itself in 2.5 % of the
+cases, and two in 0.06 %. A stricter interval of one round would take the spread of five runs too
+seriously: on a machine of several speeds, all five may meet the same one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from stoker.analysis.gate.conditions import FALLS, Condition
+from stoker.analysis.gate.figures import RunFigures
+from stoker.analysis.gate.intervals import count_runs, estimate_interval
+
+WORSE, FINE, UNDECIDED = "worse", "not worse", "undecided"
+# A wait of no time at all has no logarithm: the clock counts nanoseconds.
+_SHORTEST = 1e-9
+
+
+class RunRound(NamedTuple):
+    """Runs of a script, and with another version the run of it beside each."""
+
+    own: list[RunFigures]
+    base: list[RunFigures]
+
+
+class Judgement(msgspec.Struct, frozen=True):
+    """What the runs of all rounds say about one condition.
+
+    ``value``, ``low`` and ``high`` are the mean over the runs and its 95 % interval: of the metric;
+    with ``factor * base``, of the ratio to the other version; with ``base + more``, of the
+    difference. ``threshold`` is in the same unit.
+    """
+
+    condition: str
+    metric: str
+    form: str
+    """"value", "ratio" or "difference"."""
+    value: float
+    low: float
+    high: float
+    threshold: float
+    verdict: str
+    """"worse", "not worse" or "undecided"."""
+    runs_needed: int | None = None
+    """Runs that would decide it, if mean and spread stay as they are; None if it is decided, or
+    for more than 200."""
+
+
+def looks_worse(condition: Condition, found: RunRound) -> bool:
+    """True if the runs of a round meet a condition: their 95 % interval is past the threshold."""
+    _, values, threshold = _list_values(condition, found.own, found.base)
+    return estimate_interval(values).low > threshold
+
+
+def judge(condition: Condition, rounds: Sequence[RunRound]) -> Judgement:
+    """Judge one or two rounds, of at least two runs each.
+
+    Worse: there are two, and each of them looks worse. Not worse: the 95 % interval over all runs
+    is not past the threshold.
+    """
+    own = [run for found in rounds for run in found.own]
+    base = [run for found in rounds for run in found.base]
+    form, values, threshold = _list_values(condition, own, base)
+    found, verdict, runs_needed = estimate_interval(values), UNDECIDED, None
+    if len(rounds) > 1 and all(looks_worse(condition, each) for each in rounds):
+        verdict = WORSE
+    elif found.high <= threshold:
+        verdict = FINE
+    else:
+        runs_needed = count_runs(values, threshold)
+    sign = _sign(condition)
+    low, high = sorted((sign * found.low, sign * found.high))
+    at = math.exp if form == "ratio" else float
+    return Judgement(
+        condition=condition.text,
+        metric=condition.metric,
+        form=form,
+        value=at(sign * found.value),
+        low=at(low),
+        high=at(high),
+        threshold=at(sign * threshold),
+        verdict=verdict,
+        runs_needed=runs_needed,
+    )
+
+
+def _sign(condition: Condition) -> float:
+    return -1.0 if condition.metric in FALLS else 1.0
+
+
+def _list_values(
+    condition: Condition, own: Sequence[RunFigures], base: Sequence[RunFigures]
+) -> tuple[str, list[float], float]:
+    """Return the form, a value for each run or pair, and the threshold.
+
+    Ratios are logarithms. The sign is such that more is worse.
+    """
+    sign, metric = _sign(condition), condition.metric
+    mine: list[float] = [getattr(run, metric) for run in own]
+    if not condition.needs_base:
+        return "value", [sign * value for value in mine], sign * condition.value
+    pairs = list(zip(mine, (getattr(run, metric) for run in base), strict=True))
+    if condition.value or metric == "stall":
+        return "difference", [sign * (new - old) for new, old in pairs], sign * condition.value
+    ratios = [math.log(max(new, _SHORTEST) / max(old, _SHORTEST)) for new, old in pairs]
+    return "ratio", [sign * ratio for ratio in ratios], sign * math.log(condition.factor)
+
+
+def combine(verdicts: Sequence[str]) -> str:
+    """Return the verdict over all conditions: the worst."""
+    return next((each for each in (WORSE, UNDECIDED) if each in verdicts), FINE)

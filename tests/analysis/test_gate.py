@@ -1,0 +1,166 @@
+"""`stoker gate`: real scripts, run several times, with the exit status that CI sees."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+from xml.etree import ElementTree
+
+import psutil
+import pytest
+from typer.testing import CliRunner
+
+from analysis.analyses import environment, write_script
+from analysis.gates import gate, gate_command
+from stoker.cli import app
+
+WAITING = """
+if __name__ == "__main__":
+    train(DataLoader(Sleepy(0.005, 48), 2), epochs=1)
+"""
+QUICK = """
+if __name__ == "__main__":
+    train(DataLoader(Sleepy(0.0, 96), 4), epochs=1)
+"""
+# A run keeps up, the next one waits for data: nobody can say more.
+BY_TURNS = """
+if __name__ == "__main__":
+    with open("runs", "a+") as file:
+        file.write(".")
+        waits = file.tell() % 2
+    train(DataLoader(Sleepy(0.02 * waits, 48), 2), step_s=0.02 * (1 - waits), epochs=1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--fail-if", "stall>x", "t.py"], "cannot read the condition 'stall>x'; for example"),
+        (["--fail-if", "rate<base", "t.py"], "'rate<base' compares with another version"),
+        (["--fail-if", "stall>1%", "gone.py"], "there is no script and no command 'gone.py'"),
+        (["--fail-if", "stall>1%", "--base", "gone", "t.py"], "--base gone: there is no such"),
+        (["--fail-if", "stall>1%", "--base", ".", "t.py"], "is the current folder"),
+        (["--fail-if", "stall>1%", "--base", "b", "t.py"], "no condition compares with --base"),
+        (["--fail-if", "rate<base", "--base", "b", "t.py"], "--base b: there is no t.py in it"),
+        (["--fail-if", "rate<base", "--base", "b", "/t.py"], "give /t.py relative to them"),
+        (["--fail-if", "stall>1%", "--junit", "no/x.xml", "t.py"], "cannot write no/x.xml"),
+    ],
+)
+def test_bad_arguments_are_refused_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.py").write_text("raise SystemExit(9)")
+    (tmp_path / "b").mkdir()
+    result = CliRunner().invoke(app, ["gate", *arguments])
+    assert result.exit_code == 1
+    assert result.output.startswith("stoker gate: ")
+    assert said in " ".join(result.output.split())
+    assert "starting" not in result.output
+
+
+def test_fewer_than_five_runs_are_refused() -> None:
+    result = CliRunner().invoke(app, ["gate", "--runs", "4", "--fail-if", "stall>1%", "t.py"])
+    assert result.exit_code == 2
+
+
+@pytest.mark.full
+def test_a_job_that_waits_is_worse_and_the_files_say_so(tmp_path: Path) -> None:
+    write_script(tmp_path, WAITING)
+    files = ["--json", "g.json", "--junit", "g.xml", "--markdown", "g.md"]
+    conditions = ["--fail-if", "stall>2%", "--fail-if", "rate<0.001"]
+    found = gate(tmp_path, *conditions, *files, "--", "train.py")
+    assert found.returncode == 3, found.stderr
+    lines = found.stdout.splitlines()
+    assert lines[0].startswith("worse: stall>2%: stall ")
+    assert lines[1].startswith("not worse: rate<0.001: rate ")
+    record = json.loads((tmp_path / "g.json").read_text())
+    assert record["verdict"] == "worse"
+    assert len(record["runs"]) == 10
+    assert {run["batches"] for run in record["runs"]} == {23}
+    assert all(run["wait_p50"] <= run["wait_p99"] for run in record["runs"])
+    assert ElementTree.parse(tmp_path / "g.xml").find(".//failure") is not None
+    assert "❌ worse" in (tmp_path / "g.md").read_text()
+    assert "again, run 5 of 5: stall " in found.stderr
+
+
+@pytest.mark.full
+def test_versions_run_by_turns_and_the_slower_one_is_worse(tmp_path: Path) -> None:
+    (tmp_path / "base").mkdir()
+    write_script(tmp_path / "base", WAITING.replace("0.005", "0.001"))
+    write_script(tmp_path, WAITING.replace("0.005", "0.02"))
+    found = gate(tmp_path, "--base", "base", "--fail-if", "rate<0.8*base", "--", "train.py")
+    assert found.returncode == 3, found.stderr
+    started = [line.split(":")[0] for line in found.stderr.splitlines() if "starting" in line]
+    assert len(started) == 22
+    assert started[2:6] == [
+        "run 1 of 5, this version",
+        "run 1 of 5, base",
+        "run 2 of 5, base",
+        "run 2 of 5, this version",
+    ]
+    assert started[-1] == "again, run 5 of 5, base"
+
+
+@pytest.mark.full
+def test_runs_that_differ_too_much_are_undecided(tmp_path: Path) -> None:
+    write_script(tmp_path, BY_TURNS)
+    found = gate(tmp_path, "--fail-if", "stall>50%", "--", "train.py")
+    assert found.returncode == 4, found.stderr
+    assert found.stdout.startswith("undecided: stall>50%: ")
+
+
+@pytest.mark.full
+def test_a_long_script_is_ended_after_its_seconds(tmp_path: Path) -> None:
+    write_script(tmp_path, QUICK.replace("epochs=1", "epochs=10**9"))
+    found = gate(tmp_path, "--seconds", "0.5", "--fail-if", "rate<0.001", "--", "train.py")
+    assert found.returncode == 0, found.stderr
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("1 / 0", "ZeroDivisionError"),
+        ("train(DataLoader(Sleepy(0.0, 40), 4), epochs=1)\nsys.exit(5)", "exit code 5"),
+        ("train(DataLoader(Sleepy(0.0, 8), 4), epochs=1)", "at least 10 are needed"),
+        ("print('no loader')", "without iterating a DataLoader"),
+    ],
+)
+def test_a_script_that_cannot_be_measured_is_an_error(tmp_path: Path, body: str, said: str) -> None:
+    write_script(tmp_path, body)
+    found = gate(tmp_path, "--fail-if", "stall>1%", "--", "train.py")
+    assert found.returncode == 1
+    assert said in found.stderr
+    assert "Traceback" not in found.stderr.split("Its last lines")[0]
+    assert "starting" in found.stderr
+    assert "run 1 of 5" not in found.stderr
+
+
+@pytest.mark.full
+def test_ctrl_c_ends_the_script_and_the_gate(tmp_path: Path) -> None:
+    body = "print(os.getpid(), file=open('pid', 'w'), flush=True)\nopen('ready', 'w')\n"
+    write_script(tmp_path, body + QUICK.replace("epochs=1", "epochs=10**9"))
+    process = subprocess.Popen(
+        gate_command("--fail-if", "stall>1%", "--", "train.py"),
+        cwd=tmp_path,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        while not (tmp_path / "ready").exists():
+            assert process.poll() is None
+            os.sched_yield()
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert errors.endswith("stopped; no process of the script is left\n")
+    assert "Traceback" not in errors
+    assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))

@@ -248,6 +248,20 @@ class CacheCounts:
         return self.hits / requested if requested else 0.0
 
 
+@dataclass(frozen=True)
+class PlaceStats:
+    """What one place of a pipeline keeps, of the places that share a budget."""
+
+    name: str
+    """The source and the stages that make what it keeps."""
+    items: int
+    """Examples that are kept there."""
+    size_bytes: int
+    """The bytes of ``items``."""
+    hits: int
+    """Examples that were found there, in all epochs."""
+
+
 @dataclass(frozen=True, repr=False)
 class CacheStats(CacheCounts):
     """A cache's counts (in a pipeline: of this epoch), and the contents of its store."""
@@ -268,6 +282,8 @@ class CacheStats(CacheCounts):
     """Of ``items``, those of this cache's chain; the others are of caches that share the store."""
     own_bytes: int = 0
     """The bytes of ``own_items``."""
+    places: tuple[PlaceStats, ...] = ()
+    """The places that share a budget, in the order of the pipeline; empty for a single cache."""
     members: int = 0
     """Nodes over which the cache is spread; 0 for a cache of this host alone."""
     members_alive: int = 0
@@ -286,6 +302,10 @@ class CacheStats(CacheCounts):
             f"{self.admitted:,} admitted ({format_bytes(self.admitted_bytes)}), "
             f"{self.refused:,} refused; store: {self.items:,} items, {used} of {limit}"
             f"{', full' if self.full else ''}",
+        ]
+        lines += [
+            f"kept as {place.name}: {place.items:,} ({format_bytes(place.size_bytes)})"
+            for place in self.places
         ]
         if self.own_items < self.items and not self.members:
             lines.append(

@@ -156,12 +156,13 @@ class Lowering:
         self._rule = rule
 
     def pack(self, stage: Pack) -> None:
-        """Sequences are joined; a segment of work comes right before."""
+        """Sequences are cut; a segment of work comes right before, and one behind joins them."""
         self._close()
         if self._parts[-1].needs_work_behind:
             self._parts.append(Segment())
         self._parts.append(PackPoint(stage))
         self._renumbered = True
+        self._segment = replace(self._new(), joins=stage.length)
 
     def scan(self, stage: Scan) -> None:
         """A function with a state is called in order; a segment of work comes right before."""
@@ -247,7 +248,7 @@ class Lowering:
         if not segment.has_filter and all(b == RAISE for b in budgets.values()):
             return [segment]
         again = segment.renumbered
-        first = Segment(segment.source, each, segment.cache, segment.cache_ats, renumbered=again)
+        first = replace(segment, batch=None, batch_maps=[])
         pieces: list[Part] = [first, FilterPoint(budgets)]
         if segment.batch is not None:
             pieces.append(

@@ -37,6 +37,8 @@ class Segment:
         into_pool: whether a pool keeps the outputs.
         is_followed: whether an adaptive echo follows, directly or behind a device.
         renumbered: whether the inputs were packed, and so have numbers of their own.
+        joins: the length of the full sequences that come as pieces, and are joined here; 0 if none
+            do.
         is_waited_for: whether each output is waited for in its turn; False if later ones may come
             first.
     """
@@ -53,6 +55,7 @@ class Segment:
     into_pool: bool = False
     is_followed: bool = False
     renumbered: bool = False
+    joins: int = 0
     is_waited_for: bool = True
     kind = None
     needs_work_behind = False

@@ -30,6 +30,8 @@ share is bounded by its own pauses (0.5 %), however many workers and processes t
 
 from __future__ import annotations
 
+import contextlib
+import io
 import time
 import warnings
 from statistics import median
@@ -111,7 +113,8 @@ def main() -> None:
     count, seconds, rounds = (500, 0.5, 1) if arguments.quick else (50_000, 21.0, arguments.rounds)
     plain = _BaseDataLoaderIter.__next__
     warnings.filterwarnings("ignore", message="This DataLoader will create")  # there are two cores
-    with report(__file__, arguments) as found:
+    silent = contextlib.redirect_stderr(io.StringIO())  # what the watch says
+    with report(__file__, arguments) as found, silent:
         watch = stoker.watch()
         ns_per_batch(1)  # the hook is put on iterators with the first
         hooked = _BaseDataLoaderIter.__next__

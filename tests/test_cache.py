@@ -67,6 +67,12 @@ def cropped(x: Any) -> Any:
     return x[:5] / 2
 
 
+def spoiled(x: Any) -> Any:
+    """Change what is given, of which a cache before this has another form."""
+    x += 1
+    return x
+
+
 def doubled(x: Any) -> Any:
     return x * 2
 
@@ -135,10 +141,12 @@ class Chain:
     echo: Any = None
     random: bool = False
     admit: str = "first"
+    several: bool = False
     seed: int = 0
 
     def built(self, cache: bool, workers: int = 0, kind: str = "thread") -> stoker.Pipeline:
         fails = bool(self.bad or self.failing_map)
+        budget = stoker.budget(self.limit) if self.several else None
         pipeline = stoker.from_dataset(
             Rows(self.examples, self.bytes_each, self.bad),
             seed=self.seed,
@@ -146,18 +154,24 @@ class Chain:
         )
         if self.shuffle:
             pipeline = pipeline.shuffle()
+        if cache and budget is not None:
+            pipeline = pipeline.cache(budget)
         if self.failing_map == "before":
             pipeline = pipeline.map(not_sevens, on="id")
         if self.place in ("filter", "both"):
             pipeline = pipeline.filter(Keep(3, 1), on="id")
         if self.place in ("map", "both"):
             pipeline = pipeline.map(cropped, on="x")
+        if budget is not None:
+            pipeline = pipeline.map(spoiled, on="x")
         if cache:
-            pipeline = pipeline.cache(self.limit, admit=self.admit)
+            pipeline = pipeline.cache(budget or self.limit, admit=self.admit)
         if self.failing_map == "behind":
             pipeline = pipeline.map(not_sevens, on="id", on_error=1.0)
         pipeline = pipeline.filter(Keep(5, 2), on="id") if self.random else pipeline
         pipeline = pipeline.map(cropped, on="x")
+        if cache and budget is not None and not self.random:
+            pipeline = pipeline.cache(budget)
         if self.echo is not None:
             pipeline = pipeline.echo(self.echo)
         if self.random:
@@ -179,6 +193,7 @@ def chains(draw: st.DrawFn) -> Chain:
         failing_map=draw(st.sampled_from(["", "before", "behind"])),
         echo=draw(st.sampled_from([None, Fraction(2), Fraction(5, 2)])),
         random=draw(st.booleans()),
+        several=draw(st.booleans()),
         seed=draw(st.integers(0, 2**40)),
     )
 
@@ -209,6 +224,8 @@ def same_with_a_cache(chain: Chain, workers: int, kind: str) -> list[stoker.Cach
 @given(chains(), st.integers(0, 3))
 @example(Chain(60, 4, 1 << 20, bytes_each=30_000), 2)
 @example(Chain(60, 4, 1 << 20, place="both", bytes_each=30_000, failing_map="before"), 1)
+@example(Chain(60, 4, 1 << 20, bytes_each=30_000, several=True), 2)
+@example(Chain(60, 4, 2 << 20, place="both", bytes_each=9_000, several=True, bad=(3,)), 1)
 @example(Chain(40, 4, bad=(3,), failing_map="behind", echo=Fraction(2), random=True), 2)
 def test_the_stream_is_the_one_without_a_cache(chain: Chain, workers: int) -> None:
     same_with_a_cache(chain, workers, "thread")

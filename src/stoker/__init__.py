@@ -5,6 +5,7 @@ import typing as _typing
 from stoker import collate as collate
 from stoker import images as images
 from stoker import testing as testing
+from stoker.adapters.auto_caching import auto_cache
 from stoker.adapters.cached_dataset import CachedDataset, cached
 from stoker.adapters.copies import CopyValue, Gap, value_of_copies
 from stoker.adapters.display import live
@@ -58,6 +59,7 @@ from stoker.stats import (
     CacheStats,
     Clock,
     PartStats,
+    PlaceStats,
     PoolStats,
     StageStats,
     Stats,
@@ -75,6 +77,7 @@ if _typing.TYPE_CHECKING:
 __all__ = [
     "__version__",
     "analyze",
+    "auto_cache",
     "budget",
     "BudgetSpent",
     "CacheBudget",
@@ -120,6 +123,7 @@ __all__ = [
     "PartStats",
     "Pipeline",
     "PipelineIterator",
+    "PlaceStats",
     "PoolStats",
     "reads_only",
     "RemoteError",

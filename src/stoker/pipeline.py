@@ -43,7 +43,7 @@ U = TypeVar("U")
 Int = int | None
 Record = Mapping[str, Any] | None
 BatchSize = int | Callable[[EpochTime], int]
-On = str | int | None
+On = str | int | Sequence[str | int] | None
 Err = OnError | None
 Draws = Callable[[Any, Any], Any]
 Rows = TypeVar("Rows", bound=NDArray[Any] | tuple[NDArray[Any], ...])
@@ -267,9 +267,7 @@ class Pipeline(DataLoaderApi, Generic[T]):
     ) -> Pipeline[U]: ...
 
     @overload
-    def map(
-        self, fn: Callable[[Any], Any], *, on: str | int, on_error: Err = None
-    ) -> Pipeline[Any]: ...
+    def map(self, fn: Callable[[Any], Any], *, on: On, on_error: Err = None) -> Pipeline[Any]: ...
 
     @overload
     def map(
@@ -287,9 +285,10 @@ class Pipeline(DataLoaderApi, Generic[T]):
         """Apply a deterministic function to every example, or to every batch after ``batch``.
 
         Args:
-            fn: called as ``fn(x)``; its result, which must not be None, replaces ``x``. It runs in
-                worker threads, each with its own copy.
-            on: the field it works on, by name, key or position; by default the whole example.
+            fn: called as ``fn(x)`` in workers, each with its own copy; its result, which must not
+                be None, replaces ``x``.
+            on: its field, by name, key or position, or a list of fields, which come in a tuple and
+                go in one; by default the whole example.
             on_error: its own skip budget (see ``from_dataset``); by default the pipeline's.
             clock: call ``fn(x, clock)`` with a ``stoker.EpochTime``: the epoch of the data, and how
                 much of it comes before the example's own place, from 0 to 1. The same on all ranks,
@@ -569,9 +568,9 @@ class Pipeline(DataLoaderApi, Generic[T]):
             cluster: spread it over nodes: ``"ray"``, ``"torchrun"``, or keepers' addresses.
             insecure: do not encrypt the traffic between nodes: only on a network that you trust.
 
-        Raises ValueError on streams and loaders, after random maps, echoes, batches and another
-        cache; TypeError or ValueError for other wrong arguments; and, before the first example
-        enters, StageError if it differs each time it is made.
+        Raises ValueError on streams and loaders, after random maps, echoes, batches and a cache of
+        another budget; TypeError or ValueError for other wrong arguments; and, before the first
+        example enters, StageError if it differs each time it is made.
         """
         settings = {"path": path, "keep": keep, "admit": admit, "on_damage": on_damage}
         return self._then(

@@ -172,3 +172,17 @@ def test_one_pass_gives_what_two_give(
         return
     one = stoker.from_dataset([images], seed=0).map(both[0]).map(both[1])
     assert np.array_equal(np.asarray(next(iter(one))), np.asarray(expected))
+
+
+@pytest.mark.gpu
+def test_on_an_accelerator_nothing_waits_for_the_steps_before() -> None:
+    images = torch.from_numpy(pixels(4, 9, 9, 3))
+    change = normalize(dtype="bfloat16")
+    there = images.cuda()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        made = change(to_chw(there))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    step = 2**-6  # of bfloat16 between 2 and 4, where the largest numbers lie
+    torch.testing.assert_close(made.cpu(), change(to_chw(images)), atol=step, rtol=0)

@@ -303,9 +303,22 @@ def test_what_came_before_a_failure_is_joined_first(workers: int) -> None:
             next(batches)
 
 
-def test_parts_of_more_sequences_than_are_kept_ready() -> None:
+def test_a_sequence_of_many_short_parts() -> None:
     documents = [np.array([number]) for number in range(400)]
     (packed,) = stoker.from_dataset(documents).pack(200).batch(2).workers(0)
     assert packed.tokens.ravel().tolist() == list(range(400))
     assert packed.segments.tolist() == [list(range(200))] * 2
     assert not packed.positions.any()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("batched", [False, True])
+def test_who_writes_into_what_comes_harms_nobody(workers: int, batched: bool) -> None:
+    documents = [np.arange(n, dtype=kind) for n, kind in ((40, ">u2"), (2, "u8"), (70, "i1"))]
+    train: Any = stoker.from_dataset(documents).pack(7).workers(workers)
+    for packed in train.batch(2) if batched else train:
+        for array in packed:
+            array[...] = -1
+    assert [document.tolist() for document in documents] == [list(range(n)) for n in (40, 2, 70)]
+    found = [token for packed in train for token in packed.tokens.tolist()]
+    assert found == [*range(40), *range(2), *range(70)]

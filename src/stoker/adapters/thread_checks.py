@@ -167,7 +167,7 @@ def _steps(pipeline: Pipeline[Any]) -> list[_Step]:
         if segment.on_device:
             break
         bare = replace(
-            segment, source=None, operations=[], cache=None, cache_at=0, batch=None, batch_maps=[]
+            segment, source=None, operations=[], cache=None, cache_ats=(), batch=None, batch_maps=[]
         )
         if segment.source is not None:
             own = replace(bare, source=segment.source)

@@ -343,6 +343,45 @@ class Field:
         return rebuild(example, [value if n == on else getattr(example, n) for n in names])
 
 
+class Together(tuple[Any, ...]):
+    """The values of several fields, as a function with ``on=[...]`` gets them: a tuple.
+
+    A type of its own, since image functions know by it that the values are of one example.
+    """
+
+
+class Fields:
+    """Several fields of an example, for one function."""
+
+    def __init__(self, on: Sequence[str | int]) -> None:
+        self._fields = [Field(each) for each in on]
+
+    def get(self, example: Any) -> Together:
+        return Together(field.get(example) for field in self._fields)
+
+    def is_nothing(self, values: Any) -> bool:
+        """Return whether a function returned None for one of them."""
+        return isinstance(values, (tuple, list)) and any(value is None for value in values)
+
+    def replace(self, example: Any, values: Any) -> Any:
+        """Return a copy of the example with other values of the fields."""
+        if not isinstance(values, (tuple, list)) or len(values) != len(self._fields):
+            many = isinstance(values, (tuple, list))
+            made = f"{len(values)} values" if many else f"one {type(values).__name__}"
+            raise TypeError(
+                f"the function returned {made}: with on= of {len(self._fields)} fields it gets a "
+                "tuple of their values, and returns as many"
+            )
+        for field, value in zip(self._fields, values, strict=True):
+            example = field.replace(example, value)
+        return example
+
+
+def fields_of(on: str | int | tuple[str | int, ...]) -> Field | Fields:
+    """Return what takes the fields that ``on=`` names from an example, and puts others there."""
+    return Fields(on) if isinstance(on, tuple) else Field(on)
+
+
 def _names(example: Any) -> Sequence[str]:
     if isinstance(example, tuple):
         return getattr(example, "_fields", ())

@@ -1,4 +1,4 @@
-"""Admission to a store: refuses random items, and can prefer items that are worth their bytes."""
+"""Admission to a store: refuses items that are random."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import random
 import sys
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,58 +15,8 @@ from stoker.basics import global_generators
 from stoker.basics.signals import pass_on
 from stoker.transport.codec.encoder import encode
 
-# Recent items whose worth is kept: enough to estimate the distribution, few enough to sort. Chosen,
-# not measured.
-_MAX_SEEN = 4096
-# Items that must be seen before the first decision, and before each new bar: fewer do not show the
-# distribution. Chosen, not measured.
-_MIN_SEEN = 64
 # Repeated readings: a random field that changes in half of the readings is missed once in 256.
 _REPEATS = 8
-
-
-class WorthAdmission:
-    """Admits the items that save most time per byte (``admit="worth"``).
-
-    It takes recently seen items as a sample of all items that are not in the store. The bar is the
-    worth above which these items would just fill the free room. So the bar is low while there is
-    much room, and rises as the store fills.
-    """
-
-    def __init__(self) -> None:
-        self._seen: deque[tuple[float, int]] = deque(maxlen=_MAX_SEEN)
-        self._lock = threading.Lock()
-        self._bar = 0.0
-        self._since = 0
-
-    def admits(self, cost_ns: int, size_bytes: int, free_bytes: int, left: int) -> bool:
-        """True if an item may enter; False for the first few, which only set the bar.
-
-        Args:
-            cost_ns: the time that making the item took.
-            size_bytes: its size in the store.
-            free_bytes: the store's free room.
-            left: the number of an epoch's items that are not in the store.
-        """
-        worth_ns = cost_ns / max(1, size_bytes)
-        with self._lock:
-            self._seen.append((worth_ns, size_bytes))
-            self._since += 1
-            if len(self._seen) < min(_MIN_SEEN, left):
-                return False
-            if self._since >= min(_MIN_SEEN, len(self._seen)) or not self._bar:
-                self._bar = self._compute_bar(free_bytes, left)
-                self._since = 0
-            return worth_ns >= self._bar
-
-    def _compute_bar(self, free_bytes: int, left: int) -> float:
-        """Return the worth above which the missing items would just fill the free room."""
-        room = free_bytes * len(self._seen) / max(1, left)
-        for worth_ns, size in sorted(self._seen, reverse=True):
-            room -= size
-            if room < 0:
-                return worth_ns
-        return 0.0
 
 
 class RandomCheck:

@@ -17,13 +17,15 @@ from stoker.basics.fingerprint import Fingerprint
 from stoker.basics.resources import format_bytes
 from stoker.basics.warn import warn
 from stoker.cache import inventory, location, store_dir
-from stoker.cache.admission import RandomCheck, WorthAdmission
+from stoker.cache.admission import RandomCheck
 from stoker.cache.counters import DAMAGED, HAS_WARNED, ITEMS, PAYLOAD_BYTES, USED_BYTES
 from stoker.cache.handles import HANDLES, Handle
 from stoker.cache.identity import ItemPlaces, NumberedKeys, digest, item_key, private_identity
 from stoker.cache.layout import StoredItem
 from stoker.cache.location import Limit
 from stoker.cache.places.budget import CacheBudget
+from stoker.cache.places.choice import PlaceChoice
+from stoker.cache.places.model import NOWHERE
 from stoker.cache.store import MISSING, Missing
 from stoker.errors import CacheWarning
 from stoker.replicas.thread_safety import thread_safe
@@ -117,7 +119,7 @@ class ExampleCache:
         self._begin_admission()
 
     def _begin_admission(self) -> None:
-        self._worth = WorthAdmission() if self._admit == "worth" else None
+        self._worth = PlaceChoice() if self._admit == "worth" else None
         self._random_check = RandomCheck()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -344,14 +346,40 @@ class ExampleCache:
         head = handle.store.counters.head
         record = encode(value)
         size = sum(map(len, record))
-        free = handle.store.limit_bytes - int(head[USED_BYTES])
-        left = self._examples - int(head[ITEMS])
-        admits = self._worth is None or self._worth.admits(cost_ns, size, free, max(1, left))
-        if admits and self._enter(StoredItem(key, record, size, self._user, file, self._chain)):
+        if self._worth is not None:
+            left = self._examples - int(head[ITEMS])
+            if self._worth.choose([cost_ns], [size], self.free_bytes, max(1, left)) == NOWHERE:
+                return self.count(refused=1, refused_bytes=size)
+        self.enter(key, record, size, file)
+
+    def enter(self, key: bytes, record: list[bytes], size_bytes: int, file: str | None) -> None:
+        """Let an encoded item in that was chosen, if there is room; another thread writes it."""
+        if self._enter(StoredItem(key, record, size_bytes, self._user, file, self._chain)):
             # The writer corrects the count if the item does not fit.
-            self.count(admitted=1, admitted_bytes=size)
+            self.count(admitted=1, admitted_bytes=size_bytes)
         else:
-            self.count(refused=1, refused_bytes=size)
+            self.count(refused=1, refused_bytes=size_bytes)
+
+    @property
+    def free_bytes(self) -> int:
+        """The store's free room, without what waits to be written; 0 without a store."""
+        handle = self._open_handle()
+        if handle is None:
+            return 0
+        used_bytes = int(handle.store.counters.head[USED_BYTES]) + handle.writer.queued[1]
+        return max(0, handle.store.limit_bytes - used_bytes)
+
+    @property
+    def own_items(self) -> int:
+        """The items of this chain in the store."""
+        handle = self._open_handle()
+        return 0 if handle is None else handle.store.totals_of(self._chain)[0]
+
+    @property
+    def queued_items(self) -> int:
+        """The items of all chains that this process has yet to write."""
+        handle = self._open_handle()
+        return 0 if handle is None else handle.writer.queued[0]
 
     def _enter(self, item: StoredItem) -> bool:
         """Queue an item to be stored; False if the queue is full."""

@@ -30,6 +30,9 @@ _ENTRY = struct.Struct("<QQq")  # number, checksum, block; a record or a span fo
 _NO_BLOCK = -1
 _SPAN = struct.Struct("<QQ")  # start and length of a record within its block
 _BLOCK_KEY = struct.Struct(">cQ")
+# A key, an entry with a span, and LMDB's own bytes around them, in leaves that random keys fill to
+# two thirds.
+_AROUND_BYTES = (KEY_BYTES + _ENTRY.size + _SPAN.size + 10) * 3 // 2
 _TOTALS = struct.Struct("<QQQ")  # items, blocks, bytes of all items
 _TOTALS_KEY = b"c"
 _CHAIN_TOTALS = struct.Struct("<QQ")  # items, bytes of these
@@ -50,6 +53,17 @@ class StoredItem(NamedTuple):
     """A local file that the page cache may drop once the item is stored."""
     chain: bytes = b""
     """The digest of the chain whose totals count it; b"" for none."""
+
+
+def room_of(size_bytes: int) -> int:
+    """Return about how many bytes an item takes in a store, with its entry.
+
+    Whole pages if it is large; otherwise its part of a block, whose last page is not full.
+    """
+    if size_bytes >= BLOCK_BYTES:
+        content = size_bytes + _ENTRY.size + PAGE_HEADER_BYTES
+        return -(-content // PAGE_BYTES) * PAGE_BYTES + _AROUND_BYTES
+    return int(size_bytes * (1 + PAGE_BYTES / BLOCK_BYTES / 2)) + _AROUND_BYTES
 
 
 def checksum_of(key: bytes, *record: bytes | memoryview) -> int:

@@ -433,7 +433,7 @@ class DeviceStream(DrivenStream):
         item, move = self._under_way.popleft()
         self._begin_early()
         value = move if type(move) is Failure else self._try(move, item)
-        return with_value(item, DoneTask(value), item.use_key, item.fresh)
+        return with_value(item, DoneTask([value]), item.use_key, item.fresh)
 
     def usable_bytes(self) -> int:
         return self._mover.usable_bytes()
@@ -444,7 +444,7 @@ class DeviceStream(DrivenStream):
         value = item.task.values[item.row]
         if type(value) is not Failure:
             value = self._try(lambda: self._mover.start(value)(), item)
-        return with_value(item, DoneTask(value), item.use_key, item.fresh)
+        return with_value(item, DoneTask([value]), item.use_key, item.fresh)
 
     def _begin_early(self) -> None:
         """Start to move the next batch if the host has it. Its error is raised at its turn."""

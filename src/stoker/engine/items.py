@@ -332,14 +332,14 @@ class Inputs(Resumable, ABC):
 
 
 class DoneTask:
-    """A finished task with a single value."""
+    """A finished task with these values."""
 
     __slots__ = ("items", "values", "waiting")
     done = True
     done_ns = 0
 
-    def __init__(self, value: Any) -> None:
-        self.values = [value]
+    def __init__(self, values: list[Any]) -> None:
+        self.values = values
         self.items = self.waiting = None
 
 
@@ -352,5 +352,5 @@ def with_value(item: Item, task: Any, use_key: int, fresh: int) -> Item:
 
 def done_item(value: Any, ordinal: int, use_key: int, fresh: int, rows: int) -> Item:
     """Return an item whose value is computed already."""
-    task: Any = DoneTask(value)
+    task: Any = DoneTask([value])
     return Item(task, 0, ordinal, use_key, fresh, rows)

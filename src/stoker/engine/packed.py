@@ -1,6 +1,7 @@
 """Joins the sequences of a stream into full ones.
 
-The parts of a full sequence are known only once the values are there (``survivors``).
+The parts of a full sequence are known only once the values are there (``survivors``). Here they are
+only listed: the segment behind joins them, where they are needed (``stages.batching.joining``).
 
 A resume needs the start of one full sequence: its input, and the offset in it. All later ones
 follow. Where other ranks take the epoch over, these starts say which inputs are unread, and which
@@ -11,10 +12,9 @@ after ``.pack()``, so no full sequence is ever made again from its number.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import starmap
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,13 +30,10 @@ from stoker.engine.workers.threads import WorkerPool
 from stoker.errors import StateError
 from stoker.schedule.dealing import RankOrder
 from stoker.schedule.orders.order import as_array
-from stoker.stages.batching.pack import Packed
+from stoker.stages.batching.joining import Pieces
 
 # Inputs whose places are looked up at once. Chosen, not measured.
 _LOOKED_UP = 4_096
-# The most segments of which an array of their number is kept. Sequences of more, shorter parts take
-# longer to join than to make these.
-_NUMBERED = 64
 # The most inputs that are asked for at once beyond the number of sequences. Chosen, not measured.
 _MOST_MORE = 64
 
@@ -97,18 +94,8 @@ class BegunInputs:
         return self._found.get(ordinal, 0)
 
 
-class _Piece(NamedTuple):
-    input: int
-    offset: int
-    """As in ``PackStart``."""
-    tokens: NDArray[Any]
-    """The rest of the input, from ``offset`` on."""
-    fresh: int
-    """The fresh examples that were read up to the input."""
-
-
 class PackedStream(OrderedStream):
-    """A stream of full sequences. Tokens that do not fill the last one are dropped.
+    """A stream of full sequences, as their pieces. Tokens that fill no last one are dropped.
 
     Args:
         point: the length of full sequences.
@@ -131,14 +118,14 @@ class PackedStream(OrderedStream):
         super().__init__(upstream, worker_pool, planning)
         self._begun = begun
         self._stage, self._length = point.pack, point.pack.length
-        self._pieces: deque[_Piece] = deque()
-        self._tokens = 0  # tokens in the pieces
+        self._pieces = Pieces()  # of the sequence that is not full yet
+        self._room = self._length  # the tokens that it lacks
+        self._start = (0, 0)  # its first token's input and offset, as in ``PackStart``
         self._skip_count = 0  # tokens of the next input that came before a resume
         self._sequences = 0
-        self._starts: deque[PackStart] = deque()  # of the latest full sequences
+        # Of the latest full sequences, up to number ``_sequences - 1``: inputs and offsets, too.
+        self._starts: deque[tuple[int, int]] = deque()
         self._seen_inputs = self._seen_tokens = 0
-        self._counted = np.arange(self._length, dtype=np.int32)
-        self._numbered: list[NDArray[np.int32]] = []  # arrays of 0, of 1, ..., for segments
 
     def ready_since(self) -> tuple[int, int | None]:
         return len(self._survivors), self.upstream.ready_since()[1]
@@ -150,15 +137,15 @@ class PackedStream(OrderedStream):
     def resume_point(self, number: int) -> tuple[PackStart, int]:
         """Return the start of a full sequence that was made, is next, or is after the end."""
         if number < self._sequences:
-            start = self._starts[number - self._sequences]
+            start = PackStart(number, *self._starts[number - self._sequences])
         elif self._pieces:  # at the end, too: what is left may go on elsewhere
-            start = PackStart(number, self._pieces[0].input, self._pieces[0].offset)
+            start = PackStart(number, *self._start)
         else:
             start = PackStart(number, self._inputs, 0 if self._has_ended else self._skip_count)
         return start, start.input
 
     def forget_before(self, number: int) -> int:
-        while self._starts and self._starts[0].number < number:
+        for _ in range(len(self._starts) - max(0, self._sequences - number)):
             self._starts.popleft()
         return self.resume_point(number)[1]
 
@@ -173,13 +160,6 @@ class PackedStream(OrderedStream):
         super().clear()
         self._pieces.clear()
 
-    def _make(self, count: int) -> bool:
-        count = min(count, self._tokens // self._length)
-        if count:
-            for made, fresh in self._join(count):
-                self._keep(made, fresh)
-        return bool(count)
-
     def _inputs_for(self, count: int) -> int:
         """Return how many inputs have the tokens that ``count`` full sequences lack, and a few.
 
@@ -188,7 +168,7 @@ class PackedStream(OrderedStream):
         """
         if not self._seen_inputs or self.upstream.feed is not None:
             return count
-        lacking = count * self._length - self._tokens
+        lacking = (count - 1) * self._length + self._room
         about = lacking * self._seen_inputs // self._seen_tokens
         return max(1, min(about + about // 8 + 1, count + _MOST_MORE))
 
@@ -196,87 +176,76 @@ class PackedStream(OrderedStream):
         pass
 
     def _decide(self, item: Item) -> None:
-        value, item.task.values[item.row] = item.task.values[item.row], None
+        values, row = item.task.values, item.row
+        value, values[row] = values[row], None
         number, offset = self._inputs, self._skip_count
         self._inputs, self._skip_count = number + 1, 0
-        if type(value) is not Failure:
-            begun = 0 if self._begun is None else self._begun.offset(item.ordinal)
-            try:
-                tokens = _check_tokens(value)
-                if begun + offset:
-                    tokens = tokens[begun + offset :]
-                if begun + offset and not len(tokens):
-                    raise StateError(
-                        "a sequence has become shorter since the state was saved: what stands "
-                        "before .pack() must be deterministic"
-                    )
-            except (TypeError, ValueError) as error:
-                value = self.upstream.failure(self._stage.name, error, item.ordinal)
-            except StateError as error:
-                value = Failure(error)
+        if offset or self._begun is not None or not _is_usual(value):
+            value = self._rest_of(value, item, offset)
         if type(value) is Failure:
-            self._make(self._tokens // self._length)  # these come before it
-            self._starts.append(PackStart(self._sequences, self._inputs))
-            self._keep(value, item.fresh)
-        elif size := len(tokens):
-            self._pieces.append(_Piece(number, offset, tokens, item.fresh))
-            self._tokens += size
-            self._seen_inputs += 1
-            self._seen_tokens += size
+            self._keep(value, item.fresh, (number + 1, 0))
+            return
+        size = len(value)
+        if not size:
+            return
+        self._seen_inputs += 1
+        self._seen_tokens += size
+        if not self._pieces:
+            self._start = number, offset
+        if size < self._room:
+            self._pieces.append(value)
+            self._room -= size
+        else:
+            self._cut(value, number, offset, item.fresh)
 
-    def _keep(self, value: Any, fresh: int) -> None:
-        """Add a full sequence, or a failure in its place."""
+    def _rest_of(self, value: Any, item: Item, offset: int) -> Any:
+        """Return what is left of an input behind its first tokens, or a ``Failure``."""
+        if type(value) is Failure:
+            return value
+        begun = 0 if self._begun is None else self._begun.offset(item.ordinal)
+        try:
+            tokens = _check_tokens(value)
+        except (TypeError, ValueError) as error:
+            return self.upstream.failure(self._stage.name, error, item.ordinal)
+        rest = tokens[begun + offset :]
+        if begun + offset and not len(rest):
+            return Failure(
+                StateError(
+                    "a sequence has become shorter since the state was saved: what stands before "
+                    ".pack() must be deterministic"
+                )
+            )
+        return rest
+
+    def _cut(self, tokens: NDArray[Any], number: int, offset: int, fresh: int) -> None:
+        """Cut an input where sequences are full; ``number`` and ``offset`` are of its first token.
+
+        The sequences that it fills were filled by the first ``fresh`` fresh examples.
+        """
+        size, end = len(tokens), self._room
+        self._pieces.append(tokens[:end])
+        self._keep(self._pieces, fresh, self._start)
+        while size - end >= self._length:
+            at, end = end, end + self._length
+            self._keep(Pieces((tokens[at:end],)), fresh, (number, offset + at))
+        self._start = number, offset + end
+        self._pieces = Pieces((tokens[end:],) if end < size else ())
+        self._room = self._length - (size - end)
+
+    def _keep(self, value: Pieces | Failure, fresh: int, start: tuple[int, int]) -> None:
+        """Add a full sequence, or a failure in its place, with its ``_starts``."""
         self._survivors.append(done_item(value, self._sequences, 0, fresh, 1))
+        self._starts.append(start)
         self._sequences += 1
 
-    def _join(self, count: int) -> Iterator[tuple[Packed, int]]:
-        """Take the tokens of ``count`` full sequences from the pieces.
 
-        Yields them with the fresh examples that were read for each.
-        """
-        length, pieces = self._length, self._pieces
-        tokens: list[NDArray[Any]] = []
-        segments: list[NDArray[np.int32]] = []
-        positions: list[NDArray[np.int32]] = []
-        fresh: list[int] = []
-        for number in range(self._sequences, self._sequences + count):
-            self._starts.append(PackStart(number, pieces[0].input, pieces[0].offset))
-            left, segment = length, 0
-            while left:
-                piece = pieces.popleft()
-                its = piece.tokens
-                size = len(its)
-                if size > left:
-                    rest = _Piece(piece.input, piece.offset + left, its[left:], piece.fresh)
-                    pieces.appendleft(rest)
-                    its, size = its[:left], left
-                tokens.append(its)
-                segments.append(self._constant(segment)[:size])
-                positions.append(self._counted[:size])
-                left, segment = left - size, segment + 1
-            fresh.append(piece.fresh)
-        self._tokens -= count * length
-        made = zip(
-            np.concatenate(tokens, dtype=np.int64, casting="unsafe").reshape(count, length),
-            np.concatenate(segments).reshape(count, length),
-            np.concatenate(positions).reshape(count, length),
-            strict=True,
-        )
-        return zip(starmap(Packed, made), fresh, strict=True)
-
-    def _constant(self, segment: int) -> NDArray[np.int32]:
-        if segment < len(self._numbered):
-            return self._numbered[segment]
-        made = np.full(self._length, segment, np.int32)
-        if segment == len(self._numbered) < _NUMBERED:
-            self._numbered.append(made)
-        return made
+def _is_usual(value: Any) -> bool:
+    """True if a value is certainly a sequence of tokens."""
+    return type(value) is np.ndarray and value.ndim == 1 and value.dtype.kind in "iu"
 
 
 def _check_tokens(value: Any) -> NDArray[Any]:
     """Return a sequence of tokens as an array."""
-    if type(value) is np.ndarray and value.ndim == 1 and value.dtype.kind in "iu":
-        return value
     tokens = np.asarray(value) if isinstance(value, (np.ndarray, list)) else None
     if tokens is not None and not tokens.size and tokens.ndim == 1:
         return tokens.astype(np.int64)

@@ -118,7 +118,7 @@ class ScannedStream(OrderedStream):
             except Exception as error:
                 pass_on(error)
                 value = self.upstream.failure(self._scan.name, error, item.ordinal)
-        return with_value(item, DoneTask(value), item.use_key, item.fresh)
+        return with_value(item, DoneTask([value]), item.use_key, item.fresh)
 
     def resume_point(self, output: int) -> tuple[ScanStart, int]:
         start = self._starts[self._before(output)]
@@ -199,7 +199,7 @@ class ScannedStream(OrderedStream):
         """Add an output; of outputs before a resume, only those that are needed again."""
         number = self._outputs
         self._outputs += 1
-        result = with_value(item, DoneTask(value), item.use_key, item.fresh)
+        result = with_value(item, DoneTask([value]), item.use_key, item.fresh)
         if number >= self._first:
             self._survivors.append(result)
         elif number in self._replay_to:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Sequence
+from itertools import starmap
 from typing import Any
 
 from stoker.basics import pytree
@@ -27,6 +28,8 @@ from stoker.errors import StageError
 from stoker.replicas.replica import USER_LOCK
 from stoker.schedule.sizing.cuts import Cuts
 from stoker.stages.batching.builder import Builder, Columns, Misfits, batch_of
+from stoker.stages.batching.joining import Joiner
+from stoker.stages.batching.pack import Packed
 from stoker.stages.batching.user_collate import collate_examples
 
 
@@ -76,12 +79,15 @@ class SegmentRunner:
         self.rows = self.segment.rows
         if self.segment.batch_maps and worker_pool.remote:
             self.rows = None
+        self._joiner = Joiner(self.segment.joins) if self.segment.joins else None
 
     def allocate(self, task: Task) -> None:
         """Allocate the values of a task."""
         batch = self.segment.batch
         if batch is None:
             task.values = [None] * task.rows
+        elif self._joiner is not None and self.segment.only_stacks:
+            task.batch = self._joiner.allocate(task.rows, self._recycler)
         elif self.rows is not None:
             if self.rows.releases_gil:
                 task.batch = self.rows.allocate(task.rows, self._recycler)
@@ -180,7 +186,12 @@ class SegmentRunner:
 
     def run(self, task: Task, start: int, stop: int, remote: Any) -> list[int]:
         ns = [0] * self._counters
-        if task.batch is not None:
+        if task.batch is not None and self._joiner is not None:
+            began = time.perf_counter_ns()
+            self._join(self._joiner, task, start, stop)
+            ns[self.work.batch_at] = time.perf_counter_ns() - began
+            ns[self.work.batched_at] = stop - start
+        elif task.batch is not None:
             began = time.perf_counter_ns()
             self._gather(task, start, stop)
             ns[0] = time.perf_counter_ns() - began
@@ -222,12 +233,36 @@ class SegmentRunner:
         copied = None
         if task.items is None:
             values = work.fetcher.fetch(task.indices[start:stop], ns)
+        elif self._joiner is not None:
+            values = self._joined(task, start, stop)
         else:
             values = self.stored_values(task.items[start:stop], own=self.segment.shares_items)
             copied = self._recycler.copy if self.segment.shares_items else None
         use_keys = task.use_keys[start:stop] if task.use_keys is not None else None
         work.apply(values, task.places[start:stop], use_keys, ns, copied)
         return values
+
+    def _join(self, joiner: Joiner, task: Task, start: int, stop: int) -> None:
+        """Join the packed sequences of rows of a task; up to the first that failed."""
+        assert task.items is not None
+        values = self.stored_values(task.items[start:stop], own=True)
+        for at, value in enumerate(values):
+            if type(value) is Failure:
+                self._fail(task, start + at, value)
+                del values[at:]
+                break
+        joiner.join(values, task.batch, start)
+
+    def _joined(self, task: Task, start: int, stop: int) -> list[Any]:
+        """Return packed sequences, joined; failed ones as they are."""
+        assert self._joiner is not None
+        assert task.items is not None
+        values = self.stored_values(task.items[start:stop], own=True)
+        full = [value for value in values if type(value) is not Failure]
+        batch = self._joiner.allocate(len(full), self._recycler)
+        self._joiner.join(full, batch, 0)
+        joined = starmap(Packed, zip(*batch, strict=True))
+        return [value if type(value) is Failure else next(joined) for value in values]
 
     def _gather(self, task: Task, start: int, stop: int) -> bool:
         """Gather rows of a task; on an error one by one, up to the row that cannot be read.
@@ -292,7 +327,9 @@ class SegmentRunner:
 
     def _complete_batches(self, work: Work, task: Task) -> list[Any]:
         try:
-            if task.batch is not None:
+            if self.segment.joins and task.batch is not None:
+                values = [task.batch]
+            elif task.batch is not None:
                 assert self.rows is not None
                 values = self.rows.split(task.batch, self._group)
             else:
@@ -366,9 +403,11 @@ class SegmentRunner:
         ns[self.work.batch_at] += time.perf_counter_ns() - began
 
     def _run_remotely(self, task: Task, start: int, stop: int, remote: Any, ns: list[int]) -> None:
-        values = (
-            None if task.items is None else self.stored_values(task.items[start:stop], own=True)
-        )
+        values = None
+        if self._joiner is not None:
+            values = self._joined(task, start, stop)
+        elif task.items is not None:
+            values = self.stored_values(task.items[start:stop], own=True)
         if self.work.fetcher.reader is not None:  # reads go on in this process alone
             values = self._own_work().fetcher.fetch(task.indices[start:stop], ns)
         use_keys = task.use_keys[start:stop] if task.use_keys is not None else None

@@ -59,6 +59,9 @@ times, sigma 1): 8 give a factor of 1.000, 2 give 1.05, for jitter alone."""
 # Outputs made at once inline share the engine's own cost for one: some 30 us
 # (bench/echo_overhead.py).
 _HERE_OUTPUTS = 8
+# Examples made at once inline for a filter, a scan or packing, which ask for a few: fetching some
+# costs as much as 20 cheap ones. Chosen, not measured.
+_HERE_EXAMPLES = 32
 # A fifth of `INLINE_BATCH_NS`: as late as the first output may come for the sake of the others.
 _HERE_NS = 200_000
 # Batches of one task that gathers. Two threads, of the bare gather's rate: 1.84 by four, 1.39 to
@@ -361,7 +364,7 @@ class SegmentStream(PulledStream):
         began = time.perf_counter_ns()
         (value,) = self._runner.stored_values([item], own=False)
         self._cost.note(1, time.perf_counter_ns() - began)
-        return self._use_of(uses[0], DoneTask(value), self.feed.fresh)
+        return self._use_of(uses[0], DoneTask([value]), self.feed.fresh)
 
     def _use_of(self, use: Use, task: Any, fresh: int) -> Item:
         item, use_key, age = use
@@ -408,7 +411,9 @@ class SegmentStream(PulledStream):
         if at_most is not None and not self._gathers_alone:
             if self._batches or (pool.limit and not 0 < cost.batch_ns() < _HERE_NS):
                 return 0
-            return at_most  # single examples
+            if not pool.limit or not cost.row_ns:
+                return at_most  # single examples
+            return max(at_most, min(_HERE_EXAMPLES, int(_HERE_NS / cost.row_ns)))
         each_ns = max(cost.batch_ns(), self._last_ns)
         # A batch made here has all its examples in memory at once: few bytes in so little time.
         inline_ns = _HERE_NS if pool.limit and not self._gathers_alone else cost.inline_ns
@@ -438,10 +443,13 @@ class SegmentStream(PulledStream):
         if count == 1:  # the usual case without workers; a loop would cost as much as the batch
             self._window.append(done_item(values[0], number, 0, stop, stop - start))
         else:
-            spans = cuts.spans(number, stop - start)
-            for value, (at, end) in zip(values, spans, strict=True):
-                self._window.append(done_item(value, number, 0, start + end, end - at))
-                number += 1
+            task: Any = DoneTask(values)
+            self._window.extend(
+                [
+                    Item(task, row, number + row, 0, start + end, end - at)
+                    for row, (at, end) in enumerate(cuts.spans(number, stop - start))
+                ]
+            )
         self._last_ns = (time.perf_counter_ns() - began) // count
 
     def _task_size(self, at_most: int | None) -> int:

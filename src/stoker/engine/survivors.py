@@ -134,33 +134,28 @@ class OrderedStream(DecidingStream):
     def _end(self) -> None:
         """Handle the end of the inputs."""
 
-    def _make(self, count: int) -> bool:
-        """Make up to ``count`` items from inputs taken before; return whether there was one."""
-        return False
-
     def _inputs_for(self, count: int) -> int:
         """Return how many inputs to ask for, to make ``count`` items."""
         return count
 
     def _have(self, count: int) -> None:
         assert self._planning.is_held()
-        while len(self._survivors) < count and not self._has_ended:
-            lacking = count - len(self._survivors)
-            if not (self._arriving and self._arriving[0].task.done) and self._make(lacking):
-                continue
-            if not self._arriving:
-                self._arriving.extend(self.upstream.pull_many(self._inputs_for(lacking)))
-                if not self._arriving:
+        survivors, arriving = self._survivors, self._arriving
+        while len(survivors) < count and not self._has_ended:
+            if not arriving:
+                arriving.extend(self.upstream.pull_many(self._inputs_for(count - len(survivors))))
+                if not arriving:
                     self._has_ended = True
                     self._end()
                     return
-            task: Task = self._arriving[0].task
+            item = arriving[0]
+            task: Task = item.task
             if not task.done:
                 if not self._planning.may_block:
                     raise WouldBlock(task)
                 self._worker_pool.wait(task)
-            self._decide(self._arriving[0])
-            self._arriving.popleft()
+            self._decide(item)
+            arriving.popleft()
 
 
 _log = logging.getLogger("stoker")

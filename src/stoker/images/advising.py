@@ -127,7 +127,7 @@ def advise(pipeline: HasChain) -> CropAdvice:
         raise TypeError(f"advise needs a pipeline, not a {type(pipeline).__name__}")
     stages = pipeline.chain.stages
     first, crop_at = _find_crop(stages)
-    crop, on = stages[crop_at].fn, stages[first].on
+    crop, on = stages[crop_at].fn, _image_field(stages[first])
     stages_before = tuple(s for s in stages[:first] if not _is_left_out(s))
     chain = dataclasses.replace(pipeline.chain, stages=stages_before, steps=None, flows=False)
     pipeline_type: Any = type(pipeline)
@@ -198,12 +198,18 @@ def _find_crop(stages: Sequence[Any]) -> tuple[int, int]:
             f"this pipeline cannot crop files, because {between[0]} needs whole images before the "
             "crop"
         )
-    if stages[first].on != stages[crop_at].on:
+    if _image_field(stages[first]) != _image_field(stages[crop_at]):
         raise ValueError(
             f"{stages[crop_at].name} and {stages[first].name} work on different fields: give both "
             "the same on="
         )
     return first, crop_at
+
+
+def _image_field(stage: Any) -> str | int | None:
+    """Return the field of a stage that has the image: the first of several."""
+    on: str | int | tuple[str | int, ...] | None = stage.on
+    return on[0] if isinstance(on, tuple) else on
 
 
 def _decodes(fn: Any) -> bool:

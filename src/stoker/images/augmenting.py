@@ -22,6 +22,8 @@ import numpy as np
 
 from stoker.basics import pytree
 from stoker.basics.buffers import reads_only
+from stoker.basics.pytree import Together
+from stoker.images.geometry import are_boxes
 
 # Grey, RGB, RGBA: an axis of another length does not hold channels.
 _CHANNELS = (1, 3, 4)
@@ -39,6 +41,8 @@ def flip(images: Any) -> Any:
 
     Returns, raises: as ``random_flip``.
     """
+    if isinstance(images, Together):
+        return _flip_together(images, None, "flip")
     return _with_images(images, _flip, "flip")
 
 
@@ -47,7 +51,8 @@ def random_flip(batch: Any, rng: Any, *, p: float = 0.5) -> Any:
     """Flip each image left to right with a probability.
 
     Safe if left and right have no meaning, as in photographs of things or cells. Not safe for text
-    or digits, or if labels are positions (boxes, masks): labels are not flipped.
+    or digits. Labels that are positions are flipped too if ``on=`` names them behind the images:
+    ``.random_map(random_flip, on=["image", "mask", "boxes"])``.
 
     Args:
         batch: images, or a structure with images in it: a batch, or one image with channels last.
@@ -61,10 +66,14 @@ def random_flip(batch: Any, rng: Any, *, p: float = 0.5) -> Any:
         ValueError: the batch has no images, or several arrays that could be images.
     """
 
-    def change(images: Any) -> Any:
-        chosen = _per_image(_uniform(rng, (len(images),), images) < p, images)
-        return _where(chosen, _flip(images), images)
+    def choose(images: Any) -> Any:
+        return _uniform(rng, (len(images),), images) < p
 
+    def change(images: Any) -> Any:
+        return _where(_per_image(choose(images), images), _flip(images), images)
+
+    if isinstance(batch, Together):
+        return _flip_together(batch, choose, "random_flip")
     return _with_images(batch, change, "random_flip")
 
 
@@ -175,12 +184,56 @@ def _flip(images: Any) -> Any:
     return images.flip(column_axis) if _is_torch(images) else np.flip(images, column_axis).copy()
 
 
+def _flip_together(values: Together, choose: Callable[[Any], Any] | None, name: str) -> Together:
+    """Flip images, the first of some fields, with their masks and boxes.
+
+    Args:
+        values: images, or one image, and what belongs to them.
+        choose: tells which images; all if None.
+        name: of the function, for errors.
+    """
+    images = _images(values[:1], name)
+    is_one = _is_one(images)
+    size = _size(images[None] if is_one else images)
+    flipped = []
+    chosen = None if choose is None else choose(images[None] if is_one else images)
+    for at, value in enumerate(values):
+        is_list = at > 0 and are_boxes(value, size, at, images=0 if is_one else len(images))
+        batch = value[None] if is_one else value
+        if is_list:
+            batch = _to_floating(batch)
+            made = _flip_boxes(batch, size[1])
+        else:
+            made = _flip(batch) if at == 0 else _flip_masks(batch, size)
+        if chosen is not None:
+            made = _where(_per_image(chosen, made), made, batch)
+        flipped.append(made[0] if is_one else made)
+    return Together(flipped)
+
+
+def _flip_boxes(boxes: Any, width: int) -> Any:
+    made = boxes.clone() if _is_torch(boxes) else boxes.copy()
+    made[..., 0], made[..., 2] = width - boxes[..., 2], width - boxes[..., 0]
+    return made
+
+
+def _flip_masks(masks: Any, size: tuple[int, int]) -> Any:
+    axis = 2 if tuple(masks.shape[1:3]) == size else 3
+    return masks.flip(axis) if _is_torch(masks) else np.flip(masks, axis).copy()
+
+
+def _size(images: Any) -> tuple[int, int]:
+    row_axis, column_axis, _ = _axes(images)
+    return images.shape[row_axis], images.shape[column_axis]
+
+
+def _is_one(images: Any) -> bool:
+    return bool(images.ndim == 3 and images.shape[2] in _CHANNELS)
+
+
 def _with_images(batch: Any, change: Callable[[Any], Any], name: str) -> Any:
     images = _images(batch, name)
-    if images.ndim == 3 and images.shape[2] in _CHANNELS:
-        changed = change(images[None])[0]
-    else:
-        changed = change(images)
+    changed = change(images[None])[0] if _is_one(images) else change(images)
     return pytree.map_leaves(lambda leaf: changed if leaf is images else leaf, batch)
 
 

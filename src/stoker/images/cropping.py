@@ -3,22 +3,25 @@
 Each function here returns a transform for ``.map()`` or ``.random_map()``. The transform takes an
 image, encoded (``bytes``) or decoded (``uint8 [height, width, channels]``), and returns a new
 ``uint8`` image. It also takes a batch, a list of images or ``uint8 [n, height, width, channels]``,
-and returns one array.
+and returns one array. With ``on=["image", "mask", "boxes"]`` it changes masks and boxes as it does
+the image: see ``geometry``.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from stoker.basics.pytree import Together
 from stoker.basics.validate import is_number, is_whole_number
 from stoker.images.decoding import MAX_PIXELS, check_is_no_image
+from stoker.images.geometry import Box, ImageWindow
 from stoker.images.image_map import ImageMap, RandomImageMap
-from stoker.images.resampling import Box, Pixels, Reading, size_of
+from stoker.images.resampling import Opened, Pixels, Reading, size_of
 
 # The most boxes that are drawn until one fits: as in torchvision's RandomResizedCrop, so that crops
 # have the same distribution.
@@ -74,16 +77,11 @@ def random_resized_crop(
     _check_range("scale", scale)
     _check_range("ratio", ratio)
     _check_probability("flip_p", flip_p)
-    fn = partial(
-        _random_resized_crop,
-        size=(height, width),
-        scale=scale,
-        ratio=ratio,
-        flip_p=flip_p,
-        antialias=antialias,
-        dct_scaling=dct_scaling,
-        reading=Reading(strict, max_pixels),
+    place = partial(
+        _random_resized_window, size=(height, width), scale=scale, ratio=ratio, flip_p=flip_p
     )
+    reading = Reading(strict, max_pixels)
+    fn = _resized(place, reading, antialias=antialias, dct_scaling=dct_scaling)
     return RandomImageMap(f"random_resized_crop({_size_text(size)})", fn)
 
 
@@ -104,9 +102,8 @@ def random_crop(
     height, width = _size(size)
     if not is_whole_number(padding) or padding < 0:
         raise ValueError(f"padding= must be a number of pixels, not {padding!r}")
-    fn = partial(
-        _random_crop, size=(height, width), padding=padding, reading=Reading(strict, max_pixels)
-    )
+    place = partial(_random_window, size=(height, width), padding=padding)
+    fn = _cropped(place, Reading(strict, max_pixels))
     return RandomImageMap(f"random_crop({_size_text(size)})", fn)
 
 
@@ -123,7 +120,8 @@ def resize(size: Size, *, antialias: bool = True, max_pixels: int = MAX_PIXELS) 
     """
     sides = int(size) if is_whole_number(size) else _size(size)
     _size(size)
-    fn = partial(_resize, size=sides, antialias=antialias, reading=Reading(max_pixels=max_pixels))
+    place = partial(_whole_window, size=sides, max_pixels=max_pixels)
+    fn = _resized(place, Reading(max_pixels=max_pixels), antialias=antialias)
     return ImageMap(f"resize({_size_text(size)})", fn)
 
 
@@ -137,7 +135,7 @@ def center_crop(size: Size, *, strict: bool = False, max_pixels: int = MAX_PIXEL
     Returns:
         A function for ``.map(fn, on="image")``.
     """
-    fn = partial(_center_crop, size=_size(size), reading=Reading(strict, max_pixels))
+    fn = _cropped(partial(_center_window, size=_size(size)), Reading(strict, max_pixels))
     return ImageMap(f"center_crop({_size_text(size)})", fn)
 
 
@@ -168,107 +166,115 @@ def resized_center_crop(
             f"a crop of {height} x {width} does not fit into an image with a shorter side of "
             f"{resized!r}: give a larger resized="
         )
-    fn = partial(
-        _resized_center_crop,
-        size=(height, width),
-        resized=resized,
-        antialias=antialias,
-        dct_scaling=dct_scaling,
-        reading=Reading(strict, max_pixels),
-    )
+    place = partial(_resized_center_window, size=(height, width), resized=resized)
+    reading = Reading(strict, max_pixels)
+    fn = _resized(place, reading, antialias=antialias, dct_scaling=dct_scaling, beyond=True)
     return ImageMap(f"resized_center_crop({_size_text(size)}, {resized})", fn)
 
 
 # -- the work on one image
 
 
-def _random_resized_crop(
+def _cropped(place: Callable[..., ImageWindow], reading: Reading) -> Callable[..., Any]:
+    return partial(_seen, open_image=reading.open, place=place, show=reading.crop)
+
+
+def _resized(
+    place: Callable[..., ImageWindow],
+    reading: Reading,
+    *,
+    antialias: bool,
+    dct_scaling: bool = False,
+    beyond: bool = False,
+) -> Callable[..., Any]:
+    open_image = partial(reading.open, scaled=dct_scaling)
+    show = partial(reading.resize, antialias=antialias, dct_scaling=dct_scaling, beyond=beyond)
+    return partial(_seen, open_image=open_image, place=place, show=show)
+
+
+def _seen(
     image: Any,
+    *,
+    open_image: Callable[[Any], Opened],
+    place: Callable[..., ImageWindow],
+    show: Callable[[Opened, ImageWindow], Pixels],
+    **rng: np.random.Generator,
+) -> Any:
+    """Return an image through a window, and its masks and boxes through the same window.
+
+    Args:
+        image: an image, or ``Together`` with masks and boxes.
+        open_image: returns the image as ``Reading.open`` does.
+        place: chooses the window, by height and width and a generator if it draws.
+        show: returns the pixels in the window.
+        rng: the generator, if any.
+    """
+    first, *others = image if isinstance(image, Together) else (image,)
+    opened = open_image(first)
+    size = size_of(opened)
+    window = place(*size, **rng)
+    pixels = show(opened, window)
+    if not isinstance(image, Together):
+        return pixels
+    shown = (window.show(other, size, at) for at, other in enumerate(others, 1))
+    return Together((pixels, *shown))
+
+
+def _random_resized_window(
+    height: int,
+    width: int,
     *,
     rng: np.random.Generator,
     size: tuple[int, int],
     scale: tuple[float, float],
     ratio: tuple[float, float],
     flip_p: float,
-    antialias: bool,
-    dct_scaling: bool,
-    reading: Reading,
-) -> Pixels:
-    opened = reading.open(image, scaled=dct_scaling)
-    return reading.resize(
-        opened,
-        random_box(*size_of(opened), scale, ratio, rng),
-        size,
-        flip=rng.random() < flip_p,
-        antialias=antialias,
-        dct_scaling=dct_scaling,
-    )
+) -> ImageWindow:
+    return ImageWindow(random_box(height, width, scale, ratio, rng), size, rng.random() < flip_p)
 
 
-def _random_crop(
-    image: Any, *, rng: np.random.Generator, size: tuple[int, int], padding: int, reading: Reading
-) -> Pixels:
-    opened = reading.open(image)
+def _random_window(
+    height: int, width: int, *, rng: np.random.Generator, size: tuple[int, int], padding: int
+) -> ImageWindow:
     spare = [
-        actual + 2 * padding - wanted for actual, wanted in zip(size_of(opened), size, strict=True)
+        actual + 2 * padding - wanted for actual, wanted in zip((height, width), size, strict=True)
     ]
     if min(spare) < 0:
-        height, width = size_of(opened)
         raise ValueError(
             f"an image of {height} x {width} with a padding of {padding} is smaller than the crop "
             f"of {size[0]} x {size[1]}: give a larger padding=, or resize first"
         )
     top, left = (int(rng.random() * (each + 1)) - padding for each in spare)
-    return reading.crop(opened, top, left, *size)
+    return ImageWindow(Box(top, left, *size), size)
 
 
-def _resize(
-    image: Any, *, size: int | tuple[int, int], antialias: bool, reading: Reading
-) -> Pixels:
-    opened = reading.open(image)
-    height, width = size_of(opened)
+def _whole_window(
+    height: int, width: int, *, size: int | tuple[int, int], max_pixels: int
+) -> ImageWindow:
     if isinstance(size, tuple):
         sides = size
     else:
         sides = _shorter_side(height, width, size)
-        if sides[0] * sides[1] > max(reading.max_pixels, height * width):
+        if sides[0] * sides[1] > max(max_pixels, height * width):
             raise ValueError(
                 f"an image of {height} x {width} would become {sides[0]} x {sides[1]}, more than "
-                f"max_pixels={reading.max_pixels}"
+                f"max_pixels={max_pixels}"
             )
-    return reading.resize(opened, Box(0, 0, height, width), sides, antialias=antialias)
+    return ImageWindow(Box(0, 0, height, width), sides)
 
 
-def _center_crop(image: Any, *, size: tuple[int, int], reading: Reading) -> Pixels:
-    opened = reading.open(image)
-    (height, width), (rows, columns) = size, size_of(opened)
-    return reading.crop(
-        opened, _center_start(rows, height), _center_start(columns, width), height, width
-    )
+def _center_window(height: int, width: int, *, size: tuple[int, int]) -> ImageWindow:
+    top, left = _center_start(height, size[0]), _center_start(width, size[1])
+    return ImageWindow(Box(top, left, *size), size)
 
 
-def _resized_center_crop(
-    image: Any,
-    *,
-    size: tuple[int, int],
-    resized: int,
-    antialias: bool,
-    dct_scaling: bool,
-    reading: Reading,
-) -> Pixels:
-    opened = reading.open(image, scaled=dct_scaling)
-    height, width = size_of(opened)
+def _resized_center_window(
+    height: int, width: int, *, size: tuple[int, int], resized: int
+) -> ImageWindow:
     rows, columns = _shorter_side(height, width, resized)
     down, across = height / rows, width / columns
     top, left = _center_start(rows, size[0]), _center_start(columns, size[1])
-    return reading.resize(
-        opened,
-        Box(top * down, left * across, size[0] * down, size[1] * across),
-        size,
-        antialias=antialias,
-        beyond=True,
-        dct_scaling=dct_scaling,
-    )
+    return ImageWindow(Box(top * down, left * across, size[0] * down, size[1] * across), size)
 
 
 def random_box(

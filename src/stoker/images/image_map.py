@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.basics.buffers import AnyCallable, reads_only
+from stoker.basics.pytree import Together
 from stoker.images import native
 
 
@@ -35,13 +36,13 @@ class ImageMap:
     """A function of an image that also takes a batch. It is picklable."""
 
     name: str
-    fn: Callable[..., NDArray[np.uint8]]
+    fn: Callable[..., Any]
 
     @property
     def __name__(self) -> str:
         return self.name
 
-    def __call__(self, images: Any) -> NDArray[np.uint8]:
+    def __call__(self, images: Any) -> Any:
         return _each(images, self.fn)
 
 
@@ -52,13 +53,13 @@ class RandomImageMap:
     """A random function of an image that also takes a batch, and draws for each image of it."""
 
     name: str
-    fn: Callable[..., NDArray[np.uint8]]
+    fn: Callable[..., Any]
 
     @property
     def __name__(self) -> str:
         return self.name
 
-    def __call__(self, images: Any, rng: np.random.Generator) -> NDArray[np.uint8]:
+    def __call__(self, images: Any, rng: np.random.Generator) -> Any:
         if not isinstance(rng, np.random.Generator):
             raise TypeError(
                 f"{self.name} needs a NumPy generator, not a {type(rng).__name__}: put this stage "
@@ -67,30 +68,59 @@ class RandomImageMap:
         return _each(images, partial(self.fn, rng=rng))
 
 
-def _each(images: Any, fn: Callable[[Any], NDArray[np.uint8]]) -> NDArray[np.uint8]:
-    """Apply a function to an image, or to each image of a batch.
+def _each(images: Any, fn: Callable[[Any], Any]) -> Any:
+    """Apply a function to an image, or to each image of a batch, with what belongs to it.
 
-    A batch is a list, an array with four axes, or an object array. An exception gets a note with
-    the image's number in the batch.
+    A batch is a list, an array with four axes, or an object array; masks and boxes come in lists or
+    arrays, and go in such. An exception gets a note with the image's number in the batch.
     """
-    is_array = isinstance(images, np.ndarray)
-    if not isinstance(images, (list, tuple)) and not (
-        is_array and (images.ndim == 4 or images.dtype == object)
-    ):
+    if not isinstance(images, Together):
+        return _stacked(_of_each(images, fn)) if _is_batch(images) else fn(images)
+    if not images or not _is_batch(images[0]):
         return fn(images)
-    results: list[NDArray[np.uint8]] = []
+    n = len(images[0])
+    for at, other in enumerate(images[1:], 2):
+        if not isinstance(other, (list, np.ndarray)) or len(other) != n:
+            raise TypeError(
+                f"field {at} of on= must be an array or a list with one entry for each of {n} "
+                "images: put this stage before .batch()"
+            )
+    made = _of_each([Together(row) for row in zip(*images, strict=True)], fn)
+    first, *others = ([row[at] for row in made] for at in range(len(images)))
+    return Together((_stacked(first), *map(_like, images[1:], others)))
+
+
+def _is_batch(images: Any) -> bool:
+    if isinstance(images, np.ndarray):
+        return images.ndim == 4 or images.dtype == object
+    return isinstance(images, (list, tuple))
+
+
+def _of_each(images: Any, fn: Callable[[Any], Any]) -> list[Any]:
+    results: list[Any] = []
     for at, image in enumerate(images):
         try:
             results.append(fn(image))
         except Exception as error:
             error.add_note(f"in image {at} of a batch of {len(images)}")
             raise
-        if results[at].shape != results[0].shape:
+    return results
+
+
+def _stacked(results: list[NDArray[np.uint8]]) -> NDArray[np.uint8]:
+    if not results:
+        raise ValueError("the batch has no images")
+    for at, result in enumerate(results):
+        if result.shape != results[0].shape:
             raise ValueError(
-                f"image {at} of the batch has become {list(results[at].shape)}, but the first "
+                f"image {at} of the batch has become {list(result.shape)}, but the first "
                 f"{list(results[0].shape)}, and one array holds images of one size only. Use a "
                 "crop or resize((height, width)), or put this stage before .batch()"
             )
-    if not results:
-        raise ValueError("the batch has no images")
     return np.stack(results)
+
+
+def _like(before: Any, made: list[NDArray[Any]]) -> Any:
+    """Return masks or boxes of a batch in an array if they came in one, else in a list."""
+    is_array = isinstance(before, np.ndarray) and before.dtype != object
+    return np.stack(made) if is_array else made

@@ -136,7 +136,12 @@ class _Normalized:
         scale, shift = (each.reshape(shape) for each in self._scale_and_shift(_is_byte(images)))
         if pytree.is_tensor(images):
             torch = sys.modules["torch"]
-            scale, shift = (torch.from_numpy(each).to(images.device) for each in (scale, shift))
+            # A copy that blocks would wait for the training steps before it. Without a pin the
+            # driver has taken these few bytes when the call returns.
+            device = images.device
+            scale, shift = (
+                torch.from_numpy(each).to(device, non_blocking=True) for each in (scale, shift)
+            )
             return (images.to(torch.float32) * scale - shift).to(getattr(torch, self.dtype))
         made = images.astype(np.float32)
         made *= scale

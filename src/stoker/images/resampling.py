@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.basics.pytree import is_tensor
+from stoker.basics.pytree import Together, is_tensor
 from stoker.images import native
 from stoker.images.decoding import (
     MAX_PIXELS,
@@ -28,6 +28,7 @@ from stoker.images.decoding import (
     pillow,
     pixels_of,
 )
+from stoker.images.geometry import Box, ImageWindow
 from stoker.images.undamaged_files import UndamagedFiles
 
 Pixels = NDArray[np.uint8]
@@ -37,16 +38,6 @@ image of mode RGB, without the library; or pixels."""
 
 # Pillow's modes by the number of channels. Not RGBA: Pillow would weigh its colours by alpha.
 _MODES = {1: "L", 3: "RGB", 4: "CMYK"}
-
-
-@dataclass(frozen=True)
-class Box:
-    """A part of an image, in pixels from its upper left corner."""
-
-    top: float
-    left: float
-    height: float
-    width: float
 
 
 @dataclass(frozen=True)
@@ -96,8 +87,12 @@ class Reading:
         """Return all pixels of an image. Raises as ``open`` does."""
         return decode(image, max_pixels=self.max_pixels) if is_file(image) else _check_image(image)
 
-    def crop(self, image: Opened, top: int, left: int, height: int, width: int) -> Pixels:
-        """Return a part of an opened image as a new array; pixels outside the image are black."""
+    def crop(self, image: Opened, window: ImageWindow) -> Pixels:
+        """Return a part of an opened image as a new array; pixels outside the image are black.
+
+        The window has whole pixels, and the size of its box.
+        """
+        (height, width), top, left = window.size, int(window.box.top), int(window.box.left)
         rows, columns = size_of(image)
         first, last = max(top, 0), min(top + height, rows)
         begin, end = max(left, 0), min(left + width, columns)
@@ -120,28 +115,25 @@ class Reading:
     def resize(
         self,
         image: Opened,
-        box: Box,
-        size: tuple[int, int],
+        window: ImageWindow,
         *,
-        flip: bool = False,
         antialias: bool = True,
         beyond: bool = False,
         dct_scaling: bool = False,
     ) -> Pixels:
-        """Return a box of an opened image in another size, bilinearly, as a new array.
+        """Return a window of an opened image, resized bilinearly, as a new array.
 
         Args:
             image: the result of ``open``.
-            box: a box within the image; in whole pixels, unless ``beyond``.
-            size: height and width of the result.
-            flip: whether to flip left to right.
+            window: within the image; its box has whole pixels, unless ``beyond``.
             antialias: whether shrinking uses all pixels, or only the nearest two.
             beyond: whether pixels outside the box contribute to its edge.
             dct_scaling: whether the JPEG codec may shrink it first.
         """
         library = native.library()
+        box, size = window.box, window.size
         if library is None:
-            return _with_pillow(image, box, size, flip, antialias, beyond)
+            return _with_pillow(image, box, size, window.flip, antialias, beyond)
         crop = library.Crop(
             box.left,
             box.top,
@@ -149,7 +141,7 @@ class Reading:
             box.height,
             size[0],
             size[1],
-            bool(flip),
+            bool(window.flip),
             bool(antialias),
             bool(beyond),
             bool(dct_scaling),
@@ -178,6 +170,8 @@ def _check_image(image: Any) -> Pixels:
     if not isinstance(image, np.ndarray):
         what = type(image)
         advice = "give on= the name of the field with the image"
+        if isinstance(image, Together):
+            advice = "it changes colours alone: give on= the name of the image, not a list"
         if what.__module__.startswith("PIL.") or is_tensor(image):
             advice = "convert it with a .map(numpy.array, on=...) before"
         raise TypeError(f"an image must be bytes or an array, not {what.__name__}: {advice}")

@@ -22,6 +22,8 @@ from stoker.stages.stage import ChainStage, ChainView, EnginePlan, PoolSize, Tra
 if TYPE_CHECKING:
     from stoker.cache.example_cache import ExampleCache
     from stoker.schedule.owners import OwnersKnown
+    from stoker.stages.placed import Form, PlacedCaches
+    from stoker.stats import CacheCounts, CacheStats
 
 # Files whose sizes are asked for, to estimate all: enough to tell half of the memory from all of
 # it.
@@ -104,12 +106,21 @@ class LeftOutBefore:
     """Stands for an example that a filter in front of the cache left out."""
 
 
+class Halfway:
+    """An example that was found at an earlier place than the last, where more stages follow."""
+
+    def __init__(self, value: Any, place: int) -> None:
+        self.value = value
+        self.place = place
+
+
 class Miss:
     """An example that was not, on its way to the cache.
 
     Attributes:
         value: what was read.
         cost_ns: what that took.
+        forms: what it was at earlier places on its way.
     """
 
     def __init__(self, index: int, fingerprint: Fingerprint | None, key: bytes) -> None:
@@ -118,6 +129,7 @@ class Miss:
         self.key = key
         self.value: Any = None
         self.cost_ns = 0
+        self.forms: list[Form] = []
 
 
 @dataclass(frozen=True)
@@ -128,11 +140,13 @@ class CacheStage(ChainStage):
         cache: the cache.
         keep_pages: whether the page cache keeps the local files of what is in the cache, too.
         cluster: who knows which node keeps what, if several keep a part each.
+        placed: the caches at this and earlier places, if they share a budget.
     """
 
     cache: ExampleCache
     keep_pages: bool
     cluster: OwnersKnown | None = None
+    placed: PlacedCaches | None = None
     traits = Traits(keeps_fields=True, caches=True)
 
     @staticmethod
@@ -156,6 +170,7 @@ class CacheStage(ChainStage):
         from stoker.cache.identity import chain_identity
 
         _check_cacheable(before)
+        earlier = _check_places(before, limit if isinstance(limit, CacheBudget) else None)
         if isinstance(limit, os.PathLike) or (isinstance(limit, str) and os.sep in limit):
             raise ValueError(
                 f".cache() takes the limit first: for a folder, write .cache(path={limit!r})"
@@ -187,7 +202,12 @@ class CacheStage(ChainStage):
             examples=len(source),
             **settings,
         )
-        return CacheStage(cache, bool(keep_pages))
+        from stoker.stages.placed import PlacedCaches
+
+        if not earlier:
+            return CacheStage(cache, bool(keep_pages))
+        placed = PlacedCaches([*(stage.cache for stage in earlier), cache], len(source))
+        return CacheStage(cache, bool(keep_pages), placed=placed)
 
     @property
     def call(self) -> str:
@@ -198,11 +218,17 @@ class CacheStage(ChainStage):
     def bind(self, before: ChainView) -> CacheStage:
         """Check that there is something to keep: examples that are the same in every epoch."""
         _check_cacheable(before)
+        _check_places(before, self.cache.budget)
         return self
 
     def begin(self, chain: ChainView) -> None:
         """Open the store; warn, the first time, where it saves nothing, or less than it seems."""
-        if self.cache.open():
+        stages = chain.stages
+        if any(stage.traits.caches for stage in stages[stages.index(self) + 1 :]):
+            return  # the last place opens the store of all
+        if self.placed is not None:
+            self.placed.open(examples_here(chain))
+        elif self.cache.open():
             self._warn_of_what_cannot_help(chain)
 
     def check_length(self, was: Origin, now: Origin) -> None:
@@ -229,13 +255,23 @@ class CacheStage(ChainStage):
         return None
 
     def note(self, chain: ChainView, sizes: Mapping[int, PoolSize]) -> str:
-        """Say where it is, if not on this host alone."""
+        """Say where it is, if not on this host alone, and what shares its budget."""
+        if self.placed is not None:
+            return self.placed.note()
         return "  over several nodes, each of which keeps a part" if self.cluster else ""
 
     @property
     def weighs(self) -> bool:
         """Whether it matters what each example costs."""
-        return self.cache.weighs
+        return self.cache.weighs or (self.placed is not None and self.cache.takes)
+
+    def counts(self) -> CacheCounts:
+        """Return the counts so far, of all places."""
+        return self.cache.counts() if self.placed is None else self.placed.counts()
+
+    def stats(self, since: CacheCounts | None) -> CacheStats:
+        """Return the counts after ``since``, and the state of the store."""
+        return (self.placed or self.cache).stats(since)
 
     def find(
         self,
@@ -281,6 +317,8 @@ class CacheStage(ChainStage):
             found = [MISSING] * len(keys)
             for at, value in zip(asked, values, strict=True):
                 found[at] = value
+        if self.placed is not None and Missing in map(type, found):
+            self._find_earlier(self.placed, source, indices, found, known, expected)
         if {Missing, LeftOut}.isdisjoint(map(type, found)):
             return found
         for at, value in enumerate(found):
@@ -290,6 +328,37 @@ class CacheStage(ChainStage):
             elif value is LEFT_OUT:
                 found[at] = LeftOutBefore()
         return found
+
+    def _find_earlier(
+        self,
+        placed: PlacedCaches,
+        source: IndexedSource,
+        indices: NDArray[np.int64],
+        found: list[Any],
+        known: list[tuple[Fingerprint | None, bytes]] | None,
+        expected: Collection[int],
+    ) -> None:
+        """Look up, at earlier places, what the last one lacks; put it into ``found``."""
+        from stoker.cache.store import MISSING
+
+        missing = [
+            at
+            for at, value in enumerate(found)
+            if value is MISSING and int(indices[at]) not in expected
+        ]
+        for place, cache in placed.earlier:
+            asked, keys, sizes = missing, [], None
+            if known is None:
+                keys = cache.keys_of(indices[asked])
+            else:
+                asked = [at for at in missing if known[at][0] is not None]
+                some = [(known[at][0], int(indices[at])) for at in asked]
+                keys = [cache.key(fingerprint, index) for fingerprint, index in some if fingerprint]
+                sizes = [fingerprint.size_bytes for fingerprint, _ in some if fingerprint]
+            for at, value in zip(asked, cache.find(keys, sizes), strict=True):
+                if value is not MISSING:
+                    found[at] = Halfway(value, place)
+            missing = [at for at in missing if found[at] is MISSING]
 
     def _known(self, source: IndexedSource, index: int) -> tuple[Fingerprint | None, bytes]:
         """Return an example's fingerprint and key; none, and b"", where its file is not found."""
@@ -306,8 +375,24 @@ class CacheStage(ChainStage):
         return [self._known(source, index)[1] for index in indices]
 
     def holds(self, source: IndexedSource, indices: Sequence[int]) -> list[bool]:
-        """Tell which examples are there."""
-        return self.cache.holds(self.keys(source, indices))
+        """Tell which examples are there, at any place."""
+        held = self.cache.holds(self.keys(source, indices))
+        if self.placed is not None:
+            known = [self._known(source, index)[0] for index in indices]
+            for _, cache in self.placed.earlier:
+                keys = [
+                    b"" if one is None else cache.key(one, index)
+                    for one, index in zip(known, indices, strict=True)
+                ]
+                held = [a or b for a, b in zip(held, cache.holds(keys), strict=True)]
+        return held
+
+    def keep_form(self, miss: Miss, place: int, value: Any) -> None:
+        """Note what a miss is at an earlier place. Raises TypeError for what cannot be stored."""
+        from stoker.stages.placed import Form
+
+        if self.placed is not None and self.cache.takes:
+            miss.forms.append(Form.of(place, value, miss.cost_ns))
 
     def offer(
         self,
@@ -335,7 +420,15 @@ class CacheStage(ChainStage):
         what = f"item {miss.index} of {self.cache.describes}"
         self.cache.check_repeats(what, value, lambda: _kept(*again()))
         file = None if self.keep_pages else source.local_path(miss.index)
-        return self.cache.offer(miss.key, value, miss.cost_ns, file)
+        if self.placed is None:
+            return self.cache.offer(miss.key, value, miss.cost_ns, file)
+        from stoker.stages.placed import Form
+
+        assert miss.fingerprint is not None
+        caches = self.placed.caches
+        keys = [cache.key(miss.fingerprint, miss.index) for cache in caches]
+        last = Form.of(len(caches) - 1, value, miss.cost_ns)
+        self.placed.offer(keys, [last] if left_out else [*miss.forms, last], file)
 
     def _is_unchanged(self, source: IndexedSource, miss: Miss) -> bool:
         """Tell whether an example is the one that was looked up; it may change while it is read."""
@@ -370,6 +463,21 @@ class CacheStage(ChainStage):
             )
 
 
+def ends_caching(t: Traits) -> bool:
+    """True for a stage that no cache can follow: what comes out differs in every epoch."""
+    return t.is_random or t.changes or t.repeats or t.batches or t.joins or t.scans
+
+
+def examples_here(chain: ChainView) -> int:
+    """Return how many examples may come to this host, in all epochs as far as they are fixed."""
+    source, selection = chain.source, chain.selection
+    assert isinstance(source, IndexedSource)
+    count = min(len(source), source.places(selection))
+    share = selection.share
+    hosts = 1 if share is None or share.anew else resources.hosts_of_job()
+    return -(-count // hosts)
+
+
 def _check_cacheable(before: ChainView) -> None:
     """Raise ValueError where there is nothing to keep."""
     if before.source.yields_batches:
@@ -382,12 +490,7 @@ def _check_cacheable(before: ChainView) -> None:
             "a stream is read once, and its examples have no index to find them by: a cache "
             "cannot help. (To use them more than once: .echo())"
         )
-    stage = first_with(
-        before.stages,
-        lambda t: (
-            t.is_random or t.changes or t.repeats or t.batches or t.joins or t.scans or t.caches
-        ),
-    )
+    stage = first_with(before.stages, ends_caching)
     if stage is None:
         return
     if stage.traits.is_random:
@@ -405,8 +508,6 @@ def _check_cacheable(before: ChainView) -> None:
             f".cache() cannot follow {stage.name}, which hands out each example several "
             "times: put .cache() before it"
         )
-    if stage.traits.caches:
-        raise ValueError("a pipeline has one cache: choose a place for it")
     if stage.traits.scans:
         raise ValueError(
             f".cache() cannot follow {stage.name}: what it makes of an example depends on those "
@@ -416,6 +517,31 @@ def _check_cacheable(before: ChainView) -> None:
         f".cache() cannot follow {stage.name}, which combines different examples in every epoch: "
         "put .cache() before it"
     )
+
+
+def _check_places(before: ChainView, budget: CacheBudget | None) -> list[CacheStage]:
+    """Return the caches at earlier places. Raises ValueError unless all are of one budget."""
+    earlier = [stage for stage in before.stages if isinstance(stage, CacheStage)]
+    for stage in earlier:
+        own = stage.cache.budget
+        if budget is None or own is None or own.folder != budget.folder:
+            raise ValueError(
+                "a pipeline has one cache: choose a place for it, or give each place the same "
+                "budget = stoker.budget(limit), within which each example is kept where it saves "
+                "most"
+            )
+    if earlier and not any(not s.traits.caches and not s.traits.selects for s in _behind(before)):
+        raise ValueError(
+            "two caches follow each other and would keep the same: leave one out, or put a stage "
+            "between them"
+        )
+    return earlier
+
+
+def _behind(before: ChainView) -> Sequence[ChainStage]:
+    """Return the stages behind the last cache."""
+    last = max(at for at, stage in enumerate(before.stages) if stage.traits.caches)
+    return before.stages[last + 1 :]
 
 
 def _kept(value: Any, left_out: bool) -> Any:

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from stoker.basics.pytree import Field
-from stoker.stages.functions.operation import Operation, check_budget
+from stoker.basics.pytree import Field, Fields, fields_of
+from stoker.stages.functions.operation import Operation, check_budget, names_of
 from stoker.stages.skip import OnError
 from stoker.stages.stage import ChainView, EnginePlan, Traits, not_known
 
@@ -23,7 +23,7 @@ class Filter(Operation):
     @staticmethod
     def of(fn: Any, on: Any, on_error: OnError | None) -> Filter:
         """Check the arguments of ``.filter()``."""
-        return Filter(fn, on, check_budget("filter", fn, on, on_error))
+        return Filter(fn, names_of(on), check_budget("filter", fn, on, on_error))
 
     @property
     def traits(self) -> Traits:
@@ -45,13 +45,15 @@ class Filter(Operation):
         raise not_known()
 
     def compile(self, rejected: object) -> Callable[..., Any]:
-        return _Filtered(self.fn, None if self.on is None else Field(self.on), rejected)
+        return _Filtered(self.fn, None if self.on is None else fields_of(self.on), rejected)
 
 
 class _Filtered:
     """Pickles if the function does."""
 
-    def __init__(self, fn: Callable[[Any], Any], field: Field | None, rejected: Any) -> None:
+    def __init__(
+        self, fn: Callable[[Any], Any], field: Field | Fields | None, rejected: Any
+    ) -> None:
         self._fn = fn
         self._field = field
         self._rejected = rejected

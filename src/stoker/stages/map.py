@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.basics.pytree import Field
+from stoker.basics.pytree import Field, Fields, fields_of
 from stoker.images.advising import hint
 from stoker.images.normalizing import fused
 from stoker.schedule import rng
-from stoker.stages.functions.operation import Operation, check_budget
+from stoker.stages.functions.operation import Operation, check_budget, names_of
 from stoker.stages.functions.transforms import call_with_rng, call_without_rng
 from stoker.stages.skip import OnError
 from stoker.stages.stage import (
@@ -60,7 +60,7 @@ class Map(Operation):
             raise TypeError(f".{method}() takes clock=True or False, not {clock!r}")
         budget = check_budget(method, fn, on, on_error, is_random=is_random, clock=clock)
         only = bool(repeats_only)
-        return Map(fn, on, budget, is_random=is_random, repeats_only=only, clock=clock)
+        return Map(fn, names_of(on), budget, is_random=is_random, repeats_only=only, clock=clock)
 
     @property
     def method(self) -> str:
@@ -129,7 +129,7 @@ class Map(Operation):
         fn = self.fn
         if not self.clock:
             fn = call_with_rng(fn) if self.is_random else call_without_rng(fn)
-        return fn if self.on is None else _OnField(fn, Field(self.on))
+        return fn if self.on is None else _OnField(fn, fields_of(self.on))
 
     def note(self, chain: ChainView, sizes: Mapping[int, PoolSize]) -> str:
         """Say what its budget lets it skip, and where it may decode too much."""
@@ -161,16 +161,16 @@ class Map(Operation):
 
 
 class _OnField:
-    """A function lifted from a field to the example around it; pickles if the function does."""
+    """A function lifted from fields to the example around them; pickles if the function does."""
 
-    def __init__(self, fn: Callable[..., Any], field: Field) -> None:
+    def __init__(self, fn: Callable[..., Any], field: Field | Fields) -> None:
         self._fn = fn
         self._field = field
 
     def __call__(self, example: Any, *rng: Any) -> Any:
         field = self._field
         made = self._fn(field.get(example), *rng)
-        if made is None:
+        if made is None or (type(field) is Fields and field.is_nothing(made)):
             raise returned_nothing("field")
         return field.replace(example, made)
 

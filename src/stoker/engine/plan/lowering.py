@@ -128,7 +128,7 @@ class Lowering:
         segment = self._at_hand()
         stages: list[Any] = segment.operations if segment.batch is None else segment.batch_maps
         both = stage.behind(stages[-1]) if stages and isinstance(stages[-1], Map) else None
-        if both is not None and not (segment.cache is not None and segment.cache_at == len(stages)):
+        if both is not None and len(stages) not in segment.cache_ats:
             stages[-1] = both
         else:
             stages.append(stage)
@@ -140,7 +140,8 @@ class Lowering:
     def cache(self, stage: CacheStage) -> None:
         """Items are kept in a cache."""
         segment = self._at_hand()
-        segment.cache, segment.cache_at = stage, len(segment.operations)
+        segment.cache = stage
+        segment.cache_ats = (*segment.cache_ats, len(segment.operations))
 
     def batch(self, stage: Batch) -> None:
         """Examples become batches; those that are late move on to later ones, if they may."""
@@ -155,12 +156,13 @@ class Lowering:
         self._rule = rule
 
     def pack(self, stage: Pack) -> None:
-        """Sequences are joined; a segment of work comes right before."""
+        """Sequences are cut; a segment of work comes right before, and one behind joins them."""
         self._close()
         if self._parts[-1].needs_work_behind:
             self._parts.append(Segment())
         self._parts.append(PackPoint(stage))
         self._renumbered = True
+        self._segment = replace(self._new(), joins=stage.length)
 
     def scan(self, stage: Scan) -> None:
         """A function with a state is called in order; a segment of work comes right before."""
@@ -246,7 +248,7 @@ class Lowering:
         if not segment.has_filter and all(b == RAISE for b in budgets.values()):
             return [segment]
         again = segment.renumbered
-        first = Segment(segment.source, each, segment.cache, segment.cache_at, renumbered=again)
+        first = replace(segment, batch=None, batch_maps=[])
         pieces: list[Part] = [first, FilterPoint(budgets)]
         if segment.batch is not None:
             pieces.append(

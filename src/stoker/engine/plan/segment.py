@@ -28,6 +28,7 @@ class Segment:
         source: the source, in the first segment of an indexed chain; else None.
         operations: the maps and filters on single inputs, in order.
         cache: the cache among them, before operation number ``cache_at``.
+        cache_ats: the places of its budget, of which ``cache_at`` is the last.
         batch: the batching stage, if it is in this segment.
         batch_maps: the maps behind the batching stage.
         batches_in: whether the inputs are batches.
@@ -36,6 +37,8 @@ class Segment:
         into_pool: whether a pool keeps the outputs.
         is_followed: whether an adaptive echo follows, directly or behind a device.
         renumbered: whether the inputs were packed, and so have numbers of their own.
+        joins: the length of the full sequences that come as pieces, and are joined here; 0 if none
+            do.
         is_waited_for: whether each output is waited for in its turn; False if later ones may come
             first.
     """
@@ -43,7 +46,7 @@ class Segment:
     source: IndexedSource | None = None
     operations: list[Operation] = field(default_factory=list)
     cache: CacheStage | None = None
-    cache_at: int = 0
+    cache_ats: tuple[int, ...] = ()
     batch: Batch | None = None
     batch_maps: list[Map] = field(default_factory=list)
     batches_in: bool = False
@@ -52,10 +55,16 @@ class Segment:
     into_pool: bool = False
     is_followed: bool = False
     renumbered: bool = False
+    joins: int = 0
     is_waited_for: bool = True
     kind = None
     needs_work_behind = False
     is_one_to_one = True
+
+    @property
+    def cache_at(self) -> int:
+        """The number of operations before the cache, or before the last of several places."""
+        return self.cache_ats[-1] if self.cache_ats else 0
 
     @property
     def is_plain(self) -> bool:

@@ -40,7 +40,7 @@ from stoker.schedule.epoch_time import EpochTime, time_at
 from stoker.schedule.rng import Rekeyed
 from stoker.sources.origin import IndexedSource
 from stoker.stages.batching.user_collate import Collate
-from stoker.stages.cache import LeftOutBefore, Miss
+from stoker.stages.cache import Halfway, LeftOutBefore, Miss
 from stoker.stages.functions.operation import Operation
 from stoker.stages.map import returned_nothing
 
@@ -181,11 +181,15 @@ class Work:
         behind = 0
         if self._cache is not None:
             behind = self._cache_at
-            if not {Miss, LeftOutBefore}.isdisjoint(map(type, values)):
+            if not _UNFINISHED.isdisjoint(map(type, values)):
                 for i, value in enumerate(values):
                     kind = type(value)
                     if kind is Miss:
                         values[i] = self._admit(value, places[i], ns)
+                    elif kind is Halfway:
+                        one, at = [value.value], self.segment.cache_ats[value.place]
+                        self._apply(slice(at, behind), one, [places[i]], None, ns)
+                        values[i] = one[0]
                     elif kind is LeftOutBefore:
                         values[i] = REJECTED
         self._apply(slice(behind, None), values, places, use_keys, ns)
@@ -218,21 +222,29 @@ class Work:
     def _admit(self, miss: Miss, place: int, ns: list[int]) -> Any:
         """Run the operations before the cache on an example, and offer the result to the cache."""
         assert self._cache is not None
-        one = [miss.value]
-        start = time.perf_counter_ns()
-        self._apply(slice(self._cache_at), one, [place], None, ns)
-        began = time.perf_counter_ns()
-        miss.cost_ns += began - start
-        value = one[0]
-        if type(value) is not Failure or value is REJECTED:
+        one, at, spent_ns = [miss.value], 0, 0
+        error: Exception | None = None
+        for number, stop in enumerate(self.segment.cache_ats):
+            start = time.perf_counter_ns()
+            self._apply(slice(at, stop), one, [place], None, ns)
+            began, at = time.perf_counter_ns(), stop
+            miss.cost_ns += began - start
             try:
-                self.fetcher.offer(miss, value, lambda: self._again(miss, place))
-            except Exception as error:
-                pass_on(error)
-                # Nothing may skip it: once the cache is full, it would not even be noticed.
-                value = Failure(self.inputs.error(self._cache.name, error, place))
-        ns[self._first + self._cache_at] += time.perf_counter_ns() - began
-        return value
+                if type(one[0]) is Failure and one[0] is not REJECTED:
+                    break
+                if stop == self._cache_at:
+                    self.fetcher.offer(miss, one[0], lambda: self._again(miss, place))
+                elif one[0] is not REJECTED:
+                    self._cache.keep_form(miss, number, one[0])
+            except Exception as caught:
+                pass_on(caught)
+                error = error or caught
+            spent_ns += time.perf_counter_ns() - began
+        ns[self._first + self._cache_at] += spent_ns
+        if error is not None:
+            # Nothing may skip it: once the cache is full, it would not even be noticed.
+            return Failure(self.inputs.error(self._cache.name, error, place))
+        return one[0]
 
     def _again(self, miss: Miss, place: int) -> tuple[Any, bool]:
         """Make an example again, up to the cache; return it, and whether a filter dropped it."""
@@ -254,7 +266,7 @@ class Work:
         on_device = device_generator if self.segment.on_device else None
         in_batches = self.segment.batches_in
         first = self._first + (which.start or 0)
-        if self._cache is not None and which.start is not None:
+        if self._cache is not None and (which.start or 0) >= self._cache_at:
             first += 1  # the cache's time is counted between
         spot = HERE.spot
         for number, (stage, fn, key, call) in enumerate(self._operations[which], first):
@@ -441,6 +453,10 @@ class Work:
 
     def _tell(self, found: int | Operation, names: str) -> None:
         self.misdrawn.append((found, names))
+
+
+# Examples on their way to the cache, from it, or left out there.
+_UNFINISHED = frozenset({Miss, Halfway, LeftOutBefore})
 
 
 def _prepare(

@@ -43,7 +43,7 @@ class Operation(ChainStage):
 
     Attributes:
         fn: the user's function.
-        on: the field that it is given, or None for the whole example or batch.
+        on: the field that it is given, the fields, or None for the whole example or batch.
         budget: its own skip budget, or None for the pipeline's.
         account: tells its budget from those of other stages; 0 where it has none.
         part: of a mixture, the part whose examples alone it is applied to.
@@ -55,7 +55,7 @@ class Operation(ChainStage):
     """
 
     fn: Callable[..., Any]
-    on: str | int | None
+    on: str | int | tuple[str | int, ...] | None
     budget: Budget | None = None
     account: int = 0
     part: OfPart | None = None
@@ -74,7 +74,8 @@ class Operation(ChainStage):
     @property
     def call(self) -> str:
         called = getattr(self.fn, "__name__", type(self.fn).__name__)
-        on = "" if self.on is None else f", on={self.on!r}"
+        fields = list(self.on) if isinstance(self.on, tuple) else self.on
+        on = "" if fields is None else f", on={fields!r}"
         return f"{self.method}({called}{on})" + self._of_part
 
     @property
@@ -99,7 +100,8 @@ class Operation(ChainStage):
     def place_on(self: AnyOperation, before: ChainView) -> AnyOperation:
         """Return it behind ``before``, after a check of its field."""
         if all(stage.traits.keeps_fields for stage in before.stages):
-            check_fields(before.source, self.on)
+            for field in self.on if isinstance(self.on, tuple) else (self.on,):
+                check_fields(before.source, field)
         # A cache changes no state, and so does not count.
         account = 1 + sum(not stage.traits.caches for stage in before.stages)
         return replace(self, account=0 if self.budget is None else account)
@@ -170,9 +172,17 @@ def check_budget(
         raise TypeError(f".{method}() needs a function, not {type(fn).__name__}")
     if clock or method == "filter" or not takes_seed(fn):
         _check_signature(method, fn, is_random, clock)
-    if on is not None and (isinstance(on, bool) or not isinstance(on, (str, int))):
-        raise TypeError(f"on= takes a field's name, key or position, not {on!r}")
+    fields = on if isinstance(on, (list, tuple)) else [] if on is None else [on]
+    if on == [] or on == () or len(set(map(str, fields))) < len(fields):
+        raise ValueError(f"on= takes a field, or different fields in a list, not {on!r}")
+    if any(isinstance(each, bool) or not isinstance(each, (str, int)) for each in fields):
+        raise TypeError(f"on= takes a field's name, key or position, or a list of them, not {on!r}")
     return None if on_error is None else budget_of(on_error)
+
+
+def names_of(on: Any) -> Any:
+    """Return the argument ``on=`` as ``Operation`` keeps it: several fields in a tuple."""
+    return tuple(on) if isinstance(on, list) else on
 
 
 def _check_signature(method: str, fn: Callable[..., Any], is_random: bool, clock: bool) -> None:

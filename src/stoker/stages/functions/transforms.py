@@ -18,13 +18,17 @@ from typing import Any
 
 import numpy as np
 
+from stoker.basics.pytree import Together
+
 # Seeds of 32 bits: all libraries take them.
 _SEEDS = 1 << 32
 
 
 def call_without_rng(fn: Callable[..., Any]) -> Callable[[Any], Any]:
     """Return a function of a value for ``.map()``."""
-    return _by_name(fn) if takes_seed(fn) else fn
+    if takes_seed(fn):
+        return _by_name(fn)
+    return _with_plain_tuples(fn) if takes_no_rng(fn) else fn
 
 
 def call_with_rng(fn: Callable[..., Any]) -> Callable[[Any, Any], Any]:
@@ -58,6 +62,15 @@ def takes_seed(fn: Any) -> bool:
     return callable(getattr(fn, "set_random_seed", None)) and not isinstance(fn, type)
 
 
+def _with_plain_tuples(module: Callable[..., Any]) -> Callable[[Any], Any]:
+    """Return a module that gets several fields as a tuple: torch looks into no other type."""
+
+    def call(value: Any) -> Any:
+        return module(tuple(value) if isinstance(value, Together) else value)
+
+    return call
+
+
 def _by_name(transform: Callable[..., Any]) -> Callable[[Any], Any]:
     def call(value: Any) -> Any:
         if isinstance(value, np.ndarray):
@@ -69,7 +82,8 @@ def _by_name(transform: Callable[..., Any]) -> Callable[[Any], Any]:
         name = getattr(transform, "__name__", type(transform).__name__)
         raise TypeError(
             f"{name} takes an array, or an example with names for its fields, not "
-            f"{type(value).__name__}: choose the field with on="
+            f"{type(value).__name__}: "
+            + ("leave on= out" if isinstance(value, Together) else "choose the field with on=")
         )
 
     return call
@@ -94,10 +108,10 @@ class _Drawing:
     """A module of torch whose draws are keyed for each call."""
 
     def __init__(self, module: Any) -> None:
-        self._module = module
+        self._call = _with_plain_tuples(module)
 
     def __call__(self, value: Any, rng: Any) -> Any:
         from stoker.stages.functions.torch_draws import KeyedDraws
 
         with KeyedDraws(rng):
-            return self._module(value)
+            return self._call(value)

@@ -1,0 +1,101 @@
+"""The model of several places: never beyond the room, never worse than any place alone."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from stoker.cache.places.model import NOWHERE, place_of, plan, plan_at, price_of
+
+Sample = tuple[NDArray[np.float64], NDArray[np.float64]]
+
+
+@st.composite
+def samples(draw: st.DrawFn, most: int = 20) -> Sample:
+    """Saved times that grow from place to place, and sizes that may do anything."""
+    places = draw(st.integers(1, 3))
+    count = draw(st.integers(1, most))
+    times = st.lists(st.integers(0, 50), min_size=places, max_size=places)
+    saved = [np.cumsum(draw(times)) for _ in range(count)]
+    sizes = st.lists(st.integers(0, 40), min_size=places, max_size=places)
+    return np.array(saved, float), np.array([draw(sizes) for _ in range(count)], float)
+
+
+def kept_at(sample: Sample, price: float) -> tuple[float, float]:
+    """Return the saved time and the bytes of what each example is told for a price."""
+    saved, sizes = sample
+    rows = zip(saved.tolist(), sizes.tolist(), strict=True)
+    at = [place_of(time, size, price) for time, size in rows]
+    kept = [(n, place) for n, place in enumerate(at) if place != NOWHERE]
+    return sum(saved[k] for k in kept), sum(sizes[k] for k in kept)
+
+
+@given(samples(), st.integers(0, 600))
+def test_a_plan_fits_and_no_place_alone_is_better(sample: Sample, room: int) -> None:
+    best = plan(*sample, room)
+    assert best.size_bytes <= room * (1 + 1e-9)
+    assert best.kept.min(initial=0) >= 0
+    assert best.kept.sum() <= 1 + 1e-9
+    for place in range(sample[0].shape[1]):
+        saved, sizes = (each[:, [place]] for each in sample)
+        assert best.saved_ns >= plan_at(place, *sample, room).saved_ns - 1e-6
+        assert best.saved_ns >= plan(saved, sizes, room).saved_ns - 1e-6  # the dearest first
+
+
+@given(samples(most=4), st.integers(0, 150))
+def test_no_choice_of_whole_examples_is_better(sample: Sample, room: int) -> None:
+    saved, sizes = sample
+    count, places = saved.shape
+    best = 0.0
+    for at in itertools.product(range(NOWHERE, places), repeat=count):
+        kept = [(n, place) for n, place in enumerate(at) if place != NOWHERE]
+        if sum(sizes[k] for k in kept) <= room:
+            best = max(best, sum(saved[k] for k in kept))
+    assert plan(*sample, room).saved_ns >= best - 1e-6
+
+
+@given(samples(), st.integers(0, 600))
+def test_what_examples_are_told_for_the_price_fits(sample: Sample, room: int) -> None:
+    saved, sizes = sample[0] + 1e-3 * np.arange(len(sample[0]))[:, None], sample[1] + 1
+    price = price_of(saved, sizes, room)
+    # Steps of exactly one density are told alike; a run sees them one after another.
+    dearer, used = kept_at((saved, sizes), price * (1 + 1e-6))
+    assert used <= room
+    assert kept_at((saved, sizes), price)[0] >= dearer
+
+
+@pytest.mark.parametrize(
+    ("room", "expected"),
+    [(0, [0.0, 0.0]), (500, [0.5, 0.0]), (1000, [1.0, 0.0]), (3000, [0.5, 0.5]), (9999, [0, 1.0])],
+)
+def test_files_come_first_and_then_make_way_for_what_is_decoded(room: int, expected: Any) -> None:
+    saved, sizes = np.tile([[30.0, 50.0]], (10, 1)), np.tile([[100.0, 500.0]], (10, 1))
+    found = plan(saved, sizes, room)
+    assert found.kept == pytest.approx(expected)
+    assert found.size_bytes == pytest.approx(min(room, 5000))
+
+
+def test_decoding_that_costs_more_for_its_bytes_comes_first() -> None:
+    saved, sizes = np.tile([[1.0, 500.0]], (10, 1)), np.tile([[100.0, 500.0]], (10, 1))
+    assert plan(saved, sizes, 2500).kept == pytest.approx([0.0, 0.5])
+
+
+def test_each_example_has_a_place_of_its_own() -> None:
+    saved = np.array([[10.0, 12.0], [10.0, 400.0]])  # the second is costly to decode
+    sizes = np.array([[100.0, 500.0], [100.0, 500.0]])
+    price = price_of(saved, sizes, 600)
+    assert place_of(saved[0].tolist(), sizes[0].tolist(), price) == 0
+    assert place_of(saved[1].tolist(), sizes[1].tolist(), price) == 1
+
+
+def test_what_saves_nothing_is_not_kept() -> None:
+    assert price_of(np.zeros((3, 2)), np.ones((3, 2)), 100) == 0.0
+    assert place_of([0.0, 0.0], [1.0, 1.0], 0.0) == NOWHERE
+    assert place_of([5.0, 5.0], [1.0, 9.0], 0.0) == 0  # the same time for fewer bytes
+    assert price_of(np.ones((3, 1)), np.full((3, 1), 50.0), 10) == float("inf")

@@ -1,0 +1,298 @@
+"""Caches at several places of one pipeline: each example is kept at one, where it saves most."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import stoker
+from scripts import Watch, run, script
+from stoker.cache.places.choice import PlaceChoice
+from stoker.cache.places.model import NOWHERE, plan, plan_at
+from strategies import few, stream
+
+
+@pytest.fixture(autouse=True)
+def own_register(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the user's list of caches alone."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+class Encoded:
+    """Small examples that are read slowly and become large: those of even numbers slowly."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Any:
+        time.sleep(0.002)
+        return {"id": index, "x": np.full(2_000, index % 251, np.uint8)}
+
+
+def decoded(row: Any) -> Any:
+    if row["id"] % 2 == 0:
+        time.sleep(0.005)
+    return {"id": row["id"], "x": np.repeat(row["x"], 10)}
+
+
+def size(file: Any) -> int:
+    return len(file.data)
+
+
+def plus_one(row: Any) -> Any:
+    row["x"] += 1
+    return row
+
+
+def counted(pipeline: stoker.Pipeline[Any]) -> stoker.CacheStats:
+    found = pipeline.stats().cache
+    assert found is not None
+    return found
+
+
+def two_places(length: int, limit: Any, **options: Any) -> stoker.Pipeline[Any]:
+    memory = limit if isinstance(limit, stoker.CacheBudget) else stoker.budget(limit)
+    pipeline = stoker.from_dataset(Encoded(length), seed=0).shuffle().cache(memory, **options)
+    return pipeline.map(decoded).cache(memory, **options).map(plus_one)
+
+
+def check(rows: list[Any], length: int) -> None:
+    assert sorted(row["id"] for row in rows) == list(range(length))
+    assert all((row["x"] == (row["id"] % 251 + 1) % 256).all() for row in rows)
+    assert all(len(row["x"]) == 20_000 for row in rows)
+
+
+@pytest.mark.parametrize(("workers", "kind"), [(0, "thread"), (2, "thread"), (2, "process")])
+def test_each_example_is_kept_at_one_place(workers: int, kind: str) -> None:
+    pipeline = two_places(100, "1MiB").workers(workers, kind=kind)
+    for _ in range(4):
+        check(list(pipeline), 100)
+    stats = counted(pipeline)
+    files, arrays = stats.places
+    assert files.name == "from_dataset(Encoded)"
+    assert arrays.name == "from_dataset(Encoded).map(decoded)"
+    assert files.items + arrays.items == stats.items == stats.own_items <= 100
+    assert files.items > 0
+    assert arrays.items > 0
+    assert stats.hits + stats.misses == 100
+    assert stats.used_bytes <= stats.limit_bytes
+    assert f"kept as {files.name}: {files.items} (" in str(stats)
+    assert "wherever each example saves most for its bytes" in str(pipeline)
+
+
+def test_with_room_for_all_everything_is_kept_behind_the_last_map() -> None:
+    pipeline = two_places(60, "16MiB").workers(0)
+    for _ in range(3):
+        check(list(pipeline), 60)
+    assert [place.items for place in counted(pipeline).places][1] >= 52
+    assert counted(pipeline).hits == 60
+
+
+def test_files_are_known_by_what_they_are(tmp_path: Path) -> None:
+    for number in range(20):
+        (tmp_path / f"{number:02}.bin").write_bytes(bytes([number]) * 3_000)
+    memory = stoker.budget("1MiB")
+    files = stoker.from_files(str(tmp_path / "*.bin"), seed=0).shuffle().cache(memory)
+    pipeline = files.map(size).cache(memory).workers(0)
+    for _ in range(3):
+        assert list(pipeline) == [3_000] * 20
+    assert counted(pipeline).hits == 20
+    (tmp_path / "07.bin").write_bytes(b"x")
+    assert sorted(pipeline)[0] == 1
+    assert counted(pipeline).hits == 19
+
+
+def test_states_are_those_without_caches() -> None:
+    plain = stoker.from_dataset(Encoded(30), seed=0).shuffle().map(decoded).map(plus_one)
+    placed = two_places(30, "1MiB")
+    states, tails = [], []
+    for pipeline in (plain.batch(4).workers(0), placed.batch(4).workers(2)):
+        list(pipeline)
+        with iter(pipeline) as batches:
+            for _ in range(3):
+                next(batches)
+            states.append(pipeline.state_dict())
+            tails.append([batch["id"].tolist() for batch in batches])
+    assert states[0] == states[1]
+    assert tails[0] == tails[1]
+    again = two_places(30, "1MiB").batch(4).workers(0)
+    again.load_state_dict(states[0])
+    assert [batch["id"].tolist() for batch in again] == tails[0]
+
+
+def test_each_rank_keeps_its_part_and_an_echo_may_follow() -> None:
+    memory = stoker.budget("4MiB")
+    for rank in range(2):
+        pipeline = stoker.from_dataset(Encoded(40), seed=0).shard(rank=rank, world=2).shuffle()
+        pipeline = pipeline.cache(memory).map(decoded).cache(memory).echo(2).batch(4).workers(2)
+        for _ in range(2):
+            assert sum(len(batch["id"]) for batch in pipeline) == 40
+        assert counted(pipeline).hits + counted(pipeline).misses == 20
+
+
+# -- the choice
+
+
+@few(6)
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 50), st.integers(0, 200), st.integers(1, 20), st.integers(1, 60)),
+        min_size=1,
+        max_size=4,
+    ),
+    st.floats(0.05, 1.5),
+    st.randoms(use_true_random=False),
+)
+def test_a_filled_store_saves_nearly_what_the_plan_promises(
+    kinds: list[tuple[int, int, int, int]], share: float, random: Any
+) -> None:
+    """Examples of some kinds come in any order, and enter a store of their own choosing."""
+    each = [kinds[random.randrange(len(kinds))] for _ in range(600)]
+    saved = np.array([[read, read + decode] for read, decode, _, _ in each], float)
+    sizes = np.array([[size, size + more] for _, _, size, more in each], float)
+    room = share * sizes[:, 0].sum()
+    used = total = 0.0
+    held: set[int] = set()
+    for _ in range(2):  # what did not enter comes again
+        choice = PlaceChoice()
+        for number in range(600):
+            if number in held:
+                continue
+            times, rooms = saved[number].tolist(), sizes[number].tolist()
+            at = choice.choose(times, rooms, int(room - used), 600 - len(held))
+            if at != NOWHERE and used + rooms[at] <= room:
+                held.add(number)
+                used += rooms[at]
+                total += times[at]
+    best = plan(saved, sizes, room)
+    assert used <= room
+    assert total >= 0.9 * best.saved_ns - 2 * saved.max()
+    alone = max(plan_at(place, saved, sizes, room).saved_ns for place in range(2))
+    assert best.saved_ns >= alone - 1e-6
+
+
+# -- kept, killed, shared
+
+SCRIPT = """
+class Encoded:
+    def __len__(self):
+        return 5_000
+
+    def __getitem__(self, index):
+        return np.full(2_000, index % 251, np.uint8)
+
+
+def decoded(x):
+    return np.repeat(x, 10)
+
+
+memory = stoker.budget("4MiB", path={path!r})
+pipeline = stoker.from_dataset(Encoded(), seed=0).shuffle().cache(memory, version="1")
+pipeline = pipeline.map(decoded).cache(memory, version="1").workers(2, kind={kind!r}).batch(10)
+with iter(pipeline) as batches:
+    for number, batch in enumerate(batches):
+        assert (batch == batch[:, :1]).all()
+        if number == 20:
+            say("filling")
+            time.sleep({pause_s})
+        if number == 300:
+            break
+stats = pipeline.stats().cache
+say(json.dumps([stats.own_items, stats.items, stats.payload_bytes, stats.limit_bytes, stats.hits]))
+"""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", ["thread", "process"])
+def test_after_a_kill_the_next_run_finds_what_both_places_keep(tmp_path: Path, kind: str) -> None:
+    path = str(tmp_path / "store")
+    with script(tmp_path, SCRIPT.format(path=path, kind=kind, pause_s=200)) as running:
+        assert running.line() == "filling"
+        with Watch([running.pid]) as watch:
+            os.killpg(running.pid, signal.SIGKILL)
+            assert watch.gone()
+    body = SCRIPT.format(path=path, kind=kind, pause_s=0).replace('say("filling")', "pass")
+    for hits_at_least in (0, 1):
+        ((own, items, payload, limit, hits),) = run(tmp_path, body)
+        assert own == items
+        assert 0 < payload <= limit == 4 << 20
+        assert hits >= hits_at_least
+
+
+def test_a_feed_may_have_several_places(tmp_path: Path) -> None:
+    (tmp_path / "prep.py").write_text(
+        "import numpy as np, stoker\n"
+        "def twice(x): return np.repeat(x, 2)\n"
+        "def make():\n"
+        "    memory = stoker.budget('2MiB')\n"
+        "    made = stoker.from_arrays(np.arange(40)[:, None], seed=0).cache(memory)\n"
+        "    return made.map(twice).cache(memory).batch(4)\n"
+    )
+    target, name = f"{tmp_path}/prep.py:make", f"places-{os.getpid()}"
+    body = f"""
+        pipeline = stoker.share({target!r}, name={name!r})
+        for _ in range(2):
+            say(json.dumps(sum(len(batch) for batch in pipeline)))
+    """
+    assert run(tmp_path, body) == [40, 40]
+
+
+# -- what is refused
+
+
+def rows() -> stoker.Pipeline[Any]:
+    return stoker.from_dataset(Encoded(4))
+
+
+def other_budgets() -> Any:
+    first, second = stoker.budget("1MiB"), stoker.budget("1MiB")
+    return rows().cache(first).map(decoded).cache(second)
+
+
+def with_a_limit_behind() -> Any:
+    return rows().cache(stoker.budget("1MiB")).map(decoded).cache("1MiB")
+
+
+def one_after_another() -> Any:
+    memory = stoker.budget("1MiB")
+    return rows().cache(memory).shuffle().cache(memory)
+
+
+REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "other budgets": (other_budgets, "a pipeline has one cache.*the same budget"),
+    "no budget": (with_a_limit_behind, "a pipeline has one cache.*the same budget"),
+    "nothing between": (one_after_another, "would keep the same"),
+    "random": (
+        lambda: two_places(4, "1MiB").random_map(lambda x, rng: x).cache(stoker.budget("1MiB")),
+        "cannot follow random_map",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_places_that_cannot_share_are_refused(what: str) -> None:
+    make, says = REFUSED[what]
+    with pytest.raises(ValueError, match=says):
+        make()
+
+
+def test_an_example_that_differs_each_time_is_refused() -> None:
+    def stamped(row: Any) -> Any:
+        return {"id": row["id"], "at": time.perf_counter_ns()}
+
+    memory = stoker.budget("1MiB")
+    pipeline = rows().cache(memory).map(stamped).cache(memory).workers(0)
+    with pytest.raises(stoker.StageError, match="different each time"):
+        stream(pipeline)

@@ -62,10 +62,10 @@ from typing import Any
 import numpy as np
 import psutil
 import xxhash
-from cluster import ITEM_BYTES, PACKING, Items, keepers, size_of
 from harness import Ratio, Report, interleaved, parser, report
 
 import stoker
+from cluster import ITEM_BYTES, PACKING, Items, keepers, size_of
 from stoker.cluster.keeper import client
 from stoker.cluster.keeper.server import Keeper
 from stoker.transport.token import make_token_file, read_token
@@ -104,7 +104,8 @@ def servers(count: int) -> Iterator[list[tuple[socket.socket, psutil.Process]]]:
         for _ in range(count):
             with socket.create_server(("127.0.0.1", 0)) as listener:
                 command = "import socket, sys; sys.path.insert(0, sys.argv[1]); import keepers; "
-                command += "keepers.serve(socket.create_connection(('127.0.0.1', int(sys.argv[2]))))"
+                command += "to = '127.0.0.1', int(sys.argv[2]); "
+                command += "keepers.serve(socket.create_connection(to))"
                 here, port = str(Path(__file__).parent), str(listener.getsockname()[1])
                 process = subprocess.Popen([sys.executable, "-c", command, here, port])
                 ends.enter_context(process)
@@ -156,14 +157,14 @@ def processor_times(made: Report, count: int, rounds: int) -> None:
                 run()
                 return (processor_s(processes) - before_s) / count * 1e6
 
-            names = ("a whole copy here", "three keepers")
+            def epoch(train: Any) -> Callable[[], float]:
+                return lambda: us_per_item(lambda: sum(train))
+
             cases = {
-                name: (lambda p=p: us_per_item(lambda: sum(p)))
-                for name, p in zip(names, pipelines, strict=True)
+                "a whole copy here": epoch(pipelines[0]),
+                "three keepers": epoch(pipelines[1]),
+                "sockets by hand": lambda: us_per_item(lambda: by_hand(connections, own, count)),
             }
-            cases["sockets by hand"] = lambda: us_per_item(
-                lambda: by_hand(connections, own, count)
-            )
             for _ in range(2):
                 for case in cases.values():
                     case()
@@ -179,7 +180,8 @@ def node(rank: int, hosts: list[str], count: int) -> None:
     client.DEADLINE_S = 60.0  # on a busy machine: reads are counted here, not time
     token = read_token(Path(os.environ["STOKER_TOKEN_FILE"]))
     with contextlib.closing(Keeper(hosts[rank], token, limit=64 << 20)) as keeper:
-        train = stoker.from_dataset(Small(count), seed=0).shuffle().shard(rank=rank, world=NODES)
+        source = stoker.from_dataset(Small(count), seed=0).shuffle()
+        train: Any = source.shard(rank=rank, world=NODES)
         train = train.cache(cluster=hosts, version="1", path=keeper.folder)
         train = train.batch(64, collate=size_of)
         for _ in sys.stdin:

@@ -10,7 +10,7 @@ member joins or returns, other processes still find its items where they were.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import islice
 
 from stoker.cluster.cache_spec import CacheSpec

@@ -375,11 +375,12 @@ def measured(setting: Setting, folder: str) -> None:
     """Let the arms of a setting take turns, in this process; print a row for each visit."""
     allowed = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, allowed[: setting.cores])
-    torch.set_num_threads(max(1, min(setting.cores, len(allowed))))
     warnings.filterwarnings("ignore", message=".*use of fork")
     warnings.filterwarnings("ignore", message="This DataLoader will create")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch.set_num_threads(1)  # a quick run on the CPU meets busy cores
     if device.type == "cuda":
+        torch.set_num_threads(len(os.sched_getaffinity(0)))
         torch.backends.cudnn.benchmark = True
     step = Step(setting.network, device)
     visit("bound", folder, setting, step, device)  # finds cuDNN's algorithms

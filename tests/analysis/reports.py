@@ -8,14 +8,18 @@ from stoker.analysis.model.model import predict
 from stoker.analysis.model.report import (
     Action,
     AsItIs,
+    Interval,
     Loader,
     Packing,
+    Preparing,
     PrepPoint,
+    PrepWork,
     Rank,
     Rate,
     Rates,
     Report,
     Split,
+    StackFrame,
     Wait,
     to_measured,
 )
@@ -150,6 +154,24 @@ PREP = job(
     S=2_500,
     cached_fraction=0.3,
     after_s={"after-augmentation": 0.0004, "before-augmentation": 0.0016},
+)
+_DECODE = StackFrame("decoder.decode", "native", 0.5, [])
+_CONVERT = StackFrame(
+    "Image.convert", "/env/lib/python3.11/site-packages/PIL/Image.py:9", 0.7, [_DECODE]
+)
+_JITTER = StackFrame("ColorJitter.forward", "/home/me/augment.py:7", 0.3, [])
+PREP = msgspec.structs.replace(
+    PREP,
+    preparing=Preparing(
+        1_000,
+        20,
+        "70% (66 to 74%) in PIL's decode, 30% (26 to 34%) in ColorJitter",
+        [
+            PrepWork("PIL's decode", 0.7, Interval(0.66, 0.74)),
+            PrepWork("ColorJitter", 0.3, Interval(0.26, 0.34)),
+        ],
+        [StackFrame("Photographs.__getitem__", "/home/me/train.py:3", 1.0, [_CONVERT, _JITTER])],
+    ),
 )
 PACKED = msgspec.structs.replace(
     FETCH,

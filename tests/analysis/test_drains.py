@@ -65,6 +65,7 @@ def test_what_the_first_drain_read_is_read_again(shape: str, workers: int, tmp_p
         command = {
             "tag": str(tmp_path / name), "workers": workers, "fresh": fresh, "once": once,
             "seconds": 0.0, "longest": 60.0, "least": 5 if fresh else 12, "skip": 0,
+            "samples": not fresh,
         }  # fmt: skip
         answer = drains.drain(command)
         assert answer["error"] is None

@@ -25,7 +25,18 @@ from stoker.analysis.model.model import (
     predict,
     predict_with_page_cache,
 )
-from stoker.analysis.model.report import Action, Loader, Rate, Rates, Report, to_measured
+from stoker.analysis.model.report import (
+    Action,
+    Interval,
+    Loader,
+    Preparing,
+    PrepWork,
+    Rate,
+    Rates,
+    Report,
+    StackFrame,
+    to_measured,
+)
 from stoker.analysis.reports.page import write_page
 from stoker.analysis.reports.verdict import find_doubts, write_verdict
 from strategies import shortened
@@ -294,6 +305,60 @@ return {
 """
 
 
+FLAME = """
+const cells = () => [...document.querySelectorAll("#flame button")].map((cell) => ({
+    text: cell.textContent,
+    kind: cell.className,
+    left: cell.offsetLeft,
+    width: cell.offsetWidth,
+    top: cell.offsetTop,
+}));
+const flame = document.getElementById("flame");
+const whole = cells();
+flame.querySelector("button.library").click();
+const widened = cells();
+const chosen = document.getElementById("flame-chosen").textContent;
+const focused = document.activeElement.textContent;
+flame.firstChild.click();
+return {
+    whole, widened, chosen, focused, back: cells(),
+    width: flame.clientWidth,
+    overflow: document.documentElement.scrollWidth - document.documentElement.clientWidth,
+    hidden: document.getElementById("preparing-section").hidden,
+    text: document.getElementById("preparing-text").textContent,
+    table: document.getElementById("preparing-table").textContent,
+};
+"""
+
+
+@needs_chromium
+@pytest.mark.parametrize("width", [400, 1200])
+def test_the_flame_graph_is_as_wide_as_the_time_and_widens(width: int, tmp_path: Path) -> None:
+    write_page(PREP, tmp_path / "page.html")
+    shown = opened(tmp_path / "page.html", FLAME, width=width)
+    assert shown.console == []
+    found = shown.found
+    assert found["overflow"] == 0
+    assert not found["hidden"]
+    assert PREP.preparing is not None
+    assert PREP.preparing.text in found["text"]
+    assert "ColorJitter30.0 % 26 to 34 %" in found["table"]
+    item, convert, decode, jitter = found["whole"]
+    assert [cell["kind"] for cell in found["whole"]] == ["own", "library", "native", "own"]
+    assert item["text"] == "Photographs.__getitem__ 100.0 %"
+    for cell, share in ((item, 1.0), (convert, 0.7), (decode, 0.5), (jitter, 0.3)):
+        assert cell["width"] == pytest.approx(share * found["width"], abs=1.5)
+    assert convert["top"] == jitter["top"] > item["top"]
+    assert decode["top"] > convert["top"]
+    assert jitter["left"] >= convert["left"] + convert["width"] - 1
+    item, convert, decode = found["widened"]
+    assert item["width"] == convert["width"] == found["width"]
+    assert decode["width"] == pytest.approx(5 / 7 * found["width"], abs=1.5)
+    assert found["focused"] == convert["text"] == "Image.convert 70.0 %"
+    assert found["chosen"].startswith("Image.convert, 70.0 % of the time: /env/lib/")
+    assert found["back"] == found["whole"]
+
+
 @needs_chromium
 def test_names_do_nothing(tmp_path: Path) -> None:
     loader = Loader(HOSTILE, HOSTILE, 2, 8.0, HOSTILE, 9, True)
@@ -312,6 +377,13 @@ def test_names_do_nothing(tmp_path: Path) -> None:
         after_s={HOSTILE: 0.0},
         stages={HOSTILE: about(3.0)},
         phases=[{HOSTILE: HOSTILE}],
+        preparing=Preparing(
+            9,
+            1,
+            HOSTILE,
+            [PrepWork(HOSTILE, 1.0, Interval(1.0, 1.0))],
+            [StackFrame(HOSTILE, HOSTILE, 1.0, [])],
+        ),
     )
     write_page(report, tmp_path / "page.html")
     shown = opened(tmp_path / "page.html", LOOK_FOR_IT)

@@ -47,6 +47,9 @@ def test_a_report_is_told_whole(name: str) -> None:
         assert action.code in said
     for note in report.notes:
         assert f"· {' '.join(note.split())}" in said
+    if report.preparing is not None:
+        assert f"Preparing a batch: {report.preparing.text} " in said
+        assert report.preparing.text in str(report)
     if report.packing is not None:
         assert f"({report.packing.sample_files:,} files, " in said
         assert f" one by one {report.packing.one_by_one.value:,.0f} (" in said

@@ -116,6 +116,12 @@ class DrivenJob(Protocol):
         """Let it train as in ``train``, by its own workers, with MORE_PREFETCH batches ahead each
         (``RankTrace.prefetched``)."""
 
+    def sample_stacks(self) -> None:
+        """Drain once more, and look at the code that prepares (``RankTrace.sampled``).
+
+        In a drain of its own: looking takes time from the workers, which is not to be in P.
+        """
+
     def alternate(self) -> None:
         """Let it train by turns on its own data and on prepared batches (``RankTrace.turns``).
 
@@ -139,6 +145,7 @@ def run_phases(job: DrivenJob) -> None:
             job.replay()
         job.begin_drains()
         _drain_warm(job)
+        job.sample_stacks()
         job.alternate()
     job.done.add("drains")
     _drain_cold(job)

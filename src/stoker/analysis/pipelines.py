@@ -268,6 +268,9 @@ class PipelineJob:
         else:
             self.trace.request_trial = trial
 
+    def sample_stacks(self) -> None:
+        """Do nothing: a pipeline's stages are known, with a rate each."""
+
     def look_at_example(self) -> None:
         """Do nothing: a pipeline needs no port."""
 

@@ -219,6 +219,43 @@ class Packing(msgspec.Struct, frozen=True):
     """Reads, or requests, in an epoch that is read in runs."""
 
 
+class PrepWork(msgspec.Struct, frozen=True):
+    """A piece of the work of preparing."""
+
+    name: str
+    """A transform's class, "PIL's decode", or a function."""
+    share: float
+    """Of the time in which workers make batches."""
+    interval: Interval
+    """Of the share: the error of sampling."""
+
+
+class StackFrame(msgspec.Struct, frozen=True):
+    """A function in the flame graph of preparing."""
+
+    name: str
+    place: str
+    """Its file and line; "native" for a function that is not Python's, by its caller's words."""
+    share: float
+    """Of the time in which workers make batches, with all that it calls."""
+    calls: list[StackFrame]
+    """The functions that it calls, the longest first; those under 0.2 % are left out."""
+
+
+class Preparing(msgspec.Struct, frozen=True):
+    """The code that prepares, by samples of the workers' stacks, with the data in memory."""
+
+    samples: int
+    batches: int
+    """In which they were taken."""
+    text: str
+    """What takes how much of the time, in a line; or that there are too few samples."""
+    work: list[PrepWork]
+    """The pieces that take 3 % or more; none if there are too few samples."""
+    frames: list[StackFrame]
+    """The outermost functions."""
+
+
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """An analysis. Rates are of one rank: the one that paces the job."""
 
@@ -274,6 +311,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     as_it_is: AsItIs | None = None
     prep: list[PrepPoint] = []
     """P by number of workers. If ``rates.P`` is None, it includes fetching over a network."""
+    preparing: Preparing | None = None
+    """What preparing consists of; None if no stack was sampled, and for pipelines."""
     cold: Rate | None = None
     """The loader drained with nothing in the page cache, examples/s."""
     storage_most: Rate | None = None
@@ -331,6 +370,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
             when = f"{action.condition}: " if action.condition else ""
             code = action.code if "\n" not in action.code else "\n" + indent(action.code, " " * 5)
             lines.append(f"  {number}. {action.gain.value:.2f}x  {when}{action.title}: {code}")
+        if self.preparing is not None:
+            lines.append(f"  preparing: {self.preparing.text}")
         lines += [f"  note: {note}" for note in self.notes]
         return "\n".join(lines)
 

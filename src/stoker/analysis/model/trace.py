@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from stoker.analysis.model.report import Crash, HostLoad
+from stoker.analysis.model.stack_samples import SampledBatch
 from stoker.analysis.probe.records import Row, WorkRecord
 from stoker.analysis.trials.cold_reads import Reads
 from stoker.analysis.trials.request_trial import RequestTrial
@@ -69,6 +70,8 @@ class RankTrace:
     described: dict[str, Any] = field(default_factory=dict)
     drains: dict[str, list[Drain]] = field(default_factory=dict)
     """"found", "warm-W" for W workers, "cold"; "partly" and, right after it, "whole"."""
+    sampled: list[SampledBatch] = field(default_factory=list)
+    """Batches in whose making the stacks were sampled, with the data in memory."""
     opened: list[dict[str, Any]] = field(default_factory=list)
     """Files, with the part that was in the page cache, and connections. ``unread``: the job had
     not read the examples for which the file was opened."""

@@ -5,7 +5,8 @@ The probe waits for ``torch.utils.data.dataloader`` and then replaces four metho
 ``_BaseDataLoaderIter.__next__`` (waiting; later on, replay and drains) and
 ``_DatasetKind.create_fetcher`` (work in the workers, only in drains). Until a loader is iterated, a
 fifth hook, in ``torch.autograd``, notes training without a loader. The probe draws no random
-number, starts no thread, and holds no batch and no loader. It removes itself when it fails.
+number of the script's, starts no thread, and holds no batch and no loader. It removes itself when
+it fails.
 """
 
 from __future__ import annotations

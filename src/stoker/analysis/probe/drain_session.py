@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from . import example, workers
+from . import example, stacks, workers
 from .records import read_json, write_json
 from .replay import list_tensors
 
@@ -194,6 +194,8 @@ class LoaderDrains:
     def drain(self, command: dict[str, Any]) -> dict[str, Any]:
         """Read batches for some seconds. ``fresh``: new ones, remembered; else these again.
 
+        ``samples``: also look at the stacks of the code that makes them.
+
         New ones are those that the script would read next: what is in the page cache of these is
         what it will meet. If the epoch ends too soon, the next one follows, which the script may
         have read already.
@@ -219,7 +221,7 @@ class LoaderDrains:
             loader = make_fresh(ahead)
         else:
             indices = self._indices if once else itertools.cycle(self._indices)
-            loader = self._make_loader(indices, count, tag, "")
+            loader = self._make_loader(indices, count, tag, "", samples=command["samples"])
         most = self._batches if self._iterable and not fresh else None
         arrivals: list[int] = []
         error = None
@@ -254,6 +256,7 @@ class LoaderDrains:
         finally:
             cpu = time.process_time_ns() - cpu if cpu else 0
             workers.LISTENER.end()
+            stacks.SAMPLER.end()
             _stop(iterator)
         if fresh:
             self._batches, self._indices = len(arrivals), handed[: len(arrivals)]
@@ -314,11 +317,17 @@ class LoaderDrains:
             yield from self._loader._index_sampler
 
     def _make_loader(
-        self, indices: Any, count: int, tag: str, hears: str, prefetch: int | None = None
+        self,
+        indices: Any,
+        count: int,
+        tag: str,
+        hears: str,
+        prefetch: int | None = None,
+        samples: bool = False,
     ) -> Any:
         """Make a loader like the script's, on other indices; it is iterated once."""
         if count == 0 and tag:
-            workers.LISTENER.begin(tag, hears)
+            _watch(tag, hears, samples)
         loader, torch = self._loader, self._torch
         made: dict[str, Any] = {"collate_fn": loader.collate_fn, "pin_memory": loader.pin_memory}
         if self._iterable:
@@ -333,7 +342,9 @@ class LoaderDrains:
                 "prefetch_factor": prefetch or loader.prefetch_factor or 2,
                 "multiprocessing_context": loader.multiprocessing_context,
                 "timeout": loader.timeout,
-                "worker_init_fn": functools.partial(_init, tag, hears, loader.worker_init_fn),
+                "worker_init_fn": functools.partial(
+                    _init, tag, hears, samples, loader.worker_init_fn
+                ),
             }
         with _many_workers_are_meant():
             return self._module.DataLoader(loader.dataset, generator=torch.Generator(), **made)
@@ -366,8 +377,16 @@ def _describe_in_worker(_: Any) -> dict[str, Any]:
     return example.describe_example(dataset)
 
 
-def _init(tag: str, hears: str, init: Callable[[int], None] | None, worker: int) -> None:
+def _watch(tag: str, hears: str, samples: bool) -> None:
+    """Begin to watch this process, which is to make the batches of a drain."""
     workers.LISTENER.begin(tag, hears)
+    stacks.SAMPLER.begin(tag if samples else "")
+
+
+def _init(
+    tag: str, hears: str, samples: bool, init: Callable[[int], None] | None, worker: int
+) -> None:
+    _watch(tag, hears, samples)
     if init is not None:
         init(worker)
 

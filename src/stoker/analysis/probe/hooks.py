@@ -10,7 +10,7 @@ import time
 from types import ModuleType
 from typing import Any
 
-from . import backward_watch, drain_session, epochs, replay, workers
+from . import backward_watch, drain_session, epochs, replay, stacks, workers
 from .loaders import LoaderState, ProbedProcess, find_builders
 from .records import BATCH, END, ERROR, REPLAYED, STARTED, SYNCHRONISED, TRAINS
 
@@ -111,6 +111,7 @@ def attach(module: ModuleType, folder: str) -> None:
         try:
             info = module.get_worker_info()
             if workers.LISTENER.tag:  # in drains; a job that is left alone has no hook there
+                stacks.SAMPLER.watch(fetcher)
                 workers.watch_fetcher(fetcher, info.id if info is not None else 0)
         except Exception as error:
             disable("create_fetcher", error)

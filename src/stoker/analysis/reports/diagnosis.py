@@ -35,6 +35,7 @@ from stoker.analysis.model.report import (
     SplitIntervals,
     to_measured_apart,
 )
+from stoker.analysis.model.stack_samples import find_preparing
 from stoker.analysis.model.trace import AnalysisError, RankTrace, Trace, list_raw_phases
 from stoker.analysis.packing_gain import estimate_packing, estimate_requests
 from stoker.analysis.phases import MORE_PREFETCH
@@ -106,6 +107,12 @@ class _RankFindings:
         self.stages = {name: rate for name, rate in blocks if rate is not None}
         self._estimate_prep()
         self._estimate_fetch()
+        self.preparing = find_preparing(rank.sampled)
+        if self.preparing is None and rank.drains.get("sampled"):
+            self.reasons["preparing"] = (
+                "no stack was sampled: batches take no time, or a thread makes them that is not "
+                "its process's main one"
+            )
         self.has_model = self.g is not None and self.p is not None
         shares = self._list_compute_shares()
         most = MOST_ALONE if self.about["workers"] == 0 and self.g is not None else 1.0
@@ -456,6 +463,7 @@ class _RankFindings:
             actions=[],
             as_it_is=self.steady,
             prep=self.curve if self.p is not None else [],
+            preparing=self.preparing,
             cold=self.cold,
             storage_most=self.s_most,
             miss_s=self.miss_s,

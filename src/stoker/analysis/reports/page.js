@@ -165,6 +165,21 @@ function showRates() {
   byId("rates-summary").textContent = text;
 }
 
+function showPreparing() {
+  const found = report.preparing;
+  byId("preparing-section").hidden = !found;
+  if (!found) return;
+  const samples = `${found.samples} samples of the workers' stacks in ${found.batches} batches`;
+  byId("preparing-text").textContent = `${found.text}; by ${samples}, with the data in memory.`;
+  table(
+    byId("preparing-table"),
+    "Pieces of the work of preparing",
+    found.work.length ? ["Work", "Share", "95 % interval"] : [],
+    found.work.map(({ name, share, interval }) => [name, percent(share), within(interval)]),
+  );
+  showFlame(found.frames);
+}
+
 function showWaits() {
   const waits = report.as_it_is ? report.as_it_is.waits : [];
   byId("waits-section").hidden = waits.length === 0;
@@ -285,6 +300,7 @@ function show(data) {
   showRanks();
   showActions();
   showRates();
+  showPreparing();
   showWaits();
   showNotes();
   byId("model").hidden = !measured;

@@ -27,6 +27,7 @@ _SCRIPTS = (
     "page_elements.js",
     "page_plot.js",
     "page_charts.js",
+    "page_flame.js",
     "page_quantities.js",
     "page_what_if.js",
     "page.js",

@@ -66,6 +66,8 @@ def show_report(report: Report, console: Console) -> None:
     """Print a report: verdict, split, rates, scaling, actions, notes."""
     console.print(Text(f"\n{report.verdict}\n", style="bold"))
     console.print(_draw_split(report))
+    if report.preparing is not None:
+        console.print(Text(f"Preparing a batch: {report.preparing.text}\n"))
     console.print(_make_rates_table(report))
     if len(report.prep) > 1:
         console.print(_make_scaling_table(report))

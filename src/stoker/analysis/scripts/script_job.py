@@ -270,7 +270,7 @@ class ScriptJob:
         self._ranks, self._drains = session.find_training_ranks(), 0
         for rank in self.trace.ranks:  # an earlier start may have ended in the middle of its drains
             rank.drains, rank.trained, rank.prefetched, rank.opened = {}, {}, [], []
-            rank.turns = []
+            rank.turns, rank.sampled = [], []
         self._recorded = [session.find_recorded(rank) for rank in self._ranks]
         for rank, answer in zip(self._recorded, session.send({"do": "describe"}), strict=True):
             rank.described = answer
@@ -284,7 +284,14 @@ class ScriptJob:
         """Do nothing: a script's requests to a network are unknown."""
 
     def drain(
-        self, name: str, workers: int, seconds: float, *, fresh: bool = False, once: bool = False
+        self,
+        name: str,
+        workers: int,
+        seconds: float,
+        *,
+        fresh: bool = False,
+        once: bool = False,
+        samples: bool = False,
     ) -> None:
         """Read the loader in all ranks with no training step in between. Raises Stopped."""
         session, tag = self._session, f"drain-{self._drains}"
@@ -298,6 +305,7 @@ class ScriptJob:
             "least": 4 * max(1, workers) + 8,
             "fresh": fresh,
             "once": once,
+            "samples": samples,
             "skip": self._count_read_before() if fresh else 0,
         }
         answers = session.send(command)
@@ -317,6 +325,8 @@ class ScriptJob:
             arrivals_ns = answer["arrivals_ns"]
             work, opened = session.read_drain(tag, rank)
             recorded.opened += opened
+            if samples:
+                recorded.sampled += session.read_samples(tag, rank)
             drain = Drain(
                 workers,
                 arrivals_ns,
@@ -399,6 +409,13 @@ class ScriptJob:
             ]
             trained.append((recorded, found))
         return trained
+
+    def sample_stacks(self) -> None:
+        """Drain with the job's own workers, and look at their stacks. Raises Stopped."""
+        self.say("P: looking at the code that prepares")
+        with contextlib.suppress(DrainFailed):
+            workers = self._recorded[0].workers
+            self.drain("sampled", workers, self.limits.warm_drain_s, samples=True)
 
     def alternate(self) -> None:
         """Have the script train on its own data and on prepared batches by turns. Raises Stopped.

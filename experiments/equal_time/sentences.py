@@ -57,6 +57,15 @@ def caps(rows: Sequence[Row]) -> list[str]:
     ]
 
 
+def max_factor(rows: Sequence[Row]) -> str:
+    """Say what a larger cap brought, for those who choose one."""
+    return (
+        "Trained for the same time at R = 8, with the echo before augmentation, eight uses at most "
+        f"instead of four changed the final loss: {'; '.join(_against(8, 4, rows))} "
+        "([evidence](evidence.md#how-many-uses))."
+    )
+
+
 def passes(rows: Sequence[Row]) -> list[str]:
     """Say where copies without augmentation did harm."""
     found = _of("passes", rows)
@@ -125,7 +134,8 @@ def small(rows: Sequence[Row]) -> str:
         kinds["harm" if "harm" in of else "level"].append(task)
     return (
         f"At equal time, with 1,024 examples and 4 or 16 passes, the loss rose on "
-        f"{_names(kinds['harm'])}, and did not on {_names(kinds['level'])}: compare before you echo."
+        f"{_names(kinds['harm'])}, and did not on {_names(kinds['level'])}: compare before you "
+        "echo."
     )
 
 

@@ -460,6 +460,7 @@ _SAID: dict[str, Callable[[Path], str]] = {
     "batch norm": _batch_norm,
     "small data": _small,
     "lasting": lambda _: _bullets(equal_time.lasting(read_rows())),
+    "max factor": lambda _: _fill(equal_time.max_factor(read_rows()), "  ", "  "),
     "caps": lambda _: _bullets(equal_time.caps(read_rows())),
     "passes": lambda _: _bullets(equal_time.passes(read_rows())),
     "missing": lambda _: _bullets([equal_time.missing(read_rows())]),

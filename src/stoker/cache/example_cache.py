@@ -370,6 +370,12 @@ class ExampleCache:
         return max(0, handle.store.limit_bytes - used_bytes)
 
     @property
+    def limit_bytes(self) -> int:
+        """The store's limit; 0 without a store."""
+        handle = self._open_handle()
+        return 0 if handle is None else handle.store.limit_bytes
+
+    @property
     def own_items(self) -> int:
         """The items of this chain in the store."""
         handle = self._open_handle()

@@ -113,6 +113,13 @@ class Halfway:
         self.value = value
         self.place = place
 
+    @classmethod
+    def of(cls, value: Any, place: int) -> Any:
+        """Return what was found; what was not stays as it is."""
+        from stoker.cache.store import Missing
+
+        return value if type(value) is Missing else cls(value, place)
+
 
 class Miss:
     """An example that was not, on its way to the cache.
@@ -292,7 +299,7 @@ class CacheStage(ChainStage):
 
         known: list[tuple[Fingerprint | None, bytes]] | None = None
         if source.is_numbered and lookups is None and not expected:
-            found = self.cache.find_numbered(indices, lends=lends)
+            found = self._find_where_known(indices, lends=lends)
         else:
             numbers = indices.tolist()
             if source.is_numbered:
@@ -329,6 +336,24 @@ class CacheStage(ChainStage):
                 found[at] = LeftOutBefore()
         return found
 
+    def _find_where_known(self, indices: NDArray[np.int64], *, lends: bool) -> list[Any]:
+        """Look numbered examples up at the places where they were found before, or at the last."""
+        placed = self.placed
+        if placed is None:
+            return self.cache.find_numbered(indices, lends=lends)
+        last, where = len(placed.caches) - 1, placed.where(indices)
+        if (where == where[0]).all():
+            place = int(where[0])
+            found = placed.caches[place].find_numbered(indices, lends=lends and place == last)
+            return found if place == last else [Halfway.of(value, place) for value in found]
+        found = [None] * len(indices)
+        for place in np.unique(where).tolist():
+            at = np.flatnonzero(where == place)
+            some = placed.caches[place].find_numbered(indices[at], lends=lends and place == last)
+            for number, value in zip(at.tolist(), some, strict=True):
+                found[number] = value if place == last else Halfway.of(value, place)
+        return found
+
     def _find_earlier(
         self,
         placed: PlacedCaches,
@@ -347,17 +372,19 @@ class CacheStage(ChainStage):
             if value is MISSING and int(indices[at]) not in expected
         ]
         for place, cache in placed.earlier:
-            asked, keys, sizes = missing, [], None
+            asked = missing
             if known is None:
-                keys = cache.keys_of(indices[asked])
+                values = cache.find_numbered(indices[asked])
             else:
                 asked = [at for at in missing if known[at][0] is not None]
                 some = [(known[at][0], int(indices[at])) for at in asked]
                 keys = [cache.key(fingerprint, index) for fingerprint, index in some if fingerprint]
                 sizes = [fingerprint.size_bytes for fingerprint, _ in some if fingerprint]
-            for at, value in zip(asked, cache.find(keys, sizes), strict=True):
+                values = cache.find(keys, sizes)
+            for at, value in zip(asked, values, strict=True):
                 if value is not MISSING:
                     found[at] = Halfway(value, place)
+                    placed.note_where(int(indices[at]), place)
             missing = [at for at in missing if found[at] is MISSING]
 
     def _known(self, source: IndexedSource, index: int) -> tuple[Fingerprint | None, bytes]:

@@ -91,6 +91,18 @@ class ExampleCache:
                 f"{describes} is still the same then. Give version=, and change it whenever data "
                 "or functions change; or give keep=False"
             )
+        self.behind = None
+        if budget is not None and budget.behind is not None:
+            self.behind = ExampleCache(
+                budget.behind,
+                path=None,
+                keep=None,
+                identity=identity,
+                describes=describes,
+                examples=examples,
+                admit=admit,
+                on_damage="rebuild",
+            )
         chain = identity or private_identity(describes)
         self._chain = digest(chain)
         self.in_memory = path is None
@@ -275,6 +287,12 @@ class ExampleCache:
     def batch_lookups(self) -> Any:
         """Return an object that looks items up at other nodes ahead of use; None on one host."""
         return None
+
+    def read_ahead(self, numbers: NDArray[np.int64]) -> None:
+        """Have items read from the disk, without waiting, that this process has read before."""
+        handle = self._open_handle()
+        if handle is not None and len(numbers):
+            handle.store.read_ahead(self._places_in(handle).spans(numbers))
 
     def count(self, **counts: int) -> None:
         """Add to fields of ``CacheCounts``, if there is a store."""

@@ -46,6 +46,10 @@ for _profile, _max_examples in (("short", 12), ("full", 500)):
     )
 settings.load_profile(os.environ.get("STOKER_TEST_PROFILE", "short"))
 
+# Python 3.14 starts processes by forkserver, which pickles what it sends, and functions that a test
+# defines cannot be. Tests of start methods name theirs.
+multiprocessing.set_start_method("fork", force=True)
+
 _raised = pytest.StashKey[bool]()
 
 

@@ -56,7 +56,15 @@ SLOW = {  # what they train, or nothing that another page does not start as well
     "schedules.md",
     "tested.md",
 }
-HEAVY = {"frameworks.md", "jax.md", "keras.md", "sources.md", "tracking.md"}  # what they import
+HEAVY = {  # what they import
+    "frameworks-in-depth.md",
+    "frameworks.md",
+    "jax.md",
+    "keras.md",
+    "sources-in-depth.md",
+    "sources.md",
+    "tracking.md",
+}
 
 every_page = pytest.mark.parametrize("page", PAGES + ABOUT + RECIPES, ids=lambda page: page.name)
 

@@ -101,6 +101,9 @@ memory = stoker.budget("64MiB")  # of both together
 kept = stoker.cached(dataset, memory)
 train = data.shuffle().cache(memory).batch(32)
 
+# %% stoker.auto_cache
+train = stoker.auto_cache(data.shuffle().batch(32), "64MiB", version="1")
+
 # %% stoker.monitor
 for inputs, labels in stoker.monitor(loader):
     pass

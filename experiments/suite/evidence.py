@@ -4,7 +4,8 @@ They stand between `<!-- rows: ... -->` and `<!-- end -->`. What the first says 
 which variant of it: `rows: fashion`, or `rows: fashion, without BatchNorm`. Between `<!-- bench:
 ... -->` and `<!-- end -->` stands the first table of a benchmark's docstring, which is made of its
 rows; behind `<!-- summary: 4 -->` the speed-ups of all workloads at R = 4; and behind
-`<!-- clock -->` the exact clock against real threads.
+`<!-- clock -->` the exact clock against real threads. Behind `<!-- equal time: NAME -->` stands a
+table of trainings for equal time (`experiments.equal_time.tables`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import textwrap
 from pathlib import Path
 
 from experiments.arms import Arm
+from experiments.equal_time import tables as equal_time
 from experiments.suite import lasting
 from experiments.suite.prices import PATH as PRICES
 from experiments.suite.prices import prices_text
@@ -32,6 +34,9 @@ _SUMMARY_BLOCK = re.compile(r"(<!-- summary: (?P<ratio>\d+) -->\n).*?(<!-- end -
 _BENCH_BLOCK = re.compile(r"(<!-- bench: (?P<name>\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _CLOCK_BLOCK = re.compile(r"(<!-- clock -->\n).*?(<!-- end -->)", re.DOTALL)
 _LASTING_BLOCK = re.compile(r"(<!-- lasting -->\n).*?(<!-- end -->)", re.DOTALL)
+_EQUAL_TIME_BLOCK = re.compile(
+    r"(<!-- equal time: (?P<name>\w+) -->\n).*?(<!-- end -->)", re.DOTALL
+)
 _BLOCK = re.compile(r"(<!-- rows: (?P<what>[^\n]*?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -46,6 +51,9 @@ def with_tables(text: str, results: Path = RESULTS) -> str:
     )
     text = _CLOCK_BLOCK.sub(lambda m: f"{m[1]}{markdown(clock_cells())}\n{m[2]}", text)
     text = _LASTING_BLOCK.sub(lambda m: f"{m[1]}{markdown(lasting.cells(results))}\n{m[2]}", text)
+    text = _EQUAL_TIME_BLOCK.sub(
+        lambda m: f"{m[1]}{markdown(equal_time.cells(m['name']))}\n{m[3]}", text
+    )
     return _BENCH_BLOCK.sub(lambda m: m[1] + _bench_table(m["name"]) + m[3], text)
 
 

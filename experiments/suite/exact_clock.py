@@ -111,6 +111,10 @@ class Step(NamedTuple):
     distance_sum: int
     """Steps since the use before, over the items that were used before: `repeats`."""
     repeats: int
+    ordinals: NDArray[np.int64]
+    """The items, by their number in the epoch; those of earlier epochs are below 0."""
+    uses: NDArray[np.int64]
+    """Which use of its item each is, from 0."""
 
 
 class ExactClock:
@@ -120,15 +124,22 @@ class ExactClock:
         arm: its `slowness` is R.
         seed: keys what a fixed factor draws.
         decided: what an adaptive echo decided in another run; None: it decides here.
+        max_factor: the most uses of an item of an adaptive echo.
     """
 
     def __init__(
-        self, workload: Workload, arm: Arm, seed: int, decided: dict[str, Any] | None = None
+        self,
+        workload: Workload,
+        arm: Arm,
+        seed: int,
+        decided: dict[str, Any] | None = None,
+        max_factor: int = DEFAULT_MAX_FACTOR,
     ) -> None:
         recipe = workload.recipe
         batch, examples = recipe.batch_size, len(workload.train)
         self._workload, self._arm, self._seed, self._decided = workload, arm, seed, decided
         self._step_s = recipe.step_s
+        self._max_factor = max_factor
         self._of_examples = arm.place in ("before", "after")
         # Items are what the echo holds: examples, or batches.
         self._group = batch if self._of_examples else 1
@@ -139,6 +150,8 @@ class ExactClock:
         cost = arm.slowness * recipe.step_s * chunk * self._each / batch
         room = WINDOW_BATCHES * self._group
         self.supply = Supply(lambda: cost, chunk, room, 0, endless=True)
+        self.epoch = 0
+        """That of the latest step."""
         self._epochs: dict[int, Decisions] = {}
         self._orders: list[NDArray[np.int64]] = []
         self._shuffled: stoker.Pipeline | None = None
@@ -148,13 +161,12 @@ class ExactClock:
         epoch = 0
         carried: adaptive.AdaptiveSnapshot | None = None
         while True:
+            self.epoch = epoch
             self.supply.items += self._items
             if not self._arm.follows:
                 yield from self._fixed(epoch)
             else:
-                pool = AdaptivePool(
-                    DEFAULT_MAX_FACTOR, DEFAULT_MIN_DISTANCE, self._size, self._group
-                )
+                pool = AdaptivePool(self._max_factor, DEFAULT_MIN_DISTANCE, self._size, self._group)
                 if carried is not None:
                     pool.restore(carried)
                 yield from self._adaptive(pool, epoch, carried)
@@ -168,16 +180,16 @@ class ExactClock:
             return None
         empty = feed(self._workload, self._arm, self._seed).record()
         echo = EchoRecord(
-            DEFAULT_MAX_FACTOR, DEFAULT_MIN_DISTANCE, self._size, self._group, self._epochs
+            self._max_factor, DEFAULT_MIN_DISTANCE, self._size, self._group, self._epochs
         )
         return encode(empty["seed"], empty["pipeline"], {0: echo})
 
     def _fixed(self, epoch: int) -> Iterator[Step]:
         if not self._arm.echoes:
-            for _ in range(self._items):
+            for item in range(self._items):
                 waited_s = self._wait(1)
                 self.supply.now += self._step_s
-                yield Step(self._each, waited_s, 0, 0)
+                yield Step(self._each, waited_s, 0, 0, np.array([item]), np.array([0]))
             return
         counts = EvenUses(exact_factor(self._arm.factor))
         key = rng.key(self._seed, epoch, rng.ECHO, 0)
@@ -190,7 +202,8 @@ class ExactClock:
             if len(draw.ordinals) < self._group:  # drop_last
                 return
             self.supply.now += self._step_s
-            yield Step((pool.seen - seen) * self._each, waited_s, draw.distance_sum, draw.repeats)
+            fresh = (pool.seen - seen) * self._each
+            yield Step(fresh, waited_s, draw.distance_sum, draw.repeats, draw.ordinals, draw.uses)
 
     def _adaptive(
         self, pool: AdaptivePool, epoch: int, carried: adaptive.AdaptiveSnapshot | None
@@ -223,7 +236,8 @@ class ExactClock:
                 return
             waited_s = self.supply.now - asked
             self.supply.now += self._step_s
-            yield Step(got * self._each, waited_s, draw.distance_sum, draw.repeats)
+            fresh = got * self._each
+            yield Step(fresh, waited_s, draw.distance_sum, draw.repeats, draw.ordinals, draw.uses)
 
     def _wait(self, items: int) -> float:
         """Take items, waiting for them; return for how long."""

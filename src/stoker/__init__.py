@@ -5,6 +5,7 @@ import typing as _typing
 from stoker import collate as collate
 from stoker import images as images
 from stoker import testing as testing
+from stoker.adapters.auto_caching import auto_cache
 from stoker.adapters.cached_dataset import CachedDataset, cached
 from stoker.adapters.copies import CopyValue, Gap, value_of_copies
 from stoker.adapters.display import live
@@ -70,12 +71,13 @@ from stoker.stats import (
 from stoker.version import __version__
 
 if _typing.TYPE_CHECKING:
-    from stoker.analysis import analyze
+    from stoker.analysis import analyze, watch
     from stoker.feed.api import from_feed, share
 
 __all__ = [
     "__version__",
     "analyze",
+    "auto_cache",
     "budget",
     "BudgetSpent",
     "CacheBudget",
@@ -142,6 +144,7 @@ __all__ = [
     "Totals",
     "Uses",
     "value_of_copies",
+    "watch",
     "WorkerDied",
     "WorkerTime",
 ]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.basics.resources import format_bytes
+from stoker.basics.resources import format_bytes, format_seconds
 from stoker.errors import Skip
 
 # Below this fraction of ideal scaling, threads wait for each other: two threads then gain less than
@@ -284,6 +284,11 @@ class CacheStats(CacheCounts):
     """The bytes of ``own_items``."""
     places: tuple[PlaceStats, ...] = ()
     """The places that share a budget, in the order of the pipeline; empty for a single cache."""
+    predicted_s: float | None = None
+    """Seconds of work that an epoch was predicted to take up to the last place, once the store is
+    full; None without a prediction (``stoker.auto_cache`` makes one)."""
+    worked_s: float = 0.0
+    """Seconds that all workers spent in this epoch up to the last place; 0.0 around a dataset."""
     members: int = 0
     """Nodes over which the cache is spread; 0 for a cache of this host alone."""
     members_alive: int = 0
@@ -307,6 +312,9 @@ class CacheStats(CacheCounts):
             f"kept as {place.name}: {place.items:,} ({format_bytes(place.size_bytes)})"
             for place in self.places
         ]
+        if self.predicted_s is not None:
+            times = map(format_seconds, (self.predicted_s, self.worked_s))
+            lines.append("work up to here: {} predicted, {} measured".format(*times))
         if self.own_items < self.items and not self.members:
             lines.append(
                 f"of these, {self.own_items:,} ({format_bytes(self.own_bytes)}) are its own"
@@ -596,7 +604,8 @@ def _combine(first: Stats, second: Stats, latest: Stats, sign: int) -> Stats:
     combined["skips"] = second.skips + first.skips if sign > 0 else first.skips[len(second.skips) :]
     if first.cache is not None and second.cache is not None and latest.cache is not None:
         counts = first.cache + second.cache if sign > 0 else first.cache - second.cache
-        combined["cache"] = replace(latest.cache, **vars(counts))
+        worked_s = first.cache.worked_s + sign * second.cache.worked_s
+        combined["cache"] = replace(latest.cache, **vars(counts), worked_s=worked_s)
     fresh = combined["fresh_examples"]
     worked_s = sum(stage.seconds for stage in stages)
     combined["production_s_per_example"] = worked_s / fresh if fresh else 0.0

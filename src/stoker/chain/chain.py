@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -91,6 +91,25 @@ class Chain:
         """Return this with one more stage. Raises as ``ChainStage.bind`` does."""
         bound = replace(stage.bind(self), part_of=stage.part_of)
         return replace(self, stages=(*self.stages, bound))
+
+    def with_inserted(self, stages: Mapping[int, Callable[[Chain], ChainStage]]) -> Chain:
+        """Return this with further stages: each before the stage of a number, or at the end.
+
+        Each is made for the chain before it. Raises as ``ChainStage.bind`` does.
+        """
+        chain, moved = replace(self, stages=(), applied=()), []
+        for number in range(len(self.stages) + 1):
+            if number in stages:
+                chain = chain.then(stages[number](chain))
+            moved.append(len(chain.stages))
+            if number < len(self.stages):
+                chain = chain.then(self.stages[number])
+        applied = tuple(
+            each._replace(parts=range(moved[each.parts.start], moved[each.parts.stop - 1] + 1))
+            for each in self.applied
+            if each.parts
+        )
+        return replace(chain, applied=applied)
 
     def apply(self, stage: Stage, plan: Any) -> Chain:
         """Return this with the stages that a user's stage is made of.

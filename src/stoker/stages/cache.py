@@ -227,7 +227,7 @@ class CacheStage(ChainStage):
         if any(stage.traits.caches for stage in stages[stages.index(self) + 1 :]):
             return  # the last place opens the store of all
         if self.placed is not None:
-            self.placed.open()
+            self.placed.open(examples_here(chain))
         elif self.cache.open():
             self._warn_of_what_cannot_help(chain)
 
@@ -257,7 +257,7 @@ class CacheStage(ChainStage):
     def note(self, chain: ChainView, sizes: Mapping[int, PoolSize]) -> str:
         """Say where it is, if not on this host alone, and what shares its budget."""
         if self.placed is not None:
-            return "  or at a place before it, wherever each example saves most for its bytes"
+            return self.placed.note()
         return "  over several nodes, each of which keeps a part" if self.cluster else ""
 
     @property
@@ -370,6 +370,8 @@ class CacheStage(ChainStage):
 
     def keys(self, source: IndexedSource, indices: Sequence[int]) -> list[bytes]:
         """Return the keys of examples; b"" where their files cannot be found."""
+        if source.is_numbered:
+            return self.cache.keys_of(np.array(indices, np.int64))
         return [self._known(source, index)[1] for index in indices]
 
     def holds(self, source: IndexedSource, indices: Sequence[int]) -> list[bool]:
@@ -461,6 +463,21 @@ class CacheStage(ChainStage):
             )
 
 
+def ends_caching(t: Traits) -> bool:
+    """True for a stage that no cache can follow: what comes out differs in every epoch."""
+    return t.is_random or t.changes or t.repeats or t.batches or t.joins or t.scans
+
+
+def examples_here(chain: ChainView) -> int:
+    """Return how many examples may come to this host, in all epochs as far as they are fixed."""
+    source, selection = chain.source, chain.selection
+    assert isinstance(source, IndexedSource)
+    count = min(len(source), source.places(selection))
+    share = selection.share
+    hosts = 1 if share is None or share.anew else resources.hosts_of_job()
+    return -(-count // hosts)
+
+
 def _check_cacheable(before: ChainView) -> None:
     """Raise ValueError where there is nothing to keep."""
     if before.source.yields_batches:
@@ -473,10 +490,7 @@ def _check_cacheable(before: ChainView) -> None:
             "a stream is read once, and its examples have no index to find them by: a cache "
             "cannot help. (To use them more than once: .echo())"
         )
-    stage = first_with(
-        before.stages,
-        lambda t: t.is_random or t.changes or t.repeats or t.batches or t.joins or t.scans,
-    )
+    stage = first_with(before.stages, ends_caching)
     if stage is None:
         return
     if stage.traits.is_random:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from stoker.basics.resources import format_seconds
 from stoker.cache.layout import room_of
 from stoker.cache.places.choice import Forms, PlaceChoice
 from stoker.cache.places.model import NOWHERE
@@ -19,6 +20,17 @@ from stoker.transport.codec.encoder import encode
 
 if TYPE_CHECKING:
     from stoker.cache.example_cache import ExampleCache
+
+
+class Forecast(NamedTuple):
+    """What a plan of several places promises of an epoch, once the store is full."""
+
+    kept: tuple[float, ...]
+    """The fraction of the examples that each place keeps."""
+    work_s: float
+    """Seconds of work up to the last place, without any cache."""
+    predicted_s: float
+    """Seconds of work up to the last place that are left."""
 
 
 class Form(NamedTuple):
@@ -45,12 +57,18 @@ class PlacedCaches:
         caches: one for each place, in the order of the chain; all of one budget.
         examples: the number of examples.
         sample: forms that were measured before.
+        forecast: what was planned from these.
     """
 
     def __init__(
-        self, caches: Sequence[ExampleCache], examples: int, sample: Sequence[Forms] = ()
+        self,
+        caches: Sequence[ExampleCache],
+        examples: int,
+        sample: Sequence[Forms] = (),
+        forecast: Forecast | None = None,
     ) -> None:
         self.caches = tuple(caches)
+        self.forecast = forecast
         self._examples = examples
         self._sample = tuple(sample)
         self._choice = PlaceChoice(self._sample)
@@ -62,8 +80,9 @@ class PlacedCaches:
         self.__dict__.update(state)
         self._choice = PlaceChoice(self._sample)
 
-    def open(self) -> None:
+    def open(self, examples: int) -> None:
         """Open the store for all places, whose counts are asked for in this process."""
+        self._examples = examples
         for cache in self.caches:
             cache.open()
 
@@ -71,6 +90,19 @@ class PlacedCaches:
     def earlier(self) -> list[tuple[int, ExampleCache]]:
         """All places but the last, which is looked up first: the later ones first."""
         return [*enumerate(self.caches[:-1])][::-1]
+
+    def note(self) -> str:
+        """Say what is kept where, as far as it is planned."""
+        shared = "or at a place before it, " if self.earlier else ""
+        chosen = f"  {shared}wherever each example saves most for its bytes"
+        if self.forecast is None:
+            return chosen
+        parts = [
+            f"{part:.0%} as {cache.describes}"
+            for part, cache in zip(self.forecast.kept, self.caches, strict=True)
+        ]
+        work, left = map(format_seconds, (self.forecast.work_s, self.forecast.predicted_s))
+        return f"{chosen}: {', '.join(parts)}; an epoch takes {left} of work up to here, not {work}"
 
     def offer(self, keys: Sequence[bytes], forms: Sequence[Form], file: str | None) -> None:
         """Let one form of an example in, or none.
@@ -111,6 +143,7 @@ class PlacedCaches:
             own_items=sum(place.items for place in places),
             own_bytes=sum(place.size_bytes for place in places),
             places=places,
+            predicted_s=None if self.forecast is None else self.forecast.predicted_s,
         )
 
 

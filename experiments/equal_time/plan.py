@@ -1,0 +1,154 @@
+"""The cells, those that tell most first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from experiments.equal_time.schedules import NONE, EchoArm
+from experiments.equal_time.tasks import Task, task_of
+from experiments.suite.plan import TUNING_SEED, WARM_UPS, Settings
+
+SEEDS = 5
+TUNING_SEEDS = 2
+
+WIDE = (
+    EchoArm("before", 8, (8,)),
+    EchoArm("before", 8, (4,)),
+    EchoArm("before", 4, (4,)),
+    EchoArm("before", 2, (4,)),
+    EchoArm("before", 8, (16,)),
+)
+"""Before augmentation, at each R; caps at the highest."""
+_ELSEWHERE = tuple(
+    EchoArm(place, ratio, (cap,))
+    for place in ("after", "batch")
+    for ratio, cap in ((4.0, 4), (8.0, 4), (8.0, 8))
+)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One way of echoing, on one task, for so many fresh batches; all rates, warm-ups, seeds."""
+
+    task: str
+    fresh_batches: int
+    arm: EchoArm = NONE
+    examples: int | None = None
+    """Of the training examples, so many; None: all."""
+    augments: bool = True
+    is_short: bool = False
+    """Whether only two settings are tried, to find errors."""
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """What identifies its row."""
+        return {
+            "task": self.task,
+            "examples": self.examples,
+            "augments": self.augments,
+            "fresh_batches": self.fresh_batches,
+            "arm": self.arm.name,
+        }
+
+    @property
+    def settings(self) -> list[Settings]:
+        """What is tried: all with all."""
+        rates = task_of(self.task).rates
+        every = [Settings(rate, warm_up) for rate in rates for warm_up in WARM_UPS]
+        return every[:2] if self.is_short else every
+
+    @property
+    def steps(self) -> float:
+        """About how many steps there are."""
+        uses = min(self.arm.ratio, max(self.arm.caps)) if self.arm.caps else 1.0
+        return self.fresh_batches * uses
+
+
+def seeds_of(count: int = SEEDS, tuning: int = TUNING_SEEDS) -> list[int]:
+    """Return the seeds of a cell: those whose results count, then those that choose settings."""
+    return [*range(count), *range(TUNING_SEED, TUNING_SEED + tuning)]
+
+
+def cells() -> list[Cell]:
+    """Return all cells in the order in which they are begun."""
+    return list(dict.fromkeys(_cells()))
+
+
+def shortened(found: Iterable[Cell]) -> list[Cell]:
+    """Return cells of the same kinds, short ones and each kind once, to find errors."""
+    short = (
+        replace(cell, fresh_batches=12, examples=320 if cell.examples else None, is_short=True)
+        for cell in found
+    )
+    return list(dict.fromkeys(short))
+
+
+def _cells() -> Iterator[Cell]:
+    # Does the default do harm where nothing random follows and the data comes round often?
+    for name, examples in (("fashion", 1_024), ("digits", 1_024), ("friedman", 1_024)):
+        for passes in (4, 16):
+            yield from _passes(name, examples, passes, WIDE[:3])
+    # The long trainings take longest: they begin before others, beside the short ones.
+    for name, lengths in (("fashion", (2_400, 600, 150)), ("cifar", (1_500, 600, 150))):
+        for length in lengths:
+            yield from (Cell(name, length, arm) for arm in (NONE, *WIDE))
+        yield from _lengths(name, (300, 1_200, 2_400, 4_800, 9_600))
+    # Other tasks, shortly; other places.
+    yield from (Cell("words", 300, arm) for arm in (NONE, *WIDE))
+    yield from _passes("features", 2_048, 8, WIDE[:3])
+    yield from (Cell("fashion", 600, arm) for arm in _ELSEWHERE)
+    # Copies in one batch; a cap that falls.
+    yield from _shapes("fashion", 600)
+    yield from _shapes("fashion", 1_200)
+    # Where does harm begin?
+    for name in ("fashion", "friedman"):
+        for examples, passes in ((1_024, 2), (1_024, 8), (4_096, 4), (4_096, 16)):
+            yield from _passes(name, examples, passes, WIDE[2:3])
+    for passes in (4, 16, 64):
+        yield from _passes("fashion", 1_024, passes, WIDE[1:3], augments=True)
+    yield from (Cell("cifar", 600, arm) for arm in _ELSEWHERE)
+    yield from (Cell("words", 1_200, arm) for arm in (NONE, *WIDE))
+    yield from _lengths("words", (600, 2_400, 4_800, 9_600))
+    yield from _shapes("cifar", 600)
+    for length in (300, 900):
+        yield from (Cell("views", length, arm) for arm in (NONE, WIDE[2]))
+    yield from _lengths("views", (600, 1_800))
+    for examples, passes in ((2_048, 2), (2_048, 32)):
+        yield from _passes("features", examples, passes, WIDE[2:3])
+    yield from _passes("friedman", 256, 64, WIDE[2:3])
+    yield from _shapes("cifar", 1_200)
+    for name in ("fashion", "cifar"):
+        yield from (Cell(name, 4_800, arm) for arm in (WIDE[2], WIDE[0], WIDE[1]))
+
+
+def _shapes(name: str, length: int) -> Iterator[Cell]:
+    """Yield copies in one batch and apart, and caps that fall and that do not."""
+    for arm in (
+        NONE,
+        WIDE[2],
+        EchoArm("together", 4, (4,)),
+        WIDE[0],
+        EchoArm("before", 8, (8, 4, 2)),
+        EchoArm("before", 8, (16, 8, 4)),
+    ):
+        yield Cell(name, length, arm)
+
+
+def _passes(
+    name: str, examples: int, passes: int, arms: Iterable[EchoArm], augments: bool = False
+) -> Iterator[Cell]:
+    length = examples * passes // task_of(name).batch_size
+    for arm in (NONE, *arms):
+        yield Cell(name, length, arm, examples, augments)
+
+
+def _lengths(name: str, lengths: Iterable[int]) -> Iterator[Cell]:
+    """Yield longer trainings without echoing: how long is as good as with it?"""
+    yield from (Cell(name, length) for length in lengths)
+
+
+def made(cell: Cell, folder: Any, device: str) -> Task:
+    """Return the task of a cell."""
+    return task_of(cell.task)(folder, device, cell.examples, cell.augments)

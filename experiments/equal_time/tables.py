@@ -1,0 +1,311 @@
+"""What the rows say: arms held to training without echoing for the same time, pair by pair.
+
+A block of docs/evidence.md, `<!-- equal time: NAME -->`, has the table of one question (`TABLES`).
+Every arm has the rate and warm-up whose mean loss on the validation part is least, on seeds that
+are used for nothing else; its test losses are those of the other seeds.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from experiments.equal_time.rows import read_rows
+from experiments.method import Interval
+from experiments.suite.plan import TUNING_SEED
+
+Cells = tuple[list[str], list[list[str]]]
+Row = dict[str, Any]
+
+SAME_TIME = 0.05
+"""An arm may take so much longer than training without echoing, as a share: pools that fill, and
+the last steps."""
+FOURTH = 3
+
+
+class Chosen(NamedTuple):
+    """A cell with its best settings."""
+
+    row: Row
+    losses: dict[int, float]
+    """Test losses by seed."""
+    metrics: dict[int, float]
+    place: int
+    """Of the settings."""
+
+    @property
+    def rate(self) -> str:
+        """The settings, for people; in brackets where the rate is at an edge of those tried."""
+        rate, warm_up = self.row["settings"][self.place]
+        rates = sorted({each[0] for each in self.row["settings"]})
+        text = f"{rate:g}, {warm_up:.0%}"
+        return f"({text})" if rate in (rates[0], rates[-1]) else text
+
+
+class Pair(NamedTuple):
+    """An arm, and training without echoing for the same time."""
+
+    without: Chosen
+    echoed: Chosen
+
+    @property
+    def differences(self) -> list[float]:
+        """Loss with an echo less that without, by seed."""
+        return [self.echoed.losses[seed] - self.without.losses[seed] for seed in self.echoed.losses]
+
+    @property
+    def outcome(self) -> str:
+        """Whether copies helped, did harm, or neither clearly."""
+        around = Interval.of(self.differences)
+        return "helped" if around.high < 0 else "harm" if around.low > 0 else "level"
+
+
+def chosen(row: Row) -> Chosen:
+    """Return a cell with the settings that its validation part chooses."""
+    numbers = range(len(row["settings"]))
+    tuned = [at for at, seed in enumerate(row["seeds"]) if seed >= TUNING_SEED]
+    counted = [at for at, seed in enumerate(row["seeds"]) if seed < TUNING_SEED]
+    best = min(numbers, key=lambda n: statistics.fmean(row["validation"][at][n] for at in tuned))
+    return Chosen(
+        row,
+        {row["seeds"][at]: row["test"][at][best] for at in counted},
+        {row["seeds"][at]: row["test_metric"][at][best] for at in counted},
+        best,
+    )
+
+
+def pairs(rows: Sequence[Row]) -> list[Pair]:
+    """Return the arms that have a training without echoing to be held to.
+
+    Raises ValueError where one took longer than that.
+    """
+    bases = {_stream(row): row for row in rows if row["place"] == "none"}
+    found = []
+    for row in rows:
+        base = bases.get(_stream(row))
+        if row["place"] == "none" or base is None:
+            continue
+        given = row["fresh_batches"] * row["ratio"]
+        if max(row["waits"]) > (1 + SAME_TIME) * given + row["ratio"] * _filling(row):
+            raise ValueError(f"{row['task']}, {row['arm']}: {max(row['waits'])} of {given} steps")
+        found.append(Pair(chosen(base), chosen(row)))
+    return found
+
+
+def _filling(row: Row) -> int:
+    """Batches that an arm may be late by, whatever its length: an epoch's last steps."""
+    examples = row["examples"]
+    return 2 if examples is None else 2 * math.ceil(row["fresh_batches"] * 32 / examples)
+
+
+def _stream(row: Row) -> tuple[Any, ...]:
+    return row["task"], row["examples"], row["augments"], row["fresh_batches"]
+
+
+def as_long(loss: float, medians: Sequence[tuple[int, float]]) -> float | None:
+    """Return how many fresh batches without echoing give a loss; None if more than were tried.
+
+    Args:
+        medians: of the losses without echoing, by fresh batches, ascending. Between two the loss
+            lies on a line over the logarithm of the length.
+    """
+    for (short, above), (long, below) in pairwise(medians):
+        if above >= loss >= below:
+            share = (above - loss) / (above - below) if above > below else 0.0
+            return math.exp(math.log(short) + share * math.log(long / short))
+    return None
+
+
+def _as_long_text(pair: Pair, rows: Sequence[Row]) -> str:
+    row = pair.echoed.row
+    lengths = {
+        other["fresh_batches"]: statistics.median(chosen(other).losses.values())
+        for other in rows
+        if other["place"] == "none" and _stream(other)[:3] == _stream(row)[:3]
+    }
+    medians = sorted(each for each in lengths.items() if each[0] >= row["fresh_batches"])
+    loss = statistics.median(pair.echoed.losses.values())
+    length = row["fresh_batches"]
+    if loss > medians[0][1]:
+        return "less"
+    found = as_long(loss, medians)
+    return f"> {medians[-1][0] / length:.1f}" if found is None else f"{found / length:.1f}"
+
+
+def line(pair: Pair, rows: Sequence[Row]) -> list[str]:
+    """Return an arm's line of a table."""
+    row = pair.echoed.row
+    around = Interval.of(pair.differences)
+    gain = statistics.median(
+        pair.echoed.metrics[seed] - pair.without.metrics[seed] for seed in pair.echoed.metrics
+    )
+    factor = statistics.median(
+        steps * _batch_size(row) / fresh
+        for steps, fresh in zip(row["steps"], row["fresh"], strict=True)
+    )
+    return [
+        task_text(row),
+        f"{row['fresh_batches']:,}",
+        f"{row['ratio']:g}",
+        arm_text(row),
+        f"{factor:.1f}",
+        f"{statistics.median(pair.without.losses.values()):.3f}",
+        f"{statistics.median(pair.echoed.losses.values()):.3f}",
+        f"{statistics.median(pair.differences):+.3f} [{around.low:+.3f}, {around.high:+.3f}]",
+        f"{gain:+.3f}",
+        _as_long_text(pair, rows),
+        f"{pair.without.rate} / {pair.echoed.rate}",
+    ]
+
+
+HEAD = [
+    "task",
+    "fresh batches",
+    "R",
+    "echo",
+    "factor",
+    "loss without",
+    "with",
+    "difference",
+    "metric",
+    "times as long",
+    "rates, warm-ups",
+]
+
+
+def _batch_size(row: Row) -> int:
+    return _SIZES.get(row["task"], 32)
+
+
+_SIZES = {"words": 16, "views": 64}
+_TITLES = {
+    "fashion": "Fashion-MNIST",
+    "cifar": "CIFAR-10",
+    "views": "two views of CIFAR-10",
+    "digits": "digits as a table",
+    "friedman": "made-up table",
+    "features": "frozen features",
+    "words": "words",
+}
+
+
+def task_text(row: Row) -> str:
+    """Name a task, its examples and passes."""
+    text = _TITLES[row["task"]]
+    if row["examples"] is None:
+        return text
+    passes = row["fresh_batches"] * _batch_size(row) / row["examples"]
+    bare = "" if row["augments"] or row["task"] in _BARE else ", not augmented"
+    return f"{text}, {row['examples']:,} examples, {passes:.0f} passes{bare}"
+
+
+_BARE = ("digits", "friedman", "features")
+
+
+def arm_text(row: Row) -> str:
+    """Name a way of echoing."""
+    caps = ", then ".join(map(str, row["caps"]))
+    place = {
+        "before": "before augmentation",
+        "after": "after augmentation",
+        "batch": "whole batches",
+        "together": "before augmentation, copies in one batch",
+    }[row["place"]]
+    if not row["augments"] or row["task"] in _BARE:
+        place = "examples"
+    return f"{place}, at most {caps}"
+
+
+def _is_plain(row: Row) -> bool:
+    return row["place"] == "before" and len(row["caps"]) == 1
+
+
+TABLES: dict[str, Callable[[Row], bool]] = {
+    "lasting": lambda row: _is_plain(row) and row["examples"] is None and row["caps"] == [4],
+    "caps": lambda row: _is_plain(row) and row["examples"] is None and row["ratio"] == 8,
+    "passes": lambda row: row["examples"] is not None,
+    "places": lambda row: (
+        row["examples"] is None
+        and row["fresh_batches"] == 600
+        and row["ratio"] in (4, 8)
+        and (row["place"] in ("after", "batch") or _is_plain(row))
+    ),
+    "shapes": lambda row: (
+        row["examples"] is None
+        and row["fresh_batches"] in (600, 1_200)
+        and row["task"] in ("fashion", "cifar")
+        and (
+            row["place"] == "together"
+            or len(row["caps"]) > 1
+            or (row["place"] == "before" and (row["ratio"], row["caps"]) in ((4, [4]), (8, [8])))
+        )
+    ),
+}
+"""Which arms a table has."""
+
+
+def cells(name: str, rows: Sequence[Row] | None = None) -> Cells:
+    """Return a table by its name. Raises LookupError if there is none."""
+    rows = read_rows() if rows is None else rows
+    if name == "copies":
+        return _COPIES, list(_copies(rows))
+    if name not in TABLES:
+        raise LookupError(f"there is no table {name} of trainings for equal time")
+    found = [pair for pair in pairs(rows) if TABLES[name](pair.echoed.row)]
+    found.sort(key=lambda pair: _order(pair.echoed.row))
+    return HEAD, [line(pair, rows) for pair in found]
+
+
+def _order(row: Row) -> tuple[Any, ...]:
+    return (
+        list(_TITLES).index(row["task"]),
+        row["augments"],
+        row["examples"] or math.inf,
+        row["fresh_batches"],
+        row["ratio"],
+        row["place"],
+        row["caps"],
+    )
+
+
+_COPIES = ["lost by the fourth use", "helped", "level", "harm"]
+
+
+def lost_by_fourth(found: Chosen) -> float | None:
+    """Return the share of the fresh loss that a fourth use has lost, at its peak over training.
+
+    The median of the seeds that count; None where there was no such use.
+    """
+    peaks = []
+    for number, seed in enumerate(found.row["seeds"]):
+        if seed >= TUNING_SEED:
+            continue
+        shares = [
+            1 - uses[FOURTH] / uses[0]
+            for uses in found.row["by_use"][number][found.place]
+            if uses[0] and uses[FOURTH] is not None
+        ]
+        if shares:
+            peaks.append(max(shares))
+    return statistics.median(peaks) if peaks else None
+
+
+def shares_lost(rows: Sequence[Row]) -> list[tuple[float, Pair]]:
+    """Return what `lost_by_fourth` says of every arm, ascending."""
+    found = [(lost_by_fourth(pair.echoed), pair) for pair in pairs(rows)]
+    return sorted(
+        ((share, pair) for share, pair in found if share is not None), key=lambda each: each[0]
+    )
+
+
+def _copies(rows: Sequence[Row]) -> Iterator[list[str]]:
+    """Yield how many runs ended how, by the share that a fourth use lost."""
+    found = shares_lost(rows)
+    edges = (-math.inf, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, math.inf)
+    for low, high in pairwise(edges):
+        outcomes = [pair.outcome for share, pair in found if low <= share < high]
+        name = f"below {high:g}" if low == -math.inf else f"{low:g} or more"
+        yield [name, *(str(outcomes.count(kind)) for kind in _COPIES[1:])]

@@ -27,8 +27,8 @@ Results::
     [end]
 
 Caveats: at such a load hardly anything is decided; a quieter machine decides more, and this does
-not show how often it is right. None of twenty says that fewer than one in seven is (95 %); what is expected without any
-tolerance is 0.06 %, by the tests of the decision alone (tests/analysis/test_gate_decisions.py).
+not show how often it is right. None of twenty says that fewer than one in seven is (95 %); 0.06 %
+are expected without any tolerance, by the decision alone (tests/analysis/test_gate_decisions.py).
 """
 
 from __future__ import annotations

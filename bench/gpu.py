@@ -15,11 +15,13 @@ many workers as the setting has cores:
 - echo, on the GPU: crops of 256 x 256 are copied to the GPU, then ``.echo()``, and each use is
   cropped to 224 x 224 at a random place, and flipped, there.
 
-An arm is started, trains for a while that does not count, and then for five windows in a row; all
-arms take turns, forwards and then backwards where there are two turns. Steps are timed by CUDA
-events: *idle* is the time on the GPU's clock from the end of a step to the start of the next one:
-waiting for data, for its copy, and normalizing. *Factor* is uses over fresh examples; *fresh* the
-rate of the latter. *Cores* is the processor time of all processes over the time that passed.
+An arm is started, trains until it has used twice as many batches as a ``DataLoader`` has ready,
+and then for five windows in a row. Workers of a ``DataLoader`` end their batches at about the same
+time, every few seconds: so the rate is that of all windows together, and the range that of the
+windows. Steps are timed by CUDA events: *idle* is the time on the GPU's clock from the end of a
+step to the start of the next one: waiting for data, for its copy, and normalizing. *Factor* is
+uses over fresh examples; *fresh* the rate of the latter. *Cores* is the processor time of all
+processes over the time that passed.
 
 Command::
 
@@ -57,7 +59,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from statistics import median
+from statistics import harmonic_mean, median
 from typing import Any
 
 import numpy as np
@@ -88,8 +90,9 @@ class Setting:
         network: its name in torchvision; ``small`` is one for quick runs.
         cores: that the process and its workers may use.
         turns: how often each arm is started.
-        warm_s, echo_warm_s: how long an arm trains before its windows; an echo until its pool is
-            full, and its copies are as far apart as they will be: 48 steps.
+        warm_s, echo_warm_s: how long an arm trains at least before its windows; an echo until its
+            pool is full, and its copies are as far apart as they will be: 48 steps.
+        warm_steps: how many steps it takes at least before.
         measured_s: how long its windows are together.
     """
 
@@ -100,7 +103,8 @@ class Setting:
     batch: int = 256
     warm_s: float = 2.0
     echo_warm_s: float = 2.0
-    measured_s: float = 1.6
+    warm_steps: int = 0
+    measured_s: float = 5.0
 
     @property
     def name(self) -> str:
@@ -114,16 +118,16 @@ class Setting:
 
 def settings(cores: int) -> list[Setting]:
     """Return what is measured, the most telling first."""
+    few = max(1, cores // 4)
     starved = ("bound", "torch, decode_jpeg", "stoker", *ECHOES)
-    well_fed = ("bound", *LOADERS, "stoker", "echo, decoded")
+    many = ("bound", *LOADERS, "stoker", "stoker, processes")
     return [
-        Setting("resnet18", cores, turns=2),
-        Setting("resnet50", max(1, cores // 4), starved, echo_warm_s=5.5, measured_s=2.5),
-        Setting("resnet50", cores, well_fed),
+        Setting("resnet18", cores, many, warm_steps=4 * cores),
+        Setting("resnet50", few, starved, echo_warm_s=5.5, warm_steps=4 * few),
     ]
 
 
-QUICK = Setting("small", 2, ("bound", *LOADERS, "stoker", *ECHOES), 1, 8, 0.0, 0.0, 0.2)
+QUICK = Setting("small", 2, ("bound", *LOADERS, "stoker", *ECHOES), 1, 8, 0.0, 0.0, 0, 0.2)
 
 
 class Marks:
@@ -325,8 +329,10 @@ def visit(
         step(*next(arm.batches))
         first_s = time.perf_counter() - began
         warm_until = time.perf_counter() + setting.warm_up_s(name)
-        while time.perf_counter() < warm_until:
+        warm = 1
+        while time.perf_counter() < warm_until or warm < setting.warm_steps:
             step(*next(arm.batches))
+            warm += 1
         spent_s, used = processor_s(), arm.used()
         last = marks.now()
         measured_from = time.perf_counter()
@@ -430,6 +436,12 @@ def coloured(files: list[bytes]) -> list[bytes]:
     return [data for data in files if Image.open(io.BytesIO(data)).mode == "RGB"]
 
 
+def idle_fraction(rows: list[dict[str, Any]]) -> float:
+    """Return the share of the time of all windows in which the GPU waits."""
+    windows = [each for row in rows for each in zip(row["rates"], row["idle"], strict=True)]
+    return sum(idle / rate for rate, idle in windows) / sum(1 / rate for rate, _ in windows)
+
+
 def evaluate(made: Report) -> None:
     """Hold the arms against the bound, and stoker against the better ``DataLoader``."""
     for setting in dict.fromkeys(row["setting"] for row in made.rows):
@@ -441,18 +453,19 @@ def evaluate(made: Report) -> None:
         lines, of_bound = [], {}
         for arm in dict.fromkeys(row["arm"] for row in rows):
             found = [row for row in rows if row["arm"] == arm]
-            rates = [rate for row in found for rate in row["rates"]]
             factor = median(row["factor"] for row in found)
-            bounds = [bound[row["turn"]] for row in found for _ in row["rates"]]
-            of_bound[arm] = Ratio.of(rates, bounds)
+            # Windows have as many steps each: so this is the rate of all together.
+            rate = median(harmonic_mean(row["rates"]) for row in found)
+            windows = [each / bound[row["turn"]] for row in found for each in row["rates"]]
+            of_bound[arm] = Ratio(rate / median(bound.values()), min(windows), max(windows))
             lines.append(
                 (
                     arm,
-                    f"{median(rates):,.0f}",
+                    f"{rate:,.0f}",
                     of_bound[arm],
-                    f"{median(each for row in found for each in row['idle']):.1%}",
+                    f"{idle_fraction(found):.1%}",
                     f"{factor:.2f}",
-                    f"{median(rates) / factor:,.0f}",
+                    f"{rate / factor:,.0f}",
                     f"{median(row['cores'] for row in found):.1f}",
                     f"{median(row['first_s'] for row in found):.2f} s",
                 )

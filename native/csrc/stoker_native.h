@@ -54,6 +54,10 @@ OFFERED int64_t stoker_read_windows(const int32_t *descriptors, const int64_t *s
                             int32_t item_bytes, int32_t is_signed, int64_t length, int64_t *inputs,
                             int64_t *targets);
 
+// Reads a regular file; returns its size. Returns -1 if it does not have fewer bytes than capacity,
+// is not a regular file, or cannot be read.
+OFFERED int64_t stoker_read_file(const char *path, uint8_t *out, int64_t capacity);
+
 // Writes table[channel][byte] for each byte of so many images of so many pixels: 256 numbers of 1, 2
 // or 4 bytes for each channel. Channels lie beside each other in a pixel, or, where planes_in or
 // planes_out says so, one behind the other in an image. Planes do not become pixels.

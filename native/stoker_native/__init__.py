@@ -1,7 +1,7 @@
 """JPEG crops, resampling, pixel tables and windows of tokens, in C.
 
 Users call ``stoker.images`` and ``stoker.from_tokens``, which call these functions. NumPy allocates
-all memory; every call releases the GIL.
+all memory. Calls release the GIL, but for ``jpeg_size``, which takes a few microseconds.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from stoker_native.functions import (
     look_up_pixels,
     paths,
     pixels_crop,
+    read_file,
     read_windows,
     use_path,
 )
@@ -32,6 +33,7 @@ __all__ = [
     "look_up_pixels",
     "paths",
     "pixels_crop",
+    "read_file",
     "read_windows",
     "use_path",
 ]

@@ -16,6 +16,8 @@ _LIBRARY = "STOKER_NATIVE_LIBRARY"
 """Names another build of the library, such as one with sanitizers."""
 
 _MESSAGE_BYTES = 256
+# Photographs are smaller; of larger files, a few more calls are a small part.
+_FILE_BYTES = 1 << 20
 _DAMAGED, _TOO_LARGE, _NO_MEMORY = 1, 2, 3
 
 
@@ -88,11 +90,17 @@ def _load() -> ctypes.CDLL:
         "use_path",
     ):
         getattr(library, f"stoker_{name}").restype = c_int
+    library.stoker_read_file.argtypes = [c_char_p, c_void_p, c_int64]
+    library.stoker_read_file.restype = c_int64
     library.stoker_paths.restype = library.stoker_last_path.restype = c_char_p
     return library
 
 
 _library = _load()
+# A call that keeps the GIL: to let it go and get it again takes longer than to read a header, and
+# with many threads keeps the training loop waiting.
+_jpeg_size = ctypes.PyDLL(_library._name).stoker_jpeg_size
+_jpeg_size.argtypes = _library.stoker_jpeg_size.argtypes
 
 
 class _Scratch(threading.local):
@@ -101,6 +109,7 @@ class _Scratch(threading.local):
     def __init__(self) -> None:
         self.message = ctypes.create_string_buffer(_MESSAGE_BYTES)
         self.size = (c_int32 * 3)()
+        self.file = np.empty(_FILE_BYTES, np.uint8)  # takes memory where it is written to
 
 
 _scratch = _Scratch()
@@ -117,7 +126,7 @@ def jpeg_size(data: bytes) -> tuple[int, int]:
     Raises OSError if the data is not a JPEG, or if its header is damaged or incomplete.
     """
     found, message = _scratch.size, _scratch.message
-    outcome = _library.stoker_jpeg_size(data, len(data), found, message)
+    outcome = _jpeg_size(data, len(data), found, message)
     if outcome:
         _fail(outcome, message)
     return found[0], found[1]
@@ -234,6 +243,16 @@ def read_windows(
             *first[:2], windows, dtype.itemsize, dtype.kind == "i", length, *first[2:]
         )
     )
+
+
+def read_file(path: str) -> bytes | None:
+    """Read a regular file, or a link to one, in a single call without the GIL.
+
+    Returns None if it has a MiB or more, or cannot be read: another call says why.
+    """
+    out = _scratch.file
+    size = _library.stoker_read_file(os.fsencode(path), out.ctypes.data, _FILE_BYTES)
+    return out[:size].tobytes() if size >= 0 else None
 
 
 def look_up_pixels(

@@ -71,7 +71,7 @@ from stoker.stats import (
 from stoker.version import __version__
 
 if _typing.TYPE_CHECKING:
-    from stoker.analysis import analyze
+    from stoker.analysis import analyze, watch
     from stoker.feed.api import from_feed, share
 
 __all__ = [
@@ -144,6 +144,7 @@ __all__ = [
     "Totals",
     "Uses",
     "value_of_copies",
+    "watch",
     "WorkerDied",
     "WorkerTime",
 ]

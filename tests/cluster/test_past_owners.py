@@ -25,7 +25,7 @@ def test_every_owner_of_before_is_among_them(order: list[int], numbers: list[int
     for number in numbers:
         key = key_of(number, bytes(8))
         names = [maps[-1].owners.members[at].name for at in maps[-1].past_owners(key)]
-        owners = [each.first(key) for each in maps]
+        owners = [each.owner_names([key])[0] for each in maps]
         assert list(dict.fromkeys(reversed(owners))) == [owners[-1], *names]
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import stoker
+from backends import backend  # noqa: F401
 
 WITHIN_S = 200.0
 
@@ -176,6 +177,15 @@ def test_a_sparse_file_beyond_memory_fails_and_takes_none(folder: Path) -> None:
     with pytest.raises(stoker.StageError, match="do not fit into memory"):
         read(stoker.from_folder(folder))
     assert read(stoker.from_folder(folder, on_error=1)) == [b"0", b"1", b"3"]
+
+
+@pytest.mark.parametrize("size", [0, 1, (1 << 20) - 1, 1 << 20, (1 << 20) + 1, 3_000_000])
+def test_all_bytes_of_a_file_are_read(tmp_path: Path, size: int) -> None:
+    content = os.urandom(size)
+    path = tmp_path / os.fsdecode(b"\xff \xc3\xa4.bin")
+    path.write_bytes(content)
+    (file,) = stoker.from_files(path, seed=0)
+    assert file == (str(path), content)
 
 
 def test_sparse_and_shortened_files_are_what_is_in_them(folder: Path) -> None:

@@ -33,6 +33,10 @@ class PrometheusServer(ThreadingHTTPServer):
         registry.register(SourceCollector(self._sources))
         super().__init__(address, ScrapeHandler.factory(registry))
 
+    def find_page(self) -> str | None:
+        """Return the page of the first source that has one, as HTML."""
+        return next((s.page() for s in list(self._sources.values()) if hasattr(s, "page")), None)
+
     def serve(self) -> None:
         """Answer until the socket is shut down."""
         # Not serve_forever: ending that waits for an Event, whose lock Ctrl-C may leave held.
@@ -71,7 +75,16 @@ class ScrapeHandler(MetricsHandler):  # type: ignore[misc, unused-ignore]
 
     def do_GET(self) -> None:
         try:
-            super().do_GET()
+            assert isinstance(self.server, PrometheusServer)
+            page = self.server.find_page() if self.path == "/" else None
+            if page is None:
+                return super().do_GET()
+            content = page.encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html; charset=utf-8")
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
         except OSError:
             raise
         except Exception as error:  # the error is in the answer, and the next request tries again

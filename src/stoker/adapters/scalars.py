@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from stoker.adapters.cached_dataset import CachedDataset
 from stoker.adapters.monitored import EpochWait, Monitored
@@ -12,6 +12,14 @@ from stoker.stats import CacheStats, Stats
 
 # Loaders that wrap loaders; a cycle of them ends there. Chosen, not measured.
 _DEPTH = 4
+
+
+@runtime_checkable
+class HasMetrics(Protocol):
+    """An object with numbers of its own."""
+
+    def metrics(self) -> dict[str, float]:
+        """Return them, with units in their names, without a prefix."""
 
 
 def metrics(source: Any, prefix: str = "stoker/") -> dict[str, float]:
@@ -26,7 +34,8 @@ def metrics(source: Any, prefix: str = "stoker/") -> dict[str, float]:
 
     Args:
         source: a pipeline (also ``stoker.echo(loader)`` or ``stoker.from_feed(name)``), the result
-            of ``stoker.monitor``, a dataset of ``stoker.cached``, or a loader over one.
+            of ``stoker.monitor`` or ``stoker.watch``, a dataset of ``stoker.cached``, or a loader
+            over one.
         prefix: put before each name.
 
     Raises TypeError for an object without metrics.
@@ -54,6 +63,8 @@ def metrics(source: Any, prefix: str = "stoker/") -> dict[str, float]:
             found |= {"cache_hits_total": cache.hits, "cache_misses_total": cache.misses}
     if cache is not None:
         found |= _of_cache(cache)
+    if not found and isinstance(source, HasMetrics):
+        found = source.metrics()
     if not found:
         raise TypeError(
             f"stoker.metrics takes a pipeline, a stoker.monitor or a stoker.cached, not "

@@ -10,11 +10,8 @@ member joins or returns, other processes still find its items where they were.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import islice
-
-import numpy as np
-from numpy.typing import NDArray
 
 from stoker.cluster.cache_spec import CacheSpec
 from stoker.cluster.keeper.client import KeeperClient
@@ -81,8 +78,6 @@ class ClusterView:
         """
         with self.lock:
             members_map, alive_count = self.map, 0
-            if members_map.nodes and members_map.first(key) == before:
-                return None
             for number in members_map.ranking(key):
                 node = members_map.nodes[number]
                 if members_map.owners.members[number].name == before:
@@ -106,11 +101,7 @@ class ClusterView:
             answered: the names of members that do not have these items.
         """
         members_map = self.map
-        owners = (
-            members_map.owners.owners(_item_numbers(keys)).tolist()
-            if len(members_map.owners)
-            else [0] * len(keys)
-        )
+        owners = members_map.first(keys) if members_map.nodes else [0] * len(keys)
         holders: list[RemoteNode | None] = []
         for key, owner in zip(keys, owners, strict=True):
             node = members_map.nodes[owner] if members_map.nodes else None
@@ -119,9 +110,12 @@ class ClusterView:
             holders.append(node)
         return holders
 
-    def connect(self, node: RemoteNode) -> KeeperClient:
-        """Connect to a member. Raises LinkError, and SpecRefused if it holds another cache."""
-        return KeeperClient(node.member.address, self._token, self._spec, self.map.newest_ns)
+    def connect(self, node: RemoteNode, newest_ns: int) -> KeeperClient:
+        """Connect to a member, and tell it when the newest known member joined.
+
+        Raises LinkError, and SpecRefused if it holds another cache.
+        """
+        return KeeperClient(node.member.address, self._token, self._spec, newest_ns)
 
     def mark_lost(self, node: RemoteNode) -> None:
         """Record that a member does not answer."""
@@ -160,8 +154,3 @@ class ClusterView:
 
 def _is_alive(node: RemoteNode | None) -> bool:
     return node is None or node.is_alive
-
-
-def _item_numbers(keys: Sequence[bytes]) -> NDArray[np.uint64]:
-    # A key is 16 bytes; the first 8 are the item's number in its source (`key_of`).
-    return np.frombuffer(b"".join(keys), ">u8")[::2].astype(np.uint64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -21,6 +22,8 @@ class FetchQueue:
     def __init__(self, cluster: ClusterView) -> None:
         self._cluster = cluster
         self._ready: deque[RemoteNode] = deque()
+        # Its own: ``cluster.changed`` would wake every thread of the client for each request.
+        self._has_work = threading.Condition(cluster.lock)
 
     def fetch(
         self, keys: Sequence[bytes], on_missing: Callable[[list[bytes]], None] | None
@@ -38,7 +41,7 @@ class FetchQueue:
         cluster = self._cluster
         while True:
             with cluster.lock:
-                cluster.changed.wait_for(lambda: self._ready or cluster.is_closed)
+                self._has_work.wait_for(lambda: self._ready or cluster.is_closed)
                 if cluster.is_closed:
                     return
                 node = self._ready.popleft()
@@ -47,9 +50,13 @@ class FetchQueue:
             with cluster.lock:
                 if node.queue:
                     self._ready.append(node)
-                    cluster.changed.notify_all()
+                    self._has_work.notify()
                 else:
                     node.is_busy = False
+
+    def wake(self) -> None:
+        """Let the threads in ``run`` see that the view is closed. The caller holds its lock."""
+        self._has_work.notify_all()
 
     def reroute(self, node: RemoteNode) -> None:
         """Ask other members for the keys that wait for a member that has left."""
@@ -74,8 +81,7 @@ class FetchQueue:
                 if not node.is_busy:
                     node.is_busy = True
                     self._ready.append(node)
-            if by_node:
-                cluster.changed.notify_all()
+                    self._has_work.notify()
         pending.add_missing(missing)
 
     def _serve(self, node: RemoteNode, queued: list[QueuedGet]) -> None:

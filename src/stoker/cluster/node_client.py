@@ -75,8 +75,7 @@ class NodeClient:
         self._fetches = FetchQueue(self._cluster)
         self._replication = ReplicateQueue(self._cluster, store_locally, on_refused)
         self._threads: list[threading.Thread] = []
-        for node in self._update_members(membership.members()):
-            self._connect(node, refuse=True)
+        self._update_members(membership.members(), refuse=True)
         self._cluster.report()
         with defer_interrupts():
             self._start("stoker-cluster", self._maintain)
@@ -111,6 +110,10 @@ class NodeClient:
             self._look_for_newest()
         return self._fetches.fetch(keys, on_missing)
 
+    def owner_names(self, keys: Sequence[bytes]) -> list[str]:
+        """Return the names of the members that own these items if all members are alive."""
+        return self._cluster.map.owner_names(keys)
+
     def choose_store(self, key: bytes, before: str | None = None) -> str | None:
         """Return the name of the member that should store an item, or ``LOCAL``; None if none can.
 
@@ -139,6 +142,7 @@ class NodeClient:
         with cluster.lock:
             cluster.is_closed = True
             cluster.changed.notify_all()
+            self._fetches.wake()
             queued = [get for node in cluster.others for get in node.queue]
             for node in cluster.others:
                 node.close()
@@ -170,7 +174,7 @@ class NodeClient:
             for node in cluster.others:
                 with self._following:
                     if node.backoff.is_due and not cluster.is_closed:
-                        self._connect(node)
+                        self._connect(node, cluster.map.newest_ns)
             cluster.report()
 
     def _look_for_newest(self) -> None:
@@ -179,23 +183,21 @@ class NodeClient:
             heard_of_ns = self._heard_of_ns()
             if heard_of_ns <= max(self._cluster.map.newest_ns, self._looked_for_ns):
                 return  # another thread has looked meanwhile
-            self._looked_for_ns = heard_of_ns
-            for node in self._follow_members(at_once=True):
-                self._connect(node)
+            self._follow_members(at_once=True)
+            self._looked_for_ns = heard_of_ns  # now: until then other threads wait for the lock
         self._cluster.report()
 
-    def _follow_members(self, *, at_once: bool = False) -> list[RemoteNode]:
+    def _follow_members(self, *, at_once: bool = False) -> None:
         try:
-            return self._update_members(self._membership.members(at_once=at_once))
+            self._update_members(self._membership.members(at_once=at_once))
         except CacheError as error:
             self._warn(str(error))
-            return []
 
-    def _update_members(self, members: Members) -> list[RemoteNode]:
-        """Make the map of these members; return the new ones on other hosts."""
+    def _update_members(self, members: Members, *, refuse: bool = False) -> None:
+        """Connect to new members, then use the map of all. Raises SpecRefused with ``refuse``."""
         local_member = self._membership.local_member
         if members == self._members:
-            return []
+            return
         owners = OwnerMap.of(members.members, members.version)
         cluster = self._cluster
         left = {node.member: node for node in cluster.others}
@@ -203,9 +205,13 @@ class NodeClient:
             None if member.name == local_member else left.pop(member, None) or RemoteNode(member)
             for member in owners.members
         ]
+        new_map = MemberMap(owners, nodes)
         known = cluster.others
+        for node in nodes:
+            if node is not None and node not in known:
+                self._connect(node, new_map.newest_ns, refuse=refuse)
         with cluster.lock:
-            cluster.map = MemberMap(owners, nodes)
+            cluster.map = new_map
         self._members = members
         for node in left.values():
             node.mark_lost()
@@ -213,15 +219,14 @@ class NodeClient:
         with defer_interrupts():
             for _ in range(min(_MAX_FETCHERS, len(cluster.others)) - self._count_fetchers()):
                 self._start("stoker-cluster-fetch", self._fetches.run)
-        return [node for node in cluster.others if node not in known]
 
     def _count_fetchers(self) -> int:
         return sum(thread.name == "stoker-cluster-fetch" for thread in self._threads)
 
-    def _connect(self, node: RemoteNode, *, refuse: bool = False) -> None:
+    def _connect(self, node: RemoteNode, newest_ns: int, *, refuse: bool = False) -> None:
         cluster = self._cluster
         try:
-            client = cluster.connect(node)
+            client = cluster.connect(node, newest_ns)
         except SpecRefused as error:
             node.backoff.failed()
             if refuse:

@@ -226,52 +226,58 @@ class PartitionedCache(ExampleCache):
         local, saved_bytes = self._look_up(local_keys, sizes and [sizes[at] for at in local_at])
         for at, value in zip(local_at, local, strict=True):
             values[at] = value
-        found = dict(fetched)
+        found = fetched
         missing = [keys[at] for at in local_at if values[at] is MISSING]
         if missing and (client := self._connected_client()) is not None:
             answer = client.fetch(missing).wait()
-            found |= answer.found
+            found = {**fetched, **answer.found}
             late += len(answer.late)
-        peer_hits = peer_bytes = 0
+        used: list[Found] = []
         for at, key in enumerate(keys):
             got = found.get(key) if values[at] is MISSING else None
-            value = None if got is None else self._read(got)
+            value = None if got is None else self._read(got.record)
             if got is not None and value is not None:
                 values[at] = value[0]
-                size = len(got.record.data)
-                peer_hits, peer_bytes = peer_hits + 1, peer_bytes + size
-                saved_bytes += sizes[at] if sizes and sizes[at] >= 0 else size
+                used.append(got)
+                own_size = sizes[at] if sizes else -1
+                saved_bytes += own_size if own_size >= 0 else len(got.record.data)
+        self._send_to_owners(used)
         misses = sum(value is MISSING for value in values)
         self.count(
             hits=len(keys) - misses,
             misses=misses,
             saved_bytes=saved_bytes,
-            peer_hits=peer_hits,
-            peer_bytes=peer_bytes,
+            peer_hits=len(used),
+            peer_bytes=sum(len(each.record.data) for each in used),
             peer_timeouts=late,
         )
         return values
 
-    def _read(self, found: Found) -> tuple[Any] | None:
-        """Decode an item that a member sent, and send it to its owner if that is another member.
+    def _read(self, record: Record) -> tuple[Any] | None:
+        """Decode an item that a member sent.
 
         Return the value in a tuple; None if the item is damaged or cannot be decoded here.
         """
-        record = found.record
         try:
             if checksum_of(record.key, record.data) != record.checksum:
                 raise ValueError("the checksum differs")
-            value = decode(memoryview(record.data))
+            return (decode(memoryview(record.data)),)
         except UnknownType:
             return None
         except ValueError:  # Damaged is one
             self.count(damaged=1)
             return None
+
+    def _send_to_owners(self, found: Sequence[Found]) -> None:
+        """Send items that came from other members than their owners to members that rank before."""
         client = self._connected_client()
-        target = None if client is None else client.choose_store(record.key, before=found.member)
-        if target is not None:
-            self._send(target, Record(record.key, bytes(record.data), record.checksum))
-        return (value,)
+        if client is None or not found:
+            return
+        owners = client.owner_names([each.record.key for each in found])
+        for (record, member), owner in zip(found, owners, strict=True):
+            target = None if member == owner else client.choose_store(record.key, before=member)
+            if target is not None:
+                self._send(target, Record(record.key, bytes(record.data), record.checksum))
 
     @property
     def takes(self) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from stoker.cluster.backoff import Backoff
 from stoker.cluster.keeper.client import KeeperClient
 from stoker.cluster.pending import PendingGet
@@ -87,9 +89,16 @@ class MemberMap:
         self.newest_ns = max((member.joined_ns for member in owners.members), default=0)
         self._ranks: dict[int, Sequence[int]] = {}
 
-    def first(self, key: bytes) -> str:
-        """Return the name of the member that owns an item if all members are alive."""
-        return self.owners.members[self.owners.owner(number_of(key))].name
+    def first(self, keys: Sequence[bytes]) -> list[int]:
+        """Return the members that own items if all members are alive."""
+        # A key is 16 bytes; the first 8 are the item's number in its source (`key_of`).
+        numbers = np.frombuffer(b"".join(keys), ">u8")[::2].astype(np.uint64)
+        owners: list[int] = self.owners.owners(numbers).tolist()
+        return owners
+
+    def owner_names(self, keys: Sequence[bytes]) -> list[str]:
+        """Return the names of the members that own items if all members are alive."""
+        return [self.owners.members[number].name for number in self.first(keys)]
 
     def ranking(self, key: bytes) -> Sequence[int]:
         """Return all members' numbers in the order of an item's ranking, its owner first."""

@@ -117,7 +117,7 @@ class ReplicateQueue:
             return records  # it has left the cluster a moment ago
         try:
             if node.put_client is None:
-                node.put_client = cluster.connect(node)
+                node.put_client = cluster.connect(node, cluster.map.newest_ns)
             stored = node.put_client.put(records)
         except (LinkError, SpecRefused):
             cluster.mark_lost(node)

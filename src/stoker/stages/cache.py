@@ -370,6 +370,8 @@ class CacheStage(ChainStage):
 
     def keys(self, source: IndexedSource, indices: Sequence[int]) -> list[bytes]:
         """Return the keys of examples; b"" where their files cannot be found."""
+        if source.is_numbered:
+            return self.cache.keys_of(np.array(indices, np.int64))
         return [self._known(source, index)[1] for index in indices]
 
     def holds(self, source: IndexedSource, indices: Sequence[int]) -> list[bool]:

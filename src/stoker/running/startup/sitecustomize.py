@@ -54,7 +54,11 @@ def _prepare(loader_class: Any, attach: str) -> None:
         # PyTorch is complete by now; while its own modules are imported, stoker cannot be.
         loader_class.__init__ = build
         try:
-            getattr(importlib.import_module("stoker.running.hooks"), attach)(loader_class)
+            if os.environ.get("STOKER_RUN_PLAN"):
+                getattr(importlib.import_module("stoker.running.hooks"), attach)(loader_class)
+            if port := os.environ.get("STOKER_WATCH"):
+                hooks = importlib.import_module("stoker.analysis.watching.hooks")
+                hooks.watch_on_start(loader_class, port)
         except Exception as error:
             problem = f"{type(error).__name__}: {error}"
             print(f"stoker run: all loaders are left as they are: {problem}", file=sys.stderr)
@@ -76,6 +80,7 @@ def _give_way() -> None:
         hidden.loader.exec_module(module)
 
 
-if os.environ.get("STOKER_RUN_PLAN") and os.environ.get("STOKER_RUN") != "0":
+_asked = os.environ.get("STOKER_RUN_PLAN") or os.environ.get("STOKER_WATCH")
+if _asked and os.environ.get("STOKER_RUN") != "0":
     sys.meta_path.insert(0, _AfterLoaders())
 _give_way()

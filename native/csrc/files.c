@@ -1,0 +1,34 @@
+// Whole files, read in one call: each call of the system by Python lets another thread run.
+#define _POSIX_C_SOURCE 200809L
+#define _FILE_OFFSET_BITS 64
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "stoker_native.h"
+
+static int64_t read_open(int descriptor, uint8_t *out, int64_t capacity) {
+    struct stat found;
+    if (fstat(descriptor, &found) || !S_ISREG(found.st_mode)) return -1;
+    // One byte more than the file has shows that it has not grown.
+    if (found.st_size >= capacity) return -1;
+    int64_t size = 0;
+    while (size < capacity) {
+        const ssize_t got = read(descriptor, out + size, (size_t)(capacity - size));
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0) return -1;
+        if (got == 0) return size;
+        size += got;
+    }
+    return -1;
+}
+
+int64_t stoker_read_file(const char *path, uint8_t *out, int64_t capacity) {
+    // Opening a pipe would wait for its writer. To regular files O_NONBLOCK means nothing.
+    const int descriptor = open(path, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+    if (descriptor < 0) return -1;
+    const int64_t size = read_open(descriptor, out, capacity);
+    close(descriptor);
+    return size;
+}

@@ -1,0 +1,119 @@
+"""The hooks on PyTorch's data loader: they time each ``next()`` of its iterators.
+
+A hook does nothing to the iterators that a loader makes inside of another one's ``next()``.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import sys
+import time
+from typing import Any
+
+from stoker.analysis.watching.watch import RunWatch
+
+_LOADERS = {
+    "torch.utils.data.dataloader": "DataLoader",
+    "torchdata.stateful_dataloader.stateful_dataloader": "StatefulDataLoader",
+}
+# Of this process; a fork leaves its parent's behind.
+_current: list[RunWatch] = []
+_hooked: set[type] = set()
+# Of `stoker run --watch`: a process is watched from its first loader on.
+_on_start: list[int | None] = []
+
+
+def start_watch(port: int | None) -> RunWatch:
+    """Watch this process, and all loaders that it iterates from now on."""
+    importlib.import_module("torch.utils.data.dataloader")
+    for module, name in _LOADERS.items():
+        if module in sys.modules:
+            watch_class(getattr(sys.modules[module], name))
+    before = _find_watch()
+    if before is not None:
+        before.close()
+    local = os.environ.get("LOCAL_RANK", "")
+    _current[:] = [RunWatch(port + int(local) if port and local.isdigit() else port)]
+    return _current[0]
+
+
+def watch_on_start(loader_class: Any, port: str) -> None:
+    """Watch the loaders of a class in this process, and in those that it forks to train.
+
+    ``port``: a number; "-" for none.
+    """
+    _on_start[:] = [None if port == "-" else int(port)]
+    watch_class(loader_class)
+
+
+def watch_class(loader_class: Any) -> None:
+    """Put the hook on a class of loaders, once."""
+    if loader_class in _hooked:
+        return
+    _hooked.add(loader_class)
+    start = loader_class.__iter__
+
+    @functools.wraps(start)
+    def __iter__(self: Any) -> Any:
+        watch = _find_watch()
+        if watch is None and _on_start and _is_trainer():
+            watch = _start_unasked(_on_start[0])
+        if watch is None or watch.entered_ns:  # a loader inside of another one
+            return start(self)
+        size = "no automatic batches" if self.batch_size is None else f"batch {self.batch_size}"
+        epoch = watch.begin(f"{type(self.dataset).__name__}, {size}")
+        began_ns = watch.entered_ns = time.perf_counter_ns()
+        try:
+            iterator = start(self)
+        finally:
+            watch.entered_ns = 0
+            watch.wait_ns += time.perf_counter_ns() - began_ns
+        if hasattr(iterator, "__dict__"):
+            _time_class(type(iterator))
+            iterator.__dict__["_stoker_watch"] = epoch
+        return iterator
+
+    loader_class.__iter__ = __iter__
+
+
+def _find_watch() -> RunWatch | None:
+    if _current and _current[0].pid == os.getpid() and not _current[0].is_closed:
+        return _current[0]
+    return None
+
+
+def _is_trainer() -> bool:
+    """True unless this is a worker of a loader, or has been watched before."""
+    import torch.utils.data
+
+    is_closed = bool(_current) and _current[0].pid == os.getpid()
+    return torch.utils.data.get_worker_info() is None and not is_closed
+
+
+def _start_unasked(port: int | None) -> RunWatch:
+    """Watch a script that does not know of it: without a page, if that cannot be served."""
+    try:
+        return start_watch(port)
+    except (ImportError, OSError) as error:
+        print(f"stoker watch: no page: {error}", file=sys.stderr)
+        return start_watch(None)
+
+
+def _time_class(kind: type) -> None:
+    """Have the iterators of a class time their calls, once; those without a mark do not."""
+    owner: Any = next(base for base in kind.__mro__ if "__next__" in vars(base))
+    if owner in _hooked:
+        return
+    _hooked.add(owner)
+    advance = owner.__next__
+
+    @functools.wraps(advance)
+    def __next__(self: Any) -> Any:
+        epoch = self.__dict__.get("_stoker_watch")
+        if epoch is None or epoch.watch.entered_ns:
+            return advance(self)
+        return epoch.next(advance, self)
+
+    owner.__next__ = __next__

@@ -1,0 +1,315 @@
+"""A watched process: its counters, the thread that reads the kernel, and what it says."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing import util
+from typing import Any
+
+from stoker.adapters.exposition import MetricsServer
+from stoker.analysis.watching import readings
+from stoker.analysis.watching.histogram import DurationHistogram
+from stoker.analysis.watching.page import write_watch_page
+from stoker.analysis.watching.slowdown import SlowdownDetector, WatchWindow
+from stoker.analysis.watching.stats import WatchStats
+from stoker.basics.future import OneShot
+from stoker.basics.resources import process_group
+from stoker.basics.signals import defer_interrupts
+
+# Four looks a second: a stall of some seconds is split, and a look takes some 0.1 ms.
+_TICK_S = 0.25
+# The most that the thread takes of a processor: with many workers, it looks less often.
+_SHARE = 0.005
+# Long enough for some batches of slow jobs, short enough to hear of a slowdown within half a
+# minute.
+_WINDOW_S = 10.0
+# As often as people look.
+_TELL_S = 60.0
+# Looks while the loop waited: fewer do not split a stall.
+_FEWEST_LOOKS = 20
+# Waits that are kept for the page.
+_LONGEST_COURSE = 360
+
+_clock = time.perf_counter_ns
+
+
+class LoaderTimes:
+    """The times of one kind of loader, over all its epochs."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.waits = DurationHistogram()
+        self.steps = DurationHistogram()
+
+
+class EpochTimes:
+    """Times the calls of one iterator."""
+
+    __slots__ = ("_left_ns", "_times", "watch")
+
+    def __init__(self, watch: RunWatch, times: LoaderTimes) -> None:
+        self.watch, self._times = watch, times
+        self._left_ns = 0
+
+    def next(self, advance: Callable[[Any], Any], iterator: Any) -> Any:
+        """Return ``advance(iterator)``, and count its time."""
+        watch, left_ns = self.watch, self._left_ns
+        entered_ns = watch.entered_ns = _clock()
+        try:
+            batch = advance(iterator)
+        except StopIteration:
+            self._left_ns = 0
+            raise
+        except BaseException:
+            watch.tell_dead(iterator)
+            raise
+        finally:
+            now_ns = _clock()
+            watch.entered_ns = 0
+            watch.wait_ns += now_ns - entered_ns
+        watch.batches += 1
+        self._left_ns = now_ns
+        if left_ns:  # else it is the first of its epoch
+            self._times.waits.add(now_ns - entered_ns)
+            self._times.steps.add(entered_ns - left_ns)
+        return batch
+
+
+class RunWatch:
+    """A watched process; made by ``stoker.watch``.
+
+    Attributes:
+        entered_ns: when the loop began to wait for the present batch; 0 while it does not wait.
+        wait_ns: time spent waiting, over the whole run.
+        batches: of all loaders.
+        is_closed: True once it watches no more.
+    """
+
+    def __init__(self, port: int | None = None) -> None:
+        self.entered_ns = self.wait_ns = self.batches = 0
+        self.pid = os.getpid()
+        self.is_closed = False
+        self._loaders: dict[str, LoaderTimes] = {}
+        self._since_ns = 0
+        self._reader = ""  # the thread that iterates
+        self._warnings: list[str] = []
+        self._looks = [0, 0]  # while the loop waited: workers computed, nobody did
+        self._detector = SlowdownDetector()
+        self._course: list[WatchWindow] = []
+        self._children: list[int] = []
+        self._is_stale = True  # of the children
+        self._server = None if port is None else MetricsServer({"watch": self}, port)
+        if self._server is not None:
+            self._say(f"{self._server.url.removesuffix('metrics')} shows this run")
+        self._over: OneShot[None] = OneShot()
+        self._thread = threading.Thread(target=self._look_on, name="stoker-watch", daemon=True)
+        # Not atexit, which children of multiprocessing leave out.
+        self._end = util.Finalize(None, self.close, exitpriority=0)
+        with defer_interrupts():
+            self._thread.start()
+
+    @property
+    def url(self) -> str | None:
+        """The page's URL; None without a port."""
+        return None if self._server is None else self._server.url.removesuffix("metrics")
+
+    def close(self) -> None:
+        """Stop watching, and say how the run was. May be called again."""
+        if self.is_closed or os.getpid() != self.pid:
+            return
+        self.is_closed = True
+        self._over.give(None)
+        self._thread.join(_WINDOW_S)
+        if self._server is not None:
+            self._server.close()
+        if self._since_ns:
+            self._say(str(self.stats()))
+
+    # What the hooks call
+
+    def begin(self, name: str) -> EpochTimes:
+        """Begin an epoch of a loader of this name."""
+        if not self._since_ns:
+            self._since_ns = _clock()
+        self._reader = f"self/task/{threading.get_native_id()}"
+        self._is_stale = True
+        return EpochTimes(self, self._loaders.setdefault(name, LoaderTimes(name)))
+
+    def tell_dead(self, iterator: Any) -> None:
+        """Warn of workers that are gone, as an iterator failed."""
+        workers = [worker.pid for worker in getattr(iterator, "_workers", ())]
+        dead = [f"worker {pid}" for pid in workers if readings.read_state(str(pid)) in "XZ"]
+        if dead:
+            free = readings.read_host().available_bytes / 2**20
+            self._warn(
+                f"{', '.join(dead)} ended while the loop waited for a batch: killed, perhaps, as "
+                f"memory was short ({free:,.0f} MiB are available now)"
+            )
+
+    # What it knows
+
+    def stats(self) -> WatchStats:
+        """Return the run so far. May be called from any thread."""
+        now_ns, entered_ns = _clock(), self.entered_ns
+        waited_ns = self.wait_ns + (now_ns - entered_ns if entered_ns else 0)
+        elapsed_ns = max(1, now_ns - self._since_ns) if self._since_ns else 1
+        stall = min(1.0, waited_ns / elapsed_ns)
+        prep = fetch = None
+        computed, waited = self._looks
+        if computed + waited >= _FEWEST_LOOKS:
+            fetch = stall * waited / (computed + waited)
+            prep = stall - fetch
+        main = self._find_main()
+        waits = DurationHistogram() if main is None else main.waits
+        return WatchStats(
+            rank=_read_rank()[0],
+            elapsed_s=elapsed_ns / 1e9 if self._since_ns else 0.0,
+            batches=self.batches,
+            compute_fraction=1.0 - stall,
+            stall_fraction=stall,
+            prep_stall_fraction=prep,
+            fetch_stall_fraction=fetch,
+            wait_p50_s=waits.quantile(0.5),
+            wait_p95_s=waits.quantile(0.95),
+            wait_p99_s=waits.quantile(0.99),
+            warnings=list(self._warnings),
+        )
+
+    def metrics(self) -> dict[str, float]:
+        """Return the run so far as numbers, for ``stoker.metrics``."""
+        found = self.stats()
+        numbers: dict[str, float] = {
+            "stall_fraction": found.stall_fraction,
+            "compute_fraction": found.compute_fraction,
+            "wait_p50_s": found.wait_p50_s,
+            "wait_p95_s": found.wait_p95_s,
+            "wait_p99_s": found.wait_p99_s,
+            "batches_total": found.batches,
+            "elapsed_s_total": found.elapsed_s,
+            "wait_s_total": found.stall_fraction * found.elapsed_s,
+            "warnings_total": len(found.warnings),
+        }
+        if found.prep_stall_fraction is not None and found.fetch_stall_fraction is not None:
+            numbers["prep_stall_fraction"] = found.prep_stall_fraction
+            numbers["fetch_stall_fraction"] = found.fetch_stall_fraction
+        return numbers
+
+    def page(self) -> str:
+        """Return the run so far as a page for a browser, which loads itself again."""
+        return write_watch_page(self.stats(), list(self._course))
+
+    def _find_main(self) -> LoaderTimes | None:
+        """Return the loader with most batches."""
+        return max(self._loaders.values(), key=lambda times: times.waits.count, default=None)
+
+    # The thread
+
+    def _look_on(self) -> None:
+        try:
+            self._look_until_over()
+        except Exception as error:  # a script does not fail because nobody watches it
+            self._say(f"the causes of a slowdown are not known: {type(error).__name__}: {error}")
+
+    def _look_until_over(self) -> None:
+        window = _WindowStart(self)
+        pause_s, told_ns = _TICK_S, _clock()
+        while True:
+            try:
+                return self._over.wait(pause_s)
+            except TimeoutError:
+                began_s = time.thread_time()
+            if self.entered_ns:
+                self._look()
+            if _clock() - window.began_ns >= _WINDOW_S * 1e9:
+                found, window = window.end(), _WindowStart(self)
+                self._course = [*self._course, found][-_LONGEST_COURSE:]
+                said = self._detector.add(found)
+                if said is not None:
+                    self._warn(said)
+            if _clock() - told_ns >= _TELL_S * 1e9 and self._since_ns:
+                told_ns = _clock()
+                if _read_rank()[0] == 0:
+                    self._say(str(self.stats()))
+            pause_s = max(_TICK_S, (time.thread_time() - began_s) / _SHARE)
+
+    def _look(self) -> None:
+        """See what the workers do while the loop waits."""
+        if self._is_stale:
+            self._is_stale, self._children = False, readings.list_children()
+        # Without workers, it is the reader that computes or waits.
+        tasks = [self._reader, *(str(pid) for pid in self._children)]
+        computes = any(readings.read_state(task) == "R" for task in tasks)
+        if self.entered_ns:  # still
+            self._looks[not computes] += 1
+
+    def _warn(self, text: str) -> None:
+        self._warnings.append(f"{time.strftime('%H:%M:%S')} {text}")
+        self._say(text)
+
+    def _say(self, text: str) -> None:
+        rank, ranks = _read_rank()
+        who = f" [rank {rank}]" if ranks > 1 else ""
+        print(f"stoker watch{who}: {text}", file=sys.stderr, flush=True)
+
+
+class _WindowStart:
+    """The counters at the begin of a window."""
+
+    def __init__(self, watch: RunWatch) -> None:
+        self._watch = watch
+        self.began_ns = _clock()
+        watch._children = readings.list_children()
+        self._main = watch._find_main()
+        self._waits = DurationHistogram() if self._main is None else self._main.waits
+        self._waited_ns, self._count = self._waits.total_ns, self._waits.count
+        if self._main is not None:
+            self._main.steps = DurationHistogram()  # for the median of this window
+        self._looks = list(watch._looks)
+        self._workers = readings.read_workers([*watch._children, watch.pid])
+        self._host = readings.read_host()
+
+    def end(self) -> WatchWindow:
+        """Return what happened since."""
+        watch, main = self._watch, self._main
+        seconds = (_clock() - self.began_ns) / 1e9
+        batches = self._waits.count - self._count
+        entered_ns = watch.entered_ns
+        wait_s = (self._waits.total_ns - self._waited_ns) / 1e9 / max(1, batches)
+        if not batches:
+            wait_s = (_clock() - entered_ns) / 1e9 if entered_ns and main is not None else 0.0
+        after = readings.read_workers([*watch._children, watch.pid])
+        nothing = readings.WorkerReading(0.0, 0.0, 0)
+        pairs = {pid: (self._workers.get(pid, nothing), now) for pid, now in after.items()}
+        used_s = sum(now.cpu_s - was.cpu_s for was, now in pairs.values())
+        own, was = after.get(watch.pid, nothing), self._workers.get(watch.pid, nothing)
+        workers_s = used_s - (own.cpu_s - was.cpu_s) if len(pairs) > 1 else used_s
+        host = readings.read_host()
+        looks = [now - was for now, was in zip(watch._looks, self._looks, strict=True)]
+        states = ((pid, readings.read_state(str(pid))) for pid in watch._children)
+        return WatchWindow(
+            seconds=seconds,
+            batches=batches,
+            wait_s=wait_s,
+            step_s=0.0 if main is None else main.steps.quantile(0.5),
+            cpu_s=workers_s / max(1, batches),
+            read_bytes=sum(now.read_bytes - was.read_bytes for was, now in pairs.values())
+            / max(1, batches),
+            blocked_fraction=looks[1] / sum(looks) if sum(looks) else 0.0,
+            queued_cores=sum(now.queued_s - was.queued_s for was, now in pairs.values()) / seconds,
+            others_cores=max(0.0, host.busy_s - self._host.busy_s - used_s) / seconds,
+            memory_fraction=(host.memory_s - self._host.memory_s) / seconds,
+            available_bytes=host.available_bytes,
+            stopped=tuple(f"process {pid}" for pid, state in states if state in "Tt"),
+        )
+
+
+def _read_rank() -> tuple[int, int]:
+    """Return this process's rank and the number of ranks."""
+    rank, ranks = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
+    if rank.isdigit() and ranks.isdigit():
+        return int(rank), int(ranks)
+    return process_group() or (0, 1)

@@ -37,8 +37,8 @@ Results::
     hugging face, 256                21,727    423,140  19.02     45.2 (42.1 .. 48.3)   46.41  1.00
     hugging face, selected, 256      26,302    800,856  32.09     69.5 (66.2 .. 72.8)   65.53  1.00
     windows of an array           2,188,360  1,027,664   0.55  0.603 (0.558 .. 0.647)    0.75  0.90
-    packed to 2,049                  26,122     10,624   0.37  0.436 (0.331 .. 0.442)    0.44  1.50
-    mix of four token files         101,176    174,862   1.79     1.75 (1.74 .. 1.77)    2.30  1.40
+    packed to 2,049                   3,662      2,743   0.74   0.62 (0.357 .. 0.849)    0.71  1.50
+    mix of four token files           9,121     76,024   7.23      1.91 (1.41 .. 2.4)    1.75  1.40
     [end]
 
 Goals are ratios of processor time, by hand over stoker. Behind, and why:
@@ -52,13 +52,16 @@ Goals are ratios of processor time, by hand over stoker. Behind, and why:
   hand 175.
 - windows: rows are copied in as little time as by hand (7.5 us a batch). The order takes 2.5 us
   more, and the engine as much again.
-- packed: of 34 us a sequence (15 by hand), joining takes 12, most of it copies from and to memory
-  that no cache holds, a second copy into the batch 6, reading documents 7, looking at each 5. The
-  rest is the engine's work for two tasks a batch.
+- packed: a sequence takes 14 us inline (11 by hand), of which joining, one copy straight into the
+  batch, takes 4, most of it from documents that no cache holds and into the batch. Finding where
+  sequences end takes 2 us, reading the documents 1. The rest is the engine's work for two tasks a
+  batch. On a loaded machine threads are tried at the defaults, and need up to twice as much.
 
 Caveats: the load average was 18, on two cores, so rates mean little; there were two rounds, and
-ratios of processor time moved by a fifth between runs. The row of packed sequences was measured
-later, in five rounds beside a load of 6.
+ratios of processor time moved by a fifth between runs. The rows of packed sequences and of token
+files were measured later, in nine rounds beside a load of 29 to 36. Packed sequences in three
+rounds at a load of 15, in turns with the version before, which joined in the planner: 0.79 and
+0.42.
 """
 
 from __future__ import annotations

@@ -216,11 +216,12 @@ def data_bytes(value: Any) -> int:
     if kind in _COMMON_LEAVES:
         return 0
     if isinstance(value, (tuple, list)):
-        kinds = set(map(type, value))
-        if kinds == {bytes} or kinds == {str}:
-            return sum(map(len, value))
-        if kinds <= _TEXTS:  # with nulls
-            return sum(len(text) for text in value if text is not None)
+        if value and type(value[0]) in _TEXTS:
+            kinds = set(map(type, value))
+            if kinds == {bytes} or kinds == {str}:
+                return sum(map(len, value))
+            if kinds <= _TEXTS:  # with nulls
+                return sum(len(text) for text in value if text is not None)
         return sum(map(data_bytes, value))
     if kind is dict:
         return sum(map(data_bytes, value.values()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from stoker.basics.warn import warn
 from stoker.engine.run import Run
@@ -55,7 +55,7 @@ class PipelineIterator(Iterator[T]):
 
     def __next__(self) -> T:
         run = self._run
-        if run.is_inherited:
+        if not run.owner.is_current:  # ``is_inherited``, without a call for each output
             raise RuntimeError(
                 "this iterator belongs to the process that made it, whose workers a forked child "
                 "does not have: call iter(pipeline) in the child, or iterate before the fork only"
@@ -66,10 +66,10 @@ class PipelineIterator(Iterator[T]):
                 warn_of_second_iterator()
             raise StopIteration
         try:
-            output = run.next()
+            output: T = run.next()
             if self._listener is not None:
                 self._listener.begin()
-            return cast(T, output)
+            return output
         except StopIteration:
             run.complete = True
             self.close()

@@ -93,7 +93,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -181,10 +181,13 @@ class Serving:
             raise
 
     def timed(self, least_s: float) -> dict[str, float]:
-        """Run epochs; see ``peers/serve.py``. Memory is what the process and its workers hold."""
+        """Run epochs; see ``peers/serve.py``. Memory is what the process and its workers hold, and
+        processor time what they take together."""
         assert self._process.stdin is not None
+        before_s = self._processor_s()
         print(least_s, file=self._process.stdin, flush=True)
-        return self._answer() | {"memory_bytes": self._memory_bytes()}
+        answer = self._answer() | {"processor_s": self._processor_s() - before_s}
+        return answer | {"memory_bytes": self._memory_bytes()}
 
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
@@ -195,12 +198,22 @@ class Serving:
         raise RuntimeError(f"an arm ended with code {self._process.wait()}")
 
     def _memory_bytes(self) -> int:
-        whole = psutil.Process(self._process.pid)
         total = 0
-        for each in [whole, *whole.children(recursive=True)]:
+        for each in self._processes():
             with contextlib.suppress(psutil.NoSuchProcess):
                 total += each.memory_full_info().pss
         return total
+
+    def _processor_s(self) -> float:
+        total = 0.0
+        for each in self._processes():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                total += sum(each.cpu_times()[:4])  # with those of children that have ended
+        return total
+
+    def _processes(self) -> list[psutil.Process]:
+        whole = psutil.Process(self._process.pid)
+        return [whole, *whole.children(recursive=True)]
 
     def close(self) -> None:
         """End the process."""
@@ -285,8 +298,11 @@ def limit(program: Path, folder: Path, seconds: float) -> dict[str, float]:
     return {"steady_examples": per_s, "steady_s": 1.0}
 
 
-def arms_of(task: str, peers: list[str]) -> dict[str, Arm]:
-    """Return what runs in a task; the first is what the others are compared with."""
+def arms_of(
+    task: str, peers: list[str], known: Mapping[str, tuple[str, str, str]] = PEERS
+) -> dict[str, Arm]:
+    """Return what runs in a task, with some of the ``known`` peers; the first is what the others
+    are compared with."""
     here = Path(sys.executable)
     stoker = partial(Arm, here, "stoker_jpegs")
     own = {"stoker": stoker("fast")} if native.library() else {}
@@ -307,7 +323,7 @@ def arms_of(task: str, peers: list[str]) -> dict[str, Arm]:
         "torch, Pillow": Arm(here, "torch_jpegs", "pillow"),
     }
     for name in peers:
-        place, peer, variant = PEERS[name]
+        place, peer, variant = known[name]
         arms[name] = Arm(environment.python(place), peer, variant)
     return arms
 

@@ -2,12 +2,15 @@
 
 ``CC`` and ``CFLAGS`` are those of make. ``STOKER_NATIVE_LIBJPEG`` names a folder with ``include``,
 ``lib/libjpeg.a`` and ``licenses``, as ``build_libjpeg.sh`` makes it: that libjpeg is linked
-statically, and the wheel holds its licenses. Otherwise it is the system's shared libjpeg.
+statically, and the wheel holds its licenses, and names it in a bill of materials (PEP 770).
+Otherwise it is the system's shared libjpeg.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shlex
 import subprocess
 import sysconfig
@@ -31,6 +34,46 @@ def command(here: Path, made: Path) -> list[str]:
     return [*cc, *FLAGS, *given, *include, *sources, "-o", str(made), *library, "-lm"]
 
 
+def bill_of_materials(libjpeg: Path, version: str) -> str:
+    """Return what the wheel holds beside its own code, as CycloneDX 1.6 in JSON.
+
+    It has no time and no random number, so that a build can be repeated.
+
+    Args:
+        libjpeg: the folder of libjpeg-turbo.
+        version: of the wheel.
+    """
+    config = (libjpeg / "include" / "jconfig.h").read_text()
+    found = re.search(r"LIBJPEG_TURBO_VERSION\s+(\S+)", config)
+    if found is None:
+        raise ValueError(f"{libjpeg}/include/jconfig.h names no version of libjpeg-turbo")
+    own, turbo = (
+        f"pkg:pypi/stoker-native@{version}",
+        f"pkg:github/libjpeg-turbo/libjpeg-turbo@{found[1]}",
+    )
+    component = {"type": "library", "bom-ref": turbo, "name": "libjpeg-turbo", "version": found[1]}
+    # Its LICENSE.md: the library, its API and build system, its SIMD extensions.
+    component |= {"licenses": [{"expression": "IJG AND BSD-3-Clause AND Zlib"}], "purl": turbo}
+    bill = {
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.6",
+        "version": 1,
+        "metadata": {
+            "component": {
+                "type": "library",
+                "bom-ref": own,
+                "name": "stoker-native",
+                "version": version,
+                "licenses": [{"expression": "Apache-2.0"}],
+                "purl": own,
+            }
+        },
+        "components": [component],
+        "dependencies": [{"ref": own, "dependsOn": [turbo]}, {"ref": turbo}],
+    }
+    return json.dumps(bill, indent=2) + "\n"
+
+
 class CustomBuildHook(BuildHookInterface[Any]):
     """The hook that hatchling calls."""
 
@@ -45,6 +88,9 @@ class CustomBuildHook(BuildHookInterface[Any]):
         build_data["force_include"][str(made)] = f"stoker_native/{made.name}"
         if libjpeg := os.environ.get("STOKER_NATIVE_LIBJPEG"):
             build_data["force_include"][f"{libjpeg}/licenses"] = "stoker_native/licenses"
+            bill = Path(self._folder.name, "libjpeg-turbo.cdx.json")
+            bill.write_text(bill_of_materials(Path(libjpeg), self.metadata.version))
+            build_data["sbom_files"].append(str(bill))
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         """Remove what was compiled."""

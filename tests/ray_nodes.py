@@ -14,6 +14,11 @@ import pytest
 # One for the process: Ray remembers the first that it has read.
 TOKEN = secrets.token_hex(32)
 
+# What `atexit` has of a node of `Cluster` holds its clients, and from Python 3.13 on a forked child
+# of multiprocessing begins with `atexit._clear()`: gRPC, which knows nothing of the fork, ends the
+# child by SIGSEGV when the last reference to a client goes there. So none is the last.
+_nodes: list[Any] = []
+
 MARKS = [
     pytest.mark.timeout(300),
     # Ray's own: files that it leaves to the collector, and what it says of its future.
@@ -48,6 +53,7 @@ def ray_cluster(*sent: ModuleType) -> Iterator[Any]:
         for module in sent:
             ray.cloudpickle.register_pickle_by_value(module)
         yield made
+        _nodes.extend(made.list_all_nodes())
         ray.shutdown()
         made.shutdown()
         del made

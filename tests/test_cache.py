@@ -11,9 +11,11 @@ import mmap
 import os
 import pty
 import re
+import secrets
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -142,11 +144,19 @@ class Chain:
     random: bool = False
     admit: str = "first"
     several: bool = False
+    behind: bool = False
     seed: int = 0
+
+    def budget(self) -> stoker.CacheBudget:
+        """Return a budget, some with a disk behind it, that goes with its last user."""
+        if not self.behind:
+            return stoker.budget(self.limit)
+        path = os.path.join(tempfile.gettempdir(), f"stoker-behind-{secrets.token_hex(8)}")
+        return stoker.budget(self.limit, behind=stoker.budget("1MiB", path=path, keep=False))
 
     def built(self, cache: bool, workers: int = 0, kind: str = "thread") -> stoker.Pipeline:
         fails = bool(self.bad or self.failing_map)
-        budget = stoker.budget(self.limit) if self.several else None
+        budget = self.budget() if self.several else None
         pipeline = stoker.from_dataset(
             Rows(self.examples, self.bytes_each, self.bad),
             seed=self.seed,
@@ -194,6 +204,7 @@ def chains(draw: st.DrawFn) -> Chain:
         echo=draw(st.sampled_from([None, Fraction(2), Fraction(5, 2)])),
         random=draw(st.booleans()),
         several=draw(st.booleans()),
+        behind=draw(st.booleans()),
         seed=draw(st.integers(0, 2**40)),
     )
 
@@ -225,6 +236,7 @@ def same_with_a_cache(chain: Chain, workers: int, kind: str) -> list[stoker.Cach
 @example(Chain(60, 4, 1 << 20, bytes_each=30_000), 2)
 @example(Chain(60, 4, 1 << 20, place="both", bytes_each=30_000, failing_map="before"), 1)
 @example(Chain(60, 4, 1 << 20, bytes_each=30_000, several=True), 2)
+@example(Chain(60, 4, 1 << 20, bytes_each=30_000, several=True, behind=True), 2)
 @example(Chain(60, 4, 2 << 20, place="both", bytes_each=9_000, several=True, bad=(3,)), 1)
 @example(Chain(40, 4, bad=(3,), failing_map="behind", echo=Fraction(2), random=True), 2)
 def test_the_stream_is_the_one_without_a_cache(chain: Chain, workers: int) -> None:

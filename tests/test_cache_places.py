@@ -47,6 +47,10 @@ def decoded(row: Any) -> Any:
     return {"id": row["id"], "x": np.repeat(row["x"], 10)}
 
 
+def doubled(row: Any) -> Any:
+    return np.concatenate([row, row])
+
+
 def size(file: Any) -> int:
     return len(file.data)
 
@@ -140,6 +144,56 @@ def test_each_rank_keeps_its_part_and_an_echo_may_follow() -> None:
         for _ in range(2):
             assert sum(len(batch["id"]) for batch in pipeline) == 40
         assert counted(pipeline).hits + counted(pipeline).misses == 20
+
+
+@pytest.mark.parametrize(("workers", "kind"), [(0, "thread"), (2, "thread"), (2, "process")])
+def test_what_memory_has_no_room_for_is_kept_on_the_disk(
+    tmp_path: Path, workers: int, kind: str
+) -> None:
+    memory = stoker.budget(
+        "1MiB", behind=stoker.budget("8MiB", path=tmp_path / "store", keep=False)
+    )
+    pipeline = stoker.from_arrays(np.zeros((100, 20_000), np.uint8), seed=0).shuffle()
+    pipeline = pipeline.cache(memory).map(doubled).cache(memory).workers(workers, kind=kind)
+    for _ in range(4):
+        assert [row.shape for row in pipeline] == [(40_000,)] * 100
+    stats = counted(pipeline)
+    on_disk = sum(place.items for place in stats.places if not place.in_memory)
+    in_memory = sum(place.items for place in stats.places if place.in_memory)
+    assert on_disk > 0
+    assert in_memory > 0
+    assert on_disk + in_memory == stats.items == stats.hits == 100
+    assert stats.used_bytes <= stats.limit_bytes == 9 << 20
+    assert "kept on disk as from_arrays" in str(stats)
+    assert "in memory or on the disk behind it" in str(pipeline)
+    del pipeline
+    assert not (tmp_path / "store").exists()
+
+
+def test_one_place_may_have_a_disk_behind_it(tmp_path: Path) -> None:
+    body = f"""
+        class Arrays:
+            def __len__(self):
+                return 60
+
+            def __getitem__(self, index):
+                return np.full(30_000, index, np.uint8)
+
+
+        memory = stoker.budget("1MiB", behind=stoker.budget("2MiB", path={str(tmp_path / "d")!r}))
+        pipeline = stoker.from_dataset(Arrays(), seed=0).shuffle().cache(memory, version="1")
+        pipeline = pipeline.batch(4).workers(2)
+        for epoch in range(3):
+            for batch in pipeline:
+                assert (batch == batch[:, :1]).all()
+        slow, fast = pipeline.stats().cache.places
+        say(json.dumps([slow.in_memory, fast.in_memory, slow.items + fast.items, slow.items > 0]))
+        with iter(pipeline) as batches:
+            next(batches)
+        say(json.dumps(pipeline.stats().cache.hits >= 4))
+    """
+    for _ in range(2):  # the second time, those on the disk are there from the beginning
+        assert run(tmp_path, body) == [[False, True, 60, True], True]
 
 
 # -- the choice
@@ -270,7 +324,22 @@ def one_after_another() -> Any:
     return rows().cache(memory).shuffle().cache(memory)
 
 
+def on_two_disks() -> Any:
+    return stoker.budget("1MiB", path="/tmp/a", behind=stoker.budget("1MiB", path="/tmp/b"))
+
+
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "two disks": (on_two_disks, "one budget on a disk behind one in memory"),
+    "memory behind": (
+        lambda: stoker.budget("1MiB", behind=stoker.budget("1MiB")),
+        "one budget on a disk behind one in memory",
+    ),
+    "a dataset": (
+        lambda: stoker.cached(
+            [1], stoker.budget("1MiB", behind=stoker.budget("1MiB", path="/tmp/b"))
+        ),
+        "is for pipelines",
+    ),
     "other budgets": (other_budgets, "a pipeline has one cache.*the same budget"),
     "no budget": (with_a_limit_behind, "a pipeline has one cache.*the same budget"),
     "nothing between": (one_after_another, "would keep the same"),

@@ -104,7 +104,11 @@ def test_python_runs_and_prints_what_the_page_shows(page: Path, tmp_path: Path) 
     assert 0 < runs == page.read_text().count("```python"), "a page shows something that runs"
     script = tmp_path / f"page_{page.stem}.py"  # jax.py would be taken for jax
     # Feeds are known by name to all of the machine: another run's are not these.
-    script.write_text(_program(page).replace('"docs-', f'"docs-{os.getpid()}-'))
+    # Pages show no main guard, which Python 3.14 needs to start processes unless it forks.
+    forks = "import multiprocessing; multiprocessing.set_start_method('fork'); del multiprocessing"
+    program = _program(page).replace('"docs-', f'"docs-{os.getpid()}-')
+    assert program.startswith("\n"), "the first line of a page is its title"
+    script.write_text(forks + program)
     done = subprocess.run(
         [sys.executable, "-W", "error", script],
         cwd=tmp_path,

@@ -277,3 +277,31 @@ def test_tensors_of_two_devices_are_told_apart(odd: int) -> None:
     with pytest.raises(stoker.StageError, match=r"float32 \[2\] on meta") as caught:
         list(stoker.from_dataset(data).batch(8).workers(0))
     assert caught.value.index == odd
+
+
+@pytest.mark.parametrize(
+    ("write", "error", "message"),
+    [
+        (lambda p: p.split([0.8, 0.2]), TypeError, r"such as \.split\(0\.8, 0\.2\), not \[0\.8"),
+        (lambda p: p.to("gpu"), RuntimeError, r"such as 'cuda' \(any GPU.*not 'gpu'"),
+        (
+            lambda p: p.workers(2, kind="spawn"),
+            ValueError,
+            r"kind='process' takes the method of multiprocessing\.set_start_method\('spawn'\)",
+        ),
+        (lambda p: p.workers(2, kind="processes"), ValueError, r"'process' or 'ray', not"),
+        (
+            lambda p: p.map(stoker.images.random_crop(3)),
+            TypeError,
+            r"random_crop\(3\)\(images, rng\) does not take: .*\.random_map\(\)",
+        ),
+        (
+            lambda p: p.random_map(stoker.images.resize(3)),
+            TypeError,
+            r"resize\(3\)\(images\) does not take: .*\.map\(\)",
+        ),
+    ],
+)
+def test_mistakes_of_a_first_hour_say_what_to_write(write: Any, error: Any, message: str) -> None:
+    with pytest.raises(error, match=message):
+        write(numbers())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -47,10 +49,11 @@ else:
 """
 
 
-def build(project: Path, folder: Path) -> tuple[Path, Path]:
+def build(project: Path, folder: Path, **environment: str) -> tuple[Path, Path]:
     """Build both packages as a release does; return the paths of the archive and the wheel."""
     command = [sys.executable, "-m", "hatchling", "build", "-d", str(folder)]
-    subprocess.run(command, cwd=project, check=True, capture_output=True)
+    environ = {**os.environ, **environment}
+    subprocess.run(command, cwd=project, check=True, capture_output=True, env=environ)
     (sources,), (wheel,) = folder.glob("*.tar.gz"), folder.glob("*.whl")
     return sources, wheel
 
@@ -121,3 +124,45 @@ def test_the_wheel_works_with_what_it_requires_alone(
     }
     assert "".join(each.stderr for each in said.values() if each.returncode) == ""
     assert "pip install 'stoker[torch]'" in said["doctor"].stdout
+
+
+@pytest.mark.full
+def test_a_wheel_of_the_library_names_what_it_holds(tmp_path: Path) -> None:
+    """A bill of materials and the licences, if libjpeg-turbo is linked into it; else none."""
+    libjpeg = tmp_path / "libjpeg"
+    for folder in ("include", "lib", "licenses"):
+        (libjpeg / folder).mkdir(parents=True)
+    (libjpeg / "include" / "jconfig.h").write_text(
+        "#include_next <jconfig.h>\n/* #define LIBJPEG_TURBO_VERSION 3.1.2 */\n"
+    )
+    (libjpeg / "lib" / "libjpeg.a").write_text("INPUT(-ljpeg)\n")  # a linker takes scripts, too
+    (libjpeg / "licenses" / "LICENSE.md").write_text("of libjpeg-turbo")
+    native = shutil.copytree(
+        ROOT / "native", tmp_path / "native", ignore=shutil.ignore_patterns("*.so", "__pycache__")
+    )
+    _, shared = build(native, tmp_path / "shared")
+    _, linked = build(native, tmp_path / "linked", STOKER_NATIVE_LIBJPEG=str(libjpeg))
+    _, again = build(native, tmp_path / "again", STOKER_NATIVE_LIBJPEG=str(libjpeg))
+    assert linked.read_bytes() == again.read_bytes()
+    bills = {}
+    for wheel in (shared, linked):
+        with zipfile.ZipFile(wheel) as archive:
+            names = archive.namelist()
+            assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
+            bills[wheel] = [archive.read(name) for name in names if "/sboms/" in name]
+            assert ("stoker_native/licenses/LICENSE.md" in names) == (wheel == linked)
+    assert bills[shared] == []
+    (bill,) = map(json.loads, bills[linked])
+    assert (bill["bomFormat"], bill["specVersion"]) == ("CycloneDX", "1.6")
+    assert bill["metadata"]["component"]["name"] == "stoker-native"
+    (part,) = bill["components"]
+    assert (part["name"], part["version"]) == ("libjpeg-turbo", "3.1.2")
+    assert part["licenses"] == [{"expression": "IJG AND BSD-3-Clause AND Zlib"}]
+    assert bill["dependencies"][0] == {
+        "ref": bill["metadata"]["component"]["bom-ref"],
+        "dependsOn": [part["bom-ref"]],
+    }
+
+
+def test_the_licence_is_the_same_in_both_packages() -> None:
+    assert (ROOT / "native" / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()

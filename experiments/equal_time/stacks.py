@@ -74,8 +74,10 @@ class Normal:
     """Batch normalisation of a stack, with running statistics for tests."""
 
     def __init__(self, stack: int, channels: int, device: str) -> None:
-        self._mean = torch.zeros(stack * channels, device=device)
-        self._variance = torch.ones(stack * channels, device=device)
+        self.running = torch.zeros(2, stack, channels, device=device)
+        """Means and variances, [2, M, C]."""
+        self.running[1] = 1.0
+        self._mean, self._variance = self.running.view(2, -1)
 
     def __call__(self, x: Any, weight: Any, bias: Any, is_training: bool) -> Any:
         """Normalise [M, C, B, h, w] over the batch and the image, by network and channel."""

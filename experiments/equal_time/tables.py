@@ -40,9 +40,14 @@ class Chosen(NamedTuple):
     def rate(self) -> str:
         """The settings, for people; in brackets where the rate is at an edge of those tried."""
         rate, warm_up = self.row["settings"][self.place]
-        rates = sorted({each[0] for each in self.row["settings"]})
         text = f"{rate:g}, {warm_up:.0%}"
-        return f"({text})" if rate in (rates[0], rates[-1]) else text
+        return f"({text})" if self.is_at_edge else text
+
+    @property
+    def is_at_edge(self) -> bool:
+        """Whether a lower or higher rate than those that were tried might be better."""
+        rates = [each[0] for each in self.row["settings"]]
+        return rates[self.place] in (min(rates), max(rates))
 
 
 class Pair(NamedTuple):
@@ -119,20 +124,33 @@ def as_long(loss: float, medians: Sequence[tuple[int, float]]) -> float | None:
     return None
 
 
-def _as_long_text(pair: Pair, rows: Sequence[Row]) -> str:
+def _without(pair: Pair, rows: Sequence[Row]) -> list[tuple[int, float]]:
+    """Return the medians of the losses without echoing, by length, from the pair's length on."""
     row = pair.echoed.row
     lengths = {
         other["fresh_batches"]: statistics.median(chosen(other).losses.values())
         for other in rows
         if other["place"] == "none" and _stream(other)[:3] == _stream(row)[:3]
     }
-    medians = sorted(each for each in lengths.items() if each[0] >= row["fresh_batches"])
-    loss = statistics.median(pair.echoed.losses.values())
-    length = row["fresh_batches"]
-    if loss > medians[0][1]:
+    return sorted(each for each in lengths.items() if each[0] >= row["fresh_batches"])
+
+
+def times_as_long(pair: Pair, rows: Sequence[Row]) -> float | None:
+    """Return how many times as long training without echoing takes to end as well.
+
+    None if that is less than 1, or more than was tried.
+    """
+    found = as_long(statistics.median(pair.echoed.losses.values()), _without(pair, rows))
+    return None if found is None else found / pair.echoed.row["fresh_batches"]
+
+
+def _as_long_text(pair: Pair, rows: Sequence[Row]) -> str:
+    medians = _without(pair, rows)
+    if statistics.median(pair.echoed.losses.values()) > medians[0][1]:
         return "less"
-    found = as_long(loss, medians)
-    return f"> {medians[-1][0] / length:.1f}" if found is None else f"{found / length:.1f}"
+    found = times_as_long(pair, rows)
+    length = pair.echoed.row["fresh_batches"]
+    return f"> {medians[-1][0] / length:.1f}" if found is None else f"{found:.1f}"
 
 
 def line(pair: Pair, rows: Sequence[Row]) -> list[str]:
@@ -181,7 +199,7 @@ def _batch_size(row: Row) -> int:
 
 
 _SIZES = {"words": 16, "views": 64}
-_TITLES = {
+TITLES = {
     "fashion": "Fashion-MNIST",
     "cifar": "CIFAR-10",
     "views": "two views of CIFAR-10",
@@ -194,7 +212,7 @@ _TITLES = {
 
 def task_text(row: Row) -> str:
     """Name a task, its examples and passes."""
-    text = _TITLES[row["task"]]
+    text = TITLES[row["task"]]
     if row["examples"] is None:
         return text
     passes = row["fresh_batches"] * _batch_size(row) / row["examples"]
@@ -261,7 +279,7 @@ def cells(name: str, rows: Sequence[Row] | None = None) -> Cells:
 
 def _order(row: Row) -> tuple[Any, ...]:
     return (
-        list(_TITLES).index(row["task"]),
+        list(TITLES).index(row["task"]),
         row["augments"],
         row["examples"] or math.inf,
         row["fresh_batches"],

@@ -38,8 +38,8 @@ def train(
     """Train every seed with every setting; return what tests found at the end.
 
     Lists are by seed, then by setting. A training that is over before others of its stack waits for
-    them with a rate of 0. Losses by use are means over a part of the training, by seed, setting,
-    part and use; None where there was no such use.
+    them: nothing of it changes, and none of its losses count. Losses by use are means over a part
+    of the training, by seed, setting, part and use; None where there was no such use.
 
     Args:
         deadline: by `time.monotonic`.
@@ -58,21 +58,29 @@ def train(
     normals, optimizer = task.normals(stack), task.optimizer(weights)
     sums = torch.zeros(stack, BINS * USES, device=device)
     counts = torch.zeros(stack, BINS * USES, device=device)
-    ones = torch.ones(stack, task.batch_size, device=device)
+    lengths = torch.tensor([len(each.progress) for each in schedules], device=device)
+    lengths = lengths.repeat_interleave(per_seed)
+    shortest = int(lengths.min())
+    none = torch.zeros((), device=device)
+    one = torch.ones((), device=device)
     began = time.monotonic()
     for step in range(steps):
         if step and step % _LOOKED_AT == 0:
             _look(task, began, step, steps, deadline)
         batch = task.batch("train", items[step].long(), dice[step].long())
         batch = tuple(x.repeat_interleave(per_seed, dim=0) for x in batch)
+        goes_on = lengths[:, None] > step
+        held = [normal.running.clone() for normal in normals] if step >= shortest else []
         weights.requires_grad_(True)
         losses = task.losses(weights, batch, normals, True).loss
         (gradient,) = torch.autograd.grad(losses.mean(1).sum(), weights)
         weights = weights.detach()
         optimizer.step(weights, gradient, rates[step])
+        for normal, before in zip(normals, held, strict=False):
+            normal.running.copy_(torch.where(goes_on, normal.running, before))
         place = places[step].long().repeat_interleave(per_seed, dim=0)
-        sums.scatter_add_(1, place, losses.detach())
-        counts.scatter_add_(1, place, ones)
+        sums.scatter_add_(1, place, torch.where(goes_on, losses.detach(), none))
+        counts.scatter_add_(1, place, torch.where(goes_on, one, none).expand(place.shape))
     found: dict[str, Any] = {}
     for part in ("validation", "test"):
         loss, metric = task.score(weights, normals, part)

@@ -16,7 +16,6 @@ from pathlib import Path
 
 from experiments.arms import Arm
 from experiments.equal_time import tables as equal_time
-from experiments.suite import lasting
 from experiments.suite.prices import PATH as PRICES
 from experiments.suite.prices import prices_text
 from experiments.suite.rows import RESULTS, Rows
@@ -33,7 +32,6 @@ _BENCH = RESULTS.parents[1] / "bench"
 _SUMMARY_BLOCK = re.compile(r"(<!-- summary: (?P<ratio>\d+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _BENCH_BLOCK = re.compile(r"(<!-- bench: (?P<name>\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _CLOCK_BLOCK = re.compile(r"(<!-- clock -->\n).*?(<!-- end -->)", re.DOTALL)
-_LASTING_BLOCK = re.compile(r"(<!-- lasting -->\n).*?(<!-- end -->)", re.DOTALL)
 _EQUAL_TIME_BLOCK = re.compile(
     r"(<!-- equal time: (?P<name>\w+) -->\n).*?(<!-- end -->)", re.DOTALL
 )
@@ -50,7 +48,6 @@ def with_tables(text: str, results: Path = RESULTS) -> str:
         lambda m: m[1] + _summary_table(float(m["ratio"]), results) + m[3], text
     )
     text = _CLOCK_BLOCK.sub(lambda m: f"{m[1]}{markdown(clock_cells())}\n{m[2]}", text)
-    text = _LASTING_BLOCK.sub(lambda m: f"{m[1]}{markdown(lasting.cells(results))}\n{m[2]}", text)
     text = _EQUAL_TIME_BLOCK.sub(
         lambda m: f"{m[1]}{markdown(equal_time.cells(m['name']))}\n{m[3]}", text
     )

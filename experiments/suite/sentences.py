@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from experiments.arms import Arm
+from experiments.equal_time import sentences as equal_time
+from experiments.equal_time.rows import read_rows
 from experiments.method import Interval, Ratios
 from experiments.suite.plan import BASELINE
 from experiments.suite.rows import RESULTS, Rows
@@ -173,7 +175,8 @@ def _readme(results: Path) -> str:
             "**Where storage was four times slower than a step**, training with an echo before "
             f"augmentation reached its target {_gain(before, ' of six tasks')}"
             f"{without and ',' + without}; with an echo around a loader, {_gain(loader)}."
-            f"{_tuned(results)} ([Evidence](docs/evidence.md).)"
+            f"{_tuned(results)} ([Evidence](docs/evidence.md).)",
+            equal_time.readme(read_rows()),
         ]
     )
 
@@ -236,7 +239,7 @@ def _in_short(results: Path) -> str:
             "**With little data** (1,000 examples, 16 epochs) copies before augmentation brought "
             f"{_rho(small, Arm('before', 4, 0.0))}, whole batches "
             f"{_rho(small, Arm('batch', 4, 0.0))}; without augmentation {_missed(bare)} of "
-            f"{_number(bare.arms[1:])} arms missed the target: do not echo there.",
+            f"{_number(bare.arms[1:])} arms missed the target: compare before you echo there.",
             f"**With R at 2** an echo before augmentation was {_gain(at_2)}.{_void(at_2)} A fixed "
             f"factor of 4 was slower there than one of 2 on {_number(slower)} of six tasks: "
             "training repeats data although fresh data is ready.",
@@ -440,7 +443,8 @@ def _small(results: Path) -> str:
             "**Small data, many epochs, no augmentation behind the echo.** With 1,000 images and "
             f"16 epochs {_raised(bare)} raised the test loss (by {harm:.2f} in the median of the "
             "arms). With crops and flips behind the echo, e = 4 still brought "
-            f"{_rho(small, Arm('before', 4, 0.0))} ([evidence.md](evidence.md))."
+            f"{_rho(small, Arm('before', 4, 0.0))}. {equal_time.small(read_rows())} "
+            "([evidence.md](evidence.md#does-it-last))."
         ]
     )
 
@@ -455,4 +459,9 @@ _SAID: dict[str, Callable[[Path], str]] = {
     "momentum": _momentum,
     "batch norm": _batch_norm,
     "small data": _small,
+    "lasting": lambda _: _bullets(equal_time.lasting(read_rows())),
+    "max factor": lambda _: _fill(equal_time.max_factor(read_rows()), "  ", "  "),
+    "caps": lambda _: _bullets(equal_time.caps(read_rows())),
+    "passes": lambda _: _bullets(equal_time.passes(read_rows())),
+    "missing": lambda _: _bullets([equal_time.missing(read_rows())]),
 }

@@ -260,6 +260,8 @@ class PlaceStats:
     """The bytes of ``items``."""
     hits: int
     """Examples that were found there, in all epochs."""
+    in_memory: bool = True
+    """Whether they are in memory, or on a disk behind it."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -309,7 +311,8 @@ class CacheStats(CacheCounts):
             f"{', full' if self.full else ''}",
         ]
         lines += [
-            f"kept as {place.name}: {place.items:,} ({format_bytes(place.size_bytes)})"
+            f"kept {'' if place.in_memory else 'on disk '}as {place.name}: {place.items:,} "
+            f"({format_bytes(place.size_bytes)})"
             for place in self.places
         ]
         if self.predicted_s is not None:

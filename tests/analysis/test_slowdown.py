@@ -91,6 +91,8 @@ def test_a_stopped_worker_is_told_at_once_and_once() -> None:
         ({"step_s": 0.05}, "not by its data: the step takes 50 ms, 18 ms before"),
         ({"wait_s": 0.05, "cpu_s": 0.08}, "a batch takes 80 ms of the workers' processor time"),
         ({"wait_s": 0.05}, "the kernel tells no cause"),
+        # With memory to spare, waiting for it is reading files.
+        ({"wait_s": 0.05, "memory_fraction": 0.4}, "the kernel tells no cause"),
         # What was so before is no cause.
         ({"wait_s": 0.05, "read_bytes": 110_000.0}, "the kernel tells no cause"),
         # A loop that does not wait is not slowed by its storage.

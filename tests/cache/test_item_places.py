@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import mmap
 import os
+import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,6 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import stoker
+from stoker.analysis.probe.residency import drop, resident_pages
+from stoker.cache.example_cache import ExampleCache
 from strategies import few
 
 COUNT = 40
@@ -178,3 +182,45 @@ def test_a_child_reads_on() -> None:
             os._exit(code)
     assert os.waitpid(child, 0)[1] == 0
     assert all(same(cached[n], value_of(n)) for n in numbers)
+
+
+def resident(path: str) -> int:
+    found = resident_pages(path)
+    assert found is not None
+    return found[0]
+
+
+def test_what_comes_soon_is_read_from_the_disk_ahead(tmp_path: Path) -> None:
+    """Its pages come into the page cache although nobody reads them."""
+    disk = stoker.budget("16MiB", path=tmp_path / "store", keep=False)
+    cache = ExampleCache(
+        disk,
+        path=None,
+        keep=None,
+        identity="a test",
+        describes="a test",
+        examples=20,
+        admit="first",
+        on_damage="rebuild",
+    )
+    numbers = np.arange(20)
+    for key, number in zip(cache.keys_of(numbers), numbers.tolist(), strict=True):
+        cache.offer(key, np.full(400_000, number, np.uint8), 1)
+    assert cache.flush(60)
+    assert [int(value[0]) for value in cache.find_numbered(numbers)] == list(range(20))
+    assert cache._handle is not None
+    store = cache._handle.store
+    data = os.path.join(store.folder, "data.mdb")
+    store.before_fork()  # LMDB's own map keeps pages, too
+    store.after_fork()
+    store.map.obj.madvise(mmap.MADV_DONTNEED)  # type: ignore[attr-defined]
+    drop(data)
+    before = resident(data)
+    if before > 200:
+        pytest.skip("this file system keeps its pages")
+    cache.read_ahead(numbers[5:15])
+    deadline_s = time.monotonic() + 60
+    while resident(data) < before + 10 * 400_000 // mmap.PAGESIZE:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+    assert resident(data) < before + 16 * 400_000 // mmap.PAGESIZE

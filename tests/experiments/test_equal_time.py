@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from torch import nn
 
 import stoker
 from experiments.arms import Arm, epoch_after_epoch
-from experiments.equal_time import data, plan, queue, rows, stacks, tables, tasks
+from experiments.equal_time import data, plan, queue, rows, sentences, stacks, tables, tasks
 from experiments.equal_time.features import write_features
 from experiments.equal_time.schedules import NONE, EchoArm, schedule_of
 from experiments.equal_time.training import OutOfTimeError, train
@@ -124,6 +125,15 @@ def test_caps_of_parts_hold_in_their_parts() -> None:
         schedule_of(EchoArm("together", 3, (4,)), 64, BATCH, 80, 0)
 
 
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Small networks gain nothing by more, and on a busy machine they wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     packed, found = tmp_path_factory.mktemp("packed"), tmp_path_factory.mktemp("data")
@@ -133,6 +143,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return found
 
 
+@pytest.mark.full
 def test_a_stack_learns_as_its_networks_do_alone(folder: Path) -> None:
     """Against torch's own layers and optimizer, over three steps, with two rates."""
     task = tasks.Fashion(folder, "cpu", None, True)
@@ -179,6 +190,7 @@ def test_a_stack_learns_as_its_networks_do_alone(folder: Path) -> None:
         assert tested[number] == pytest.approx(float(loss.detach()), rel=1e-3)
 
 
+@pytest.mark.full
 def test_adam_is_that_of_torch() -> None:
     begun = torch.randn(2, 30)
     weights, ours = begun.clone(), stacks.Adam(begun, decay=0.01)
@@ -196,6 +208,7 @@ def test_adam_is_that_of_torch() -> None:
             torch.testing.assert_close(weights[n], theirs[n].detach())
 
 
+@pytest.mark.full
 def test_images_are_cut_and_mirrored_as_the_dice_say(folder: Path) -> None:
     task = tasks.Fashion(folder, "cpu", None, True)
     items = torch.zeros(51, dtype=torch.int64)
@@ -208,6 +221,7 @@ def test_images_are_cut_and_mirrored_as_the_dice_say(folder: Path) -> None:
     torch.testing.assert_close(drawn[:, 13, :-1], plain[:, 13, 1:])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("task", tasks.TASKS, ids=lambda task: task.name)
 def test_every_task_learns(folder: Path, task: type[tasks.Task]) -> None:
     """With a rate, and not without."""
@@ -219,6 +233,32 @@ def test_every_task_learns(folder: Path, task: type[tasks.Task]) -> None:
     assert firsts[1][-1] < firsts[0][-1]
 
 
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "task", [tasks.Fashion, tasks.Digits, tasks.Words], ids=lambda task: task.name
+)
+def test_trainings_of_a_stack_are_what_each_is_alone(folder: Path, task: type[tasks.Task]) -> None:
+    """With another rate beside it, and with a seed whose training is longer."""
+    made = task(folder, "cpu", 4 * task.batch_size, True)
+    settings = [Settings(rate, 0.2) for rate in (made.rates[0], made.rates[-1])]
+    schedules = [
+        schedule_of(EchoArm("before", 2, (2,)), made.examples, made.batch_size, length, seed)
+        for seed, length in enumerate((1, 3))
+    ]
+    together = train(made, [0, 1], schedules, settings)
+    assert together["steps"][0] < together["steps"][1]
+    for seed, place in ((0, 0), (0, 1), (1, 1)):
+        alone = train(made, [seed], [schedules[seed]], [settings[place]])
+        for part in ("validation", "test", "by_use"):
+            np.testing.assert_allclose(
+                np.array(alone[part][0][0], float),
+                np.array(together[part][seed][place], float),
+                atol=2e-4,
+                err_msg=part,
+            )
+
+
+@pytest.mark.full
 def test_a_training_that_cannot_end_in_time_is_given_up(folder: Path) -> None:
     made = tasks.Digits(folder, "cpu", 64, True)
     schedules = [schedule_of(NONE, 64, BATCH, 60, 0)]
@@ -311,6 +351,26 @@ def test_arms_are_held_to_training_without_echoing_pair_by_pair() -> None:
         tables.cells("tea", found)
 
 
+def test_as_long_is_read_between_lengths() -> None:
+    found = [(100, 0.8), (200, 0.6), (400, 0.5)]
+    assert tables.as_long(0.6, found) == pytest.approx(200)
+    assert tables.as_long(0.55, found) == pytest.approx(200 * 2**0.5)
+    assert tables.as_long(0.4, found) is None
+
+
+def test_sentences_follow_the_rows() -> None:
+    """With an echo that helps, and with one that does harm."""
+    lengths = [row(length, NONE, [0.9 - 0.001 * length] * 5) for length in (100, 200, 400)]
+    echo = EchoArm("before", 4, (4,))
+    better = [*lengths, row(100, echo, [0.7 - 0.001 * n for n in range(5)])]
+    assert "lower in 1 of 1 comparisons" in sentences.lasting(better)[0]
+    assert "2.0 times as long at R = 4" in sentences.lasting(better)[0]
+    assert "higher in 1" in sentences.lasting([*better, row(200, echo, [0.9] * 5)])[0]
+    at_8 = [row(100, EchoArm("before", 8, (cap,)), [1 / cap] * 5) for cap in (4, 8)]
+    assert "-0.125 [-0.125, -0.125]" in sentences.caps([*lengths, *at_8])[0]
+    assert f"1 of {len(plan.cells())} planned" in sentences.missing([row(150, NONE, [0.5] * 5)])
+
+
 def test_an_arm_that_took_longer_is_no_pair() -> None:
     late = row(100, EchoArm("before", 4, (4,)), [0.5] * 5) | {"waits": [480] * 7}
     with pytest.raises(ValueError, match="480 of 400"):
@@ -324,6 +384,7 @@ def test_a_block_of_the_page_has_its_table() -> None:
 
 def test_tables_are_of_the_stored_rows() -> None:
     """Whatever was run: every table can be made, and every line has its place in it."""
+    stored = rows.read_rows()
     for name in (*tables.TABLES, "copies"):
-        head, lines = tables.cells(name)
+        head, lines = tables.cells(name, stored)
         assert all(len(line) == len(head) for line in lines)

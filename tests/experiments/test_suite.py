@@ -24,7 +24,7 @@ pytest.importorskip("PIL")
 from typer.testing import CliRunner
 
 from experiments.arms import Arm, epoch_after_epoch
-from experiments.suite import evidence, lasting, prices, sentences
+from experiments.suite import evidence, prices, sentences
 from experiments.suite.__main__ import app
 from experiments.suite.average_precision import average_precision, overlaps, suppressed
 from experiments.suite.data import Files, MissingData, data_folder, find
@@ -167,23 +167,6 @@ def test_an_arm_that_is_tuned_anew_leaves_no_older_training(tmp_path: Path) -> N
     kept.add(Run("training", BASELINE, 1, 0.1), {"points": []})
     again = rows(tmp_path).of_kind("training")
     assert sorted((row["seed"], row["warm_up"]) for row in again) == [(0, 0.2), (1, 0.05)]
-
-
-def test_as_long_is_read_between_lengths() -> None:
-    found = [
-        lasting.Lasting(n, dict.fromkeys(range(5), loss), {}, (1.0, 1.0))
-        for n, loss in ((100, 0.8), (200, 0.6), (400, 0.5))
-    ]
-    assert lasting.as_long(0.6, found) == pytest.approx(200)
-    assert lasting.as_long(0.55, found) == pytest.approx(200 * 2**0.5)
-    assert lasting.as_long(0.4, found) is None
-
-
-def test_what_lasts_took_the_same_time() -> None:
-    for each in lasting.lengths():
-        without, echoed = each.seconds
-        assert echoed == pytest.approx(without, rel=0.02)
-        assert not each.echoed or each.echoed.keys() == each.without.keys()
 
 
 def written(path: Path, recipe: Recipe = RECIPE, slowed: float = 1.0) -> Rows:

@@ -135,6 +135,30 @@ def _compared(count: int) -> str:
     return f"{count} batches compared with the script's own, bit for bit: the same"
 
 
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Let this process compute as workers do."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize(("own", "new", "told"), [(0, 1, True), (1, 2, False)])
+def test_threads_of_torch_that_the_comparison_does_not_have_are_told(
+    own: int, new: int, told: bool
+) -> None:
+    torch.set_num_threads(2)
+    loader, said = DataLoader(Squares(), 4, num_workers=own), list[str]()
+    changed = change(loader, LoaderSettings(new, 2, False), said, compares=True)
+    assert sum(1 for _ in changed.iterate(loader)) == len(loader)
+    note = (
+        ", both by one thread of torch; the script's own process has 2, so a sum that torch makes"
+    )
+    assert said[0].startswith(_compared(len(loader)) + note * told)
+    assert (said[0] == _compared(len(loader))) is not told
+
+
 class _ByWorkers(Squares):
     """Examples that depend on who reads them, from a number on."""
 

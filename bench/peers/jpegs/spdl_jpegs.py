@@ -1,5 +1,7 @@
 """SPDL over image files: threads whose tasks are several files, for OpenCV (two-pixel bilinear).
 
+Variant ``simplejpeg`` decodes by simplejpeg, and lets OpenCV resize.
+
 SPDL's own decoder needs the libraries of FFmpeg, which its wheel does not bring.
 """
 
@@ -19,6 +21,8 @@ CHUNK = 16  # files a task: single ones cost more to hand over
 
 def epochs(folder: str, variant: str, batch: int, workers: int) -> Callable[[], Iterable[Any]]:
     cv2.setNumThreads(0)
+    if variant == "simplejpeg":
+        from crops import cropped
     files = files_of(folder)
     rng = np.random.default_rng()
 
@@ -27,6 +31,9 @@ def epochs(folder: str, variant: str, batch: int, workers: int) -> Callable[[], 
         for at, seed in some:
             path, label = files[at]
             draws = np.random.default_rng(seed)
+            if variant == "simplejpeg":
+                made.append((cropped(Path(path).read_bytes(), draws.random), label))
+                continue
             data = np.frombuffer(Path(path).read_bytes(), np.uint8)
             image = cv2.imdecode(data, cv2.IMREAD_COLOR_RGB)
             top, left, height, width = box(*image.shape[:2], draws.random)

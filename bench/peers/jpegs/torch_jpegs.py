@@ -1,4 +1,7 @@
-"""torch's DataLoader over JPEGs, with Pillow (variant ``pillow``) or OpenCV (``opencv``)."""
+"""torch's DataLoader over JPEGs.
+
+Variants: ``pillow``, ``opencv``, and ``simplejpeg``, where OpenCV resizes.
+"""
 
 from __future__ import annotations
 
@@ -38,6 +41,13 @@ def by_opencv(path: str) -> Any:
     return cv2.flip(made, 1) if random.random() < 0.5 else made
 
 
+def by_simplejpeg(path: str) -> Any:
+    from crops import cropped
+
+    with open(path, "rb") as file:
+        return cropped(file.read(), random.random)
+
+
 class Crops(Dataset[Any]):
     """Random resized crops of files."""
 
@@ -52,10 +62,13 @@ class Crops(Dataset[Any]):
         return self._crop(path), label
 
 
+CROPS = {"pillow": by_pillow, "opencv": by_opencv, "simplejpeg": by_simplejpeg}
+
+
 def epochs(folder: str, variant: str, batch: int, workers: int) -> Callable[[], Iterable[Any]]:
     warnings.filterwarnings("ignore", message=".*not writable.*")
     loader: DataLoader[Any] = DataLoader(
-        Crops(folder, {"pillow": by_pillow, "opencv": by_opencv}[variant]),
+        Crops(folder, CROPS[variant]),
         batch_size=batch,
         shuffle=True,
         drop_last=True,

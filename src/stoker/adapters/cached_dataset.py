@@ -87,6 +87,11 @@ def cached(
     name = f"{type(dataset).__name__} of {len(dataset)}"
     if insecure and cluster is None:
         raise ValueError("insecure=True is for a cache over several nodes (cluster=)")
+    if isinstance(limit, CacheBudget) and limit.behind is not None:
+        raise ValueError(
+            "a budget with a disk behind it is for pipelines: stoker.from_dataset(dataset).cache("
+            "budget). Around a dataset, give a budget in memory or one with path="
+        )
     if cluster is not None:
         check_limit_over_nodes(limit)
         settings |= {"cluster": cluster, "insecure": bool(insecure)}

@@ -18,7 +18,7 @@ from typing import Protocol
 from stoker.analysis.host_load import watch_host
 from stoker.analysis.model import rates
 from stoker.analysis.model.formulas import most_workers
-from stoker.analysis.model.trace import RankTrace, Trace
+from stoker.analysis.model.trace import Fetched, RankTrace, Trace
 from stoker.analysis.trials import cold_reads
 from stoker.analysis.trials.trial_shard import TrialShard, choose_sample, try_packing
 
@@ -279,14 +279,21 @@ def _read_files(trace: Trace, seconds: float) -> None:
     If there are more cores, also read them cold with one reader per core. Raises OSError.
     """
     files = trace.files
+
+    def read(paths: list[str], readers: int, longest_s: float, cached: bool) -> cold_reads.Reads:
+        began_ns = time.perf_counter_ns()
+        reads = cold_reads.read_files(paths, readers, longest_s)
+        trace.fetched.append(Fetched(cached, began_ns, readers, reads))
+        return reads
+
     cold_reads.drop_files(files)
-    reads = cold_reads.read_files(files, trace.readers, 2 * seconds)
+    reads = read(files, trace.readers, 2 * seconds, False)
     trace.cold_reads.append(reads)
-    read = files[: round(sum(count for count, _ in reads))]
-    trace.warm_reads.append(cold_reads.read_files(read, trace.readers, seconds))
+    have_read = files[: round(sum(count for count, _ in reads))]
+    trace.warm_reads.append(read(have_read, trace.readers, seconds, True))
     if trace.cores > trace.readers:
         cold_reads.drop_files(files)
-        trace.most_reads.append(cold_reads.read_files(files, trace.cores, seconds))
+        trace.most_reads.append(read(files, trace.cores, seconds, False))
 
 
 def _try_packing(job: DrivenJob) -> None:

@@ -203,7 +203,7 @@ def _control_groups() -> tuple[Path, ...]:
 
     The innermost comes first.
     """
-    return _folders_of(_read(Path("/proc/self/cgroup")))
+    return _folders_of(_read("/proc/self/cgroup"))
 
 
 @functools.lru_cache(maxsize=1)  # called at the start of each epoch, and takes a millisecond
@@ -223,11 +223,11 @@ def _folders_of(groups: str) -> tuple[Path, ...]:
 
 
 def _quota_cores(group: Path) -> float:
-    text = _read(group / "cpu.max")
+    text = _read(f"{group}/cpu.max")
     if text:
         quota, period = text.split()
         return float("inf") if quota == "max" else int(quota) / int(period)
-    quota, period = _read(group / "cpu.cfs_quota_us"), _read(group / "cpu.cfs_period_us")
+    quota, period = _read(f"{group}/cpu.cfs_quota_us"), _read(f"{group}/cpu.cfs_period_us")
     if quota and period and int(quota) > 0:
         return int(quota) / int(period)
     return float("inf")
@@ -235,22 +235,27 @@ def _quota_cores(group: Path) -> float:
 
 def _memory_of(group: Path) -> tuple[int | None, int]:
     for limit_name, used_name in _MEMORY.items():
-        limit = _read(group / limit_name)
+        limit = _read(f"{group}/{limit_name}")
         if limit and limit != "max":
-            used = int(_read(group / used_name) or 0)
+            used = int(_read(f"{group}/{used_name}") or 0)
             return int(limit), max(0, used - _reclaimable(group))
     return None, 0
 
 
 def _reclaimable(group: Path) -> int:
     """Return the bytes of the page cache: the kernel frees them when memory is needed."""
-    statistics = dict(line.split(" ", 1) for line in _read(group / "memory.stat").splitlines())
+    statistics = dict(line.split(" ", 1) for line in _read(f"{group}/memory.stat").splitlines())
     prefix = "total_" if "total_inactive_file" in statistics else ""
     return sum(int(statistics.get(f"{prefix}{kind}_file", 0)) for kind in ("active", "inactive"))
 
 
-def _read(path: Path) -> str:
+def _read(path: str) -> str:
+    """Return the text of a small file; "" if it cannot be read.
+
+    Each epoch asks for the quotas: by ``pathlib`` that was a fifth of the 0.4 ms to begin one.
+    """
     try:
-        return path.read_text().strip()
+        with open(path, "rb", buffering=0) as file:
+            return file.read().decode().strip()
     except OSError:
         return ""

@@ -91,6 +91,18 @@ class ExampleCache:
                 f"{describes} is still the same then. Give version=, and change it whenever data "
                 "or functions change; or give keep=False"
             )
+        self.behind = None
+        if budget is not None and budget.behind is not None:
+            self.behind = ExampleCache(
+                budget.behind,
+                path=None,
+                keep=None,
+                identity=identity,
+                describes=describes,
+                examples=examples,
+                admit=admit,
+                on_damage="rebuild",
+            )
         chain = identity or private_identity(describes)
         self._chain = digest(chain)
         self.in_memory = path is None
@@ -276,6 +288,12 @@ class ExampleCache:
         """Return an object that looks items up at other nodes ahead of use; None on one host."""
         return None
 
+    def read_ahead(self, numbers: NDArray[np.int64]) -> None:
+        """Have items read from the disk, without waiting, that this process has read before."""
+        handle = self._open_handle()
+        if handle is not None and len(numbers):
+            handle.store.read_ahead(self._places_in(handle).spans(numbers))
+
     def count(self, **counts: int) -> None:
         """Add to fields of ``CacheCounts``, if there is a store."""
         handle = self._open_handle()
@@ -368,6 +386,12 @@ class ExampleCache:
             return 0
         used_bytes = int(handle.store.counters.head[USED_BYTES]) + handle.writer.queued[1]
         return max(0, handle.store.limit_bytes - used_bytes)
+
+    @property
+    def limit_bytes(self) -> int:
+        """The store's limit; 0 without a store."""
+        handle = self._open_handle()
+        return 0 if handle is None else handle.store.limit_bytes
 
     @property
     def own_items(self) -> int:

@@ -181,6 +181,12 @@ class ItemPlaces:
             self._forms[head] = form
         return form
 
+    def spans(self, numbers: NDArray[np.int64]) -> list[tuple[int, int]]:
+        """Return the starts and sizes of the known records among these."""
+        within = numbers[numbers < len(self._records)]
+        starts, sizes, _ = self._records[within].T.tolist()
+        return [(start, size) for start, size in zip(starts, sizes, strict=True) if start]
+
     def find_one(self, number: int) -> tuple[Any, int] | None:
         """Return an array or bytes, which the caller owns, and the bytes of its record.
 

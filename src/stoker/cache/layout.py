@@ -58,12 +58,12 @@ class StoredItem(NamedTuple):
 def room_of(size_bytes: int) -> int:
     """Return about how many bytes an item takes in a store, with its entry.
 
-    Whole pages if it is large; otherwise its part of a block, whose last page is not full.
+    Whole pages if it is large; otherwise its part of a block, of which a page is not full.
     """
     if size_bytes >= BLOCK_BYTES:
         content = size_bytes + _ENTRY.size + PAGE_HEADER_BYTES
         return -(-content // PAGE_BYTES) * PAGE_BYTES + _AROUND_BYTES
-    return int(size_bytes * (1 + PAGE_BYTES / BLOCK_BYTES / 2)) + _AROUND_BYTES
+    return int(size_bytes * (1 + PAGE_BYTES / BLOCK_BYTES)) + _AROUND_BYTES
 
 
 def checksum_of(key: bytes, *record: bytes | memoryview) -> int:

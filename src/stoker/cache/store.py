@@ -24,7 +24,7 @@ import mmap
 import os
 import struct
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from typing import Any, NamedTuple, TypeVar
 
@@ -307,6 +307,15 @@ class Store:
                         mmap.mmap(file.fileno(), self.limit_bytes, access=_READS)
                     )
         return self._map
+
+    def read_ahead(self, spans: Iterable[tuple[int, int]]) -> None:
+        """Ask the kernel for parts of the file, by start and size; it reads them meanwhile."""
+        if not hasattr(mmap, "MADV_WILLNEED"):
+            return
+        mapped = self.map.obj
+        for start, size in spans:
+            first = start // PAGE_BYTES * PAGE_BYTES
+            mapped.madvise(mmap.MADV_WILLNEED, first, start + size - first)  # type: ignore[attr-defined]
 
     def _start(self, env: Any, record: memoryview, pages: int, offset: int) -> int | None:
         """Return where in the file a record begins that has this place; None if unknown.

@@ -334,6 +334,13 @@ class RunBatches:
         """Compare no more batches, and say what was found."""
         compared = 0 if self._comparison is None else self._comparison.compared
         found = f"{compared} batches compared with the script's own, bit for bit: the same"
+        changed, threads = self._changed, self._changed.torch.get_num_threads()
+        if changed.choice.own.workers == 0 and changed.settings.workers and threads > 1:
+            # Nor could the comparison use more: after a fork, they may hang.
+            found += (
+                f", both by one thread of torch; the script's own process has {threads}, so a sum "
+                "that torch makes in the dataset may differ in its last digits"
+            )
         self._changed.say(f"{found}; no more could be: {problem}" if problem else found)
         self._changed.to_compare = 0
         self._close_comparison()

@@ -204,7 +204,7 @@ class CacheStage(ChainStage):
         )
         from stoker.stages.placed import PlacedCaches
 
-        if not earlier:
+        if not earlier and cache.behind is None:
             return CacheStage(cache, bool(keep_pages))
         placed = PlacedCaches([*(stage.cache for stage in earlier), cache], len(source))
         return CacheStage(cache, bool(keep_pages), placed=placed)
@@ -263,7 +263,11 @@ class CacheStage(ChainStage):
     @property
     def weighs(self) -> bool:
         """Whether it matters what each example costs."""
-        return self.cache.weighs or (self.placed is not None and self.cache.takes)
+        return self.cache.weighs or (self.placed is not None and self.placed.takes)
+
+    def flush(self) -> None:
+        """Wait until what this process has offered is written; not for long."""
+        (self.placed or self.cache).flush()
 
     def counts(self) -> CacheCounts:
         """Return the counts so far, of all places."""
@@ -292,7 +296,7 @@ class CacheStage(ChainStage):
 
         known: list[tuple[Fingerprint | None, bytes]] | None = None
         if source.is_numbered and lookups is None and not expected:
-            found = self.cache.find_numbered(indices, lends=lends)
+            found = self._find_where_known(indices, lends=lends)
         else:
             numbers = indices.tolist()
             if source.is_numbered:
@@ -318,7 +322,7 @@ class CacheStage(ChainStage):
             for at, value in zip(asked, values, strict=True):
                 found[at] = value
         if self.placed is not None and Missing in map(type, found):
-            self._find_earlier(self.placed, source, indices, found, known, expected)
+            self._find_elsewhere(self.placed, source, indices, found, known, expected)
         if {Missing, LeftOut}.isdisjoint(map(type, found)):
             return found
         for at, value in enumerate(found):
@@ -329,7 +333,31 @@ class CacheStage(ChainStage):
                 found[at] = LeftOutBefore()
         return found
 
-    def _find_earlier(
+    def _find_where_known(self, indices: NDArray[np.int64], *, lends: bool) -> list[Any]:
+        """Look numbered examples up at the places where they were found before, or at the last."""
+        placed = self.placed
+        if placed is None:
+            return self.cache.find_numbered(indices, lends=lends)
+        last, where = len(placed.holdings) - 1, placed.where(indices)
+        known = [int(where[0])] if (where == where[0]).all() else np.unique(where).tolist()
+        found: list[Any] = [None] * len(indices)
+        for holding in known:
+            at = np.flatnonzero(where == holding)
+            cache = placed.holdings[holding]
+            some = cache.find_numbered(indices[at], lends=lends and holding == last)
+            for number, value in zip(at.tolist(), some, strict=True):
+                found[number] = self._halfway(placed, holding, value)
+        return found
+
+    def _halfway(self, placed: PlacedCaches, holding: int, value: Any) -> Any:
+        """Return what was found in a holding: as it is if it has passed the last place."""
+        from stoker.cache.store import Missing
+
+        place = placed.place_of(holding)
+        is_done = type(value) is Missing or place == placed.place_of(len(placed.holdings) - 1)
+        return value if is_done else Halfway(value, place)
+
+    def _find_elsewhere(
         self,
         placed: PlacedCaches,
         source: IndexedSource,
@@ -338,7 +366,7 @@ class CacheStage(ChainStage):
         known: list[tuple[Fingerprint | None, bytes]] | None,
         expected: Collection[int],
     ) -> None:
-        """Look up, at earlier places, what the last one lacks; put it into ``found``."""
+        """Look up in the other holdings what the last one lacks; put it into ``found``."""
         from stoker.cache.store import MISSING
 
         missing = [
@@ -346,18 +374,20 @@ class CacheStage(ChainStage):
             for at, value in enumerate(found)
             if value is MISSING and int(indices[at]) not in expected
         ]
-        for place, cache in placed.earlier:
-            asked, keys, sizes = missing, [], None
+        for holding, cache in placed.others:
+            asked = missing
             if known is None:
-                keys = cache.keys_of(indices[asked])
+                values = cache.find_numbered(indices[asked])
             else:
                 asked = [at for at in missing if known[at][0] is not None]
                 some = [(known[at][0], int(indices[at])) for at in asked]
                 keys = [cache.key(fingerprint, index) for fingerprint, index in some if fingerprint]
                 sizes = [fingerprint.size_bytes for fingerprint, _ in some if fingerprint]
-            for at, value in zip(asked, cache.find(keys, sizes), strict=True):
+                values = cache.find(keys, sizes)
+            for at, value in zip(asked, values, strict=True):
                 if value is not MISSING:
-                    found[at] = Halfway(value, place)
+                    found[at] = self._halfway(placed, holding, value)
+                    placed.note_where(int(indices[at]), holding)
             missing = [at for at in missing if found[at] is MISSING]
 
     def _known(self, source: IndexedSource, index: int) -> tuple[Fingerprint | None, bytes]:
@@ -374,12 +404,17 @@ class CacheStage(ChainStage):
             return self.cache.keys_of(np.array(indices, np.int64))
         return [self._known(source, index)[1] for index in indices]
 
+    def read_ahead(self, indices: NDArray[np.int64]) -> None:
+        """Have read what is on a disk behind memory, and comes soon."""
+        if self.placed is not None:
+            self.placed.read_ahead(indices)
+
     def holds(self, source: IndexedSource, indices: Sequence[int]) -> list[bool]:
         """Tell which examples are there, at any place."""
         held = self.cache.holds(self.keys(source, indices))
         if self.placed is not None:
             known = [self._known(source, index)[0] for index in indices]
-            for _, cache in self.placed.earlier:
+            for _, cache in self.placed.others:
                 keys = [
                     b"" if one is None else cache.key(one, index)
                     for one, index in zip(known, indices, strict=True)
@@ -391,7 +426,7 @@ class CacheStage(ChainStage):
         """Note what a miss is at an earlier place. Raises TypeError for what cannot be stored."""
         from stoker.stages.placed import Form
 
-        if self.placed is not None and self.cache.takes:
+        if self.placed is not None and self.placed.takes:
             miss.forms.append(Form.of(place, value, miss.cost_ns))
 
     def offer(
@@ -414,7 +449,7 @@ class CacheStage(ChainStage):
 
         Raises ValueError where it is another one each time, TypeError for what cannot be stored.
         """
-        if not self.cache.takes or not self._is_unchanged(source, miss):
+        if not (self.placed or self.cache).takes or not self._is_unchanged(source, miss):
             return self.cache.count(refused=1)
         value = _kept(value, left_out)
         what = f"item {miss.index} of {self.cache.describes}"
@@ -425,10 +460,9 @@ class CacheStage(ChainStage):
         from stoker.stages.placed import Form
 
         assert miss.fingerprint is not None
-        caches = self.placed.caches
-        keys = [cache.key(miss.fingerprint, miss.index) for cache in caches]
-        last = Form.of(len(caches) - 1, value, miss.cost_ns)
-        self.placed.offer(keys, [last] if left_out else [*miss.forms, last], file)
+        last = Form.of(self.placed.place_of(len(self.placed.holdings) - 1), value, miss.cost_ns)
+        forms = [last] if left_out else [*miss.forms, last]
+        self.placed.offer(miss.fingerprint, miss.index, forms, file)
 
     def _is_unchanged(self, source: IndexedSource, miss: Miss) -> bool:
         """Tell whether an example is the one that was looked up; it may change while it is read."""

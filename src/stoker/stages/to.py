@@ -153,7 +153,13 @@ def torch_device(device: Any) -> str:
             f".to() takes a device, such as 'cuda' or 'cpu', not {device!r}: change the dtype "
             "in a map"
         )
-    return str(torch.device(device))
+    try:
+        return str(torch.device(device))
+    except RuntimeError as error:
+        raise RuntimeError(
+            f".to() takes a device of torch, such as 'cuda' (any GPU of NVIDIA or AMD), 'mps' or "
+            f"'cpu', not {device!r}"
+        ) from error
 
 
 def usable_bytes(device: Any) -> int:

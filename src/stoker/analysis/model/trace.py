@@ -48,6 +48,15 @@ class Turn(NamedTuple):
     replayed: list[Step]
 
 
+class Fetched(NamedTuple):
+    """Files that the analyzer read by itself, block by block."""
+
+    cached: bool
+    began_ns: int
+    readers: int
+    reads: Reads
+
+
 @dataclass
 class RankTrace:
     """The observations of one process of the job."""
@@ -59,6 +68,8 @@ class RankTrace:
     """The training loader's."""
     rows: list[Row] = field(default_factory=list)
     """As it is."""
+    course: list[Row] = field(default_factory=list)
+    """Of all phases and starts, of each loader."""
     replayed: list[Row] = field(default_factory=list)
     """From the first prepared batch on."""
     trained: dict[int, list[list[Step]]] = field(default_factory=dict)
@@ -109,6 +120,10 @@ class Trace:
     packing_trials: list[PackingTrial] = field(default_factory=list)
     request_trial: RequestTrial | None = None
     """Of a pipeline over files behind URLs."""
+    fetched: list[Fetched] = field(default_factory=list)
+    """The same reads in the order of time."""
+    said: list[tuple[int, str]] = field(default_factory=list)
+    """When which step of the analysis began, in ns, and in words."""
     partly_fraction: float | None = None
     """Share of the drained data that was in memory before the last "partly" drain."""
     readers: int = 1

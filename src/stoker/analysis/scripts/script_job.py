@@ -69,7 +69,7 @@ class ScriptJob:
     ) -> None:
         """``loader``: the line that builds the loader to analyze; else it is the most used one."""
         self.trace = trace
-        self.say = say
+        self._say = say
         self.done: set[str] = set()
         self.files: list[str] = []
         self._deadline = deadline
@@ -98,6 +98,11 @@ class ScriptJob:
         self._ranks: list[RankTrace] = []
         self._recorded: list[RankTrace] = []  # the same ones in the trace, since the first start
         self._drains = 0
+
+    def say(self, text: str) -> None:
+        """Report a step of the analysis, and note when it begins."""
+        self.trace.said.append((time.perf_counter_ns(), text))
+        self._say(text)
 
     @property
     def is_over(self) -> bool:
@@ -128,6 +133,9 @@ class ScriptJob:
                 self._life = session.count_batches()
         finally:
             with defer_interrupts():
+                self.trace.said.append((time.perf_counter_ns(), ""))
+                for rank in session.ranks:
+                    session.find_recorded(rank).course += session.read_rows(rank)
                 session.close()
 
     # As it is

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 import psutil
 
+from stoker.basics.resources import usable_memory_bytes
+
 _TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
 # Of a processor in /proc/stat, see proc_stat(5): user, nice, system, irq, softirq, steal.
 _BUSY = 0, 1, 2, 5, 6, 7
@@ -34,6 +36,7 @@ class HostReading:
     memory_s: float
     """In which some process waited for memory."""
     available_bytes: int
+    """That this process may still allocate."""
 
 
 def list_children() -> list[int]:
@@ -86,7 +89,7 @@ def _read_bytes(pid: int) -> int:
 
 def read_host() -> HostReading:
     """Return the counters of the host; 0 for those that the kernel does not tell."""
-    return HostReading(_read_busy_s(), _read_memory_s(), psutil.virtual_memory().available)
+    return HostReading(_read_busy_s(), _read_memory_s(), usable_memory_bytes())
 
 
 def _read_busy_s() -> float:

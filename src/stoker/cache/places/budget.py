@@ -22,6 +22,7 @@ class CacheBudget:
         path: the store's folder on a disk; None in memory.
         keep: whether it stays after its last user; None: only with ``path``.
         on_damage: ``"rebuild"`` or ``"refuse"``.
+        behind: the budget on a disk for what is not kept in this one, or None.
         folder: where the store is.
     """
 
@@ -31,6 +32,7 @@ class CacheBudget:
         path: str | os.PathLike[str] | None,
         keep: bool | None,
         on_damage: str,
+        behind: CacheBudget | None = None,
     ) -> None:
         # Not at the top: they import packages, which `import stoker` leaves alone.
         from stoker.cache import location
@@ -40,6 +42,7 @@ class CacheBudget:
         self.path = None if path is None else os.path.realpath(os.path.expanduser(path))
         self.keep = keep
         self.on_damage = on_damage
+        self.behind = behind
         if self.path is not None:
             location.check_local(self.path)
             self.folder = self.path
@@ -60,6 +63,7 @@ def budget(
     path: str | os.PathLike[str] | None = None,
     keep: bool | None = None,
     on_damage: str = "rebuild",
+    behind: CacheBudget | None = None,
 ) -> CacheBudget:
     """Return a limit that several caches share: give it to each of them as its limit.
 
@@ -74,9 +78,19 @@ def budget(
         keep: whether it stays after its last user ends; by default only with ``path``. Each cache
             in it then needs a ``version=`` where stoker cannot identify its data and functions.
         on_damage: ``"rebuild"`` a damaged store, or ``"refuse"`` it (CacheError).
+        behind: a budget with ``path`` behind this one in memory: it gets the examples that are
+            worth less for their bytes than those in memory. Each stays where it entered.
 
     Raises TypeError or ValueError for wrong arguments.
     """
     if on_damage not in ("rebuild", "refuse"):
         raise ValueError(f"on_damage= must be 'rebuild' or 'refuse', not {on_damage!r}")
-    return CacheBudget(limit, path, keep, on_damage)
+    if behind is not None:
+        if not isinstance(behind, CacheBudget):
+            raise TypeError(f"behind= takes a stoker.budget(..., path=...), not {behind!r}")
+        if path is not None or behind.path is None or behind.behind is not None:
+            raise ValueError(
+                "behind= is one budget on a disk behind one in memory: "
+                "stoker.budget(limit, behind=stoker.budget(limit, path=...))"
+            )
+    return CacheBudget(limit, path, keep, on_damage, behind)

@@ -42,7 +42,7 @@ class PlaceChoice:
         self._since = 0
 
     def choose(
-        self, saved_ns: Sequence[float], sizes: Sequence[float], free_bytes: int, left: int
+        self, saved_ns: Sequence[float], sizes: Sequence[float], free_bytes: float, left: int
     ) -> int:
         """Return the place at which an example is kept; ``NOWHERE`` for the first few, too.
 

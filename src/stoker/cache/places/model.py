@@ -25,18 +25,17 @@ NOWHERE = -1
 _ROUNDING = 1e-9
 
 
-class HullStep(NamedTuple):
-    """One step along the hull of an example's forms."""
+class HullSteps(NamedTuple):
+    """Steps along the hulls of examples' forms, the densest first; each is ``[steps]``."""
 
-    density: float
+    density: NDArray[np.float64]
     """Saved nanoseconds for each byte."""
-    example: int
-    before: int
-    """The place that it leaves, ``NOWHERE`` for the first step."""
-    place: int
-    """The place that it goes to."""
-    size_bytes: float
-    saved_ns: float
+    before: NDArray[np.int64]
+    """The places that they leave, ``NOWHERE`` for an example's first step."""
+    place: NDArray[np.int64]
+    """The places that they go to."""
+    size_bytes: NDArray[np.float64]
+    saved_ns: NDArray[np.float64]
 
 
 class BestKept(NamedTuple):
@@ -50,26 +49,26 @@ class BestKept(NamedTuple):
     """The room that it takes, of all examples together."""
 
 
-def steps_of(saved_ns: NDArray[np.float64], sizes: NDArray[np.float64]) -> list[HullStep]:
-    """Return the steps along the hulls of all examples, the densest first."""
-    steps: list[HullStep] = []
-    for example, (times, room) in enumerate(zip(saved_ns.tolist(), sizes.tolist(), strict=True)):
-        at, time, size = NOWHERE, 0.0, 0.0
-        while True:
-            # Forms in the order of places: of equal ones, the first.
-            further = [
-                ((t - time) / max(s - size, 1.0), place)
-                for place, (t, s) in enumerate(zip(times, room, strict=True))
-                if t > time and s >= size
-            ]
-            if not further:
-                break
-            density, place = max(further, key=lambda each: (each[0], -each[1]))
-            step = (room[place] - size, times[place] - time)
-            steps.append(HullStep(density, example, at, place, *step))
-            at, time, size = place, times[place], room[place]
-    steps.sort(key=lambda step: -step.density)
-    return steps
+def steps_of(saved_ns: NDArray[np.float64], sizes: NDArray[np.float64]) -> HullSteps:
+    """Return the steps along the hulls of all examples."""
+    rows, places = np.arange(len(saved_ns)), saved_ns.shape[1]
+    at = np.full(len(rows), NOWHERE, np.int64)
+    time, size = np.zeros(len(rows)), np.zeros(len(rows))
+    found = []
+    for _ in range(places):  # an example goes to each place at most once
+        gain, room = saved_ns - time[:, None], sizes - size[:, None]
+        density = np.where((gain > 0) & (room >= 0), gain / np.maximum(room, 1.0), -1.0)
+        place = density.argmax(axis=1)  # of equal ones, the first
+        best = density[rows, place]
+        goes = best >= 0
+        steps = (best, at, place, room[rows, place], gain[rows, place])
+        found.append([each[goes] for each in steps])
+        at = np.where(goes, place, at)
+        time = np.where(goes, saved_ns[rows, place], time)
+        size = np.where(goes, sizes[rows, place], size)
+    columns = [np.concatenate(each) for each in zip(*found, strict=True)]
+    order = np.argsort(-columns[0], kind="stable")
+    return HullSteps(*(column[order] for column in columns))
 
 
 def price_of(saved_ns: NDArray[np.float64], sizes: NDArray[np.float64], room_bytes: float) -> float:
@@ -77,13 +76,11 @@ def price_of(saved_ns: NDArray[np.float64], sizes: NDArray[np.float64], room_byt
 
     0.0 if everything fits; infinity if nothing does.
     """
-    price = float("inf")
-    for step in steps_of(saved_ns, sizes):
-        room_bytes -= step.size_bytes
-        if room_bytes < 0:
-            return price
-        price = step.density
-    return 0.0
+    steps = steps_of(saved_ns, sizes)
+    fits = int(np.searchsorted(np.cumsum(steps.size_bytes), room_bytes, side="right"))
+    if fits == len(steps.density):
+        return 0.0
+    return float(steps.density[fits - 1]) if fits else float("inf")
 
 
 def place_of(saved_ns: Sequence[float], sizes: Sequence[float], price: float) -> int:
@@ -100,18 +97,20 @@ def place_of(saved_ns: Sequence[float], sizes: Sequence[float], price: float) ->
 def plan(saved_ns: NDArray[np.float64], sizes: NDArray[np.float64], room_bytes: float) -> BestKept:
     """Return what is best kept of a sample within a room."""
     examples, places = saved_ns.shape
-    kept = np.zeros(places)
-    saved = used = 0.0
-    for step in steps_of(saved_ns, sizes):
-        part = min(1.0, max(0.0, room_bytes - used) / max(step.size_bytes, 1e-9))
-        if step.before != NOWHERE:
-            kept[step.before] -= part
-        kept[step.place] += part
-        saved += part * step.saved_ns
-        used += part * step.size_bytes
-        if part < 1.0:
-            break
-    return BestKept(kept / max(1, examples), saved, used)
+    steps = steps_of(saved_ns, sizes)
+    ends = np.cumsum(steps.size_bytes)
+    # What is left of the room when each step comes, as a part of what it takes.
+    left = room_bytes - (ends - steps.size_bytes)
+    parts = np.clip(left / np.maximum(steps.size_bytes, 1e-9), 0.0, 1.0)
+    parts[np.cumsum(parts < 1.0) > 1] = 0.0
+    kept = np.bincount(steps.place, parts, places)
+    again = steps.before != NOWHERE
+    kept = kept - np.bincount(steps.before[again], parts[again], places)
+    return BestKept(
+        kept / max(1, examples),
+        float(parts @ steps.saved_ns),
+        float(parts @ steps.size_bytes),
+    )
 
 
 def plan_at(

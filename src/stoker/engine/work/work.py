@@ -186,12 +186,10 @@ class Work:
                     kind = type(value)
                     if kind is Miss:
                         values[i] = self._admit(value, places[i], ns)
-                    elif kind is Halfway:
-                        one, at = [value.value], self.segment.cache_ats[value.place]
-                        self._apply(slice(at, behind), one, [places[i]], None, ns)
-                        values[i] = one[0]
                     elif kind is LeftOutBefore:
                         values[i] = REJECTED
+                if Halfway in map(type, values):
+                    self._go_on(values, places, ns)
         self._apply(slice(behind, None), values, places, use_keys, ns)
 
     def _apply_to_lent(
@@ -218,6 +216,19 @@ class Work:
                     pass_on(error)
                     values[i] = self.inputs.copy_failure(error, places[i])
         self._apply(slice(reading, None), values, places, use_keys, ns)
+
+    def _go_on(self, values: list[Any], places: Sequence[int], ns: list[int]) -> None:
+        """Take what was found at earlier places through the operations before the last one."""
+        for number, at in enumerate(self.segment.cache_ats):
+            some = [
+                i for i, each in enumerate(values) if type(each) is Halfway and each.place == number
+            ]
+            if some:
+                found = [values[i].value for i in some]
+                which = slice(at, self._cache_at)
+                self._apply(which, found, [places[i] for i in some], None, ns)
+                for i, value in zip(some, found, strict=True):
+                    values[i] = value
 
     def _admit(self, miss: Miss, place: int, ns: list[int]) -> Any:
         """Run the operations before the cache on an example, and offer the result to the cache."""

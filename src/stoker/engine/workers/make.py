@@ -85,7 +85,12 @@ class Workers:
         elsewhere = plugins.names(plugins.WORKERS)
         if kind not in (*_LOCAL, *elsewhere):
             *others, last = [repr(name) for name in (*_LOCAL, *elsewhere)]
-            raise ValueError(f"kind must be {', '.join(others)} or {last}, not {kind!r}")
+            instead = (
+                f": kind='process' takes the method of multiprocessing.set_start_method({kind!r})"
+                if kind in ("fork", "forkserver", "spawn")
+                else ""
+            )
+            raise ValueError(f"kind must be {', '.join(others)} or {last}, not {kind!r}{instead}")
         if kind not in _LOCAL:
             _registered(kind).check(ray_options or {})
         elif ray_options is not None:

@@ -131,7 +131,7 @@ def _serve(
         if isinstance(request, Rest):
             for work in works:
                 if work.segment.cache is not None:
-                    work.segment.cache.cache.flush()
+                    work.segment.cache.flush()
             channel.send(connection, None, slot, None)
             continue
         work = works[request.depth]

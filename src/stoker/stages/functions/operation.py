@@ -212,5 +212,7 @@ def unfit_signature(fn: Callable[..., Any], arguments: int) -> str | None:
     try:
         signature.bind(*[None] * arguments)
     except TypeError:
-        return f"{getattr(fn, '__name__', type(fn).__name__)}{signature}"
+        names = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
+        shown = signature.replace(parameters=names, return_annotation=signature.empty)
+        return f"{getattr(fn, '__name__', type(fn).__name__)}{shown}"
     return None

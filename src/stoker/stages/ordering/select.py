@@ -221,7 +221,10 @@ def _fractions(given: Sequence[Any]) -> list[float]:
     """Return the fraction of each part. Raises TypeError or ValueError for what is none."""
     for fraction in given:
         if not is_number(fraction):
-            raise TypeError(f".split() takes the fraction of each part, not {fraction!r}")
+            raise TypeError(
+                ".split() takes the fraction of each part, such as .split(0.8, 0.2), not "
+                f"{fraction!r}"
+            )
         if not 0 < fraction < (1 if len(given) == 1 else 1 + _ROUNDING):
             raise ValueError(f".split(): a part's fraction lies between 0 and 1, not {fraction}")
     if len(given) == 1:

@@ -1,0 +1,107 @@
+"""JPEGs, cropped at random and resized: processor time an image, beside peers.
+
+The task "photographs" of ``images.py``: random boxes resized to 224 x 224, half of them flipped,
+``uint8`` batches of 64, two workers, a warm page cache; every arm is a process of its own, all of
+them in turns. Processor time is that of all processes of an arm, of whole epochs, and does not tell
+how much of it is parallel; unlike rates it can be measured beside other work.
+
+Peers are in the strongest forms that were found: those that leave decoding to the user decode by
+simplejpeg and resize by OpenCV (two nearest pixels; stoker and DALI resize with antialiasing).
+WebDataset reads tar archives, LitData its own chunks of the files' bytes, both written before.
+
+Command::
+
+    python bench/image_peers.py --jpegs imagenet-sample.tar --peers all --install
+
+Machine: two cores of an AMD EPYC shared with other work (load 25 to 30), 24 GiB, Linux 6.18; Python
+3.11.7.
+
+Results::
+
+    [results/image_peers.json]
+    [end]
+
+Not here: FFCV 1.0.2, whose wheel is built against Debian's libopencv-dev, which this machine lacks.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+from gil import jpegs
+from harness import Ratio, Report, interleaved, parser, report
+from peers import environment
+
+from images import BATCH, Serving, Task, arms_of, colour, written
+
+PEERS = {
+    "torch, simplejpeg": ("webdataset_jpegs", "torch_jpegs", "simplejpeg"),
+    "WebDataset, simplejpeg": ("webdataset_jpegs", "webdataset_jpegs", ""),
+    "LitData, simplejpeg": ("litdata_jpegs", "litdata_jpegs", ""),
+    "SPDL, simplejpeg": ("spdl_jpegs", "spdl_jpegs", "simplejpeg"),
+    "Grain, simplejpeg": ("grain_jpegs", "grain_jpegs", ""),
+    "tf.data": ("tensorflow", "tensorflow_jpegs", ""),
+    "DALI": ("dali", "dali_crops", ""),
+}
+FILES = 1_000
+LEAST_RATE = 1.0
+
+
+def processor_us(serving: Serving, seconds: float) -> float:
+    """Return the processor time of an image, in us."""
+    found = serving.timed(seconds)
+    return found["processor_s"] / found["examples"] * 1e6
+
+
+def main() -> None:
+    options = parser(__doc__, evaluate)
+    options.add_argument("--jpegs", help="a folder or a tar of JPEGs; by default some are made")
+    options.add_argument(
+        "--peers", default="", help=f"of {', '.join(PEERS)}, with ; between them, or all"
+    )
+    options.add_argument("--install", action="store_true", help="make the peers' environments")
+    arguments = options.parse_args()
+    names = arguments.peers.replace("all", ";".join(PEERS))
+    chosen = [name.strip() for name in names.split(";") if name.strip()]
+    if arguments.install:
+        for place in dict.fromkeys(PEERS[name][0] for name in chosen):
+            environment.install(place)
+    quick = arguments.quick
+    rounds, seconds = (1, 0.1) if quick else (arguments.rounds, 2.0)
+    with (
+        report(__file__, arguments) as made,
+        tempfile.TemporaryDirectory() as home,
+        ExitStack() as ends,
+    ):
+        files = colour(jpegs(arguments.jpegs, BATCH if quick else 500))
+        count = 4 * BATCH if quick else FILES
+        task = Task("photographs", written(files, Path(home) / "photographs", count))
+        cases: dict[str, Callable[[], float]] = {}
+        for name, arm in arms_of(task.name, chosen, PEERS).items():
+            serving = Serving(arm, task)
+            ends.callback(serving.close)
+            cases[name] = partial(processor_us, serving, seconds)
+        for name, samples in interleaved(cases, rounds).items():
+            made.add(arm=name, processor_us=samples)
+
+
+def evaluate(made: Report) -> None:
+    """Hold every arm against stoker."""
+    times = {row["arm"]: row["processor_us"] for row in made.rows}
+    own = times["stoker"] if "stoker" in times else next(iter(times.values()))
+    made.show(
+        ("photographs", "processor us", "stoker's rate over it"),
+        [(arm, f"{median(each):.0f}", Ratio.of(each, own)) for arm, each in times.items()],
+    )
+    for arm, each in times.items():
+        if arm in PEERS:
+            made.expect(f"stoker over {arm}", Ratio.of(each, own).median, LEAST_RATE)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,251 @@
+"""What the documentation says of trainings for equal time: sentences made of their rows.
+
+Each function returns the text of a block `<!-- said: NAME -->` (`experiments.suite.sentences`).
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+
+from experiments.equal_time import plan
+from experiments.equal_time.rows import is_known
+from experiments.equal_time.tables import (
+    TABLES,
+    TITLES,
+    Pair,
+    Row,
+    arm_text,
+    pairs,
+    times_as_long,
+)
+from experiments.method import Interval
+
+
+def lasting(rows: Sequence[Row]) -> list[str]:
+    """Say whether echoing lasts, at each R, and how much of it is tuned."""
+    found = _of("lasting", rows)
+    outcomes = [pair.outcome for pair in found]
+    lower = outcomes.count("helped")
+    known = [
+        f"{_span(_known(found, ratio, rows))} times as long at R = {ratio:g}"
+        for ratio in sorted({pair.echoed.row["ratio"] for pair in found})
+    ]
+    unknown = sum(times_as_long(pair, rows) is None for pair in found)
+    edges = [
+        sum(chosen.is_at_edge for chosen in side)
+        for side in ([pair.without for pair in found], [pair.echoed for pair in found])
+    ]
+    return [
+        f"**At equal time the final loss was lower in {lower} of {len(found)} comparisons**, level "
+        f"in {outcomes.count('level')}, higher in {outcomes.count('harm')}, with at most 4 uses of "
+        f"an example. To end as well, training without echoing had to be {'; '.join(known)}. In "
+        f"{unknown} comparisons no training without echoing was long enough to tell.",
+        f"**By length**, {_by_length(found, rows)}",
+        f"Of the {len(found)} comparisons, training without echoing has its best rate at the edge "
+        f"of the grid (in brackets) in {edges[0]}, with echoing in {edges[1]}: those are not tuned "
+        "in full.",
+    ]
+
+
+def caps(rows: Sequence[Row]) -> list[str]:
+    """Say what more uses than 4 bring at R = 8."""
+    return [
+        f"**Caps at R = 8, before augmentation.** The loss with eight uses at most less that with "
+        f"four, seed by seed: {'; '.join(_against(8, 4, rows))}.",
+        f"With sixteen instead of eight: {'; '.join(_against(16, 8, rows))}.",
+    ]
+
+
+def max_factor(rows: Sequence[Row]) -> str:
+    """Say what a larger cap brought, for those who choose one."""
+    return (
+        "Trained for the same time at R = 8, with the echo before augmentation, eight uses at most "
+        f"instead of four changed the final loss: {'; '.join(_against(8, 4, rows))} "
+        "([evidence](evidence.md#how-many-uses))."
+    )
+
+
+def passes(rows: Sequence[Row]) -> list[str]:
+    """Say where copies without augmentation did harm."""
+    found = _of("passes", rows)
+    parts = []
+    for task in dict.fromkeys(pair.echoed.row["task"] for pair in found):
+        of = [pair for pair in found if pair.echoed.row["task"] == task]
+        edge = sum(pair.without.is_at_edge for pair in of)
+        outcomes = [pair.outcome for pair in of]
+        said = ", ".join(
+            f"{text} in {outcomes.count(kind)}"
+            for kind, text in (("helped", "lower"), ("level", "level"), ("harm", "higher"))
+            if kind in outcomes
+        )
+        parts.append(
+            f"{TITLES[task]}: {said} of {len(of)}, the metric by {_gains(of)} (the rate without "
+            f"echoing is at the edge of the grid in {edge})"
+        )
+    return [
+        "**Without augmentation, with data that comes round often, the task decides.** Final loss, "
+        f"with echoing held to without: {'; '.join(parts)}.",
+        *_like_more_passes(found),
+    ]
+
+
+def missing(rows: Sequence[Row]) -> str:
+    """Say which cells were not run."""
+    cells = plan.cells()
+    absent = [cell for cell in cells if not is_known(cell, list(rows))]
+    lines = []
+    for task in dict.fromkeys(cell.task for cell in absent):
+        kinds: dict[str, set[int]] = {}
+        for cell in absent:
+            if cell.task == task:
+                kinds.setdefault(_kind(cell), set()).add(cell.fresh_batches)
+        listed = (
+            f"{kind} ({', '.join(f'{each:,}' for each in sorted(of))})"
+            for kind, of in kinds.items()
+        )
+        lines.append(f"{TITLES[task]}: {'; '.join(listed)}")
+    return (
+        f"{len(cells) - len(absent)} of {len(cells)} planned cells were run; the time on the "
+        f"machine was over before the others. Missing, with their fresh batches: "
+        f"{'. '.join(lines)}."
+    )
+
+
+def readme(rows: Sequence[Row]) -> str:
+    """Say in one sentence whether echoing lasts."""
+    found = [pair for pair in _of("lasting", rows) if pair.echoed.row["ratio"] == 4]
+    lower = sum(pair.outcome == "helped" for pair in found)
+    tasks = list(dict.fromkeys(pair.echoed.row["task"] for pair in found))
+    return (
+        f"**Trained for the same time**, to the end of a schedule of its own, the echoed job "
+        f"ended with a lower loss in {lower} of {len(found)} comparisons ({_names(tasks)}); "
+        f"where it is known, training without echoing had to be {_span(_known(found, 4, rows))} "
+        "times as long to end as well. ([Evidence](docs/evidence.md#does-it-last).)"
+    )
+
+
+def small(rows: Sequence[Row]) -> str:
+    """Say on which tables copies of little data did no harm."""
+    found = _of("passes", rows)
+    kinds: dict[str, list[str]] = {"harm": [], "level": []}
+    for task in dict.fromkeys(pair.echoed.row["task"] for pair in found):
+        of = [pair.outcome for pair in found if pair.echoed.row["task"] == task]
+        kinds["harm" if "harm" in of else "level"].append(task)
+    return (
+        f"At equal time, with 1,024 examples and 4 or 16 passes, the loss rose on "
+        f"{_names(kinds['harm'])}, and did not on {_names(kinds['level'])}: compare before you "
+        "echo."
+    )
+
+
+def _of(table: str, rows: Sequence[Row]) -> list[Pair]:
+    return [pair for pair in pairs(rows) if TABLES[table](pair.echoed.row)]
+
+
+def _known(found: Iterable[Pair], ratio: float, rows: Sequence[Row]) -> list[float]:
+    at = (times_as_long(pair, rows) for pair in found if pair.echoed.row["ratio"] == ratio)
+    return [each for each in at if each is not None]
+
+
+def _span(values: Sequence[float]) -> str:
+    low, high = (f"{edge(values):.1f}" for edge in (min, max))
+    return low if low == high else f"{low} to {high}"
+
+
+def _names(tasks: Sequence[str]) -> str:
+    titles = [TITLES[task] for task in tasks]
+    return titles[0] if len(titles) == 1 else f"{', '.join(titles[:-1])} and {titles[-1]}"
+
+
+def _by_length(found: Sequence[Pair], rows: Sequence[Row]) -> str:
+    """Tell the gain at R = 4, length by length, where it is known."""
+    told: dict[str, list[str]] = {}
+    for pair in sorted(found, key=lambda pair: int(pair.echoed.row["fresh_batches"])):
+        row, gain = pair.echoed.row, times_as_long(pair, rows)
+        if row["ratio"] == 4 and gain is not None:
+            text = f"{gain:.1f} at {row['fresh_batches']:,} fresh batches"
+            told.setdefault(row["task"], []).append(text)
+    return (
+        "at R = 4, training without echoing had to be so many times as long: "
+        + "; ".join(f"{TITLES[task]} {', '.join(of)}" for task, of in told.items())
+        + "."
+    )
+
+
+def _against(more: int, fewer: int, rows: Sequence[Row]) -> list[str]:
+    """Tell the difference of two caps at R = 8, seed by seed."""
+    by_cap: dict[int, dict[tuple[str, int], Pair]] = {more: {}, fewer: {}}
+    for pair in _of("caps", rows):
+        (cap,) = pair.echoed.row["caps"]
+        if cap in by_cap:
+            key = pair.echoed.row["task"], pair.echoed.row["fresh_batches"]
+            by_cap[cap][key] = pair
+    said = []
+    for (task, length), pair in by_cap[more].items():
+        other = by_cap[fewer].get((task, length))
+        if other is None:
+            continue
+        losses = [loss - other.echoed.losses[seed] for seed, loss in pair.echoed.losses.items()]
+        around = Interval.of(losses)
+        said.append(
+            f"{TITLES[task]}, {length:,} fresh batches: {statistics.median(losses):+.3f} "
+            f"[{around.low:+.3f}, {around.high:+.3f}]"
+        )
+    return said
+
+
+def _gains(found: Iterable[Pair]) -> str:
+    gains = [
+        statistics.median(
+            pair.echoed.metrics[seed] - pair.without.metrics[seed] for seed in pair.echoed.metrics
+        )
+        for pair in found
+    ]
+    return f"{min(gains):+.3f} to {max(gains):+.3f}"
+
+
+def _like_more_passes(found: Sequence[Pair]) -> list[str]:
+    """Hold copies that did harm to as many more passes without echoing."""
+    said = []
+    for pair in found:
+        row = pair.echoed.row
+        if pair.outcome != "harm" or (row["ratio"], row["caps"]) != (4, [4]):
+            continue
+        longer = [
+            other.without
+            for other in found
+            if other.echoed.row["task"] == row["task"]
+            and other.echoed.row["fresh_batches"] == 4 * row["fresh_batches"]
+        ]
+        if longer:
+            said.append(
+                f"On {TITLES[row['task']]}, {_passes(row)} passes with 4 uses end at "
+                f"{_median(pair.echoed.losses):.3f}, and {4 * _passes(row)} passes without "
+                f"echoing, which are about as many steps, at {_median(longer[0].losses):.3f}."
+            )
+    return said
+
+
+def _passes(row: Row) -> int:
+    return int(row["fresh_batches"] * 32 // row["examples"])
+
+
+def _median(losses: dict[int, float]) -> float:
+    return statistics.median(losses.values())
+
+
+def _kind(cell: plan.Cell) -> str:
+    if cell.examples is not None:
+        bare = "" if cell.augments else ", not augmented"
+        return f"{cell.examples:,} examples{bare}"
+    if not cell.arm.caps:
+        return "without echoing"
+    return arm_text(
+        {
+            "task": cell.task,
+            "augments": cell.augments,
+            "place": cell.arm.place,
+            "caps": cell.arm.caps,
+        }
+    )

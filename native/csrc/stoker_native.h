@@ -54,9 +54,13 @@ OFFERED int64_t stoker_read_windows(const int32_t *descriptors, const int64_t *s
                             int32_t item_bytes, int32_t is_signed, int64_t length, int64_t *inputs,
                             int64_t *targets);
 
-// Reads a regular file; returns its size. Returns -1 if it does not have fewer bytes than capacity,
-// is not a regular file, or cannot be read.
-OFFERED int64_t stoker_read_file(const char *path, uint8_t *out, int64_t capacity);
+// Reads regular files, one behind the other, and writes their sizes; returns how many are there. The
+// one behind them is no regular file, cannot be read, or does not leave a byte of the capacity.
+OFFERED int64_t stoker_read_files(const char *const *paths, int64_t files, uint8_t *out, int64_t capacity,
+                          int64_t *sizes);
+
+// Copies rows of so many bytes behind each other.
+OFFERED void stoker_copy_rows(const uint8_t *const *rows, int64_t count, int64_t row_bytes, uint8_t *out);
 
 // Writes table[channel][byte] for each byte of so many images of so many pixels: 256 numbers of 1, 2
 // or 4 bytes for each channel. Channels lie beside each other in a pixel, or, where planes_in or

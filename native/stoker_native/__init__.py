@@ -9,6 +9,7 @@ from __future__ import annotations
 from stoker_native.functions import (
     Crop,
     TooLarge,
+    copy_rows,
     jpeg_crop,
     jpeg_decode,
     jpeg_size,
@@ -16,7 +17,7 @@ from stoker_native.functions import (
     look_up_pixels,
     paths,
     pixels_crop,
-    read_file,
+    read_files,
     read_windows,
     use_path,
 )
@@ -26,6 +27,7 @@ __all__ = [
     "Crop",
     "TooLarge",
     "__version__",
+    "copy_rows",
     "jpeg_crop",
     "jpeg_decode",
     "jpeg_size",
@@ -33,7 +35,7 @@ __all__ = [
     "look_up_pixels",
     "paths",
     "pixels_crop",
-    "read_file",
+    "read_files",
     "read_windows",
     "use_path",
 ]

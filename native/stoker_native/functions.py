@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+from collections.abc import Sequence
 from ctypes import POINTER, byref, c_char_p, c_double, c_int, c_int32, c_int64, c_size_t, c_void_p
 from pathlib import Path
 from typing import Any, NoReturn
@@ -16,8 +17,8 @@ _LIBRARY = "STOKER_NATIVE_LIBRARY"
 """Names another build of the library, such as one with sanitizers."""
 
 _MESSAGE_BYTES = 256
-# Photographs are smaller; of larger files, a few more calls are a small part.
-_FILE_BYTES = 1 << 20
+# For some files at a time: photographs have a tenth of a MiB to 4 MiB. Chosen, not measured.
+_FILES_BYTES = 4 << 20
 _DAMAGED, _TOO_LARGE, _NO_MEMORY = 1, 2, 3
 
 
@@ -90,8 +91,12 @@ def _load() -> ctypes.CDLL:
         "use_path",
     ):
         getattr(library, f"stoker_{name}").restype = c_int
-    library.stoker_read_file.argtypes = [c_char_p, c_void_p, c_int64]
-    library.stoker_read_file.restype = c_int64
+    library.stoker_read_files.argtypes = [
+        POINTER(c_char_p), c_int64, c_void_p, c_int64, POINTER(c_int64),
+    ]  # fmt: skip
+    library.stoker_read_files.restype = c_int64
+    library.stoker_copy_rows.argtypes = [POINTER(c_void_p), c_int64, c_int64, c_void_p]
+    library.stoker_copy_rows.restype = None
     library.stoker_paths.restype = library.stoker_last_path.restype = c_char_p
     return library
 
@@ -109,7 +114,7 @@ class _Scratch(threading.local):
     def __init__(self) -> None:
         self.message = ctypes.create_string_buffer(_MESSAGE_BYTES)
         self.size = (c_int32 * 3)()
-        self.file = np.empty(_FILE_BYTES, np.uint8)  # takes memory where it is written to
+        self.files = np.empty(_FILES_BYTES, np.uint8)  # takes memory where it is written to
 
 
 _scratch = _Scratch()
@@ -245,14 +250,41 @@ def read_windows(
     )
 
 
-def read_file(path: str) -> bytes | None:
-    """Read a regular file, or a link to one, in a single call without the GIL.
+def read_files(paths: Sequence[str]) -> list[bytes]:
+    """Read regular files, or links to them, in a single call without the GIL.
 
-    Returns None if it has a MiB or more, or cannot be read: another call says why.
+    Returns the contents of the first of them: of fewer than all where they have more than 4 MiB
+    together, or where one cannot be read. Another call says why.
     """
-    out = _scratch.file
-    size = _library.stoker_read_file(os.fsencode(path), out.ctypes.data, _FILE_BYTES)
-    return out[:size].tobytes() if size >= 0 else None
+    out, count = _scratch.files, len(paths)
+    names, sizes = (c_char_p * count)(*map(os.fsencode, paths)), (c_int64 * count)()
+    done = _library.stoker_read_files(names, count, out.ctypes.data, out.size, sizes)
+    found, start = [], 0
+    for size in sizes[:done]:
+        found.append(out[start : start + size].tobytes())
+        start += size
+    return found
+
+
+def copy_rows(rows: Sequence[NDArray[Any]], out: NDArray[Any]) -> None:
+    """Copy arrays into the rows of another one, in a single call without the GIL.
+
+    Args:
+        rows: arrays of the shape and dtype of a row of ``out``, C-ordered, without objects.
+        out: C-ordered and writable, with one row for each.
+
+    Raises ValueError for other arguments.
+    """
+    shape, dtype = out.shape[1:], out.dtype
+    if len(rows) != len(out) or dtype.hasobject or not out.flags.writeable:
+        raise ValueError("there is one array for each row of a writable array without objects")
+    for row in rows:
+        if row.shape != shape or row.dtype != dtype or not row.flags.c_contiguous:
+            raise ValueError(f"rows are C-ordered {dtype} {list(shape)}")
+    if not out.flags.c_contiguous:
+        raise ValueError("the array of rows is C-ordered")
+    addresses = (c_void_p * len(rows))(*[row.ctypes.data for row in rows])
+    _library.stoker_copy_rows(addresses, len(rows), out.nbytes // max(len(out), 1), out.ctypes.data)
 
 
 def look_up_pixels(

@@ -175,6 +175,7 @@ def test_one_pass_gives_what_two_give(
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 def test_on_an_accelerator_nothing_waits_for_the_steps_before() -> None:
     images = torch.from_numpy(pixels(4, 9, 9, 3))
     change = normalize(dtype="bfloat16")

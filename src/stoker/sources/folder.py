@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from stoker.basics.fingerprint import Fingerprint, of_file
 from stoker.basics.validate import names_in
-from stoker.sources.files import IMAGE_SUFFIXES, files_below, read_file, warn_left_out
+from stoker.sources.files import IMAGE_SUFFIXES, files_below, read_files, warn_left_out
 from stoker.sources.source import Fingerprinted, Indices, Labeled, OwnSource, ReadsFiles
 
 
@@ -130,9 +130,10 @@ class FolderSource(OwnSource, Fingerprinted[Any], Labeled[Any], ReadsFiles[Any])
         return len(self._files)
 
     def fetch(self, indices: Indices) -> list[Any]:
-        files = (self._files[index] for index in indices)
+        files = [self._files[index] for index in indices]
         kind = self._class_folders.kind
-        return [kind(read_file(os.path.join(self.folder, f)), label) for f, label in files]
+        found = read_files([os.path.join(self.folder, file) for file, _ in files])
+        return [kind(data, label) for data, (_, label) in zip(found, files, strict=True)]
 
     def identity(self) -> str | None:
         """Return the folder's real path: its files are identified by path, size, times, inode."""

@@ -49,9 +49,13 @@ from stoker.stats import ThreadTrial
 # Long beside the tens of us that a claim costs, short beside a batch that several threads share.
 # Chosen, not measured.
 CHUNK_NS = 1_000_000
+# Rows of a chunk that is worked on without the GIL: then its few waits for the GIL are shared by as
+# many rows, and no more decoded images wait to be copied. Chosen, not measured.
+_CHUNK_ROWS = 8
 TIMED = slice(-5, -1)
 """The counters of a segment that hold its samples: rows, and the three times of ``ThreadTimer``."""
-# Work without a sample: a sample costs 20 to 50 us, so under 0.3 %.
+# Work of each thread without a sample: a sample costs 20 to 50 us, so under 0.3 %; and it releases
+# the GIL six times, so the threads together must not take more of them the more they are.
 SAMPLED_NS = 16_000_000
 # Larger than CHUNK_NS: each chunk of a process costs two wake-ups and a copy.
 PROCESS_CHUNK_NS = 20_000_000
@@ -641,8 +645,15 @@ class WorkerPool:
         return None
 
     def _next_rows(self, task: Task) -> tuple[int, int]:
-        start = task.claimed
-        task.claimed = stop = min(task.rows, start + task.runner.cost.chunk(self.target_ns))
+        start, cost = task.claimed, task.runner.cost
+        rows = cost.chunk(self.target_ns)
+        if cost.releases_gil:
+            # A chunk is read, and copied, in one call without the GIL. Each call waits for the GIL
+            # at its end: with many threads that took longer than the work (bench/gpu.py). Two
+            # chunks for each thread keep all at work to the end of a batch.
+            share = task.rows // (2 * max(1, self.active))
+            rows = max(rows, min(share, _CHUNK_ROWS))
+        task.claimed = stop = min(task.rows, start + rows)
         return start, stop
 
     def _make_ready(self, task: Task) -> None:
@@ -660,7 +671,9 @@ class WorkerPool:
         watch = self.watch
         job = None if watch is None else watch.begin(number, task, range(start, stop), remote)
         trial = self._tuning.trial if self._tuning is not None else None
-        is_sampled = self._untimed_ns > SAMPLED_NS and remote is None and self.active > 0
+        is_sampled = (
+            self._untimed_ns > SAMPLED_NS * self.active and remote is None and self.active > 0
+        )
         began = time.perf_counter_ns()
         timer = ThreadTimer() if trial is not None or is_sampled else None
         runner = task.runner

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from stoker.basics.fingerprint import Fingerprint, of_file
 from stoker.schedule.numbering import Numbering
 from stoker.schedule.selection import Selection
-from stoker.sources.files import is_special, read_file, warn_left_out
+from stoker.sources.files import is_special, read_files, warn_left_out
 from stoker.sources.folder import ClassFolders, LabeledFile, LabeledImage
 from stoker.sources.patterns import Names, path_list
 from stoker.sources.remote.options import RemoteOptions
@@ -177,7 +177,8 @@ class FilesSource(OwnSource, Fingerprinted[Any], ReadsAhead[Any], ReadsFiles[Any
         if reader is not None:
             with contextlib.closing(reader):
                 return reader.fetch(indices)
-        return [File(self._files[i], read_file(self._files[i])) for i in indices]
+        paths = [self._files[i] for i in indices]
+        return [File(*each) for each in zip(paths, read_files(paths), strict=True)]
 
     def local_path(self, index: int) -> str | None:
         return self.path(index) if self.access is None else None

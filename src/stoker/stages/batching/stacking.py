@@ -9,13 +9,14 @@ not usual, or does not fit together, is left to the ``Builder``, which says what
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stoker.basics.buffers import Recycler
+from stoker.images import native
 
 _form = operator.attrgetter("shape", "dtype")
 _NUMBERS = {kind: np.asarray(kind()).dtype for kind in (bool, int, float, complex)}
@@ -89,18 +90,40 @@ def _joined(column: Sequence[Any], recycler: Recycler) -> Any:
         if {*map(len, column)} != {len(first)}:
             raise _Misfit
         out = recycler.array((len(column), *first.shape), first.dtype)
-        np.concatenate(column, out=out.reshape(-1, *first.shape[1:]), casting="no")
+        if out.nbytes < _LARGE_BYTES * len(column) or not _copied(column, out):
+            np.concatenate(column, out=out.reshape(-1, *first.shape[1:]), casting="no")
     except (TypeError, ValueError):  # also of what has no axes
         raise _Misfit from None
     return out
 
 
+# Smaller rows are copied faster than their addresses are asked for. Chosen, not measured.
+_LARGE_BYTES = 1 << 14
+
+
 def write_rows(column: Sequence[Any], rows: NDArray[Any]) -> None:
     """Copy arrays of one form into the rows of another."""
     shape = rows.shape[1:]
+    if len(column) > 1 and rows.nbytes >= _LARGE_BYTES * len(column) and _copied(column, rows):
+        return
     if len(column) > 1 and shape and shape[0] and rows.flags.c_contiguous:
         # Joining along the first axis writes what stacking would, without n new views.
         np.concatenate(column, out=rows.reshape(-1, *shape[1:]))
     else:
         for row, value in enumerate(column):
             rows[row] = value
+
+
+def _copied(column: Sequence[Any], rows: NDArray[Any]) -> bool:
+    """Copy arrays into rows in one call, if it can be.
+
+    NumPy releases the GIL for each large array, and then waits for it behind other threads.
+    """
+    copy: Callable[..., None] | None = getattr(native.library(), "copy_rows", None)
+    if copy is None:
+        return False
+    try:
+        copy(column, rows)
+    except ValueError:  # other strides, objects, or not alike
+        return False
+    return True

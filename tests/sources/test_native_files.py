@@ -1,0 +1,86 @@
+"""``stoker-native``: files read, and rows copied, many in one call."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+native = pytest.importorskip("stoker_native", reason="stoker-native is not installed")
+
+MOST_BYTES = 4 << 20
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("files")
+
+
+sizes = st.sampled_from([0, 1, 100, 65_536, (1 << 20) - 1, 3 << 20, MOST_BYTES - 1, MOST_BYTES])
+
+
+@given(st.lists(sizes, max_size=5))
+def test_files_are_read_up_to_the_first_that_has_no_room(folder: Path, sizes: list[int]) -> None:
+    contents = [np.random.default_rng(size).bytes(size) for size in sizes]
+    paths = [folder / f"{number}.bin" for number in range(len(sizes))]
+    for path, content in zip(paths, contents, strict=True):
+        path.write_bytes(content)
+    fit = [sum(sizes[: number + 1]) < MOST_BYTES for number in range(len(sizes))]
+    assert native.read_files(list(map(str, paths))) == contents[: sum(fit)]
+
+
+def test_what_cannot_be_read_ends_the_list(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"a")
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("missing", "folder", "pipe"):
+        paths = [str(tmp_path / each) for each in ("a", name, "a")]
+        assert native.read_files(paths) == [b"a"]
+
+
+@given(
+    st.sampled_from(["u1", ">u2", "f4", "c16", "M8[s]", "S3"]),
+    st.lists(st.integers(0, 9), max_size=3),
+    st.integers(0, 6),
+)
+def test_rows_are_copied(dtype: str, shape: list[int], count: int) -> None:
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    rng = np.random.default_rng(count)
+    rows = [np.frombuffer(rng.bytes(size), dtype).reshape(shape) for _ in range(count)]
+    out = np.zeros((count, *shape), dtype)
+    native.copy_rows(rows, out)
+    assert out.tobytes() == b"".join(each.tobytes() for each in rows)
+
+
+ROW = np.zeros((4, 6), np.uint8)
+WIDE = np.zeros((4, 12), np.uint8)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        ROW[:3],
+        ROW.astype(np.int8),
+        np.zeros((6, 4), np.uint8).T,
+        np.zeros((4, 12), np.uint8)[:, ::2],
+    ],
+    ids=["shape", "dtype", "transposed", "strided"],
+)
+def test_other_rows_are_refused(row: Any) -> None:
+    with pytest.raises(ValueError, match="rows are C-ordered"):
+        native.copy_rows([ROW, row], np.zeros((2, 4, 6), np.uint8))
+
+
+def test_other_batches_are_refused() -> None:
+    read_only = np.zeros((1, 4, 6), np.uint8)
+    read_only.flags.writeable = False
+    for out in (np.zeros((2, 4, 6), np.uint8), read_only, np.zeros((1, 4, 6), object)):
+        with pytest.raises(ValueError, match="one array for each row"):
+            native.copy_rows([ROW], out)
+    with pytest.raises(ValueError, match="of rows is C-ordered"):
+        native.copy_rows([ROW], np.zeros((1, 4, 12), np.uint8)[:, :, ::2])

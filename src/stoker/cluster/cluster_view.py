@@ -39,6 +39,8 @@ class ClusterView:
         lock: guards the state of all members and all their queues. Code that holds it never waits
             for another node.
         changed: a condition over ``lock``; notified when there is work.
+        has_lookups: another one, notified when there are lookups to send: ``changed`` would wake
+            every thread of the client for each.
         is_closed: whether the cache is closed in this process.
         map: the owner map, and the state of its members.
     """
@@ -56,6 +58,7 @@ class ClusterView:
         self._on_change = on_change
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
+        self.has_lookups = threading.Condition(self.lock)
         self.is_closed = False
         self.map = MemberMap(OwnerMap.of((), 0), [])
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -22,8 +21,6 @@ class FetchQueue:
     def __init__(self, cluster: ClusterView) -> None:
         self._cluster = cluster
         self._ready: deque[RemoteNode] = deque()
-        # Its own: ``cluster.changed`` would wake every thread of the client for each request.
-        self._has_work = threading.Condition(cluster.lock)
 
     def fetch(
         self, keys: Sequence[bytes], on_missing: Callable[[list[bytes]], None] | None
@@ -41,7 +38,7 @@ class FetchQueue:
         cluster = self._cluster
         while True:
             with cluster.lock:
-                self._has_work.wait_for(lambda: self._ready or cluster.is_closed)
+                cluster.has_lookups.wait_for(lambda: self._ready or cluster.is_closed)
                 if cluster.is_closed:
                     return
                 node = self._ready.popleft()
@@ -50,13 +47,13 @@ class FetchQueue:
             with cluster.lock:
                 if node.queue:
                     self._ready.append(node)
-                    self._has_work.notify()
+                    self._cluster.has_lookups.notify()
                 else:
                     node.is_busy = False
 
     def wake(self) -> None:
         """Let the threads in ``run`` see that the view is closed. The caller holds its lock."""
-        self._has_work.notify_all()
+        self._cluster.has_lookups.notify_all()
 
     def reroute(self, node: RemoteNode) -> None:
         """Ask other members for the keys that wait for a member that has left."""
@@ -81,7 +78,7 @@ class FetchQueue:
                 if not node.is_busy:
                     node.is_busy = True
                     self._ready.append(node)
-                    self._has_work.notify()
+                    self._cluster.has_lookups.notify()
         pending.add_missing(missing)
 
     def _serve(self, node: RemoteNode, queued: list[QueuedGet]) -> None:

@@ -14,13 +14,33 @@ Command::
 Targets: at least 0.97 of the best place alone at each budget; 1.2 times as fast as each of them at
 one budget at least.
 
-Machine: two cores of an Intel Xeon at 2.5 GHz, shared with others (load 6 to 16), 24 GiB, Linux
-6.18; Python 3.11.7.
+Machine: two cores of an AMD EPYC, 24 GiB, Linux 6.18, beside running tests (load 2 to 6); Python
+3.11.7 (a plain loop iteration takes 23 ns there).
 
 Results::
 
     [results/tiers.json]
+    budget / files     files  decoded  decoded, worth  auto_cache           over the best
+    -------------------------------------------------------------------------------------
+    photographs, 0.2  1.00 s   1.02 s          0.99 s      0.91 s    1.07 (0.967 .. 1.12)
+    photographs, 0.5  0.76 s   0.76 s          0.78 s      0.68 s      1.11 (1.1 .. 1.25)
+    photographs, 1.0  0.34 s   0.34 s          0.37 s      0.12 s      2.7 (2.08 .. 2.91)
+    photographs, 1.5  0.32 s   0.00 s          0.00 s      0.00 s  0.687 (0.629 .. 0.798)
+    photographs, 2.0  0.33 s   0.00 s          0.00 s      0.00 s  0.715 (0.353 .. 0.877)
+
+    budget / files      files  decoded  decoded, worth  auto_cache          over the best
+    -------------------------------------------------------------------------------------
+    spectrograms, 0.2  2.04 s   2.49 s          2.47 s      2.07 s  0.985 (0.943 .. 1.02)
+    spectrograms, 0.5  1.44 s   2.38 s          2.37 s      1.55 s  0.936 (0.872 .. 1.05)
+    spectrograms, 1.0  0.25 s   2.18 s          2.13 s      0.31 s  0.779 (0.753 .. 1.42)
+    spectrograms, 1.5  0.07 s   1.98 s          1.90 s      0.07 s  0.934 (0.326 .. 1.02)
+    spectrograms, 2.0  0.07 s   1.77 s          1.73 s      0.11 s   0.731 (0.305 .. 1.1)
     [end]
+
+Missed where all or almost all fits: an epoch then takes 2 to 100 ms, and the first eight examples
+that a process sees, or a few that seemed costly, are in another form than the best. Between, where
+choosing matters, it is as good as the best place alone or better, but for spectrograms at 0.5 and
+1.0, where files alone are better: not explained.
 
 Caveats: few examples, so that a store of LMDB pages is coarse; storage that waits exactly as said;
 one process, without workers. Costs are measured as wall times, which other programs on the machine
@@ -170,8 +190,9 @@ def evaluate(made: Report) -> None:
             ratios = {arm: Ratio.of(times[arm], times["auto_cache"]) for arm in ALONE}
             least[f"{data}, {share}"] = min(ratio.median for ratio in ratios.values())
             medians = [f"{statistics.median(times[arm]):.2f} s" for arm in ARMS]
-            rows.append((f"{data}, {share}", *medians, *ratios.values()))
-        made.show(("budget / files", *ARMS, *(f"over {arm}" for arm in ALONE)), rows)
+            best = min(ratios.values(), key=lambda ratio: ratio.median)
+            rows.append((f"{data}, {share}", *medians, best))
+        made.show(("budget / files", *ARMS, "over the best"), rows)
     for name, ratio in least.items():
         made.expect(f"{name}: over the best place alone", ratio, 0.97)
     made.expect("best budget: over the best place alone", max(least.values()), 1.2)

@@ -22,6 +22,18 @@ from stoker.version import __version__
 # A command that cannot be imported takes any arguments, so that it always gives its reason.
 _ANY_ARGUMENTS = {"ignore_unknown_options": True, "allow_extra_args": True}
 
+FOR_A_SCRIPT = {"ignore_unknown_options": True, "allow_interspersed_args": False}
+"""The context settings of commands that start a script: all behind it is the script's own."""
+Script = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="SCRIPT|-m MODULE|LAUNCHER",
+        help="The training script and its arguments, as you would give them to python; or a "
+        "launcher such as torchrun with its own.",
+    ),
+]
+"""The script that such a command starts."""
+
 
 class CommandGroup(TyperGroup):
     """A group's own commands, and those that packages register below its name."""

@@ -8,23 +8,14 @@ from typing import Annotated
 
 import typer
 
-from stoker.cli import report_errors
+from stoker.cli import FOR_A_SCRIPT, Script, report_errors
 
 analyze_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-@analyze_app.command(
-    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
-)
+@analyze_app.command(context_settings=FOR_A_SCRIPT)
 def analyze(
-    script: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="SCRIPT|-m MODULE|LAUNCHER",
-            help="The training script and its arguments, as you would give them to python; or a "
-            "launcher such as torchrun with its own.",
-        ),
-    ],
+    script: Script,
     budget: Annotated[
         float, typer.Option(min=0.1, help="The most minutes that the analysis may take.")
     ] = 5.0,

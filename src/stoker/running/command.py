@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stoker.cli import report_errors
+from stoker.cli import FOR_A_SCRIPT, Script, report_errors
 
 if TYPE_CHECKING:
     from stoker.analysis.model.report import Report
@@ -21,18 +21,9 @@ _MEASURE_S = 60.0
 run_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-@run_app.command(
-    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
-)
+@run_app.command(context_settings=FOR_A_SCRIPT)
 def run(
-    script: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="SCRIPT|-m MODULE|LAUNCHER",
-            help="The training script and its arguments, as you would give them to python; or a "
-            "launcher such as torchrun with its own.",
-        ),
-    ],
+    script: Script,
     apply: Annotated[
         Path | None,
         typer.Option(

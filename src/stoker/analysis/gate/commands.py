@@ -9,25 +9,16 @@ from typing import Annotated
 
 import typer
 
-from stoker.cli import report_errors
+from stoker.cli import FOR_A_SCRIPT, Script, report_errors
 
 _EXITS = {"not worse": 0, "worse": 3, "undecided": 4}
 
 gate_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-@gate_app.command(
-    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
-)
+@gate_app.command(context_settings=FOR_A_SCRIPT)
 def gate(
-    script: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="SCRIPT|-m MODULE|LAUNCHER",
-            help="The training script and its arguments, as you would give them to python; or a "
-            "launcher such as torchrun with its own.",
-        ),
-    ],
+    script: Script,
     fail_if: Annotated[
         list[str],
         typer.Option(

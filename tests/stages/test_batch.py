@@ -541,6 +541,25 @@ def test_recycled_arrays_are_nobody_else_s(orders: list[str]) -> None:
     assert recycler.held_bytes() <= recycler.spare * 2 * (1 << 14) * 8
 
 
+@given(st.lists(st.sampled_from([1 << 16, 3 << 16, 5 << 16]), max_size=20), st.integers(1, 12))
+def test_little_memory_is_kept_while_no_array_is_wanted(sizes: list[int], room: int) -> None:
+    from stoker.basics.buffers import Recycler
+
+    recycler = Recycler(resting_bytes=room << 16)
+    arrays = [recycler.array((size,), np.uint8) for size in sizes]
+    del arrays
+    before = recycler.held_bytes()
+    recycler.rest()
+    assert min(before, (room - 4) << 16) <= recycler.held_bytes() <= min(before, room << 16)
+
+
+def test_the_memory_of_batches_stays_for_the_next_epoch() -> None:
+    train = stoker.from_arrays(np.zeros((32, 1 << 16), np.uint8), seed=0).batch(32).workers(0)
+    for _ in range(2):
+        assert sum(len(batch) for batch in train) == 32
+        assert train.stats().window_bytes == 1 << 21
+
+
 @given(st.lists(st.sampled_from(["keep", "drop", "forget"]), min_size=1, max_size=30))
 def test_copies_of_tensors_are_nobody_else_s(orders: list[str]) -> None:
     from stoker.basics.buffers import Recycler

@@ -14,6 +14,7 @@ parts are copied before another function gets them.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import weakref
@@ -50,10 +51,17 @@ class Recycler:
     Args:
         spare: how many free pieces of one size are kept.
         allocate: returns new memory of a size in bytes; by default from NumPy.
+        resting_bytes: the most free memory that ``rest`` keeps; None for all.
     """
 
-    def __init__(self, spare: int = 4, allocate: Callable[[int], memoryview] | None = None) -> None:
+    def __init__(
+        self,
+        spare: int = 4,
+        allocate: Callable[[int], memoryview] | None = None,
+        resting_bytes: int | None = None,
+    ) -> None:
         self.spare = spare
+        self._resting_bytes = resting_bytes
         self._allocate = allocate or _allocate_aligned
         self._free: dict[int, deque[memoryview]] = {}
         self._live: dict[int, tuple[weakref.ref[Any], memoryview]] = {}
@@ -84,6 +92,20 @@ class Recycler:
         """Return a deep copy of a structure, its NumPy arrays in recycled memory."""
         copy: Any = pytree.map_leaves(self._copy_leaf, value)
         return copy
+
+    def rest(self) -> None:
+        """Free what is not to be kept until arrays are wanted again."""
+        room = self._resting_bytes
+        if room is None:
+            return
+        for size, free in list(self._free.items()):
+            keep = min(len(free), room // size)
+            if size > room:
+                self._free.pop(size, None)  # nor is what comes back later
+            room -= keep * size
+            with contextlib.suppress(IndexError):  # a thread that does not end may take some, too
+                while len(free) > keep:
+                    free.pop()
 
     def clear(self) -> None:
         """Free the kept memory, and keep none from now on."""

@@ -80,7 +80,7 @@ class EpochSetup:
         position: where to begin.
         steps: the most outputs, or None.
         ranks: the ranks that adaptive echoes agree with, or None.
-        recycler: the owner of the batches' memory; None: the epoch has its own.
+        recycler: the owner of the batches' memory.
         length: the number of outputs in the epoch, or None if unknown.
         carried: the items of the epoch before that its pool hands on, by their numbers.
         kept_workers: the workers that the pipeline keeps from epoch to epoch.
@@ -97,7 +97,7 @@ class EpochSetup:
     position: Position
     steps: int | None = None
     ranks: Ranks | None = None
-    recycler: Recycler | None = None
+    recycler: Recycler = field(default_factory=Recycler)
     length: int | None = None
     carried: dict[int, Item] = field(default_factory=dict)
     kept_workers: KeptWorkers = field(default_factory=KeptWorkers)
@@ -130,7 +130,7 @@ class EpochStreams:
         self._plan, self._seed, self._epoch = setup.plan, setup.seed, setup.epoch
         self.planning = Planning()
         self._planning_apart = Planning()  # for segments on a device, which only the consumer plans
-        self.recycler = setup.recycler or Recycler()
+        self.recycler = setup.recycler
         self.tally = EpochCounters()
         self.skip_log = SkipLog(setup.position.spent, setup.position.filtered)
         self.pools = Pools(

@@ -8,14 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.engine.workers.tuning import (
-    IMAGE_ROW_NS,
-    INLINE_BATCH_NS,
-    Autotuner,
-    CostEstimate,
-    Tuning,
-    choose_threads,
-)
+from stoker.engine.workers.cost import IMAGE_ROW_NS, INLINE_BATCH_NS, CostEstimate
+from stoker.engine.workers.tuning import Autotuner, Tuning, choose_threads
 
 CHEAP = INLINE_BATCH_NS / 2
 COSTLY = 4 * INLINE_BATCH_NS

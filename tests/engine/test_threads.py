@@ -11,8 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.engine.workers.threads import CHUNK_NS, Task, WorkerPool, is_worker
-from stoker.engine.workers.tuning import Autotuner, CostEstimate
+from stoker.engine.workers.cost import CostEstimate
+from stoker.engine.workers.tasks import Task
+from stoker.engine.workers.threads import CHUNK_NS, WorkerPool, is_worker
+from stoker.engine.workers.tuning import Autotuner
 from strategies import few
 
 LONG_S = 60.0

@@ -22,7 +22,7 @@ from typing import Any
 from stoker.basics import resources
 from stoker.engine.checkpoint import Resumable
 from stoker.engine.work.generators import UndeclaredRng
-from stoker.engine.workers.threads import Task
+from stoker.engine.workers.tasks import Task
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -74,7 +74,7 @@ class EpochCounters:
 
     def open(self, part: int, names: list[str]) -> None:
         """Create the counters of a part."""
-        # Times and counts of the stages, then four of samples (``threads.TIMED``) and the bytes
+        # Times and counts of the stages, then four of samples (``samples.TIMED``) and the bytes
         # read.
         self.names[part], self.spent[part] = names, [0] * (2 * len(names) + 5)
 

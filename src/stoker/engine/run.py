@@ -26,10 +26,10 @@ from stoker.engine.checkpoint import Position
 from stoker.engine.echo.adaptive_inputs import AdaptiveInputs
 from stoker.engine.echo.pool_inputs import PoolStart
 from stoker.engine.echo.rank_sync import AgreedPolicy
-from stoker.engine.items import EpochCounters, Item
+from stoker.engine.items import Item
 from stoker.engine.work.failure import Failure, Rejected
 from stoker.engine.work.generators import warn_of_misdrawn
-from stoker.engine.workers.threads import TIMED
+from stoker.engine.workers import samples
 from stoker.errors import StateError, StokerError
 from stoker.schedule import rng
 from stoker.schedule.echo_record import Decisions, EchoRecord
@@ -37,7 +37,7 @@ from stoker.schedule.late_order import LateRecord
 from stoker.schedule.leg import Leg
 from stoker.schedule.pools import adaptive
 from stoker.schedule.sizing.batch_schedule import BatchSchedule
-from stoker.stats import CacheStats, PoolStats, StageStats, Stats, Uses, WorkerTime
+from stoker.stats import CacheStats, PoolStats, StageStats, Stats, Uses
 
 # Batches from one removal of old bookkeeping to the next. Chosen, not measured.
 _PRUNE_BATCHES = 64
@@ -471,8 +471,7 @@ class Run:
         self._streams.end_whole(self.complete or self.has_handed_out_all)
         with contextlib.ExitStack() as rest:
             rest.callback(self.leave)
-            if self._setup.recycler is None:
-                rest.callback(self._streams.recycler.clear)
+            rest.callback(self._streams.recycler.rest)
             rest.callback(self._streams.close)
 
     def leave(self) -> None:
@@ -533,10 +532,11 @@ class Run:
 
     def stats(self, pools: tuple[PoolStats, ...]) -> Stats:
         """Return the statistics so far."""
-        tally, late = self._streams.tally, self._streams.late
-        with self._streams.worker_pool.lock:
+        tally, late, pool = self._streams.tally, self._streams.late, self._streams.worker_pool
+        with pool.lock:
             stages = tuple(StageStats(name, ns / 1e9, n) for name, ns, n in tally.stages())
-            worker_time = self._worker_time(tally)
+            sharing = 1 if pool.remote else pool.active
+            worker_time = samples.worker_time(tally.spent, self._setup.autotuner.costs, sharing)
         ready, size = self._segments[-1].occupancy() if self._segments else (0, 0)
         ended_ns = self._resting_ns or self._ended_ns or time.perf_counter_ns()
         source = self._plan.loader or self._plan.iterable
@@ -554,7 +554,7 @@ class Run:
             consumer_wait_s=self._wait_ns / 1e9,
             production_s_per_example=worked_s / self.fresh if self.fresh else 0.0,
             stages=stages,
-            workers=self._streams.worker_pool.workers,
+            workers=pool.workers,
             window_ready=ready,
             window_size=size,
             window_bytes=self._window_bytes() + self._streams.recycler.held_bytes(),
@@ -565,45 +565,15 @@ class Run:
             skips=tuple(self._skip_log.skips),
             parts=self._streams.part_stats(self.fresh),
             read_bytes=tally.read_bytes,
-            thread_trial=self._streams.worker_pool.thread_trial,
+            thread_trial=pool.thread_trial,
             worker_time=worker_time,
             late_examples=0 if late is None else late.order.moved,
             late_bias=self._late_bias(),
-            stuck_threads=self._streams.worker_pool.stuck[0],
-            stuck_processes=self._streams.worker_pool.stuck[1],
+            stuck_threads=pool.stuck[0],
+            stuck_processes=pool.stuck[1],
             new_processes=self._setup.kept_workers.why_new_processes,
             feed_lag_outputs=source.lag_outputs() if source is not None else None,
         )
-
-    def _worker_time(self, tally: EpochCounters) -> WorkerTime | None:
-        """Return how workers spent their time, by samples; call with the pool's lock held."""
-        pool = self._streams.worker_pool
-        asleep_ns, are_told_apart = 0.0, True
-        sums = np.zeros(3)
-        for part, spent in tally.spent.items():
-            rows, *times = spent[TIMED]
-            if not rows:
-                continue
-            wall_ns, running_ns, _ = times
-            sums += times
-            blocked_ns = max(0, wall_ns - running_ns)
-            alone_ns = self._setup.autotuner.cost(part, self._plan.group).asleep_row_ns
-            # If half a processor does all of the work, the GIL is free most of the time.
-            sleeps = pool.remote or pool.active < 2 or pool.active * running_ns < 0.5 * wall_ns
-            if sleeps:
-                asleep_ns += blocked_ns
-            elif alone_ns is not None:
-                asleep_ns += min(blocked_ns, alone_ns * rows)
-            else:
-                are_told_apart = False
-        wall, running, cpu = sums.tolist()
-        if not wall:
-            return None
-        running = min(wall, running)
-        cpu = min(cpu, running)
-        blocked = wall - running
-        asleep = min(blocked, asleep_ns) / wall if are_told_apart else None
-        return WorkerTime(wall / 1e9, cpu / wall, (running - cpu) / wall, blocked / wall, asleep)
 
     def _factor(self) -> float:
         """Return the mean uses of a fresh example.

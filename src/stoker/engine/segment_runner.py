@@ -21,9 +21,10 @@ from stoker.engine.items import EpochCounters, Item
 from stoker.engine.work.failure import REJECTED, Failure
 from stoker.engine.work.spot import HERE
 from stoker.engine.work.work import Work
+from stoker.engine.workers.cost import CostEstimate
+from stoker.engine.workers.tasks import GivenUp, Request, Task
 from stoker.engine.workers.thread_copies import CALLING, ThreadCopies
-from stoker.engine.workers.threads import GivenUp, Request, Task, WorkerPool
-from stoker.engine.workers.tuning import CostEstimate
+from stoker.engine.workers.threads import WorkerPool
 from stoker.errors import StageError
 from stoker.replicas.replica import USER_LOCK
 from stoker.schedule.sizing.cuts import Cuts

@@ -48,8 +48,9 @@ from stoker.engine.items import (
 )
 from stoker.engine.segment_runner import SegmentRunner
 from stoker.engine.work.failure import ENDED, Failure
-from stoker.engine.workers.threads import CHUNK_NS, Task
-from stoker.engine.workers.tuning import GATHER_INLINE_BATCH_NS, IMAGE_ROW_NS, INLINE_BATCH_NS
+from stoker.engine.workers.cost import GATHER_INLINE_BATCH_NS, IMAGE_ROW_NS, INLINE_BATCH_NS
+from stoker.engine.workers.tasks import Task
+from stoker.engine.workers.threads import CHUNK_NS
 from stoker.schedule.dealing import RankOrder
 from stoker.schedule.sizing.cuts import PlannedCuts
 

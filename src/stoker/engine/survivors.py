@@ -38,7 +38,8 @@ from stoker.engine.plan.points import FilterPoint
 from stoker.engine.plan.segment import Segment
 from stoker.engine.segment_stream import SegmentStream
 from stoker.engine.work.failure import Failure, Rejected
-from stoker.engine.workers.threads import Task, WorkerPool
+from stoker.engine.workers.tasks import Task
+from stoker.engine.workers.threads import WorkerPool
 from stoker.errors import BudgetSpent, Skip, StageError
 from stoker.stages.skip import RAISE, Budget
 

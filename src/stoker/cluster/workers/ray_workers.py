@@ -16,7 +16,8 @@ from stoker.cluster.workers.active_actors import CONNECTIONS_EACH, ActiveActors
 from stoker.cluster.workers.actor_pool import ActorPool
 from stoker.cluster.workers.autoscaler import SPAN_S, Span
 from stoker.engine.work.work import Work
-from stoker.engine.workers.threads import Answer, Request, WorkerPool
+from stoker.engine.workers.tasks import Answer, Request
+from stoker.engine.workers.threads import WorkerPool
 
 # For the first actor, whose process may take long to start: it imports the pipeline's modules.
 _FIRST_S = 30.0

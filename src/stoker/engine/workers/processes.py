@@ -43,7 +43,8 @@ from stoker.engine.work.generators import UndeclaredRng
 from stoker.engine.work.spot import CELLS, HERE, Spot
 from stoker.engine.work.work import Work
 from stoker.engine.workers.requests import WorkExecutor, unloadable
-from stoker.engine.workers.threads import SAMPLED_NS, TIMED, GivenUp, Request
+from stoker.engine.workers.samples import SAMPLED_NS, TIMED
+from stoker.engine.workers.tasks import GivenUp, Request
 from stoker.engine.workers.watch import read_dump
 from stoker.errors import StageError, WorkerDied
 from stoker.replicas.files import reading_places, reopen_descriptors

@@ -21,7 +21,7 @@ from stoker.basics.buffers import Recycler
 from stoker.engine.work.failure import Failure, Rejected
 from stoker.engine.work.spot import HERE
 from stoker.engine.work.work import Work
-from stoker.engine.workers.threads import Request
+from stoker.engine.workers.tasks import Request
 from stoker.errors import StageError
 from stoker.schedule import rng
 from stoker.stages.batching.builder import Builder, Misfits, collated

@@ -23,12 +23,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, Protocol
-
-import numpy as np
-from numpy.typing import NDArray
 
 from stoker.basics.resources import (
     ThreadTimer,
@@ -40,7 +36,10 @@ from stoker.basics.resources import (
 from stoker.basics.validate import is_whole_number
 from stoker.basics.warn import warn
 from stoker.engine.work.failure import Failure
-from stoker.engine.workers.tuning import Autotuner, CostEstimate, Tuning
+from stoker.engine.workers.cost import CostEstimate
+from stoker.engine.workers.samples import SAMPLED_NS, TIMED
+from stoker.engine.workers.tasks import Task
+from stoker.engine.workers.tuning import Autotuner, Tuning
 from stoker.engine.workers.watch import Watch
 from stoker.replicas.replica import USER_LOCK
 from stoker.stages.functions.stray_draws import WORKER_NAME
@@ -52,11 +51,6 @@ CHUNK_NS = 1_000_000
 # Rows of a chunk that is worked on without the GIL: then its few waits for the GIL are shared by as
 # many rows, and no more decoded images wait to be copied. Chosen, not measured.
 _CHUNK_ROWS = 8
-TIMED = slice(-5, -1)
-"""The counters of a segment that hold its samples: rows, and the three times of ``ThreadTimer``."""
-# Work of each thread without a sample: a sample costs 20 to 50 us, so under 0.3 %; and it releases
-# the GIL six times, so the threads together must not take more of them the more they are.
-SAMPLED_NS = 16_000_000
 # Larger than CHUNK_NS: each chunk of a process costs two wake-ups and a copy.
 PROCESS_CHUNK_NS = 20_000_000
 # Threads of one run that sleep: each has copies of the user's objects. 64 wait for 1,000 reads of
@@ -139,105 +133,6 @@ class OwnCopies(Protocol):
     def end(self) -> None:
         """Clean up after all threads have ended."""
         ...
-
-
-class TaskRunner(Protocol):
-    """Runs the tasks of one kind, and counts their time."""
-
-    depth: int
-    cost: CostEstimate
-
-    def run(self, task: Task, start: int, stop: int, remote: Any) -> list[int]:
-        """Compute rows ``start .. stop - 1``; return the counters of their segment."""
-        ...
-
-    def account(self, spent: list[int]) -> None:
-        """Add counters to the epoch's; called under the worker pool's lock."""
-        ...
-
-    def complete(self, task: Task) -> None:
-        """Finish a task whose rows are all done."""
-        ...
-
-    def failure_at(self, task: Task, row: int, stage: int, error: Exception) -> Failure:
-        """Return the failure of a stage on a row, or on the batch if it works on batches."""
-        ...
-
-    def give_up(self, task: Task, row: int, stage: int, failure: Failure) -> bool:
-        """Put a failure in place of a row, or of the batch; return whether of the batch."""
-        ...
-
-
-@dataclass(slots=True, eq=False, repr=False)
-class Task:
-    """Rows to compute; their values go into ``values``.
-
-    Attributes:
-        claimed, finished: the numbers of rows that workers have begun, and have finished.
-        pending: the number of unfinished tasks that this one needs; ``waiting``: the tasks that
-            need this one.
-        done_ns: when it was done, by ``time.perf_counter_ns``.
-        builder, batch: where its rows are written, if they make a batch.
-        indices, items: the inputs of its rows: indices of examples in the source, or items.
-        places, use_keys: the addresses of its rows (``InputAddresses.places``).
-        failed: the first of its rows that failed, and the failure.
-    """
-
-    runner: Any
-    number: int
-    rows: int
-    claimed: int = 0
-    finished: int = 0
-    pending: int = 0
-    done: bool = False
-    done_ns: int = 0
-    waiting: list[Task] | None = None
-    values: list[Any] = field(default_factory=list)
-    builder: Any = None
-    batch: Any = None
-    indices: Any = None
-    items: list[Any] | None = None
-    places: Any = None
-    use_keys: list[int] | None = None
-    fresh: int = 0
-    failed: tuple[int, Any] | None = None
-
-
-class Request(NamedTuple):
-    """A request for rows of a task, sent to a worker process.
-
-    Attributes:
-        depth: the segment's number among the segments on the host.
-        indices, values: the inputs of the rows: indices of examples in the source, or values.
-        places, use_keys: the addresses of the rows.
-        number: the task's number; ``whole``: whether these are all its rows.
-    """
-
-    depth: int
-    indices: NDArray[np.int64] | None
-    values: list[Any] | None
-    places: Sequence[int]
-    use_keys: list[int] | None
-    number: int
-    whole: bool
-
-    def part(self, some: slice) -> Request:
-        """Return the request for some of the rows, of a segment without batches."""
-        return self._replace(
-            indices=None if self.indices is None else self.indices[some],
-            values=None if self.values is None else self.values[some],
-            places=self.places[some],
-            use_keys=None if self.use_keys is None else self.use_keys[some],
-        )
-
-
-class GivenUp(Exception):
-    """A worker process was ended, because it was stuck in an example, and another is there."""
-
-
-Answer = tuple[Any, list[int], list[tuple[int, str]]]
-"""A remote worker's answer to a request: values, the counters of its segment, and which random
-maps drew from global generators."""
 
 
 class WorkerPool:

@@ -41,79 +41,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 
-# As long as one chunk of a thread: less work than that is not divided further.
-INLINE_BATCH_NS = 1_000_000
-# Gathering releases the GIL, so threads help sooner: from about the engine's own cost for a batch,
-# 30 us (bench/echo_overhead.py).
-GATHER_INLINE_BATCH_NS = 40_000
-# Smaller images are mostly Python's own work, under the GIL. Chosen, not measured.
-IMAGE_ROW_NS = 200_000
+from stoker.engine.workers.cost import (
+    FIRST_NOTES,
+    GATHER_INLINE_BATCH_NS,
+    INLINE_BATCH_NS,
+    CostEstimate,
+)
 
-
-class CostEstimate:
-    """Measured work of one segment, kept from epoch to epoch.
-
-    Args:
-        rows_per_batch: how many of its rows a batch has.
-        uses: how often each of them is used: so many fewer are made for a batch.
-    """
-
-    def __init__(self, rows_per_batch: int, uses: float = 1.0) -> None:
-        self.rows_per_batch = rows_per_batch / uses
-        self.row_ns: float | None = None
-        self.inline_row_ns: float | None = None  # done by the consumer, without other threads
-        self.asleep_row_ns: float | None = None  # by a trial with a single thread
-        self.whole = False  # whether chunks are always of ``chunk_rows``
-        self.light = False  # whether rows are only copied, so that first chunks may be large
-        self.chunk_rows = rows_per_batch  # the largest chunk
-        self.releases_gil = False  # whether almost all of it is done without the GIL
-        self.gil_row_ns = 0  # if so: rows must take longer than this, the part that needs the GIL
-        self.inline_ns = INLINE_BATCH_NS  # a batch that costs less is made inline
-        self.work_ns = 0
-        self.rows = 0
-        self.notes = 0  # how often some were measured
-        self.read_bytes = 0
-
-    def chunk(self, target_ns: int) -> int:
-        """Return how many rows make a chunk."""
-        if self.whole:
-            return self.chunk_rows
-        if self.row_ns is None:
-            return self.chunk_rows if self.light else 1
-        return max(1, min(self.chunk_rows, int(target_ns / max(self.row_ns, 1.0))))
-
-    @property
-    def is_parallel(self) -> bool:
-        """Whether threads are sure to be faster, without a trial."""
-        return self.releases_gil and (self.row_ns or 0.0) >= self.gil_row_ns
-
-    def batch_ns(self) -> float:
-        """Return the cost of a batch, 0 while it is unknown."""
-        return (self.row_ns or 0.0) * self.rows_per_batch
-
-    def row_bytes(self) -> float:
-        """Return the mean bytes read for a row."""
-        return self.read_bytes / max(1, self.rows)
-
-    def note(self, rows: int, work_ns: int, read_bytes: int = 0) -> None:
-        """Add a measurement."""
-        self.read_bytes += read_bytes
-        each = work_ns / rows
-        if self.row_ns is None or self.rows < 8 or self.notes < _FIRST_NOTES:
-            # The first are slow: imports, caches.
-            self.row_ns = each if self.row_ns is None else min(self.row_ns, each)
-        else:
-            # A longer time may mean that another process had the processor: the work is the same.
-            # A fifth of each: some ten chunks follow a change. Chosen, not measured.
-            self.row_ns += 0.2 * (min(each, 2 * self.row_ns) - self.row_ns)
-        self.rows += rows
-        self.notes += 1
-        self.work_ns += work_ns
-
-
-# Pieces of which one costs what later ones do. The first batch of rows that are only copied took 40
-# times as long (bench/echo_overhead.py).
-_FIRST_NOTES = 2
 # Fewest pieces of a trial: a few are not slow or fast by chance. Chosen, not measured.
 _TRIAL_TASKS = 12
 # As a share of the time: a tenth less counts as faster. Smaller differences are noise between
@@ -562,7 +496,7 @@ class Tuning:
         slow = cost.row_ns is not None and cost.row_ns > INLINE_BATCH_NS
         known = slow or sum(each.work_ns for each in costs) > _INLINE_TRIAL_NS
         # The first row of all imports modules, and so may the first batch.
-        known = known and all(each.notes >= _FIRST_NOTES or not each.rows for each in costs)
+        known = known and all(each.notes >= FIRST_NOTES or not each.rows for each in costs)
         for each in costs:
             each.inline_row_ns = each.row_ns
         batch_ns = sum(each.batch_ns() for each in costs)

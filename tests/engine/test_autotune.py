@@ -98,30 +98,34 @@ def test_what_needs_no_gil_takes_all_threads_without_a_trial(row_ns: int, at_onc
 
 
 @pytest.mark.parametrize(
-    ("own_fraction", "pause_fraction", "threads"),
+    ("own_fraction", "pause_fraction", "delay_fraction", "threads"),
     [
-        (0.0, 0.0, 0),
-        (0.5, 0.0, 0),
-        (2.0, 0.0, 4),
-        (20.0, 0.0, 4),
-        (0.0, 20_000.0, 0),
-        (0.5, 20_000.0, 0),
-        (2.0, 20_000.0, 4),
+        (0.0, 0.0, 0.0, 0),
+        (0.5, 0.0, 0.0, 0),
+        (2.0, 0.0, 0.0, 4),
+        (20.0, 0.0, 0.0, 4),
+        (0.0, 20_000.0, 0.0, 0),
+        (0.5, 20_000.0, 0.0, 0),
+        (2.0, 20_000.0, 0.0, 4),
+        (0.0, 0.0, 20.0, 0),
+        (0.5, 0.0, 20.0, 0),
+        (2.0, 0.0, 20.0, 4),
     ],
 )
 def test_threads_are_tried_where_the_consumer_does_something_else(
-    own_fraction: float, pause_fraction: float, threads: int
+    own_fraction: float, pause_fraction: float, delay_fraction: float, threads: int
 ) -> None:
-    """Between two batches, not in a pause now and then."""
-    autotuner, clock = Autotuner(), [0]
+    """Between two batches, not in a pause now and then, nor where others have the processor."""
+    autotuner, clock, delay = Autotuner(), [0], [0]
     cost = autotuner.cost(0, 32)
-    tuning = Tuning(4, autotuner, lambda: clock[0])
+    tuning = Tuning(4, autotuner, lambda: clock[0], delay_ns=lambda: delay[0])
     for number in range(200):
         clock[0] += int(CHEAP)
         cost.note(32, int(CHEAP))
         if tuning.note(cost, 32, int(CHEAP)):
             break
-        clock[0] += int(own_fraction * CHEAP)
+        delay[0] += int(delay_fraction * CHEAP)
+        clock[0] += int((own_fraction + delay_fraction) * CHEAP)
         if number % 50 == 20:
             clock[0] += int(pause_fraction * CHEAP)
     assert tuning.active == threads

@@ -138,16 +138,21 @@ def thread_busy_ns() -> int:
 
     Time in which it waited for locks or reads does not count.
     """
+    return thread_delay_ns() + time.thread_time_ns()
+
+
+def thread_delay_ns() -> int:
+    """Return how long this thread has waited for a processor so far; 0 where that is unknown."""
     try:
         descriptor = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
-        return time.thread_time_ns()
+        return 0
     try:
         # The file holds three numbers of at most 20 digits.
         _, waited_ns, _ = os.read(descriptor, 128).split()
     finally:
         os.close(descriptor)
-    return time.thread_time_ns() + int(waited_ns)
+    return int(waited_ns)
 
 
 def process_group() -> tuple[int, int] | None:

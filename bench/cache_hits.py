@@ -18,41 +18,43 @@ Command::
 Targets: a pipeline inline at least 0.8 of LMDB by hand, and two threads no more than 1.1 of the
 time of inline; one by one 6 us at 3 KB.
 
-Machine: two cores of an AMD EPYC, 24 GiB; Python 3.11.7, NumPy 2.4.6. Other work ran beside it.
+Machine: two cores of an AMD EPYC, 24 GiB; Python 3.11.7, NumPy 2.4.6. Nothing ran beside it.
 
 Results::
 
     [results/cache_hits.json]
     items                             us an item       LMDB by hand / it
     --------------------------------------------------------------------
-    3 KB: LMDB by hand                       1.8              1 (1 .. 1)
-    3 KB: pipeline, inline                   2.4  0.748 (0.739 .. 0.763)
-    3 KB: pipeline, two threads              2.3  0.759 (0.725 .. 0.826)
-    3 KB: files by hand                      7.1  0.255 (0.247 .. 0.257)
-    3 KB: LMDB by hand, one by one           2.3              1 (1 .. 1)
-    3 KB: cached, one by one                 2.9  0.766 (0.724 .. 0.806)
-    3 KB: cached, many at once               1.4      1.3 (1.28 .. 1.38)
-    110 KB: LMDB by hand                    16.6              1 (1 .. 1)
-    110 KB: pipeline, inline                22.4  0.725 (0.668 .. 0.787)
-    110 KB: pipeline, two threads           30.4   0.527 (0.27 .. 0.653)
-    110 KB: files by hand                   35.1    0.469 (0.4 .. 0.498)
-    110 KB: LMDB by hand, one by one        11.6              1 (1 .. 1)
-    110 KB: cached, one by one              15.7  0.735 (0.716 .. 0.751)
-    110 KB: cached, many at once            16.4    1.01 (0.864 .. 1.05)
-    3 MB: LMDB by hand                     554.0              1 (1 .. 1)
-    3 MB: pipeline, inline                 671.2   0.825 (0.798 .. 1.59)
-    3 MB: pipeline, two threads            667.1    0.84 (0.716 .. 1.76)
-    3 MB: files by hand                    872.6   0.631 (0.308 .. 1.35)
-    3 MB: LMDB by hand, one by one         343.6              1 (1 .. 1)
-    3 MB: cached, one by one               385.3  0.897 (0.852 .. 0.929)
-    3 MB: cached, many at once             458.7      1.23 (1.2 .. 2.56)
+    3 KB: LMDB by hand                       1.4              1 (1 .. 1)
+    3 KB: pipeline, inline                   1.4     1.01 (1.01 .. 1.03)
+    3 KB: pipeline, two threads              1.2      1.2 (1.07 .. 1.26)
+    3 KB: files by hand                      6.5  0.222 (0.206 .. 0.226)
+    3 KB: LMDB by hand, one by one           1.8              1 (1 .. 1)
+    3 KB: cached, one by one                 2.3  0.792 (0.711 .. 0.823)
+    3 KB: cached, many at once               0.8      1.86 (1.83 .. 1.9)
+    110 KB: LMDB by hand                     6.4              1 (1 .. 1)
+    110 KB: pipeline, inline                 8.9  0.722 (0.696 .. 0.733)
+    110 KB: pipeline, two threads            8.8  0.729 (0.697 .. 0.738)
+    110 KB: files by hand                   23.8   0.27 (0.258 .. 0.276)
+    110 KB: LMDB by hand, one by one         5.9              1 (1 .. 1)
+    110 KB: cached, one by one               7.0  0.853 (0.837 .. 0.877)
+    110 KB: cached, many at once             5.8      1.1 (1.07 .. 1.13)
+    3 MB: LMDB by hand                     222.4              1 (1 .. 1)
+    3 MB: pipeline, inline                 277.3  0.803 (0.791 .. 0.819)
+    3 MB: pipeline, two threads            517.1   0.433 (0.39 .. 0.591)
+    3 MB: files by hand                    571.1  0.393 (0.347 .. 0.394)
+    3 MB: LMDB by hand, one by one         132.8              1 (1 .. 1)
+    3 MB: cached, one by one               135.5   0.964 (0.929 .. 1.01)
+    3 MB: cached, many at once             194.7     1.13 (1.13 .. 1.17)
     [end]
 
 An item that a process has read before is found by its number, without key and lookup, where it
 lies in the store's file, and a pipeline that stacks items, or crops them first, copies it once. At
-110 KB finding takes 0.4 us and the copy 16. The rest is memory: by hand each batch is written to
-where the last one was; here several are on their way, and each of these short epochs (16 batches)
-begins with new memory. In a pipeline that repeats, an item takes 21 us.
+110 KB that leaves memory: by hand each batch is written to where the last one was; in these rows
+each of the short epochs (16 batches) began with new memory. Since then a pipeline keeps up to
+64 MiB of free batches between epochs, which was not measured here again. Two threads at 3 MB miss:
+several batches of 24 MB are on their way, which no cache of the processor holds; this was not
+profiled.
 """
 
 from __future__ import annotations

@@ -19,59 +19,54 @@ Targets: less than 3 % of the rate; less than 0.4 us for each example chosen; 0.
 60 % of the epoch; rows of 12 KB 1.0 of by hand before the batch, 0.5 behind it, and the defaults
 0.95 of inline.
 
-Machine: two cores of an Intel Xeon at 2.5 GHz, 24 GiB, no GPU; Python 3.11.7 (a plain loop
-iteration takes 290 ns there, so that Python's own share weighs several times more than
-usual), NumPy 2.4.6, torch 2.13.0.
+Machine: two cores of an AMD EPYC, 24 GiB, no GPU; Python 3.11.7, NumPy 2.4.6, torch 2.13.0. Nothing
+ran beside it.
 
 Results::
 
     [results/echo_overhead.json]
     batches                                us a batch             stoker / it
     -------------------------------------------------------------------------
-    64x224x224x3: stoker                       1254.4              1 (1 .. 1)
-    64x224x224x3: repeat, copying              1086.2  0.897 (0.845 .. 0.919)
-    64x224x224x3: repeat, copying, 8 held      1036.2  0.862 (0.806 .. 0.891)
-    64x224x224x3: repeat, no copies             569.5  0.461 (0.451 .. 0.479)
-    256x32x32x3: stoker                         190.7              1 (1 .. 1)
-    256x32x32x3: repeat, copying                 91.4  0.531 (0.444 .. 0.554)
-    256x32x32x3: repeat, copying, 8 held         97.0   0.508 (0.36 .. 0.592)
-    256x32x32x3: repeat, no copies               55.4  0.337 (0.275 .. 0.576)
+    64x224x224x3: stoker                        486.9              1 (1 .. 1)
+    64x224x224x3: repeat, copying               428.8  0.877 (0.744 .. 0.958)
+    64x224x224x3: repeat, copying, 8 held       436.5   0.848 (0.718 .. 1.04)
+    64x224x224x3: repeat, no copies             242.7  0.523 (0.452 .. 0.584)
+    256x32x32x3: stoker                          70.9              1 (1 .. 1)
+    256x32x32x3: repeat, copying                 30.4  0.423 (0.394 .. 0.451)
+    256x32x32x3: repeat, copying, 8 held         33.2   0.449 (0.42 .. 0.493)
+    256x32x32x3: repeat, no copies               23.4  0.326 (0.296 .. 0.547)
 
     choosing                us an example
     -------------------------------------
-    while fresh items come          0.389
-    draining                        0.153
+    while fresh items come          0.088
+    draining                        0.045
 
     rows of 12 KB, four uses       uses a second of CPU              of by hand
     ---------------------------------------------------------------------------
-    rows stacked by hand                        499,364              1 (1 .. 1)
-    echo before the batch                       137,092  0.269 (0.219 .. 0.331)
-    echo before the batch, inline               149,038  0.316 (0.285 .. 0.325)
-    batches copied by hand                    1,625,862              1 (1 .. 1)
-    echo behind the batch                       607,365  0.392 (0.331 .. 0.419)
-    echo behind the batch, inline               621,168   0.38 (0.323 .. 0.435)
+    rows stacked by hand                        688,135              1 (1 .. 1)
+    echo before the batch                       302,330  0.441 (0.433 .. 0.447)
+    echo before the batch, inline               310,942   0.45 (0.447 .. 0.477)
+    batches copied by hand                    2,424,992              1 (1 .. 1)
+    echo behind the batch                     1,171,500   0.48 (0.474 .. 0.494)
+    echo behind the batch, inline             1,203,814   0.497 (0.48 .. 0.504)
 
     to 60 % of an epoch      s         drawing / it
     -----------------------------------------------
-    resume_at            0.307  2.64 (2.44 .. 2.75)
+    resume_at            0.169  2.78 (2.57 .. 2.96)
     [end]
 
-A copy of 9.6 MB into memory that is in the caches takes 1.3 ms, one into memory that is not
-2.0 ms: the repeat copies into the same memory again and again, the pool does not.
+Whole batches: a use takes the engine some 22 us inline (of rows of 16 bytes), and as much again
+where threads gather, for the GIL. The rest is memory: the repeat copies into the same memory again
+and again, the pool does not.
 
-The 60 % was measured later, on two cores of an AMD EPYC while other work ran. It misses: of a
-draw's 7 us, 2.3 are NumPy's generator, which is placed anew for each, and the rest some thirty
-passes over arrays of its 64 slots. What lies behind the last snapshot is drawn twice. So the target
-cannot be met with these draws: of 0.30 s the generator alone takes 0.10 (31,251 times 1.9 us to
-place it and 1.1 for 85 numbers), and the permutation of 10^6 examples 0.02.
+To 60 % misses: a quarter is NumPy's generator, which is placed and asked anew for each of the
+31,251 draws. The permutation of 10^6 examples and the set of the 100,000 items in the pool take
+some 0.02 s each. The rest is some thirty passes over arrays of all draws, which the same draws
+need. Since these rows a generator is placed in 0.6 us, not 1.9 (beside other work), which was not
+measured here again.
 
-Rows of 12 KB were measured then, too. Before the batch they miss: half of a use's 6.6 us is copying
-(into the batch, and twice a fresh row, out of the array and out of what was read together), the
-rest Python for each use: its entry in the pool, its address, its task.
-
-Caveats: batches of 0.8 MB are handed out in some fifty microseconds. A use takes the engine some
-thirty in Python, and as much again where threads gather, for the GIL. That shows there and nowhere
-else.
+Rows of 12 KB before the batch miss: of a use's 3.2 us the engine takes 2.8 if rows are of 16 bytes:
+its entry in the pool, its address, its task. By hand a use takes 1.5 in all.
 """
 
 from __future__ import annotations

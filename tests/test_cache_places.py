@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import time
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 
 import stoker
 from scripts import Watch, run, script
-from stoker.cache.places.choice import PlaceChoice
+from stoker.cache.places.choice import PlaceChoice, Room
 from stoker.cache.places.model import NOWHERE, plan, plan_at
 from strategies import few, stream
 
@@ -219,20 +220,24 @@ def test_a_filled_store_saves_nearly_what_the_plan_promises(
     room = share * sizes[:, 0].sum()
     used = total = 0.0
     held: set[int] = set()
+    missed = 0
+    choice = PlaceChoice()
     for _ in range(2):  # what did not enter comes again
-        choice = PlaceChoice()
+        choice = random.choice([choice, PlaceChoice()])  # a worker may begin anew
         for number in range(600):
             if number in held:
                 continue
+            missed += 1
             times, rooms = saved[number].tolist(), sizes[number].tolist()
-            at = choice.choose(times, rooms, int(room - used), 600 - len(held))
-            if at != NOWHERE and used + rooms[at] <= room:
+            now = Room.of(room - used, 600 - len(held), len(held), missed)
+            at = choice.choose(number, times, rooms, functools.partial(Room, *now))
+            if at != NOWHERE and used + sizes[number, at] <= room:
                 held.add(number)
-                used += rooms[at]
-                total += times[at]
+                used += sizes[number, at]
+                total += saved[number, at]
     best = plan(saved, sizes, room)
     assert used <= room
-    assert total >= 0.9 * best.saved_ns - 2 * saved.max()
+    assert total >= 0.95 * best.saved_ns - 2 * saved.max()
     alone = max(plan_at(place, saved, sizes, room).saved_ns for place in range(2))
     assert best.saved_ns >= alone - 1e-6
 

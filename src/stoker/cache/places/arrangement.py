@@ -11,8 +11,8 @@ from stoker.basics.resources import format_seconds
 from stoker.cache.places.model import plan, plan_at
 
 # A cache that chooses must promise so much less work than one that keeps what comes first, and
-# several places than one. Stores that were filled by simulation, from fifty to thousands of
-# examples, came as near to the plan; and a lookup takes some 8 us more with several places.
+# several places than one. Simulated, stores of 600 photographs or recordings that filled in a
+# random order left up to 7 % more work than their plan; and costs are measured of 64 examples.
 _LEAST_GAIN = 1.1
 # A place at which less than this fraction of the examples is kept is left out: two maps without a
 # cache between them may run as one. Chosen, not measured.

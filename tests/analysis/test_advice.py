@@ -320,7 +320,7 @@ def test_less_is_kept_of_decoded_examples_than_of_files() -> None:
 def test_both_forms_are_advised_where_neither_alone_does_as_well() -> None:
     large = replace(FETCH, examples=64_000, prepared=PREPARED)  # 62.6 GiB, in half of 64 GiB
     both, *others = (a for a in advise(large) if "cache" in a.code and "cluster" not in a.code)
-    assert both.title == "keep 45% of the examples prepared, and 55% as files"
+    assert both.title == "keep 42% of the examples prepared, and 58% as files"
     assert both.code == 'stoker.auto_cache(pipeline, "32.0 GiB")'
     assert "all prepared examples would take 62.6 GiB" in both.why
     assert "not the prepared examples, which would take 62.6 GiB" in others[0].why

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from stoker.basics.fingerprint import Fingerprint
 from stoker.cache.layout import room_of
+from stoker.cache.places.arrangement import SPARED
 from stoker.cache.places.choice import Forms, PlaceChoice, Room
 from stoker.cache.places.model import NOWHERE
 from stoker.replicas.thread_safety import thread_safe
@@ -24,11 +25,6 @@ from stoker.transport.codec.encoder import encode
 
 if TYPE_CHECKING:
     from stoker.cache.example_cache import ExampleCache
-
-
-# The fraction of the store that is spared for what is estimated wrongly. With none, 2 % of the
-# recordings of bench/tiers.py found no room at 1.5 times the bytes of all files.
-_SPARED = 1 / 16
 
 
 class Form(NamedTuple):
@@ -174,7 +170,7 @@ class PlacedCaches:
         left = max(1, examples - held)
         # What does not fit at the end is read again in every epoch, and costs more than larger
         # forms save. So they get less than all, the less the more examples are yet to come.
-        free_bytes = store.free_bytes - store.limit_bytes * _SPARED * left / examples
+        free_bytes = store.free_bytes - store.limit_bytes * SPARED * left / examples
         return Room.of(max(0.0, free_bytes), left, counts.admitted, counts.misses)
 
     def flush(self) -> None:

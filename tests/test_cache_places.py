@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import time
@@ -11,14 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import stoker
 from scripts import Watch, run, script
-from stoker.cache.places.choice import PlaceChoice
+from stoker.cache.places.choice import PlaceChoice, Room
 from stoker.cache.places.model import NOWHERE, plan, plan_at
-from strategies import few, stream
+from strategies import stream
 
 
 @pytest.fixture(autouse=True)
@@ -199,40 +198,35 @@ def test_one_place_may_have_a_disk_behind_it(tmp_path: Path) -> None:
 # -- the choice
 
 
-@few(6)
-@given(
-    st.lists(
-        st.tuples(st.integers(1, 50), st.integers(0, 200), st.integers(1, 20), st.integers(1, 60)),
-        min_size=1,
-        max_size=4,
-    ),
-    st.floats(0.05, 1.5),
-    st.randoms(use_true_random=False),
-)
-def test_a_filled_store_saves_nearly_what_the_plan_promises(
-    kinds: list[tuple[int, int, int, int]], share: float, random: Any
-) -> None:
+@pytest.mark.parametrize("seed", range(8))
+def test_a_filled_store_saves_nearly_what_the_plan_promises(seed: int) -> None:
     """Examples of some kinds come in any order, and enter a store of their own choosing."""
-    each = [kinds[random.randrange(len(kinds))] for _ in range(600)]
-    saved = np.array([[read, read + decode] for read, decode, _, _ in each], float)
-    sizes = np.array([[size, size + more] for _, _, size, more in each], float)
-    room = share * sizes[:, 0].sum()
+    rng = np.random.default_rng(seed)
+    each = rng.choice(rng.integers(1, (50, 200, 20, 60), (seed % 4 + 1, 4)), 600)
+    saved = np.cumsum(each[:, :2], axis=1) * rng.uniform(0.9, 1.1, (600, 1))  # as measured
+    sizes = np.cumsum(each[:, 2:], axis=1).astype(float)
+    room = float(rng.uniform(0.1, 1.5) * sizes[:, 0].sum())
     used = total = 0.0
     held: set[int] = set()
+    missed = 0
+    choice = PlaceChoice()
     for _ in range(2):  # what did not enter comes again
-        choice = PlaceChoice()
-        for number in range(600):
+        for number in rng.permutation(600).tolist():
             if number in held:
                 continue
+            missed += 1
             times, rooms = saved[number].tolist(), sizes[number].tolist()
-            at = choice.choose(times, rooms, int(room - used), 600 - len(held))
+            now = Room.of(room - used, 600 - len(held), len(held), missed)
+            at = choice.choose(number, times, rooms, functools.partial(Room, *now))
             if at != NOWHERE and used + rooms[at] <= room:
                 held.add(number)
                 used += rooms[at]
                 total += times[at]
+        if seed % 2:
+            choice = PlaceChoice()  # another process
     best = plan(saved, sizes, room)
     assert used <= room
-    assert total >= 0.9 * best.saved_ns - 2 * saved.max()
+    assert total >= 0.95 * best.saved_ns
     alone = max(plan_at(place, saved, sizes, room).saved_ns for place in range(2))
     assert best.saved_ns >= alone - 1e-6
 

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from stoker.cache.places.arrangement import arrange
 from stoker.cache.places.model import NOWHERE, place_of, plan, plan_at, price_of
 
 Sample = tuple[NDArray[np.float64], NDArray[np.float64]]
@@ -99,3 +100,36 @@ def test_what_saves_nothing_is_not_kept() -> None:
     assert place_of([0.0, 0.0], [1.0, 1.0], 0.0) == NOWHERE
     assert place_of([5.0, 5.0], [1.0, 9.0], 0.0) == 0  # the same time for fewer bytes
     assert price_of(np.ones((3, 1)), np.full((3, 1), 50.0), 10) == float("inf")
+
+
+# -- the arrangement
+
+
+@given(samples(), st.integers(0, 600))
+def test_an_arrangement_leaves_no_more_than_any_place_alone(sample: Sample, room: int) -> None:
+    saved, sizes = sample
+    whole = float(saved.max(axis=1).sum())
+    found = arrange(whole, saved, sizes, room)
+    places = range(saved.shape[1])
+    alone = [whole - plan_at(place, saved, sizes, room).saved_ns for place in places]
+    assert found.left_ns <= min([whole, *alone])
+    assert bool(found.places) == (min(alone) < whole)
+    assert sum(found.kept) <= 1 + 1e-9
+    if found.by_worth:
+        assert found.left_ns < min(alone) / 1.05  # choosing pays
+    if len(found.places) > 1:
+        chosen = (plan(saved[:, [at]], sizes[:, [at]], room).saved_ns for at in places)
+        assert found.left_ns < (whole - max(chosen)) / 1.05
+
+
+def test_one_form_that_fits_whole_and_saves_most_is_kept_alone_as_it_comes() -> None:
+    saved, sizes = np.tile([[30.0, 50.0]], (10, 1)), np.tile([[100.0, 500.0]], (10, 1))
+    assert arrange(500, saved, sizes, 5000)[:2] == ((1,), False)
+    assert arrange(500, saved, sizes, 3000)[:2] == ((0, 1), True)
+    assert arrange(500, saved, sizes, 1000)[:2] == ((0,), False)
+    assert arrange(500, saved, sizes, 0).places == ()
+
+
+def test_examples_that_are_worth_more_come_first_at_one_place() -> None:
+    saved, sizes = np.array([[1.0], [9.0]]), np.array([[100.0], [100.0]])
+    assert arrange(10, saved, sizes, 100)[:2] == ((0,), True)

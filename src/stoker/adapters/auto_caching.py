@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from stoker.basics.pytree import nbytes
 from stoker.basics.warn import warn
+from stoker.cache.places.arrangement import Forecast, arrange
 from stoker.cache.places.budget import CacheBudget
-from stoker.cache.places.model import plan
 from stoker.chain.chain import Chain
 from stoker.chain.inspection.forms import MadeForm, make_forms
 from stoker.errors import CacheWarning
@@ -29,9 +29,6 @@ T = TypeVar("T")
 _SAMPLED = 64
 # The longest that making them takes, as a user waits for it. Chosen, not measured.
 _SAMPLED_S = 5.0
-# A place at which less than this fraction of the examples is kept is left out: two maps without a
-# cache between them may run as one. Chosen, not measured.
-_LEAST_KEPT = 0.02
 
 
 def auto_cache(
@@ -46,9 +43,11 @@ def auto_cache(
 
     It makes up to 64 examples, for at most about 5 s, and measures the time and the size of their
     forms: as the source has them, and after each map and filter up to the first random stage, echo
-    or batch. The places at which a plan keeps examples get a cache each, of one ``stoker.budget``;
-    ``print(pipeline)`` shows the plan, ``stats()`` the predicted and the measured time of an epoch.
-    Each example is kept at one of them, where it saves most for its bytes (docs/caching.md).
+    or batch. Where one place promises about as much as several, it gets a ``.cache``, with
+    ``admit="worth"`` where that promises clearly more. Otherwise the places get a cache each, of
+    one ``stoker.budget``, and each example is kept at one of them, where it saves most for its
+    bytes (docs/caching.md). ``print(pipeline)`` shows the plan, ``stats()`` the predicted and the
+    measured time of an epoch.
 
     Args:
         pipeline: without a cache. It is not changed.
@@ -63,44 +62,55 @@ def auto_cache(
     leave no room; ValueError or TypeError for wrong arguments.
     """
     # Not at the top: it imports packages, which `import stoker` leaves alone.
-    from stoker.stages.placed import Forecast, PlacedCaches
+    from stoker.stages.placed import PlacedCaches
 
     chain = pipeline.chain
     if any(stage.traits.caches for stage in chain.stages):
         raise ValueError("auto_cache puts caches into a pipeline that has none: leave them out")
     places = _places(chain)
     # Its caches are never opened: they say where the places are among maps that run as one.
-    draft, _ = _with_caches(chain, places, CacheBudget("1MiB", None, None, "rebuild"), None)
+    draft, drafts = _with_caches(chain, places, CacheBudget("1MiB", None, None, "rebuild"), None)
     made = make_forms(draft, _SAMPLED, _SAMPLED_S)
     if not made:
         raise ValueError(f"auto_cache chooses by what examples take, and {chain} made none")
     made_ns, saved_ns, sizes = _measure(made)
-    limit_bytes = _resolve(limit, path) - (_pool_bytes(chain, made) if path is None else 0)
-    budget = CacheBudget(limit_bytes, path, keep, "rebuild")
-    full, stages = _with_caches(chain, places, budget, version)
-    examples = examples_here(full)
+    limit_bytes = _resolve(limit, path, 0 if path is not None else _pool_bytes(chain, made))
+    examples = examples_here(chain)
     room_bytes = limit_bytes * len(made) / max(1, examples)
-    parts = plan(saved_ns, sizes, room_bytes).kept
-    kept = [at for at, part in enumerate(parts.tolist()) if part >= min(_LEAST_KEPT, parts.max())]
-    if not parts.any():
+    found = arrange(float(made_ns[:, -1].sum()), saved_ns, sizes, room_bytes)
+    if not found.places:
         warn(
             f"auto_cache puts no cache into {chain.source.name}: of {len(made)} examples that were "
             "made, none would save time within the limit",
             CacheWarning,
         )
         return pipeline
-    saved_ns, sizes = saved_ns[:, kept], sizes[:, kept]
-    best = plan(saved_ns, sizes, room_bytes)
-    whole_ns, scale = float(made_ns[:, kept[-1]].sum()), examples / len(made) / 1e9
+    here = [*found.places]
+    # Maps behind the last cache run as before.
+    last_ns, made_last_ns = float(made_ns[:, here[-1]].sum()), float(made_ns[:, -1].sum())
+    names = [drafts[place].cache.describes for place in here]
+    scale = examples / len(made) / 1e9
     forecast = Forecast(
-        tuple(best.kept.tolist()), whole_ns * scale, (whole_ns - best.saved_ns) * scale
+        tuple(zip(names, found.kept, strict=True)),
+        last_ns * scale,
+        (found.left_ns - made_last_ns + last_ns) * scale,
     )
-    sample = [*zip(saved_ns.tolist(), sizes.tolist(), strict=True)]
-    caches = [stages[at].cache for at in kept]
-    placed = PlacedCaches(caches, examples, sample, forecast)
-    chosen = [replace(stages[at], placed=placed if at == kept[-1] else None) for at in kept]
+    numbers = [places[place] for place in here]
+    if len(here) == 1:
+        admit = "worth" if found.by_worth else "first"
+        given = {"path": path, "keep": keep, "admit": admit}
+        _, stages = _with_caches(chain, numbers, limit_bytes, version, **given)
+        placed = None
+    else:
+        budget = CacheBudget(limit_bytes, path, keep, "rebuild")
+        _, stages = _with_caches(chain, numbers, budget, version)
+        sample = [*zip(saved_ns[:, here].tolist(), sizes[:, here].tolist(), strict=True)]
+        placed = PlacedCaches([stage.cache for stage in stages], examples, sample)
+    stages[-1] = replace(stages[-1], placed=placed, forecast=forecast)
     return Pipeline(
-        chain.with_inserted({places[at]: _given(one) for at, one in zip(kept, chosen, strict=True)})
+        chain.with_inserted(
+            {number: _given(stage) for number, stage in zip(numbers, stages, strict=True)}
+        )
     )
 
 
@@ -122,32 +132,31 @@ def _places(chain: Chain) -> list[int]:
 
 
 def _with_caches(
-    chain: Chain, places: list[int], budget: CacheBudget, version: str | None
+    chain: Chain, places: list[int], limit: int | CacheBudget, version: str | None, **given: Any
 ) -> tuple[Chain, list[CacheStage]]:
     """Return a chain with a cache at each place, and these caches."""
-    rest = {"path": None, "keep": None, "admit": "first", "on_damage": "rebuild"}
+    rest = {"path": None, "keep": None, "admit": "first", "on_damage": "rebuild"} | given
 
     def make(before: Chain) -> CacheStage:
-        return CacheStage.of(before, budget, version, False, None, False, **rest)
+        return CacheStage.of(before, limit, version, False, None, False, **rest)
 
     full = chain.with_inserted(dict.fromkeys(places, make))
     return full, [stage for stage in full.stages if isinstance(stage, CacheStage)]
 
 
-def _resolve(limit: Any, path: str | os.PathLike[str] | None) -> int:
-    """Return a limit in bytes; that of the store, if there is one already."""
+def _resolve(limit: Any, path: str | os.PathLike[str] | None, pool_bytes: int) -> int:
+    """Return a limit in bytes, without the pools; that of the store, if there is one already."""
     from stoker.cache import inventory, location
 
     limit = location.parse_limit(limit)
     if path is None:
         size = location.resolve_limit(limit, location.memory_folder(), in_memory=True)
-    else:
-        folder = os.path.realpath(os.path.expanduser(path))
-        existing = inventory.read_summary(folder)
-        if existing is not None:
-            return existing.about.limit_bytes
-        size = location.resolve_limit(limit, folder, in_memory=False)
-    return size
+        return int(location.parse_limit(size - pool_bytes))
+    folder = os.path.realpath(os.path.expanduser(path))
+    existing = inventory.read_summary(folder)
+    if existing is not None:
+        return existing.about.limit_bytes
+    return location.resolve_limit(limit, folder, in_memory=False)
 
 
 def _measure(made: list[list[MadeForm]]) -> tuple[NDArray[np.float64], ...]:

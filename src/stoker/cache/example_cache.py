@@ -21,10 +21,10 @@ from stoker.cache.admission import RandomCheck
 from stoker.cache.counters import DAMAGED, HAS_WARNED, ITEMS, PAYLOAD_BYTES, USED_BYTES
 from stoker.cache.handles import HANDLES, Handle
 from stoker.cache.identity import ItemPlaces, NumberedKeys, digest, item_key, private_identity
-from stoker.cache.layout import StoredItem
+from stoker.cache.layout import StoredItem, room_of
 from stoker.cache.location import Limit
 from stoker.cache.places.budget import CacheBudget
-from stoker.cache.places.choice import PlaceChoice
+from stoker.cache.places.choice import PlaceChoice, Room
 from stoker.cache.places.model import NOWHERE
 from stoker.cache.store import MISSING, Missing
 from stoker.errors import CacheWarning
@@ -358,17 +358,16 @@ class ExampleCache:
 
         Raises TypeError for values that cannot be stored.
         """
-        handle = self._open_handle()
-        if handle is None:
-            return
-        head = handle.store.counters.head
         record = encode(value)
         size = sum(map(len, record))
-        if self._worth is not None:
-            left = self._examples - int(head[ITEMS])
-            if self._worth.choose([cost_ns], [size], self.free_bytes, max(1, left)) == NOWHERE:
-                return self.count(refused=1, refused_bytes=size)
+        worth, sizes = self._worth, [room_of(size)]
+        if worth is not None and worth.choose(key, [cost_ns], sizes, self._room) == NOWHERE:
+            return self.count(refused=1, refused_bytes=size)
         self.enter(key, record, size, file)
+
+    def _room(self) -> Room:
+        counts, left = self.counts(), self._examples - self.own_items - self.queued_items
+        return Room.of(self.free_bytes, max(1, left), counts.admitted, counts.misses)
 
     def enter(self, key: bytes, record: list[bytes], size_bytes: int, file: str | None) -> None:
         """Let an encoded item in that was chosen, if there is room; another thread writes it."""

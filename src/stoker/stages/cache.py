@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -21,6 +21,7 @@ from stoker.stages.stage import ChainStage, ChainView, EnginePlan, PoolSize, Tra
 
 if TYPE_CHECKING:
     from stoker.cache.example_cache import ExampleCache
+    from stoker.cache.places.arrangement import Forecast
     from stoker.schedule.owners import OwnersKnown
     from stoker.stages.placed import Form, PlacedCaches
     from stoker.stats import CacheCounts, CacheStats
@@ -141,12 +142,14 @@ class CacheStage(ChainStage):
         keep_pages: whether the page cache keeps the local files of what is in the cache, too.
         cluster: who knows which node keeps what, if several keep a part each.
         placed: the caches at this and earlier places, if they share a budget.
+        forecast: what was planned for this and earlier places, if anything was.
     """
 
     cache: ExampleCache
     keep_pages: bool
     cluster: OwnersKnown | None = None
     placed: PlacedCaches | None = None
+    forecast: Forecast | None = None
     traits = Traits(keeps_fields=True, caches=True)
 
     @staticmethod
@@ -255,10 +258,11 @@ class CacheStage(ChainStage):
         return None
 
     def note(self, chain: ChainView, sizes: Mapping[int, PoolSize]) -> str:
-        """Say where it is, if not on this host alone, and what shares its budget."""
-        if self.placed is not None:
-            return self.placed.note()
-        return "  over several nodes, each of which keeps a part" if self.cluster else ""
+        """Say where it is, if not on this host alone, what shares its budget, and the plan."""
+        placed = "" if self.placed is None else self.placed.note()
+        nodes = "over several nodes, each of which keeps a part" if self.cluster else ""
+        notes = [each for each in (placed, nodes, str(self.forecast or "")) if each]
+        return "  " + ": ".join(notes) if notes else ""
 
     @property
     def weighs(self) -> bool:
@@ -275,7 +279,8 @@ class CacheStage(ChainStage):
 
     def stats(self, since: CacheCounts | None) -> CacheStats:
         """Return the counts after ``since``, and the state of the store."""
-        return (self.placed or self.cache).stats(since)
+        predicted_s = None if self.forecast is None else self.forecast.predicted_s
+        return replace((self.placed or self.cache).stats(since), predicted_s=predicted_s)
 
     def find(
         self,
@@ -564,18 +569,13 @@ def _check_places(before: ChainView, budget: CacheBudget | None) -> list[CacheSt
                 "budget = stoker.budget(limit), within which each example is kept where it saves "
                 "most"
             )
-    if earlier and not any(not s.traits.caches and not s.traits.selects for s in _behind(before)):
+    last = max((at for at, stage in enumerate(before.stages) if stage.traits.caches), default=-1)
+    if earlier and all(stage.traits.selects for stage in before.stages[last + 1 :]):
         raise ValueError(
             "two caches follow each other and would keep the same: leave one out, or put a stage "
             "between them"
         )
     return earlier
-
-
-def _behind(before: ChainView) -> Sequence[ChainStage]:
-    """Return the stages behind the last cache."""
-    last = max(at for at, stage in enumerate(before.stages) if stage.traits.caches)
-    return before.stages[last + 1 :]
 
 
 def _kept(value: Any, left_out: bool) -> Any:

@@ -6,6 +6,7 @@ from the source, and its forms at all places are weighed against each other (``c
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.basics.fingerprint import Fingerprint
-from stoker.basics.resources import format_seconds
 from stoker.cache.layout import room_of
-from stoker.cache.places.choice import Forms, PlaceChoice
+from stoker.cache.places.arrangement import SPARED
+from stoker.cache.places.choice import Forms, PlaceChoice, Room
 from stoker.cache.places.model import NOWHERE
 from stoker.replicas.thread_safety import thread_safe
 from stoker.stats import CacheCounts, CacheStats, PlaceStats
@@ -24,22 +25,6 @@ from stoker.transport.codec.encoder import encode
 
 if TYPE_CHECKING:
     from stoker.cache.example_cache import ExampleCache
-
-
-# The fraction of the store that is spared for what is estimated wrongly. With none, 2 % of the
-# recordings of bench/tiers.py found no room at 1.5 times the bytes of all files.
-_SPARED = 1 / 16
-
-
-class Forecast(NamedTuple):
-    """What a plan of several places promises of an epoch, once the store is full."""
-
-    kept: tuple[float, ...]
-    """The fraction of the examples that each place keeps."""
-    work_s: float
-    """Seconds of work up to the last place, without any cache."""
-    predicted_s: float
-    """Seconds of work up to the last place that are left."""
 
 
 class Form(NamedTuple):
@@ -66,7 +51,6 @@ class PlacedCaches:
         caches: one for each place, in the order of the chain; all of one budget.
         examples: the number of examples.
         sample: forms that were measured before.
-        forecast: what was planned from these.
 
     Attributes:
         tiers: the caches of each place, in memory, then on the disk behind it if there is one.
@@ -78,12 +62,10 @@ class PlacedCaches:
         caches: Sequence[ExampleCache],
         examples: int,
         sample: Sequence[Forms] = (),
-        forecast: Forecast | None = None,
     ) -> None:
         slow = [cache.behind for cache in caches if cache.behind is not None]
         self.tiers = (tuple(caches), tuple(slow)) if slow else (tuple(caches),)
         self.holdings = (*slow, *caches)
-        self.forecast = forecast
         self._examples = examples
         self._sample = tuple(sample)
         self._begin()
@@ -151,19 +133,11 @@ class PlacedCaches:
         return any(tier[-1].takes for tier in self.tiers)
 
     def note(self) -> str:
-        """Say what is kept where, as far as it is planned."""
+        """Say where examples are kept."""
         shared = "or at a place before it, " if len(self.tiers[0]) > 1 else ""
         if len(self.tiers) > 1:
             shared += "in memory or on the disk behind it, "
-        chosen = f"  {shared}wherever each example saves most for its bytes"
-        if self.forecast is None:
-            return chosen
-        parts = [
-            f"{part:.0%} as {cache.describes}"
-            for part, cache in zip(self.forecast.kept, self.tiers[0], strict=True)
-        ]
-        work, left = map(format_seconds, (self.forecast.work_s, self.forecast.predicted_s))
-        return f"{chosen}: {', '.join(parts)}; an epoch takes {left} of work up to here, not {work}"
+        return f"{shared}wherever each example saves most for its bytes"
 
     def offer(
         self, fingerprint: Fingerprint, index: int, forms: Sequence[Form], file: str | None
@@ -178,23 +152,26 @@ class PlacedCaches:
         saved_ns, sizes = ([0.0] * len(self.tiers[0]) for _ in range(2))
         for form in forms:
             saved_ns[form.place], sizes[form.place] = form.saved_ns, room_of(form.size_bytes)
-        held = sum(cache.own_items for cache in self.holdings)
-        held += sum(tier[-1].queued_items for tier in self.tiers)
-        examples = max(1, self._examples)
-        left = max(1, examples - held)
         for tier, choice in zip(self.tiers, self._choices, strict=False):
-            store = tier[-1]
-            if not store.takes:
+            if not tier[-1].takes:
                 continue
-            # What does not fit at the end is read again in every epoch, and costs more than larger
-            # forms save. So they get less than all, the less the more examples are yet to come.
-            room_bytes = store.free_bytes - store.limit_bytes * _SPARED * left / examples
-            at = choice.choose(saved_ns, sizes, max(0.0, room_bytes), left)
+            at = choice.choose(index, saved_ns, sizes, functools.partial(self._room, tier[-1]))
             if at != NOWHERE:
                 form = next(form for form in forms if form.place == at)
                 key = tier[at].key(fingerprint, index)
                 return tier[at].enter(key, form.record, form.size_bytes, file)
         self.tiers[0][-1].count(refused=1, refused_bytes=forms[-1].size_bytes)
+
+    def _room(self, store: ExampleCache) -> Room:
+        """Return the room of a tier's store, for all examples that no tier has."""
+        held = sum(cache.own_items for cache in self.holdings)
+        held += sum(tier[-1].queued_items for tier in self.tiers)
+        examples, counts = max(1, self._examples), self.counts()
+        left = max(1, examples - held)
+        # What does not fit at the end is read again in every epoch, and costs more than larger
+        # forms save. So they get less than all, the less the more examples are yet to come.
+        free_bytes = store.free_bytes - store.limit_bytes * SPARED * left / examples
+        return Room.of(max(0.0, free_bytes), left, counts.admitted, counts.misses)
 
     def flush(self) -> None:
         """Wait until what this process has offered is written; not for long."""
@@ -227,7 +204,6 @@ class PlacedCaches:
             own_items=sum(place.items for place in places),
             own_bytes=sum(place.size_bytes for place in places),
             places=places,
-            predicted_s=None if self.forecast is None else self.forecast.predicted_s,
         )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from stoker.analysis.model.echo_prices import Kind, find_price
-from stoker.analysis.model.formulas import interpolate, most_workers, prep_rate, smallest_cache
+from stoker.analysis.model.formulas import interpolate, most_workers, prep_rate
 from stoker.analysis.model.gains import WORTH, predict_gain
 from stoker.analysis.model.model import (
     NETWORK_MBPS,
@@ -28,6 +28,14 @@ from stoker.analysis.model.report import (
 )
 from stoker.analysis.phases import MORE_PREFETCH
 from stoker.analysis.porting import write_port
+from stoker.analysis.reports.caching_advice import (
+    MEMORY,
+    advise_caches,
+    find_kept_s,
+    plan_keeping,
+    round_up_to_mib,
+    with_kept,
+)
 from stoker.analysis.reports.packing_advice import advise_records
 from stoker.basics.resources import format_bytes
 
@@ -39,23 +47,13 @@ _MOST_ECHO = 4
 _JOBS = 4
 # The most hosts for which one cache is advised: nobody rents more for their memory alone.
 _MOST_HOSTS = 16
-# The fraction of the host's memory for a cache: as with ``limit="auto"`` (cache/location.py).
-_MEMORY = 0.5
 # If many workers keep this fraction of one worker's rate each, P is extrapolated beyond them.
 # Chosen, not measured.
 _SCALES = 0.8
 # Workers that had or wanted a processor for less than this fraction of the time mostly wait.
 _WAITS = 0.5
-# Copies of an example on its way from a cache into a batch. Each is assumed to cost as much as
-# collating.
-_COPIES = 2
-# What an example in a cache takes beside its arrays: head, names and dtypes.
-_KEPT_BYTES = 512
 # The rate of a process as a fraction of a thread's: measured 0.77 to 0.96 with small JPEGs.
 _CROSSING = 0.8
-# A pipeline's own cost for an example. Far more than measured (bench/dataset.py: 7 us), so that the
-# prediction is cautious.
-_OVERHEAD_S = 1e-4
 
 
 def advise(report: Report) -> list[Action]:
@@ -69,8 +67,7 @@ def advise(report: Report) -> list[Action]:
         *_advise_processes(report),
         *_advise_prefetching(report),
         *_advise_persistence(report),
-        *_advise_keeping(report),
-        *_advise_cache(report),
+        *advise_caches(report),
         *_advise_storage(report),
         *advise_records(report),
         *_advise_stages(report),
@@ -204,88 +201,6 @@ def _find_wanted_s(report: Report, workers: int) -> float:
     return point.cpu_s + (point.queued_s or 0.0)
 
 
-def _advise_keeping(report: Report) -> Iterator[Action]:
-    """Advise a cache around the dataset, if its examples are the same in each epoch."""
-    kept = _plan_keeping(report)
-    if kept is None:
-        return
-    size, held = kept
-    assert report.prepared is not None
-    gain = predict_gain(report, job=lambda case: _with_kept(case, held, _find_kept_s(report)))
-    alone = predict_gain(
-        report, job=lambda case: _without_workers(_with_kept(case, held, _find_kept_s(report)))
-    )
-    why = "from the second epoch on. An example was the same in each reading, so nothing is random"
-    if report.loader.workers and alone.value >= gain.value / WORTH:
-        why += f". Workers are not needed then: num_workers=0 brings {alone.value:.2f} times"
-    yield Action(
-        f"keep prepared examples ({held:.0%} of the dataset) in a cache that never evicts",
-        f'DataLoader(stoker.cached({report.prepared.dataset}, "{_round_up_to_mib(size)}"), ...)',
-        gain,
-        why,
-    )
-
-
-def _plan_keeping(report: Report) -> tuple[int, float] | None:
-    """Return the bytes of a cache for prepared examples, and the fraction that it holds.
-
-    None if they are random, or of an unknown number.
-    """
-    prepared = report.prepared
-    if prepared is None or prepared.varies or not report.examples:
-        return None
-    # 5 % more: only some examples were measured, and others differ.
-    whole = report.examples * (1.05 * prepared.example_bytes + _KEPT_BYTES)
-    size = int(min(whole, _MEMORY * report.memory_bytes))
-    return size, size / whole
-
-
-def _find_kept_s(report: Report) -> float:
-    """Return worker seconds for an example from a cache, until it is in a batch."""
-    return _COPIES * report.after_s.get("after-augmentation", 0.0) + _OVERHEAD_S
-
-
-def _advise_cache(report: Report) -> Iterator[Action]:
-    """Advise a cache of files that never evicts, as large as needed or as memory allows.
-
-    Only where prepared examples cannot be kept, or not all of them.
-    """
-    if report.rates.S is None or not report.example_bytes or not report.examples:
-        return
-    kept = _plan_keeping(report)
-    if kept is not None and kept[1] >= 1.0:
-        return
-    job = to_measured(report)
-    whole = report.examples * report.example_bytes
-    assert job.storage is not None
-    assert job.cache is not None
-    miss_s = job.miss_s / max(1, job.workers)
-    enough = smallest_cache(job.storage, job.cache, predict(job).prep, job.ingestion, miss_s)
-    # 2 % more than is predicted to be enough. Chosen, not measured.
-    wanted = min(1.0, enough * 1.02) * whole
-    room = _MEMORY * report.memory_bytes
-    size = int(min(wanted, room))
-    what = "the files"
-    code = "stoker.from_files(...).cache(...)  # in front of .random_map(...)"
-    why = ": the files' contents, not the prepared examples, which may be random"
-    if report.stages:
-        what, code, why = format_bytes(size), f'.cache("{_round_up_to_mib(size)}")', ""
-    if size / whole <= (report.cached_fraction or 0.0):
-        return
-    fits = "; the page cache would hold it too, from the second epoch on" if whole < room else ""
-    yield Action(
-        f"keep {what} ({size / whole:.0%} of the dataset) in a cache that never evicts",
-        code,
-        predict_gain(report, Change(cache_bytes=size)),
-        f"from the second epoch on{why}, against the {report.cached_fraction or 0.0:.0%} that "
-        f"were in the page cache{fits}",
-    )
-
-
-def _round_up_to_mib(size: int) -> str:
-    return format_bytes(math.ceil(size / 2**20) * 2**20)
-
-
 def _advise_storage(report: Report) -> Iterator[Action]:
     if report.rates.S is None or not report.example_bytes:
         return
@@ -330,7 +245,7 @@ def _advise_stages(report: Report) -> Iterator[Action]:
 
 def _advise_porting(report: Report) -> Iterator[Action]:
     """Advise to port the script's loader to a pipeline with a cache of decoded examples."""
-    port, kept = report.port, _plan_keeping(report)
+    port, kept = report.port, plan_keeping(report)
     if port is None or kept is None:
         return
     size, held = kept
@@ -339,8 +254,8 @@ def _advise_porting(report: Report) -> Iterator[Action]:
     yield Action(
         f"port the loader to a pipeline: decoded examples take {format_bytes(whole)}"
         + (f", {held:.0%} of which fit in memory" if held < 1.0 else ", and it keeps them"),
-        write_port(port, report.prepared.dataset, report.loader.workers, _round_up_to_mib(size)),
-        predict_gain(report, job=lambda case: _with_kept(case, held, _find_kept_s(report))),
+        write_port(port, report.prepared.dataset, report.loader.workers, round_up_to_mib(size)),
+        predict_gain(report, job=lambda case: with_kept(case, held, find_kept_s(report))),
         f"in place of the loader at {report.loader.name}; from the second epoch on, approximately. "
         "An example was the same in each reading, so nothing in it is random",
     )
@@ -376,7 +291,7 @@ def _advise_hosts(report: Report) -> Iterator[Action]:
     """Advise one cache over several hosts, if the dataset is larger than one host's memory."""
     if report.rates.S is None or not report.example_bytes or not report.examples:
         return
-    room = int(_MEMORY * report.memory_bytes)
+    room = int(MEMORY * report.memory_bytes)
     whole = report.examples * report.example_bytes
     # No host gets more than 5 % above its fair share (schedule/owners.py).
     hosts = math.ceil(1.05 * whole / room)
@@ -386,7 +301,7 @@ def _advise_hosts(report: Report) -> Iterator[Action]:
     alone = kept if room > (report.cached_fraction or 0.0) * whole else NOTHING
     yield Action(
         f"with {hosts} hosts, a partitioned cache holds all of it",
-        f'.shard().cache("{_round_up_to_mib(room)}", cluster="torchrun")',
+        f'.shard().cache("{round_up_to_mib(room)}", cluster="torchrun")',
         predict_gain(report, replace(kept, hosts=hosts), before=alone),
         "from the second epoch on; one of these hosts, compared with a host that caches alone what "
         f"fits. The network between hosts is assumed to have {NETWORK_MBPS:,g} MB/s (what-if "
@@ -467,42 +382,4 @@ def _with_efficiency(case: Measured, faster: float) -> Measured:
     """Return the job with training on data in memory by so much nearer to its limits."""
     return replace(
         case, efficiency=tuple((count, min(1.0, faster * one)) for count, one in case.efficiency)
-    )
-
-
-def _without_workers(case: Measured) -> Measured:
-    """Return the job with its examples prepared by the training process."""
-    return replace(case, workers=0, efficiency=((0, 1.0),))
-
-
-def _with_kept(case: Measured, held: float, kept_s: float) -> Measured:
-    """Return the job with a fraction of its examples decoded in memory.
-
-    What workers that decode take from training, beyond processor time, shrinks with their time:
-    memory bandwidth, shared cores, late batches.
-
-    Args:
-        case: the job.
-        held: the fraction that is in memory, from 0 to 1.
-        kept_s: worker seconds for each example from memory.
-    """
-
-    def mixed(takes_s: float) -> float:
-        return (1.0 - held) * takes_s + held * min(takes_s, kept_s)
-
-    # Not 0 if everything is kept: it is a divisor below.
-    left = max(1.0 - held, 1e-9)
-    many = [(max(1, count), count, rate) for count, rate in case.prep]
-    return replace(
-        case,
-        prep=tuple((count, width / mixed(width / rate)) for width, count, rate in many),
-        prep_cpu=tuple((count, mixed(cpu_s)) for count, cpu_s in case.prep_cpu),
-        efficiency=tuple(
-            (count, 1.0 - (1.0 - one) * mixed(takes_s) / takes_s)
-            for count, one in case.efficiency
-            for takes_s in [max(1, count) / prep_rate(case.prep, count)]
-        ),
-        storage=case.storage / left if case.storage else None,
-        cache=case.cache / left if case.cache else None,
-        miss_s=case.miss_s * (1.0 - held),
     )

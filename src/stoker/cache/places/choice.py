@@ -1,16 +1,16 @@
 """Chooses for each example whether it is kept, and at which place, while a store fills.
 
-The examples seen lately are a sample of those that are not in the store. The price of a byte
-(``model``) follows from them and from the free room: it is low while there is much room for the
-examples that are left, and rises or falls as the store fills, so that the room is used up when all
-have come. With one place, this is ``admit="worth"``.
+The price of a byte (``model``) follows from the free room and from the examples that are not in the
+store. There are two kinds of these. Some have not come yet: they are like all that came. The others
+came and were refused: they are worth less for their bytes. With one place, this is
+``admit="worth"``.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,6 +28,28 @@ Forms = tuple[list[float], list[float]]
 """An example's forms: the nanoseconds that each saves, and the bytes that each takes."""
 
 
+class Room(NamedTuple):
+    """The state of a store that fills."""
+
+    free_bytes: float
+    left: int
+    """Examples of an epoch that are not in the store."""
+    unseen: int
+    """Of these, the ones that no process has offered yet."""
+
+    @classmethod
+    def of(cls, free_bytes: float, left: int, admitted: int, missed: int) -> Room:
+        """Return the room of a store.
+
+        Args:
+            free_bytes: its free room.
+            left: the examples of an epoch that are not in the store.
+            admitted, missed: how many examples it has taken, and how many have come.
+        """
+        # In the first epoch each comes once; later ones bring those again that were refused.
+        return cls(free_bytes, left, min(left, max(0, left + admitted - missed)))
+
+
 class PlaceChoice:
     """Chooses the forms that save most time for their bytes. Any thread may use it.
 
@@ -36,30 +58,51 @@ class PlaceChoice:
     """
 
     def __init__(self, sample: Sequence[Forms] = ()) -> None:
-        self._seen: deque[Forms] = deque(sample, maxlen=_MAX_SEEN)
+        # The forms of recent examples by their names, and whether they were refused.
+        self._seen: dict[Hashable, tuple[Forms, bool]] = {
+            (PlaceChoice, number): (forms, False) for number, forms in enumerate(sample)
+        }
         self._lock = threading.Lock()
         self._price: float | None = None
         self._since = 0
 
     def choose(
-        self, saved_ns: Sequence[float], sizes: Sequence[float], free_bytes: float, left: int
+        self,
+        name: Hashable,
+        saved_ns: Sequence[float],
+        sizes: Sequence[float],
+        room: Callable[[], Room],
     ) -> int:
         """Return the place at which an example is kept; ``NOWHERE`` for the first few, too.
 
         Args:
+            name: identifies the example, in all epochs.
             saved_ns: the time that its form at each place saves.
             sizes: the bytes that each form takes in the store.
-            free_bytes: the store's free room.
-            left: the number of an epoch's examples that are not in the store.
+            room: returns the state of the store.
         """
         with self._lock:
-            self._seen.append((list(saved_ns), list(sizes)))
+            forms = list(saved_ns), list(sizes)
+            self._seen.pop(name, None)  # the latest come last
+            self._seen[name] = forms, True
+            if len(self._seen) > _MAX_SEEN:
+                del self._seen[next(iter(self._seen))]
             self._since += 1
             seen = len(self._seen)
-            if seen < min(_MIN_SEEN, left // _MIN_SEEN):
+            if seen < _MIN_SEEN and seen < room().left // _MIN_SEEN:
                 return NOWHERE
             if self._price is None or self._since >= max(_MIN_SEEN, seen // _MIN_SEEN):
-                times, rooms = (np.array(each, float) for each in zip(*self._seen, strict=True))
-                self._price = price_of(times, rooms, free_bytes * seen / max(1, left))
+                self._price = self._price_in(room())
                 self._since = 0
-            return place_of(saved_ns, sizes, self._price)
+            place = place_of(saved_ns, sizes, self._price)
+            self._seen[name] = forms, place == NOWHERE
+            return place
+
+    def _price_in(self, room: Room) -> float:
+        """Return the price of a byte: of the left examples, those worth more fill the room."""
+        forms, refused = zip(*self._seen.values(), strict=True)
+        times, sizes = (np.array(each, float) for each in zip(*forms, strict=True))
+        again = np.array(refused, float)
+        # How many of the left examples each of these stands for.
+        counts = room.unseen / len(again) + (room.left - room.unseen) * again / again.sum()
+        return price_of(times * counts[:, None], sizes * counts[:, None], room.free_bytes)

@@ -93,6 +93,11 @@ class Batch(ChainStage):
         stage = first_with(
             before.stages, lambda t: t.filters or t.skips or t.repeats or t.joins or t.scans
         )
+        if stage is not None and stage.traits.repeats:
+            raise ValueError(
+                f".{stage.name} decides on numbers alone which uses are in a batch: leave out "
+                f'late={self.late}. .echo("auto") uses what is there while examples are late'
+            )
         if stage is not None or before.budget != RAISE:
             name = "on_error=" if stage is None else f".{stage.name}"
             raise ValueError(

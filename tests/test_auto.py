@@ -434,10 +434,42 @@ def test_a_pool_of_bytes_smaller_than_a_batch_is_refused() -> None:
 @pytest.mark.parametrize("point", POINTS)
 def test_print_says_where_it_echoes(point: str) -> None:
     pipeline = slow(12, point, auto(pool="1MB"))
-    assert "echo(auto, max_factor=4)" in str(pipeline)
+    call = f"echo(auto, max_factor={8 if point == 'before' else 4})"
+    assert call in str(pipeline)
     assert "auto" in repr(pipeline)
     list(pipeline)
-    assert "echo(auto, max_factor=4)" in str(pipeline.stats())
+    assert call in str(pipeline.stats())
+
+
+class Jittering(stoker.stages.Stage):
+    """A user's stage that is random."""
+
+    def lower(self, plan: Any) -> Any:
+        return plan.map(abs).random_map(jitter)
+
+
+def test_by_default_8_uses_are_the_most_only_before_augmentation() -> None:
+    chain = stoker.from_arrays(np.arange(64), seed=0).shuffle()
+    raised = [
+        chain.echo().random_map(jitter).batch(4),
+        chain.echo().batch(4).random_map(jitter),
+        chain.echo().map(abs).apply(Jittering()).batch(4),
+    ]
+    same = [
+        chain.echo(max_factor=4).random_map(jitter).batch(4),
+        chain.random_map(jitter).echo().random_map(jitter).batch(4),
+        chain.batch(4).echo().random_map(jitter),
+        chain.echo().map(abs).batch(4),
+    ]
+    for most, pipelines in ((8, raised), (4, same)):
+        for pipeline in pipelines:
+            assert f"echo(auto, max_factor={most})" in str(pipeline)
+    train = raised[0]
+    batches = [batch.tolist() for batch in train]
+    replayed = chain.echo(replay=train.record()).random_map(jitter).batch(4)
+    assert [batch.tolist() for batch in replayed] == batches
+    with pytest.raises(stoker.StateError, match="belongs to another pipeline"):
+        same[0].load_state_dict(train.state_dict())
 
 
 # -- every fresh example, between once and max_factor times

@@ -17,6 +17,7 @@ from experiments.equal_time.tables import (
     Row,
     arm_text,
     pairs,
+    shares_lost,
     times_as_long,
 )
 from experiments.method import Interval
@@ -54,6 +55,7 @@ def caps(rows: Sequence[Row]) -> list[str]:
         f"**Caps at R = 8, before augmentation.** The loss with eight uses at most less that with "
         f"four, seed by seed: {'; '.join(_against(8, 4, rows))}.",
         f"With sixteen instead of eight: {'; '.join(_against(16, 8, rows))}.",
+        f"At R = 4, with eight instead of four: {'; '.join(_against(8, 4, rows, ratio=4))}.",
     ]
 
 
@@ -68,7 +70,7 @@ def max_factor(rows: Sequence[Row]) -> str:
 
 def passes(rows: Sequence[Row]) -> list[str]:
     """Say where copies without augmentation did harm."""
-    found = _of("passes", rows)
+    found = _bare(rows)
     parts = []
     for task in dict.fromkeys(pair.echoed.row["task"] for pair in found):
         of = [pair for pair in found if pair.echoed.row["task"] == task]
@@ -87,6 +89,25 @@ def passes(rows: Sequence[Row]) -> list[str]:
         "**Without augmentation, with data that comes round often, the task decides.** Final loss, "
         f"with echoing held to without: {'; '.join(parts)}.",
         *_like_more_passes(found),
+    ]
+
+
+def copies(rows: Sequence[Row]) -> list[str]:
+    """Say whether the share that a fourth use lost tells harm from the rest."""
+    found = shares_lost(rows)
+    harmful = [share for share, pair in found if pair.outcome == "harm"]
+    tasks = dict.fromkeys(p.echoed.row["task"] for _, p in found if p.outcome == "harm")
+    rules = "; ".join(
+        f"with a threshold of {limit:g}, {sum(share >= limit for share in harmful)} of "
+        f"{len(harmful)} trainings with harm, and also "
+        f"{sum(share >= limit and pair.outcome != 'harm' for share, pair in found)} of the "
+        f"{len(found) - len(harmful)} without"
+        for limit in (0.3, 0.4, 0.6)
+    )
+    return [
+        f"**The losses of copies do not tell harm from help.** A rule that warns of shares above a "
+        f"threshold finds {rules}. All harm is on {_names(list(tasks))}, with small data. So there "
+        "is no such rule in stoker: a validation set decides."
     ]
 
 
@@ -127,7 +148,7 @@ def readme(rows: Sequence[Row]) -> str:
 
 def small(rows: Sequence[Row]) -> str:
     """Say on which tables copies of little data did no harm."""
-    found = _of("passes", rows)
+    found = _bare(rows)
     kinds: dict[str, list[str]] = {"harm": [], "level": []}
     for task in dict.fromkeys(pair.echoed.row["task"] for pair in found):
         of = [pair.outcome for pair in found if pair.echoed.row["task"] == task]
@@ -141,6 +162,10 @@ def small(rows: Sequence[Row]) -> str:
 
 def _of(table: str, rows: Sequence[Row]) -> list[Pair]:
     return [pair for pair in pairs(rows) if TABLES[table](pair.echoed.row)]
+
+
+def _bare(rows: Sequence[Row]) -> list[Pair]:
+    return [pair for pair in _of("passes", rows) if not pair.echoed.row["augments"]]
 
 
 def _known(found: Iterable[Pair], ratio: float, rows: Sequence[Row]) -> list[float]:
@@ -173,12 +198,12 @@ def _by_length(found: Sequence[Pair], rows: Sequence[Row]) -> str:
     )
 
 
-def _against(more: int, fewer: int, rows: Sequence[Row]) -> list[str]:
-    """Tell the difference of two caps at R = 8, seed by seed."""
+def _against(more: int, fewer: int, rows: Sequence[Row], ratio: float = 8) -> list[str]:
+    """Tell the difference of two caps before augmentation, seed by seed."""
     by_cap: dict[int, dict[tuple[str, int], Pair]] = {more: {}, fewer: {}}
-    for pair in _of("caps", rows):
+    for pair in [*_of("caps", rows), *_of("lasting", rows)]:
         (cap,) = pair.echoed.row["caps"]
-        if cap in by_cap:
+        if cap in by_cap and pair.echoed.row["ratio"] == ratio:
             key = pair.echoed.row["task"], pair.echoed.row["fresh_batches"]
             by_cap[cap][key] = pair
     said = []

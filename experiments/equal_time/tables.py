@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from experiments.equal_time.rows import read_rows
+from experiments.equal_time.rows import best_setting, read_rows
 from experiments.method import Interval
 from experiments.suite.plan import TUNING_SEED
 
@@ -70,10 +70,9 @@ class Pair(NamedTuple):
 
 def chosen(row: Row) -> Chosen:
     """Return a cell with the settings that its validation part chooses."""
-    numbers = range(len(row["settings"]))
     tuned = [at for at, seed in enumerate(row["seeds"]) if seed >= TUNING_SEED]
     counted = [at for at, seed in enumerate(row["seeds"]) if seed < TUNING_SEED]
-    best = min(numbers, key=lambda n: statistics.fmean(row["validation"][at][n] for at in tuned))
+    best = best_setting([row["validation"][at] for at in tuned])
     return Chosen(
         row,
         {row["seeds"][at]: row["test"][at][best] for at in counted},
@@ -243,7 +242,9 @@ def _is_plain(row: Row) -> bool:
 
 TABLES: dict[str, Callable[[Row], bool]] = {
     "lasting": lambda row: _is_plain(row) and row["examples"] is None and row["caps"] == [4],
-    "caps": lambda row: _is_plain(row) and row["examples"] is None and row["ratio"] == 8,
+    "caps": lambda row: (
+        _is_plain(row) and row["examples"] is None and (row["ratio"] == 8 or row["caps"] == [8])
+    ),
     "passes": lambda row: row["examples"] is not None,
     "places": lambda row: (
         row["examples"] is None

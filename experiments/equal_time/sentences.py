@@ -16,6 +16,7 @@ from experiments.equal_time.tables import (
     Pair,
     Row,
     arm_text,
+    lengths_without,
     pairs,
     shares_lost,
     times_as_long,
@@ -88,7 +89,7 @@ def passes(rows: Sequence[Row]) -> list[str]:
     return [
         "**Without augmentation, with data that comes round often, the task decides.** Final loss, "
         f"with echoing held to without: {'; '.join(parts)}.",
-        *_like_more_passes(found),
+        *_like_more_passes(found, rows),
     ]
 
 
@@ -154,7 +155,7 @@ def small(rows: Sequence[Row]) -> str:
         of = [pair.outcome for pair in found if pair.echoed.row["task"] == task]
         kinds["harm" if "harm" in of else "level"].append(task)
     return (
-        f"At equal time, with 1,024 examples and 4 or 16 passes, the loss rose on "
+        f"At equal time, with 1,024 examples, the loss rose on "
         f"{_names(kinds['harm'])}, and did not on {_names(kinds['level'])}: compare before you "
         "echo."
     )
@@ -227,27 +228,23 @@ def _gains(found: Iterable[Pair]) -> str:
         )
         for pair in found
     ]
-    return f"{min(gains):+.3f} to {max(gains):+.3f}"
+    low, high = f"{min(gains):+.3f}", f"{max(gains):+.3f}"
+    return low if low == high else f"{low} to {high}"
 
 
-def _like_more_passes(found: Sequence[Pair]) -> list[str]:
+def _like_more_passes(found: Sequence[Pair], rows: Sequence[Row]) -> list[str]:
     """Hold copies that did harm to as many more passes without echoing."""
     said = []
     for pair in found:
         row = pair.echoed.row
         if pair.outcome != "harm" or (row["ratio"], row["caps"]) != (4, [4]):
             continue
-        longer = [
-            other.without
-            for other in found
-            if other.echoed.row["task"] == row["task"]
-            and other.echoed.row["fresh_batches"] == 4 * row["fresh_batches"]
-        ]
-        if longer:
+        longer = dict(lengths_without(pair, rows)).get(4 * row["fresh_batches"])
+        if longer is not None:
             said.append(
                 f"On {TITLES[row['task']]}, {_passes(row)} passes with 4 uses end at "
                 f"{_median(pair.echoed.losses):.3f}, and {4 * _passes(row)} passes without "
-                f"echoing, which are about as many steps, at {_median(longer[0].losses):.3f}."
+                f"echoing, which are about as many steps, at {longer:.3f}."
             )
     return said
 

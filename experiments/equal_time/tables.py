@@ -123,7 +123,7 @@ def as_long(loss: float, medians: Sequence[tuple[int, float]]) -> float | None:
     return None
 
 
-def _without(pair: Pair, rows: Sequence[Row]) -> list[tuple[int, float]]:
+def lengths_without(pair: Pair, rows: Sequence[Row]) -> list[tuple[int, float]]:
     """Return the medians of the losses without echoing, by length, from the pair's length on."""
     row = pair.echoed.row
     lengths = {
@@ -139,12 +139,12 @@ def times_as_long(pair: Pair, rows: Sequence[Row]) -> float | None:
 
     None if that is less than 1, or more than was tried.
     """
-    found = as_long(statistics.median(pair.echoed.losses.values()), _without(pair, rows))
+    found = as_long(statistics.median(pair.echoed.losses.values()), lengths_without(pair, rows))
     return None if found is None else found / pair.echoed.row["fresh_batches"]
 
 
 def _as_long_text(pair: Pair, rows: Sequence[Row]) -> str:
-    medians = _without(pair, rows)
+    medians = lengths_without(pair, rows)
     if statistics.median(pair.echoed.losses.values()) > medians[0][1]:
         return "less"
     found = times_as_long(pair, rows)

@@ -106,7 +106,7 @@ def pipeline(arm: str) -> stoker.Pipeline:
         count = int(os.environ["COMBINED_JOBS"])
         train = stoker.share(target, name="bench-combined", jobs=count, seed=1)
     if arm == "echo":
-        train = train.echo("auto")
+        train = train.echo("auto", max_factor=4)
     return train.random_map(augment_one, on="image").batch(BATCH)
 
 

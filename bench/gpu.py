@@ -243,7 +243,7 @@ def piped(name: str, folder: str, setting: Setting, device: torch.device) -> Any
     crop = images.random_resized_crop(SIDE, flip_p=0.5)
     train: Any = stoker.from_folder(folder, seed=0).shuffle()
     if name == "echo, decoded":
-        train = train.map(images.decode, on="image").echo()
+        train = train.map(images.decode, on="image").echo(max_factor=4)
     if name == "echo, on the GPU":
         crop = images.random_resized_crop(LARGE_SIDE)
     train = train.random_map(crop, on="image").batch(setting.batch, drop_last=True)

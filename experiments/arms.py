@@ -87,7 +87,7 @@ class Arm:
 
     @property
     def most_uses(self) -> int:
-        """Uses of a fresh example, at most."""
+        """Uses of a fresh example, at most: where the factor follows, 4 in every place."""
         return DEFAULT_MAX_FACTOR if self.factor == "auto" else self.factor
 
 
@@ -148,7 +148,8 @@ def echoed(
     def echo(p: stoker.Pipeline, items: int) -> stoker.Pipeline:
         if replay is not None:
             return p.echo("auto", replay=replay)
-        return p.echo(arm.factor, pool=items)
+        most = arm.most_uses if arm.follows else None
+        return p.echo(arm.factor, max_factor=most, pool=items)
 
     p = examples
     if arm.place == "before":

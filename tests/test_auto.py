@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import math
 import threading
 import time
 from collections import Counter
@@ -207,18 +208,23 @@ def shift_on_device(batch: Any, rng: Any) -> Any:
     return batch
 
 
+def default_most(point: str) -> int:
+    """Return the most uses of an item, unless an echo is told otherwise."""
+    return 8 if point == "before" else 4
+
+
 def assert_covered(
     batches: list[list[int]],
     expected: set[int],
     *,
     point: str = "before",
     batch: int = 4,
-    max_factor: int = 4,
+    max_factor: int | None = None,
 ) -> None:
     """Check everything that is promised of an epoch, whatever the timing was."""
     counts = Counter(itertools.chain.from_iterable(batches))
     assert set(counts) == expected
-    assert max(counts.values(), default=0) <= max_factor
+    assert max(counts.values(), default=0) <= (max_factor or default_most(point))
     assert all(len(set(numbers)) == len(numbers) for numbers in batches)
     if point in ("before", "after"):
         assert all(len(numbers) == batch for numbers in batches[:-1])
@@ -269,14 +275,14 @@ def assert_carried(
     expected: set[int],
     *,
     point: str = "before",
-    max_factor: int = 4,
+    max_factor: int | None = None,
     longest: int = 8,
 ) -> None:
     """Check all that is promised of epochs through which one pool goes on.
 
     An item is what was read fresh: an example, or a batch, in an epoch.
     """
-    whole = point in ("batch", "device")
+    whole, max_factor = point in ("batch", "device"), max_factor or default_most(point)
     uses: Counter[Any] = Counter()
     last: dict[Any, int] = {}
     step = 0
@@ -434,10 +440,42 @@ def test_a_pool_of_bytes_smaller_than_a_batch_is_refused() -> None:
 @pytest.mark.parametrize("point", POINTS)
 def test_print_says_where_it_echoes(point: str) -> None:
     pipeline = slow(12, point, auto(pool="1MB"))
-    assert "echo(auto, max_factor=4)" in str(pipeline)
+    call = f"echo(auto, max_factor={default_most(point)})"
+    assert call in str(pipeline)
     assert "auto" in repr(pipeline)
     list(pipeline)
-    assert "echo(auto, max_factor=4)" in str(pipeline.stats())
+    assert call in str(pipeline.stats())
+
+
+class Jittering(stoker.stages.Stage):
+    """A user's stage that is random."""
+
+    def lower(self, plan: Any) -> Any:
+        return plan.map(abs).random_map(jitter)
+
+
+def test_by_default_8_uses_are_the_most_only_before_augmentation() -> None:
+    chain = stoker.from_arrays(np.arange(64), seed=0).shuffle()
+    raised = [
+        chain.echo().random_map(jitter).batch(4),
+        chain.echo().batch(4).random_map(jitter),
+        chain.echo().map(abs).apply(Jittering()).batch(4),
+    ]
+    same = [
+        chain.echo(max_factor=4).random_map(jitter).batch(4),
+        chain.random_map(jitter).echo().random_map(jitter).batch(4),
+        chain.batch(4).echo().random_map(jitter),
+        chain.echo().map(abs).batch(4),
+    ]
+    for most, pipelines in ((8, raised), (4, same)):
+        for pipeline in pipelines:
+            assert f"echo(auto, max_factor={most})" in str(pipeline)
+    train = raised[0]
+    batches = [batch.tolist() for batch in train]
+    replayed = chain.echo(replay=train.record()).random_map(jitter).batch(4)
+    assert [batch.tolist() for batch in replayed] == batches
+    with pytest.raises(stoker.StateError, match="belongs to another pipeline"):
+        same[0].load_state_dict(train.state_dict())
 
 
 # -- every fresh example, between once and max_factor times
@@ -669,7 +707,10 @@ def test_it_stands_beside_other_echoes(points: tuple[str, str], other: Any) -> N
                 chain = chain.echo(factors[points.index(point)])
         with small_pools_allowed():
             counts = Counter(i for batch in chain.workers(2) for i in ids(batch))
-        most = 4 * (other if other == 2 else 4)
+        most = math.prod(
+            default_most(point) if factor == "auto" else factor
+            for point, factor in zip(points, factors, strict=True)
+        )
         least = other if other == 2 else 1
         assert set(counts) == set(range(30))
         assert least <= min(counts.values())

@@ -1,8 +1,7 @@
-"""``train.last``: which use each example is; and what the losses of copies tell."""
+"""``train.last``: which use each example is."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -121,79 +120,3 @@ def test_behind_a_resume_numbers_are_the_same_and_ages_are_true_or_unknown(
         assert last.number.tolist() == numbers
         for age, known in zip(ages, last.age_steps.tolist(), strict=True):
             assert known in ((age,) if age == 0 or factor == "auto" else (age, -1))
-
-
-def trained(train: Any, loss_of: Any, epochs: int = 1, **how: Any) -> stoker.CopyValue:
-    copies = stoker.value_of_copies(train)
-    step = 0
-    for _ in range(epochs):
-        for _ in train:
-            copies.observe(loss_of(train.last.number, step))
-            step += 1
-    return copies
-
-
-def test_the_gap_is_that_between_first_and_later_uses() -> None:
-    train = stoker.from_arrays(np.arange(4_000), seed=0).shuffle().echo(3).batch(16)
-    noise = np.random.default_rng(0)
-    losses = {1: 1.0, 2: 0.8, 3: 0.5}
-
-    def loss_of(number: Any, step: int) -> Any:
-        drift = 2 * math.exp(-step / 300)  # losses fall while it trains: no gap
-        return np.array([losses[n] for n in number]) + drift + noise.normal(0, 0.05, len(number))
-
-    copies = trained(train, loss_of, epochs=2)
-    found = copies.gaps()
-    assert [(gap.epoch, gap.use) for gap in found] == [(0, 2), (0, 3), (1, 2), (1, 3)]
-    for gap in found:
-        assert gap.low < 1.0 - losses[gap.use] < gap.high
-        assert gap.high - gap.low < 0.05
-        assert gap.steps > 400
-    assert "use 3: " in str(copies)
-    assert len(str(copies).splitlines()) == 4
-
-
-@pytest.mark.parametrize("kind", ["mean", "each", "tensor"])
-def test_of_whole_batches_the_steps_around_are_compared(kind: str) -> None:
-    loader = batches_of(4, 1_600)
-    train = stoker.echo(loader, 3, seed=0)
-
-    def loss_of(number: Any, step: int) -> Any:
-        loss = 10 - step / 100 - 0.3 * (number[0] > 1)  # falls all the time: interpolated away
-        if kind == "mean":
-            return loss
-        return np.full(4, loss) if kind == "each" else torch.full((4,), loss, requires_grad=True)
-
-    for gap in trained(train, loss_of).gaps():
-        assert gap.gap == pytest.approx(0.3, abs=0.01)
-
-
-def test_too_little_is_said_to_be() -> None:
-    train = stoker.from_arrays(np.arange(64), seed=0).shuffle().echo(2).batch(16)
-    copies = stoker.value_of_copies(train)
-    assert copies.gaps() == []
-    assert str(copies) == "no copies have been compared yet"
-    for _ in train:
-        copies.observe(np.ones(16))
-    assert all(math.isinf(gap.high) for gap in copies.gaps())
-    assert "too few" in str(copies)
-
-
-def test_losses_that_do_not_fit_are_refused() -> None:
-    train = stoker.from_arrays(np.arange(64), seed=0).shuffle().echo(2).batch(16)
-    copies = stoker.value_of_copies(train)
-    batches = iter(train)
-    for _ in range(3):
-        next(batches)
-    with pytest.raises(ValueError, match="reduction="):
-        copies.observe(1.0)
-    with pytest.raises(ValueError, match="each of the 16 examples"):
-        copies.observe(np.ones(4))
-    with pytest.raises(TypeError, match=r"takes a stoker.Pipeline, not list"):
-        stoker.value_of_copies([])  # type: ignore[arg-type]
-
-
-def test_losses_that_are_not_finite_are_left_out() -> None:
-    train = stoker.from_arrays(np.arange(640), seed=0).shuffle().echo(2).batch(16)
-    copies = trained(train, lambda number, step: np.where(step % 7, 2.0 / number, np.nan))
-    assert [gap.gap for gap in copies.gaps()] == [pytest.approx(1.0)]

@@ -134,14 +134,6 @@ def look_up(x):
 
 train = data.map(look_up, on=0)
 
-# %% stoker.value_of_copies
-train = data.shuffle().batch(32).echo(2).to("cpu")
-copies = stoker.value_of_copies(train)
-for inputs, labels in train:
-    losses = torch.nn.functional.cross_entropy(model(inputs), labels, reduction="none")
-    copies.observe(losses)
-print(copies)
-
 # %% stoker.images.center_crop
 valid = images.map(stoker.images.center_crop(32), on="image")
 

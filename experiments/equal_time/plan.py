@@ -30,7 +30,7 @@ _ELSEWHERE = tuple(
 
 @dataclass(frozen=True)
 class Cell:
-    """One way of echoing, on one task, for so many fresh batches; all rates, warm-ups, seeds."""
+    """One way of echoing, on one task, for so many fresh batches."""
 
     task: str
     fresh_batches: int
@@ -95,6 +95,11 @@ def _cells() -> Iterator[Cell]:
         for length in lengths:
             yield from (Cell(name, length, arm) for arm in (NONE, *WIDE))
         yield from _lengths(name, (300, 1_200, 2_400, 4_800, 9_600))
+    # Caps on more tasks, and where R is not above the smaller one; short enough for a processor.
+    for name, length in (("words", 150), ("cifar", 300)):
+        yield from (Cell(name, length, arm) for arm in (NONE, *WIDE[:3], WIDE[4]))
+    for name in ("fashion", "cifar", "words"):
+        yield Cell(name, 150, EchoArm("before", 4, (8,)))
     # Other tasks, shortly; other places.
     yield from (Cell("words", 300, arm) for arm in (NONE, *WIDE))
     yield from _passes("features", 2_048, 8, WIDE[:3])
@@ -107,7 +112,7 @@ def _cells() -> Iterator[Cell]:
         for examples, passes in ((1_024, 2), (1_024, 8), (4_096, 4), (4_096, 16)):
             yield from _passes(name, examples, passes, WIDE[2:3])
     for passes in (4, 16, 64):
-        yield from _passes("fashion", 1_024, passes, WIDE[1:3], augments=True)
+        yield from _passes("fashion", 1_024, passes, WIDE[:3], augments=True)
     yield from (Cell("cifar", 600, arm) for arm in _ELSEWHERE)
     yield from (Cell("words", 1_200, arm) for arm in (NONE, *WIDE))
     yield from _lengths("words", (600, 2_400, 4_800, 9_600))

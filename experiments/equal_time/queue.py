@@ -93,8 +93,7 @@ def _work(
 
     from experiments.equal_time.features import write_features
     from experiments.equal_time.plan import made
-    from experiments.equal_time.schedules import schedule_of
-    from experiments.equal_time.training import OutOfTimeError, train
+    from experiments.equal_time.training import OutOfTimeError, tune_and_train
 
     deadline = time.monotonic() + left if math.isfinite(left) else math.inf
     torch.set_num_threads(1)
@@ -112,11 +111,7 @@ def _work(
                 tasks.clear()
                 tasks[which] = made(cell, folder, device)
             task = tasks[which]
-            schedules = [
-                schedule_of(cell.arm, task.examples, task.batch_size, cell.fresh_batches, seed)
-                for seed in seeds
-            ]
-            found = train(task, seeds, schedules, cell.settings, deadline)
+            found = tune_and_train(task, cell, seeds, deadline)
             found["device"] = torch.cuda.get_device_name() if device != "cpu" else "cpu"
             told.put(("row", row_of(cell, seeds, found)))
         except OutOfTimeError as error:

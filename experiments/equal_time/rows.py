@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,30 @@ def read_rows(path: Path = ROWS) -> list[dict[str, Any]]:
         row = json.loads(line)
         found[_name(row)] = row
     return list(found.values())
+
+
+def best_setting(validation: Sequence[Sequence[float]]) -> int:
+    """Return which setting has the least mean validation loss, given by seed and setting."""
+    return min(
+        range(len(validation[0])), key=lambda n: statistics.fmean(each[n] for each in validation)
+    )
+
+
+def joined(counted: dict[str, Any], tuned: dict[str, Any], best: int) -> dict[str, Any]:
+    """Join what seeds that count found with one setting, and those that chose it with all.
+
+    None stands for what was not trained.
+    """
+    absent = len(tuned["validation"][0]) - best - 1
+    found: dict[str, Any] = {}
+    for name, values in counted.items():
+        if name == "took_s":
+            found[name] = round(values + tuned[name], 2)
+            continue
+        if isinstance(values[0], list):
+            values = [[None] * best + each + [None] * absent for each in values]
+        found[name] = values + tuned[name]
+    return found
 
 
 def row_of(cell: Cell, seeds: list[int], found: dict[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,9 @@ from experiments.equal_time.tables import (
     Pair,
     Row,
     arm_text,
+    lengths_without,
     pairs,
+    shares_lost,
     times_as_long,
 )
 from experiments.method import Interval
@@ -54,6 +56,7 @@ def caps(rows: Sequence[Row]) -> list[str]:
         f"**Caps at R = 8, before augmentation.** The loss with eight uses at most less that with "
         f"four, seed by seed: {'; '.join(_against(8, 4, rows))}.",
         f"With sixteen instead of eight: {'; '.join(_against(16, 8, rows))}.",
+        f"At R = 4, with eight instead of four: {'; '.join(_against(8, 4, rows, ratio=4))}.",
     ]
 
 
@@ -68,7 +71,7 @@ def max_factor(rows: Sequence[Row]) -> str:
 
 def passes(rows: Sequence[Row]) -> list[str]:
     """Say where copies without augmentation did harm."""
-    found = _of("passes", rows)
+    found = _bare(rows)
     parts = []
     for task in dict.fromkeys(pair.echoed.row["task"] for pair in found):
         of = [pair for pair in found if pair.echoed.row["task"] == task]
@@ -86,7 +89,26 @@ def passes(rows: Sequence[Row]) -> list[str]:
     return [
         "**Without augmentation, with data that comes round often, the task decides.** Final loss, "
         f"with echoing held to without: {'; '.join(parts)}.",
-        *_like_more_passes(found),
+        *_like_more_passes(found, rows),
+    ]
+
+
+def copies(rows: Sequence[Row]) -> list[str]:
+    """Say whether the share that a fourth use lost tells harm from the rest."""
+    found = shares_lost(rows)
+    harmful = [share for share, pair in found if pair.outcome == "harm"]
+    tasks = dict.fromkeys(p.echoed.row["task"] for _, p in found if p.outcome == "harm")
+    rules = "; ".join(
+        f"with a threshold of {limit:g}, {sum(share >= limit for share in harmful)} of "
+        f"{len(harmful)} trainings with harm, and also "
+        f"{sum(share >= limit and pair.outcome != 'harm' for share, pair in found)} of the "
+        f"{len(found) - len(harmful)} without"
+        for limit in (0.3, 0.4, 0.6)
+    )
+    return [
+        f"**The losses of copies do not tell harm from help.** A rule that warns of shares above a "
+        f"threshold finds {rules}. All harm is on {_names(list(tasks))}, with small data. So there "
+        "is no such rule in stoker: a validation set decides."
     ]
 
 
@@ -127,13 +149,13 @@ def readme(rows: Sequence[Row]) -> str:
 
 def small(rows: Sequence[Row]) -> str:
     """Say on which tables copies of little data did no harm."""
-    found = _of("passes", rows)
+    found = _bare(rows)
     kinds: dict[str, list[str]] = {"harm": [], "level": []}
     for task in dict.fromkeys(pair.echoed.row["task"] for pair in found):
         of = [pair.outcome for pair in found if pair.echoed.row["task"] == task]
         kinds["harm" if "harm" in of else "level"].append(task)
     return (
-        f"At equal time, with 1,024 examples and 4 or 16 passes, the loss rose on "
+        f"At equal time, with 1,024 examples, the loss rose on "
         f"{_names(kinds['harm'])}, and did not on {_names(kinds['level'])}: compare before you "
         "echo."
     )
@@ -141,6 +163,10 @@ def small(rows: Sequence[Row]) -> str:
 
 def _of(table: str, rows: Sequence[Row]) -> list[Pair]:
     return [pair for pair in pairs(rows) if TABLES[table](pair.echoed.row)]
+
+
+def _bare(rows: Sequence[Row]) -> list[Pair]:
+    return [pair for pair in _of("passes", rows) if not pair.echoed.row["augments"]]
 
 
 def _known(found: Iterable[Pair], ratio: float, rows: Sequence[Row]) -> list[float]:
@@ -173,12 +199,12 @@ def _by_length(found: Sequence[Pair], rows: Sequence[Row]) -> str:
     )
 
 
-def _against(more: int, fewer: int, rows: Sequence[Row]) -> list[str]:
-    """Tell the difference of two caps at R = 8, seed by seed."""
+def _against(more: int, fewer: int, rows: Sequence[Row], ratio: float = 8) -> list[str]:
+    """Tell the difference of two caps before augmentation, seed by seed."""
     by_cap: dict[int, dict[tuple[str, int], Pair]] = {more: {}, fewer: {}}
-    for pair in _of("caps", rows):
+    for pair in [*_of("caps", rows), *_of("lasting", rows)]:
         (cap,) = pair.echoed.row["caps"]
-        if cap in by_cap:
+        if cap in by_cap and pair.echoed.row["ratio"] == ratio:
             key = pair.echoed.row["task"], pair.echoed.row["fresh_batches"]
             by_cap[cap][key] = pair
     said = []
@@ -202,27 +228,23 @@ def _gains(found: Iterable[Pair]) -> str:
         )
         for pair in found
     ]
-    return f"{min(gains):+.3f} to {max(gains):+.3f}"
+    low, high = f"{min(gains):+.3f}", f"{max(gains):+.3f}"
+    return low if low == high else f"{low} to {high}"
 
 
-def _like_more_passes(found: Sequence[Pair]) -> list[str]:
+def _like_more_passes(found: Sequence[Pair], rows: Sequence[Row]) -> list[str]:
     """Hold copies that did harm to as many more passes without echoing."""
     said = []
     for pair in found:
         row = pair.echoed.row
         if pair.outcome != "harm" or (row["ratio"], row["caps"]) != (4, [4]):
             continue
-        longer = [
-            other.without
-            for other in found
-            if other.echoed.row["task"] == row["task"]
-            and other.echoed.row["fresh_batches"] == 4 * row["fresh_batches"]
-        ]
-        if longer:
+        longer = dict(lengths_without(pair, rows)).get(4 * row["fresh_batches"])
+        if longer is not None:
             said.append(
                 f"On {TITLES[row['task']]}, {_passes(row)} passes with 4 uses end at "
                 f"{_median(pair.echoed.losses):.3f}, and {4 * _passes(row)} passes without "
-                f"echoing, which are about as many steps, at {_median(longer[0].losses):.3f}."
+                f"echoing, which are about as many steps, at {longer:.3f}."
             )
     return said
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from experiments.equal_time.rows import read_rows
+from experiments.equal_time.rows import best_setting, read_rows
 from experiments.method import Interval
 from experiments.suite.plan import TUNING_SEED
 
@@ -70,10 +70,9 @@ class Pair(NamedTuple):
 
 def chosen(row: Row) -> Chosen:
     """Return a cell with the settings that its validation part chooses."""
-    numbers = range(len(row["settings"]))
     tuned = [at for at, seed in enumerate(row["seeds"]) if seed >= TUNING_SEED]
     counted = [at for at, seed in enumerate(row["seeds"]) if seed < TUNING_SEED]
-    best = min(numbers, key=lambda n: statistics.fmean(row["validation"][at][n] for at in tuned))
+    best = best_setting([row["validation"][at] for at in tuned])
     return Chosen(
         row,
         {row["seeds"][at]: row["test"][at][best] for at in counted},
@@ -124,7 +123,7 @@ def as_long(loss: float, medians: Sequence[tuple[int, float]]) -> float | None:
     return None
 
 
-def _without(pair: Pair, rows: Sequence[Row]) -> list[tuple[int, float]]:
+def lengths_without(pair: Pair, rows: Sequence[Row]) -> list[tuple[int, float]]:
     """Return the medians of the losses without echoing, by length, from the pair's length on."""
     row = pair.echoed.row
     lengths = {
@@ -140,12 +139,12 @@ def times_as_long(pair: Pair, rows: Sequence[Row]) -> float | None:
 
     None if that is less than 1, or more than was tried.
     """
-    found = as_long(statistics.median(pair.echoed.losses.values()), _without(pair, rows))
+    found = as_long(statistics.median(pair.echoed.losses.values()), lengths_without(pair, rows))
     return None if found is None else found / pair.echoed.row["fresh_batches"]
 
 
 def _as_long_text(pair: Pair, rows: Sequence[Row]) -> str:
-    medians = _without(pair, rows)
+    medians = lengths_without(pair, rows)
     if statistics.median(pair.echoed.losses.values()) > medians[0][1]:
         return "less"
     found = times_as_long(pair, rows)
@@ -243,7 +242,9 @@ def _is_plain(row: Row) -> bool:
 
 TABLES: dict[str, Callable[[Row], bool]] = {
     "lasting": lambda row: _is_plain(row) and row["examples"] is None and row["caps"] == [4],
-    "caps": lambda row: _is_plain(row) and row["examples"] is None and row["ratio"] == 8,
+    "caps": lambda row: (
+        _is_plain(row) and row["examples"] is None and (row["ratio"] == 8 or row["caps"] == [8])
+    ),
     "passes": lambda row: row["examples"] is not None,
     "places": lambda row: (
         row["examples"] is None

@@ -1,4 +1,4 @@
-"""Training a stack: all settings and seeds of a cell side by side."""
+"""Training a stack: several settings and seeds side by side."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ import numpy as np
 import torch
 
 from experiments.equal_time import stacks
-from experiments.equal_time.schedules import Schedule
+from experiments.equal_time.plan import Cell
+from experiments.equal_time.rows import best_setting, joined
+from experiments.equal_time.schedules import Schedule, schedule_of
 from experiments.equal_time.tasks import Task
-from experiments.suite.plan import Settings
+from experiments.suite.plan import TUNING_SEED, Settings
 from experiments.suite.training import schedule as rate_at
 
 BINS = 10
@@ -26,6 +28,24 @@ _DIVERGED = 1e3
 
 class OutOfTimeError(Exception):
     """A training would not end before the deadline."""
+
+
+def tune_and_train(
+    task: Task, cell: Cell, seeds: Sequence[int], deadline: float = math.inf
+) -> dict[str, Any]:
+    """Choose a cell's settings by some seeds, and train the others with them; see `train`."""
+
+    def trained(some: list[int], settings: list[Settings]) -> dict[str, Any]:
+        schedules = [
+            schedule_of(cell.arm, task.examples, task.batch_size, cell.fresh_batches, seed)
+            for seed in some
+        ]
+        return train(task, some, schedules, settings, deadline)
+
+    tuned = trained([seed for seed in seeds if seed >= TUNING_SEED], cell.settings)
+    best = best_setting(tuned["validation"])
+    counted = trained([seed for seed in seeds if seed < TUNING_SEED], [cell.settings[best]])
+    return joined(counted, tuned, best)
 
 
 def train(

@@ -7,7 +7,6 @@ from stoker import images as images
 from stoker import testing as testing
 from stoker.adapters.auto_caching import auto_cache
 from stoker.adapters.cached_dataset import CachedDataset, cached
-from stoker.adapters.copies import CopyValue, Gap, value_of_copies
 from stoker.adapters.display import live
 from stoker.adapters.exposition import MetricsServer, serve_metrics
 from stoker.adapters.monitored import EpochWait, Monitored, monitor
@@ -89,7 +88,6 @@ __all__ = [
     "Clock",
     "ClusterError",
     "collate",
-    "CopyValue",
     "DROP",
     "echo",
     "EpochTime",
@@ -110,7 +108,6 @@ __all__ = [
     "from_tar",
     "from_text",
     "from_tokens",
-    "Gap",
     "images",
     "live",
     "lr_schedule",
@@ -143,7 +140,6 @@ __all__ = [
     "TokenError",
     "Totals",
     "Uses",
-    "value_of_copies",
     "watch",
     "WorkerDied",
     "WorkerTime",

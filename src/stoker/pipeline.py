@@ -519,7 +519,8 @@ class Pipeline(DataLoaderApi, Generic[T]):
         Args:
             factor: ``"auto"``, or the mean uses of each fresh item, at least 1, or a ``Fraction``;
                 after ``mix`` also a list, one for each part.
-            max_factor: with ``"auto"``, the most uses of one item, at least 2; by default 4.
+            max_factor: with ``"auto"``, the most uses of one item, at least 2; by default 8 for
+                example echoing before augmentation, and 4 elsewhere.
             min_distance: with ``"auto"``, the fewest steps between two uses of an item, at least 2;
                 by default 8. Fewer in the first 48 steps, and if the pool holds fewer batches.
             pool: the items kept, in examples (after ``batch``: batches) or bytes (``"2GiB"``; less,

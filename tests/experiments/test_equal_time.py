@@ -275,6 +275,11 @@ def test_a_queue_carries_out_cells_and_stops(folder: Path) -> None:
     queue.carry_out(cells, seeds, folder, "cpu", 1, math.inf, found.append, said.append)
     assert (len(found), said) == (2, [])
     assert all(rows.is_known(cell, found) for cell in cells)
+    for each in found:
+        chosen = tables.chosen(each)
+        assert list(chosen.losses) == [0, 1]
+        trained = [[loss is not None for loss in losses] for losses in each["test"]]
+        assert trained == [[place == chosen.place for place in range(2)]] * 2 + [[True] * 2]
     queue.carry_out(cells, seeds, folder, "cpu", 1, time.monotonic(), found.append, said.append)
     assert len(found) == 2
 

@@ -33,7 +33,7 @@ from stoker.stages.functions.operation import Operation
 from stoker.stages.map import Map
 from stoker.stages.shard import Shard
 from stoker.stages.skip import RAISE, Budget, OnError, budget_of
-from stoker.stages.stage import ChainStage, first_with, not_known
+from stoker.stages.stage import ChainStage, first_with, followed, not_known
 from stoker.stats import Clock
 
 
@@ -90,7 +90,7 @@ class Chain:
     def then(self, stage: ChainStage) -> Chain:
         """Return this with one more stage. Raises as ``ChainStage.bind`` does."""
         bound = replace(stage.bind(self), part_of=stage.part_of)
-        return replace(self, stages=(*self.stages, bound))
+        return replace(self, stages=(*followed(self.stages, [bound]), bound))
 
     def with_inserted(self, stages: Mapping[int, Callable[[Chain], ChainStage]]) -> Chain:
         """Return this with further stages: each before the stage of a number, or at the end.
@@ -112,11 +112,7 @@ class Chain:
         return replace(chain, applied=applied)
 
     def apply(self, stage: Stage, plan: Any) -> Chain:
-        """Return this with the stages that a user's stage is made of.
-
-        Args:
-            stage: the stage.
-            plan: the pipeline of this chain.
+        """Return this, the chain of ``plan``, with the stages that a user's stage is made of.
 
         Raises the stage's own errors, and TypeError if it did anything else than add steps.
         """
@@ -125,7 +121,9 @@ class Chain:
         stage.check(self)
         extended, before, name = stage.lower(plan), len(self.stages), stage.describe()
         chain: Any = getattr(extended, "chain", None)
-        is_fit = isinstance(chain, Chain) and chain.stages[:before] == self.stages
+        added = chain.stages[before:] if isinstance(chain, Chain) else ()
+        kept = followed(self.stages, added)
+        is_fit = isinstance(chain, Chain) and chain.stages[:before] == kept
         if not is_fit or replace(chain, stages=self.stages, applied=self.applied) != self:
             raise TypeError(
                 f"lower() of {name} returned something else than the plan that it was given with "
@@ -134,10 +132,10 @@ class Chain:
             )
         parts = [
             replace(each, part_of=f"{name}: {each.part_of}" if each.part_of else name)
-            for each in chain.stages[before:]
+            for each in added
         ]
         own = Applied(stage, range(before, before + len(parts)))
-        return replace(self, stages=(*self.stages, *parts), applied=(*chain.applied, own))
+        return replace(self, stages=(*kept, *parts), applied=(*chain.applied, own))
 
     def for_measuring(self) -> Chain:
         """Return this chain for ``.measure()``: all examples of the source once, in its order.

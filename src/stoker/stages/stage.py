@@ -174,6 +174,10 @@ class ChainStage(ABC):
         Raises ValueError, TypeError or LookupError where it cannot stand there.
         """
 
+    def followed_by(self, stage: ChainStage) -> ChainStage:
+        """Return it with a bound stage somewhere behind it, on which a default may depend."""
+        return self
+
     def begin(self, chain: ChainView) -> None:  # noqa: B027 most have nothing to do
         """Get ready for an epoch of the whole chain; called by each ``iter()``.
 
@@ -219,6 +223,14 @@ class ChainStage(ABC):
 def first_with(stages: Iterable[ChainStage], has: Callable[[Traits], object]) -> ChainStage | None:
     """Return the first stage whose traits pass a test, or None."""
     return next((stage for stage in stages if has(stage.traits)), None)
+
+
+def followed(stages: Iterable[ChainStage], by: Iterable[ChainStage]) -> tuple[ChainStage, ...]:
+    """Return stages as they are with others behind them."""
+    found = tuple(stages)
+    for other in by:
+        found = tuple(stage.followed_by(other) for stage in found)
+    return found
 
 
 def not_known() -> TypeError:

@@ -179,7 +179,9 @@ def test_a_stopped_worker_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.full
 def test_a_script_without_pytorch_is_watched_with_its_pipelines(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
-        "import sys, stoker\nfor _ in range(2):\n    list(stoker.from_iterable(range(40)).batch(4))\n"
+        "import sys, stoker\n"
+        "for _ in range(2):\n"
+        "    list(stoker.from_iterable(range(40)).batch(4))\n"
         "print('torch' in sys.modules)\n"
     )
     found = run(tmp_path, "--do", "none", "--watch", "train.py")

@@ -6,17 +6,26 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
+from stoker.analysis.model.changes import (
+    CROSSING,
+    MEMORY_FRACTION,
+    find_kept_s,
+    plan_keeping,
+    with_efficiency,
+    with_faster_prep,
+    with_kept,
+    with_processes,
+    with_workers,
+    without_workers,
+)
 from stoker.analysis.model.echo_prices import Kind, find_price
-from stoker.analysis.model.formulas import interpolate, most_workers, prep_rate, smallest_cache
+from stoker.analysis.model.formulas import most_workers, smallest_cache
 from stoker.analysis.model.gains import WORTH, predict_gain
 from stoker.analysis.model.model import (
     NETWORK_MBPS,
     NOTHING,
     Change,
-    Measured,
-    cache_rate,
     predict,
-    storage_rate,
 )
 from stoker.analysis.model.report import (
     Action,
@@ -39,23 +48,11 @@ _MOST_ECHO = 4
 _JOBS = 4
 # The most hosts for which one cache is advised: nobody rents more for their memory alone.
 _MOST_HOSTS = 16
-# The fraction of the host's memory for a cache: as with ``limit="auto"`` (cache/location.py).
-_MEMORY = 0.5
 # If many workers keep this fraction of one worker's rate each, P is extrapolated beyond them.
 # Chosen, not measured.
 _SCALES = 0.8
 # Workers that had or wanted a processor for less than this fraction of the time mostly wait.
 _WAITS = 0.5
-# Copies of an example on its way from a cache into a batch. Each is assumed to cost as much as
-# collating.
-_COPIES = 2
-# What an example in a cache takes beside its arrays: head, names and dtypes.
-_KEPT_BYTES = 512
-# The rate of a process as a fraction of a thread's: measured 0.77 to 0.96 with small JPEGs.
-_CROSSING = 0.8
-# A pipeline's own cost for an example. Far more than measured (bench/dataset.py: 7 us), so that the
-# prediction is cautious.
-_OVERHEAD_S = 1e-4
 
 
 def advise(report: Report) -> list[Action]:
@@ -88,7 +85,7 @@ def _advise_workers(report: Report) -> Iterator[Action]:
     job = to_measured(report)
     best, rate = job.workers, predict(job).rate
     for count in _list_worker_counts(report):
-        found = predict(_with_workers(job, count)).rate
+        found = predict(with_workers(job, count)).rate
         if found > rate * WORTH:
             best, rate = count, found
     if best == job.workers:
@@ -106,7 +103,7 @@ def _advise_workers(report: Report) -> Iterator[Action]:
     yield Action(
         f"use {best} worker{'s' * (best > 1)} instead of {job.workers}",
         f".workers({best})" if report.stages else f"DataLoader(..., num_workers={best})",
-        predict_gain(report, job=lambda case: _with_workers(case, best)),
+        predict_gain(report, job=lambda case: with_workers(case, best)),
         why,
     )
 
@@ -121,8 +118,8 @@ def _advise_processes(report: Report) -> Iterator[Action]:
         f"use {count} worker processes: threads wait for each other, {trial.threads} are "
         f"{trial.speedup:.1f} times as fast as one",
         f'.workers({count}, kind="process")',
-        predict_gain(report, job=lambda case: _with_processes(case, count)),
-        f"if they wait for the GIL. Each process is assumed to do {_CROSSING:.0%} of the work of "
+        predict_gain(report, job=lambda case: with_processes(case, count)),
+        f"if they wait for the GIL. Each process is assumed to do {CROSSING:.0%} of the work of "
         "one thread alone, as it also sends examples; forked processes start with every epoch",
     )
 
@@ -137,7 +134,7 @@ def _advise_prefetching(report: Report) -> Iterator[Action]:
     yield Action(
         f"have each worker prepare {MORE_PREFETCH} batches ahead",
         f"DataLoader(..., prefetch_factor={MORE_PREFETCH})",
-        predict_gain(report, job=lambda case: _with_efficiency(case, faster)),
+        predict_gain(report, job=lambda case: with_efficiency(case, faster)),
         f"tried, with the data in memory: {more.value:,.0f} instead of {own.value:,.0f} "
         "examples/s. Batches ahead take memory",
     )
@@ -206,14 +203,14 @@ def _find_wanted_s(report: Report, workers: int) -> float:
 
 def _advise_keeping(report: Report) -> Iterator[Action]:
     """Advise a cache around the dataset, if its examples are the same in each epoch."""
-    kept = _plan_keeping(report)
+    kept = plan_keeping(report)
     if kept is None:
         return
     size, held = kept
     assert report.prepared is not None
-    gain = predict_gain(report, job=lambda case: _with_kept(case, held, _find_kept_s(report)))
+    gain = predict_gain(report, job=lambda case: with_kept(case, held, find_kept_s(report)))
     alone = predict_gain(
-        report, job=lambda case: _without_workers(_with_kept(case, held, _find_kept_s(report)))
+        report, job=lambda case: without_workers(with_kept(case, held, find_kept_s(report)))
     )
     why = "from the second epoch on. An example was the same in each reading, so nothing is random"
     if report.loader.workers and alone.value >= gain.value / WORTH:
@@ -226,25 +223,6 @@ def _advise_keeping(report: Report) -> Iterator[Action]:
     )
 
 
-def _plan_keeping(report: Report) -> tuple[int, float] | None:
-    """Return the bytes of a cache for prepared examples, and the fraction that it holds.
-
-    None if they are random, or of an unknown number.
-    """
-    prepared = report.prepared
-    if prepared is None or prepared.varies or not report.examples:
-        return None
-    # 5 % more: only some examples were measured, and others differ.
-    whole = report.examples * (1.05 * prepared.example_bytes + _KEPT_BYTES)
-    size = int(min(whole, _MEMORY * report.memory_bytes))
-    return size, size / whole
-
-
-def _find_kept_s(report: Report) -> float:
-    """Return worker seconds for an example from a cache, until it is in a batch."""
-    return _COPIES * report.after_s.get("after-augmentation", 0.0) + _OVERHEAD_S
-
-
 def _advise_cache(report: Report) -> Iterator[Action]:
     """Advise a cache of files that never evicts, as large as needed or as memory allows.
 
@@ -252,7 +230,7 @@ def _advise_cache(report: Report) -> Iterator[Action]:
     """
     if report.rates.S is None or not report.example_bytes or not report.examples:
         return
-    kept = _plan_keeping(report)
+    kept = plan_keeping(report)
     if kept is not None and kept[1] >= 1.0:
         return
     job = to_measured(report)
@@ -263,7 +241,7 @@ def _advise_cache(report: Report) -> Iterator[Action]:
     enough = smallest_cache(job.storage, job.cache, predict(job).prep, job.ingestion, miss_s)
     # 2 % more than is predicted to be enough. Chosen, not measured.
     wanted = min(1.0, enough * 1.02) * whole
-    room = _MEMORY * report.memory_bytes
+    room = MEMORY_FRACTION * report.memory_bytes
     size = int(min(wanted, room))
     what = "the files"
     code = "stoker.from_files(...).cache(...)  # in front of .random_map(...)"
@@ -314,7 +292,7 @@ def _advise_stages(report: Report) -> Iterator[Action]:
         yield Action(
             "cache the decoded examples, which are the same in every epoch",
             ".cache(...) behind the last .map in front of the first .random_map",
-            predict_gain(report, job=lambda case: _with_faster_prep(case, total_s / behind_s)),
+            predict_gain(report, job=lambda case: with_faster_prep(case, total_s / behind_s)),
             "from the second epoch on, if all of it fits; decoded examples are larger than files",
         )
     slowest = max(behind_source, key=lambda name: costs[name])
@@ -322,7 +300,7 @@ def _advise_stages(report: Report) -> Iterator[Action]:
     yield Action(
         f"make {slowest} twice as fast (a faster codec, fewer pixels, compiled code)",
         slowest,
-        predict_gain(report, job=lambda case: _with_faster_prep(case, faster)),
+        predict_gain(report, job=lambda case: with_faster_prep(case, faster)),
         f"it takes {costs[slowest] / total_s:.0%} of the preparation; one worker does "
         f"{1 / costs[slowest]:,.0f} examples/s in it",
     )
@@ -330,7 +308,7 @@ def _advise_stages(report: Report) -> Iterator[Action]:
 
 def _advise_porting(report: Report) -> Iterator[Action]:
     """Advise to port the script's loader to a pipeline with a cache of decoded examples."""
-    port, kept = report.port, _plan_keeping(report)
+    port, kept = report.port, plan_keeping(report)
     if port is None or kept is None:
         return
     size, held = kept
@@ -340,7 +318,7 @@ def _advise_porting(report: Report) -> Iterator[Action]:
         f"port the loader to a pipeline: decoded examples take {format_bytes(whole)}"
         + (f", {held:.0%} of which fit in memory" if held < 1.0 else ", and it keeps them"),
         write_port(port, report.prepared.dataset, report.loader.workers, _round_up_to_mib(size)),
-        predict_gain(report, job=lambda case: _with_kept(case, held, _find_kept_s(report))),
+        predict_gain(report, job=lambda case: with_kept(case, held, find_kept_s(report))),
         f"in place of the loader at {report.loader.name}; from the second epoch on, approximately. "
         "An example was the same in each reading, so nothing in it is random",
     )
@@ -376,7 +354,7 @@ def _advise_hosts(report: Report) -> Iterator[Action]:
     """Advise one cache over several hosts, if the dataset is larger than one host's memory."""
     if report.rates.S is None or not report.example_bytes or not report.examples:
         return
-    room = int(_MEMORY * report.memory_bytes)
+    room = int(MEMORY_FRACTION * report.memory_bytes)
     whole = report.examples * report.example_bytes
     # No host gets more than 5 % above its fair share (schedule/owners.py).
     hosts = math.ceil(1.05 * whole / room)
@@ -439,70 +417,4 @@ def _tell_prices(place: str, ratio: float) -> str:
     return (
         f"; where R was {known:g}, targets came {', '.join(texts)}: docs/evidence.md. "
         f"R is {ratio:.1f} here"
-    )
-
-
-def _with_workers(case: Measured, count: int) -> Measured:
-    """Return the job with another number of workers, on the same processors."""
-    readers = Change(cores=count)
-    storage, cache = storage_rate(case, readers), cache_rate(case, readers)
-    return replace(case, workers=count, storage=storage, cache=cache)
-
-
-def _with_processes(case: Measured, count: int) -> Measured:
-    """Return the job with worker processes, which do not wait for each other."""
-    many = _with_workers(case, count)
-    cpu_s = interpolate(case.prep_cpu, 1)
-    rate = _CROSSING * count * prep_rate(case.prep, 1)
-    return replace(many, prep=((count, rate),), prep_cpu=((count, cpu_s / _CROSSING),))
-
-
-def _with_faster_prep(case: Measured, faster: float) -> Measured:
-    prep = tuple((count, rate * faster) for count, rate in case.prep)
-    cpu = tuple((count, seconds / faster) for count, seconds in case.prep_cpu)
-    return replace(case, prep=prep, prep_cpu=cpu)
-
-
-def _with_efficiency(case: Measured, faster: float) -> Measured:
-    """Return the job with training on data in memory by so much nearer to its limits."""
-    return replace(
-        case, efficiency=tuple((count, min(1.0, faster * one)) for count, one in case.efficiency)
-    )
-
-
-def _without_workers(case: Measured) -> Measured:
-    """Return the job with its examples prepared by the training process."""
-    return replace(case, workers=0, efficiency=((0, 1.0),))
-
-
-def _with_kept(case: Measured, held: float, kept_s: float) -> Measured:
-    """Return the job with a fraction of its examples decoded in memory.
-
-    What workers that decode take from training, beyond processor time, shrinks with their time:
-    memory bandwidth, shared cores, late batches.
-
-    Args:
-        case: the job.
-        held: the fraction that is in memory, from 0 to 1.
-        kept_s: worker seconds for each example from memory.
-    """
-
-    def mixed(takes_s: float) -> float:
-        return (1.0 - held) * takes_s + held * min(takes_s, kept_s)
-
-    # Not 0 if everything is kept: it is a divisor below.
-    left = max(1.0 - held, 1e-9)
-    many = [(max(1, count), count, rate) for count, rate in case.prep]
-    return replace(
-        case,
-        prep=tuple((count, width / mixed(width / rate)) for width, count, rate in many),
-        prep_cpu=tuple((count, mixed(cpu_s)) for count, cpu_s in case.prep_cpu),
-        efficiency=tuple(
-            (count, 1.0 - (1.0 - one) * mixed(takes_s) / takes_s)
-            for count, one in case.efficiency
-            for takes_s in [max(1, count) / prep_rate(case.prep, count)]
-        ),
-        storage=case.storage / left if case.storage else None,
-        cache=case.cache / left if case.cache else None,
-        miss_s=case.miss_s * (1.0 - held),
     )

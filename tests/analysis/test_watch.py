@@ -85,6 +85,21 @@ def test_errors_pass_through_and_loaders_inside_of_loaders_count_once(watch: Run
     assert watch.stats().batches == 1
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_pipeline_is_watched_and_the_loader_that_it_reads_is_part_of_it(
+    watch: RunWatch, workers: int
+) -> None:
+    rows = stoker.from_iterable(range(40)).batch(4).workers(workers)
+    read = stoker.from_loader(make_loader()).echo(2)
+    for pipeline, batches in ((rows, 10), (read, 30)):
+        iterator = iter(pipeline)
+        for _ in iterator:
+            assert watch.entered_ns == 0
+        assert watch.stats().batches == batches
+    found = watch.stats()
+    assert 0 < found.wait_p50_s <= found.wait_p99_s < found.stall_fraction * found.elapsed_s
+
+
 def test_its_numbers_are_metrics(watch: RunWatch) -> None:
     list(make_loader())
     found = stoker.metrics(watch, prefix="")
@@ -159,6 +174,19 @@ def test_a_stopped_worker_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         over.set()
         thread.join(60)
         watch.close()
+
+
+@pytest.mark.full
+def test_a_script_without_pytorch_is_watched_with_its_pipelines(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import sys, stoker\n"
+        "for _ in range(2):\n"
+        "    list(stoker.from_iterable(range(40)).batch(4))\n"
+        "print('torch' in sys.modules)\n"
+    )
+    found = run(tmp_path, "--do", "none", "--watch", "train.py")
+    assert found.stdout == "False\n"
+    assert re.match(r"stoker watch: [\d,]+ s, 20 batches: compute ", found.stderr)
 
 
 WATCHED = """

@@ -60,13 +60,8 @@ def write_script(folder: Path, body: str) -> Path:
 
 def write_advice(folder: Path, *codes: str, loader: str = "train.py:1") -> Path:
     """Write a report that advises options of the DataLoader, such as ``num_workers=2``, with a gain
-    of 1.5, or a cache (``stoker.cached(...)``), with a gain of 2.5."""
-    actions = [
-        Action(code, f"DataLoader({code}, ...)", about(2.5), "")
-        if "cached" in code
-        else Action(code, f"DataLoader(..., {code})", about(1.5), "")
-        for code in codes
-    ]
+    of 1.5."""
+    actions = [Action(code, f"DataLoader(..., {code})", about(1.5), "") for code in codes]
     found = msgspec.structs.replace(
         PREP,
         actions=actions,

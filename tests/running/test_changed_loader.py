@@ -21,6 +21,7 @@ from torch.utils.data import (  # noqa: E402
 
 from stoker.running.batches import ChangedLoader  # noqa: E402
 from stoker.running.loaders import LoaderChoice, LoaderSettings, choose  # noqa: E402
+from stoker.running.outcome import EpochPace  # noqa: E402
 from stoker.running.plan import RunPlan  # noqa: E402
 
 DataLoader: Any = torch.utils.data.DataLoader
@@ -363,6 +364,37 @@ class _Counting(Squares):
 
 def _mask(examples: list[Any]) -> Any:
     return torch.stack(examples) * random.random()
+
+
+@pytest.mark.parametrize("without_s", [10.0, 21.0])
+def test_a_change_that_makes_training_slower_is_left(without_s: float) -> None:
+    own, new, said = LoaderSettings(0, None, False), LoaderSettings(2, 2, True), list[str]()
+    pace = EpochPace(own, 10.0, said.append)
+    assert pace.end_epoch(new, 100, 90.0, counts=False) == new
+    assert pace.end_epoch(new, 5, 90.0, counts=True) == new
+    assert pace.end_epoch(new, 100, 20.0, counts=True) == own
+    left = pace.end_epoch(own, 100, without_s, counts=True)
+    assert left == (own if without_s < 20.0 else new)
+    assert [text.partition(" with")[0] for text in said] == (
+        ["training is 0.50 times as fast"] if left == own else []
+    )
+    assert pace.end_epoch(left, 100, 90.0, counts=True) == left, "it is tried once"
+
+
+def test_an_epoch_without_the_change_has_the_same_batches_and_draws() -> None:
+    loader, new = DataLoader(Squares(100), 4, shuffle=True), LoaderSettings(2, 2, True)
+    expected = play(loader, None, (99,) * 4, False)
+    # No loader is as fast, so the second epoch has the script's own settings.
+    choice = LoaderChoice(settings_of(loader), new)
+    changed = ChangedLoader(dataloader, torch, choice, [].append, as_it_is=1e12)
+    found, seen = [], list[LoaderSettings]()
+    torch.manual_seed(7)
+    for _ in range(4):
+        seen.append(changed.settings)
+        found += [(batch.tolist(), torch.rand(1).item()) for batch in changed.iterate(loader)]
+        found.append(torch.rand(1).item())
+    assert found == expected
+    assert seen[:2] == [new, choice.own]
 
 
 def test_what_a_deterministic_loader_gets() -> None:

@@ -12,9 +12,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from analysis.reports import PREP, about
+from analysis.reports import PREP, about, job
 from running.run_scripts import COMMAND, PRELUDE, run, start, write_advice, write_script
-from stoker.analysis.model.report import Action
+from stoker.analysis.model.report import Action, Prepared
+from stoker.analysis.reports.advice import advise
 from stoker.running.plan import make_plan, read_plan, write_plan
 
 pytest.importorskip("torch")
@@ -92,6 +93,26 @@ def test_a_plan_is_handed_over_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None
     assert make_plan(report, ["redraw"]).workers is None
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("rate", [80, 450, 2_000])
+def test_a_loader_with_a_cache_gets_the_fewest_workers_that_bring_its_gain(
+    rate: float, workers: int
+) -> None:
+    found = job(G=500, P={0: rate, 1: rate, 2: 2 * rate}, workers=workers, S=None, C=None, cores=2)
+    prepared = Prepared(dataset="Rows()", example_bytes=1_000, varies=False)
+    report = msgspec.structs.replace(found, examples=10_000, prepared=prepared)
+    report = msgspec.structs.replace(report, actions=advise(report))
+    (kept,) = (action for action in report.actions if "cached" in action.code)
+    plan = make_plan(report, ["workers", "cache"])
+    assert plan.workers != workers
+    # A tenth of a step at most is left, so that workers bring nothing more.
+    assert plan.kept_workers is None
+    assert plan.kept_gain == kept.gain.value
+    random = msgspec.structs.replace(report, prepared=None)
+    plan = make_plan(random, ["workers", "cache"])
+    assert (plan.kept_workers, plan.kept_gain) == (plan.workers, plan.gain)
+
+
 CACHED = """
 class Slow(Rows):
     def __getitem__(self, index):
@@ -122,8 +143,7 @@ def test_examples_are_kept_where_none_is_random(tmp_path: Path) -> None:
         script.read_text().splitlines().index("    loader = DataLoader(Slow(), 8, shuffle=True)")
         + 1
     )
-    codes = "num_workers=1", 'stoker.cached(Slow, "2 MiB")'
-    report = write_advice(tmp_path, *codes, loader=f"train.py:{line}")
+    report = write_advice(tmp_path, "num_workers=1", loader=f"train.py:{line}")
     plain = start(tmp_path, sys.executable, script.name)
     found = run(tmp_path, "--apply", report, "--do", "workers,cache", "--print-diff", script.name)
     assert found.returncode == 0, found.stderr
@@ -132,7 +152,7 @@ def test_examples_are_kept_where_none_is_random(tmp_path: Path) -> None:
     assert "not cached: its examples are random" in found.stderr
     assert f"train.py:{line + 3}: num_workers 0 -> 1" in found.stderr
     assert "differs" not in found.stderr
-    assert "predicted 2.50 times, achieved " in found.stderr
+    assert "predicted 1.50 times, achieved " in found.stderr
     assert '+    loader = DataLoader(stoker.cached(Slow(), "2' in found.stderr
     assert "+import stoker" in found.stderr
 

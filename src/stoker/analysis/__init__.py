@@ -43,7 +43,7 @@ def analyze(pipeline: Pipeline, step: Callable[[Any], object], *, budget_s: floa
 
 
 def watch(port: int | None = None) -> RunWatch:
-    """Watch how long this process waits for PyTorch's data loaders, until it ends.
+    """Watch how long this process waits for pipelines and PyTorch's data loaders, until it ends.
 
     Once a minute, and at the end, a line on stderr has the shares of compute, prep stall and fetch
     stall in the time so far, and percentiles of the waits for a batch. A run that becomes slow is
@@ -63,7 +63,7 @@ def watch(port: int | None = None) -> RunWatch:
         the watch of the first.
 
     Raises:
-        ImportError: PyTorch, or with a port ``stoker[prometheus]``, is not installed.
+        ImportError: with a port, ``stoker[prometheus]`` is not installed.
         ValueError: ``port`` is no port.
         OSError: the port is taken.
     """

@@ -25,7 +25,8 @@ from stoker.basics.fingerprint import content_digest
 from stoker.errors import CacheError
 from stoker.running.comparison import DEAD_WORKER, BatchComparison
 from stoker.running.kept_examples import KeptExamples
-from stoker.running.loaders import LoaderChoice, LoaderSettings, acts_at_end
+from stoker.running.loaders import LoaderChoice, LoaderSettings, LoaderView, acts_at_end
+from stoker.running.outcome import EpochPace
 
 # Batches that are compared with the untouched loader's. Each costs what it costs without a change.
 _COMPARED = 50
@@ -39,9 +40,8 @@ class ChangedLoader:
 
     Attributes:
         choice: its settings.
+        pace: the speed of its epochs.
         say: called with a sentence if something is undone.
-        epochs: batches, and the seconds from the first to the last, of each epoch that ended.
-            Those that were compared are left out.
         to_compare: how many of the next batches are compared with the untouched loader's.
         stores: keeps stores of examples open when this loader is gone.
     """
@@ -55,13 +55,15 @@ class ChangedLoader:
         *,
         compares: bool = False,
         stores: list[KeptExamples] | None = None,
+        as_it_is: float = 0.0,
     ) -> None:
+        """``as_it_is``: batches/s without the change; 0 if unknown."""
         self.module = module
         self.torch = torch
         self.choice = choice
         self.settings = choice.new
         self.say = say
-        self.epochs: list[tuple[int, float]] = []
+        self.pace = EpochPace(choice.own, as_it_is, say)
         # Where workers' seeds stay, their number does, and they read the same batches.
         can = choice.same and choice.twice and not choice.seeds
         self.to_compare = _COMPARED if compares and can else 0
@@ -119,9 +121,7 @@ class ChangedLoader:
         else:
             problem = "its dataset has changed"
         self.settings = msgspec.structs.replace(self.settings, cache_bytes=0)
-        if self._kept is not None:
-            self._kept._shutdown_workers()
-            self._kept = None
+        self._end_kept()
         self.say(f"{problem}: its examples are read in each epoch from here on")
 
     def open(self, loader: Any, order: BatchOrder, seeds: Any, *, keeps: bool) -> Any:
@@ -132,12 +132,10 @@ class ChangedLoader:
         self._digests = _digest(loader.dataset), _digest(loader.collate_fn)
         if kept is not None and (self._is_fixed or self._digests == before):
             self._kept_order.follow(order)
-            kept._reset(_LoaderView(loader))
+            kept._reset(LoaderView(loader))
             return kept
         # What the script changed between epochs reaches new workers only.
-        if kept is not None:
-            kept._shutdown_workers()
-            self._kept = None
+        self._end_kept()
         self._kept_order = BatchOrder(())
         self._kept_order.follow(order)
         self._kept = self.make(loader, self._kept_order, self.settings, seeds, persistent=True)
@@ -168,7 +166,7 @@ class ChangedLoader:
         if settings.cache_bytes:
             changed["dataset"] = self._examples
         if settings.workers == 0:
-            return self.module._SingleProcessDataLoaderIter(_LoaderView(loader, changed))
+            return self.module._SingleProcessDataLoaderIter(LoaderView(loader, changed))
         if self.choice.own.workers == 0:
             # Named, as the first use of the default would choose it for the whole script.
             changed["multiprocessing_context"] = multiprocessing.get_context("fork")
@@ -176,7 +174,7 @@ class ChangedLoader:
             if self.choice.own.workers == 0:
                 # From Python 3.12 on, for processes with threads; the script asked for no workers.
                 warnings.simplefilter("ignore", DeprecationWarning)
-            return self.module._MultiProcessingDataLoaderIter(_LoaderView(loader, changed))
+            return self.module._MultiProcessingDataLoaderIter(LoaderView(loader, changed))
 
     def make_untouched(self, loader: Any, order: Any, seeds: Any) -> Any:
         """Return a new iterator with the script's own settings, for comparison.
@@ -201,12 +199,22 @@ class ChangedLoader:
 
     def undo(self, why: str) -> None:
         """Use the script's own settings from now on."""
-        if self._kept is not None:
-            self._kept._shutdown_workers()
-            self._kept = None
+        self._end_kept()
         self.settings = self.choice.own
         self.to_compare = 0
         self.say(f"{why}; from here on it is loaded as the script says")
+
+    def end_epoch(self, batches: int, seconds: float, *, counts: bool) -> None:
+        """Note the speed of an epoch, and leave a change that does not pay."""
+        settings = self.pace.end_epoch(self.settings, batches, seconds, counts=counts)
+        if settings != self.settings:
+            self._end_kept()
+            self.settings = settings
+
+    def _end_kept(self) -> None:
+        if self._kept is not None:
+            self._kept._shutdown_workers()
+            self._kept = None
 
 
 def _hide_worker(torch: Any, number: int) -> None:
@@ -226,7 +234,7 @@ class RunBatches:
         self._inner: Any = None
         self._comparison: BatchComparison | None = None
         self._order: BatchOrder | None = None
-        self._count = 0
+        self._count, self._compares = 0, False
         self._began_s = self._last_s = 0.0
         self.is_over = False
 
@@ -236,7 +244,7 @@ class RunBatches:
         sampler = self._loader._index_sampler
         self._order = BatchOrder(sampler, lead, holds=acts_at_end(sampler))
         if self._changed.to_compare:
-            self._order.copies = deque()
+            self._order.copies, self._compares = deque(), True
         try:
             self._inner = self._changed.open(
                 self._loader, self._order, self._seeds, keeps=self._keeps
@@ -392,7 +400,8 @@ class RunBatches:
     def _end(self) -> None:
         self._close_comparison()
         if not self.is_over and self._count:
-            self._changed.epochs.append((self._count - 1, self._last_s - self._began_s))
+            seconds, counts = self._last_s - self._began_s, not self._compares
+            self._changed.end_epoch(self._count - 1, seconds, counts=counts)
         self.is_over = True
 
     def __del__(self) -> None:
@@ -531,14 +540,3 @@ class _IndicesBehind:
         if self._is_alone:
             return self._order.draw()
         raise StopIteration
-
-
-class _LoaderView:
-    """A loader, with some attributes replaced, as PyTorch's iterators read it."""
-
-    def __init__(self, loader: Any, changed: dict[str, Any] | None = None) -> None:
-        self._loader = loader
-        vars(self).update(changed or {})
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)

@@ -144,6 +144,7 @@ class _RunningProcess:
                 print(show_edits(place, choice), end="", file=sys.stderr, flush=True)
         if not choice.is_changed:
             return None
+        is_analyzed = site == self._plan.loader
         changed = ChangedLoader(
             self._module,
             self._torch,
@@ -153,9 +154,10 @@ class _RunningProcess:
             stores=self._stores,
             # Once, and once more with examples from the cache.
             compares=times <= 1 + bool(choice.new.cache_bytes),
+            as_it_is=(self._plan.examples_per_s or 0.0) / self._plan.batch_size * is_analyzed,
         )
-        if site == self._plan.loader:
-            self._outcome.watch(changed)
+        if is_analyzed:
+            self._outcome.watch(changed.pace, choice)
         return changed
 
     def _say(self, text: str) -> None:

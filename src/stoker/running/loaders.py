@@ -59,6 +59,17 @@ class LoaderChoice(msgspec.Struct, frozen=True):
         return self.new != self.own
 
 
+class LoaderView:
+    """A loader, with some attributes replaced, as PyTorch's iterators read it."""
+
+    def __init__(self, loader: Any, changed: dict[str, Any] | None = None) -> None:
+        self._loader = loader
+        vars(self).update(changed or {})
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+
 def choose(loader: Any, module: Any, plan: RunPlan, site: str) -> LoaderChoice:
     """Choose a loader's settings. Another process reads some of its examples."""
     own = LoaderSettings(loader.num_workers, loader.prefetch_factor, loader.persistent_workers)
@@ -83,6 +94,9 @@ def choose(loader: Any, module: Any, plan: RunPlan, site: str) -> LoaderChoice:
         refused = refused or "there is no memory for it"
         reasons = (found.why, f"not cached: {refused}")
         return msgspec.structs.replace(found, why="; ".join(filter(None, reasons)))
+    wanted = msgspec.structs.replace(plan, workers=plan.kept_workers)
+    new, why = _want(own, wanted, is_analyzed=site == plan.loader)
+    found = _fit(own, new, plan, trial, why)
     kept = msgspec.structs.replace(found.new, cache_bytes=size)
     return msgspec.structs.replace(found, new=kept, identity=trial.identity)
 

@@ -1,4 +1,4 @@
-"""Compares the speed that was achieved with the predicted one, at the end of a process."""
+"""Holds the speed with a change against that without it, between epochs and at the end."""
 
 from __future__ import annotations
 
@@ -8,11 +8,52 @@ from collections.abc import Callable
 from multiprocessing import util
 from pathlib import Path
 
-import msgspec
-
-from stoker.running.batches import ChangedLoader
-from stoker.running.loaders import LoaderChoice
+from stoker.running.loaders import LoaderChoice, LoaderSettings
 from stoker.running.plan import RunPlan
+
+# Fewer batches do not tell the speed of an epoch, and epochs differ by some percent anyhow. Chosen,
+# not measured.
+_FEWEST_BATCHES, _SLOWER = 20, 0.95
+
+
+class EpochPace:
+    """The speed of a loader's epochs, and whether a change pays.
+
+    If an epoch is slower than the job in the analysis, the next one has the script's own settings.
+    If that is faster, they stay. This is tried once.
+
+    Attributes:
+        epochs: batches, and the seconds from the first to the last, of each epoch that ended.
+            Those that were compared are left out.
+    """
+
+    def __init__(self, own: LoaderSettings, as_it_is: float, say: Callable[[str], None]) -> None:
+        """``as_it_is``: batches/s without a change; 0 if unknown: then the change stays."""
+        self.epochs: list[tuple[int, float]] = []
+        self._own, self._as_it_is, self._say = own, as_it_is, say
+        self._slow: tuple[LoaderSettings, float] | None = None
+        self._is_tried = False
+
+    def end_epoch(
+        self, settings: LoaderSettings, batches: int, seconds: float, *, counts: bool
+    ) -> LoaderSettings:
+        """Return the settings of the next epoch. ``counts``: nothing was compared in this one."""
+        self.epochs.append((batches, seconds))
+        if not counts or batches < _FEWEST_BATCHES:
+            return settings
+        rate = batches / seconds
+        if self._slow is not None:
+            (changed, slow), self._slow = self._slow, None
+            if slow >= _SLOWER * rate:
+                return changed
+            self._say(
+                f"training is {slow / rate:.2f} times as fast with the change; from here on it is "
+                "loaded as the script says"
+            )
+        elif not self._is_tried and settings != self._own and rate < _SLOWER * self._as_it_is:
+            self._slow, self._is_tried = (settings, rate), True
+            return self._own
+        return settings
 
 
 class RunOutcome:
@@ -31,10 +72,10 @@ class RunOutcome:
             util.Finalize(None, self._tell, exitpriority=0)
         self._sites.append(site)
 
-    def watch(self, changed: ChangedLoader) -> None:
+    def watch(self, pace: EpochPace, choice: LoaderChoice) -> None:
         """Count a loader's epochs."""
-        self._epochs.append(changed.epochs)
-        self._gain = _predict(self._plan, changed.choice)
+        self._epochs.append(pace.epochs)
+        self._gain = _predict(self._plan, choice)
 
     def _tell(self) -> None:
         if self._plan.loader not in self._sites:
@@ -78,6 +119,6 @@ class RunOutcome:
 
 def _predict(plan: RunPlan, choice: LoaderChoice) -> float:
     """Return the gain that is predicted for what was applied."""
-    without = msgspec.structs.replace(choice.new, cache_bytes=0)
-    workers = plan.gain if without != choice.own else 1.0
-    return max(workers, plan.cache_gain if choice.new.cache_bytes else 1.0)
+    if choice.new.cache_bytes:
+        return plan.kept_gain
+    return plan.gain if choice.new != choice.own else 1.0

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import msgspec
 
+from stoker.analysis.model.changes import find_kept_s, plan_keeping, with_kept, with_workers
+from stoker.analysis.model.gains import WORTH, predict_gain
 from stoker.analysis.model.report import Report
 
 VARIABLE = "STOKER_RUN_PLAN"
@@ -18,7 +20,6 @@ KINDS = ("workers", "cache", "redraw")
 
 _WORKERS = re.compile(r"DataLoader\(\.\.\., num_workers=(\d+)\)")
 _PREFETCH = re.compile(r"DataLoader\(\.\.\., prefetch_factor=(\d+)\)")
-_CACHED = "stoker.cached("
 _PERSISTENT = "DataLoader(..., persistent_workers=True)"
 
 
@@ -32,8 +33,10 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
     persistent: bool = False
     gain: float = 1.0
     """Predicted speed over the speed as it is, for the workers."""
-    cache_gain: float = 1.0
-    """The same for the cache."""
+    kept_workers: int | None = None
+    """The workers of a loader whose examples are kept."""
+    kept_gain: float = 1.0
+    """The predicted gain with these workers and the cache."""
     examples_per_s: float | None = None
     """The speed as it is, of one rank."""
     batch_size: float
@@ -63,18 +66,15 @@ def make_plan(
             "this is the report of a pipeline; stoker run changes the DataLoaders of a script"
         )
     workers = prefetch = None
-    persistent, gain, cache_gain = False, 1.0, 1.0
-    for action in report.actions:
-        if _CACHED in action.code:
-            cache_gain = action.gain.value
-        if "workers" not in do:
-            continue
+    persistent, gain = False, 1.0
+    for action in report.actions if "workers" in do else ():
         if (found := _WORKERS.search(action.code)) is not None:
             workers, gain = int(found[1]), max(gain, action.gain.value)
         elif (found := _PREFETCH.search(action.code)) is not None:
             prefetch, gain = int(found[1]), max(gain, action.gain.value)
         elif action.code == _PERSISTENT:
             persistent = True
+    kept_workers, kept_gain = _choose_kept_workers(report, workers) or (workers, gain)
     seen = report.as_it_is
     return RunPlan(
         loader=report.loader.name,
@@ -82,7 +82,8 @@ def make_plan(
         prefetch=prefetch,
         persistent=persistent,
         gain=gain,
-        cache_gain=cache_gain,
+        kept_workers=kept_workers,
+        kept_gain=kept_gain,
         examples_per_s=None if seen is None else seen.rate.value,
         batch_size=report.loader.batch_size,
         cores=report.cores,
@@ -92,6 +93,29 @@ def make_plan(
         print_diff=print_diff,
         report="" if path is None else str(path.absolute()),
     )
+
+
+def _choose_kept_workers(report: Report, most: int | None) -> tuple[int | None, float] | None:
+    """Return the workers of a loader whose examples are kept, and the gain of both.
+
+    They are the fewest that training gains by, from the job's own, for which None stands, to
+    ``most``. None if the analysis cannot tell: its loader's examples are random, or uncounted.
+    """
+    kept, own = plan_keeping(report), report.loader.workers
+    if kept is None:
+        return None
+
+    def predict(count: int) -> float:
+        return predict_gain(
+            report,
+            job=lambda case: with_kept(with_workers(case, count), kept[1], find_kept_s(report)),
+        ).value
+
+    best, gain = own, predict(own)
+    for count in range(own + 1, (most or own) + 1):
+        if (found := predict(count)) > gain * WORTH:
+            best, gain = count, found
+    return None if best == own else best, gain
 
 
 def read_plan() -> RunPlan:

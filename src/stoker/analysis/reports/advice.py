@@ -6,17 +6,25 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
+from stoker.analysis.model.changes import (
+    CROSSING,
+    MEMORY_FRACTION,
+    find_kept_s,
+    plan_keeping,
+    with_efficiency,
+    with_faster_prep,
+    with_kept,
+    with_processes,
+    with_workers,
+)
 from stoker.analysis.model.echo_prices import Kind, find_price
-from stoker.analysis.model.formulas import interpolate, most_workers, prep_rate
+from stoker.analysis.model.formulas import most_workers
 from stoker.analysis.model.gains import WORTH, predict_gain
 from stoker.analysis.model.model import (
     NETWORK_MBPS,
     NOTHING,
     Change,
-    Measured,
-    cache_rate,
     predict,
-    storage_rate,
 )
 from stoker.analysis.model.report import (
     Action,
@@ -28,14 +36,7 @@ from stoker.analysis.model.report import (
 )
 from stoker.analysis.phases import MORE_PREFETCH
 from stoker.analysis.porting import write_port
-from stoker.analysis.reports.caching_advice import (
-    MEMORY,
-    advise_caches,
-    find_kept_s,
-    plan_keeping,
-    round_up_to_mib,
-    with_kept,
-)
+from stoker.analysis.reports.caching_advice import advise_caches, round_up_to_mib
 from stoker.analysis.reports.packing_advice import advise_records
 from stoker.basics.resources import format_bytes
 
@@ -52,8 +53,6 @@ _MOST_HOSTS = 16
 _SCALES = 0.8
 # Workers that had or wanted a processor for less than this fraction of the time mostly wait.
 _WAITS = 0.5
-# The rate of a process as a fraction of a thread's: measured 0.77 to 0.96 with small JPEGs.
-_CROSSING = 0.8
 
 
 def advise(report: Report) -> list[Action]:
@@ -85,7 +84,7 @@ def _advise_workers(report: Report) -> Iterator[Action]:
     job = to_measured(report)
     best, rate = job.workers, predict(job).rate
     for count in _list_worker_counts(report):
-        found = predict(_with_workers(job, count)).rate
+        found = predict(with_workers(job, count)).rate
         if found > rate * WORTH:
             best, rate = count, found
     if best == job.workers:
@@ -103,7 +102,7 @@ def _advise_workers(report: Report) -> Iterator[Action]:
     yield Action(
         f"use {best} worker{'s' * (best > 1)} instead of {job.workers}",
         f".workers({best})" if report.stages else f"DataLoader(..., num_workers={best})",
-        predict_gain(report, job=lambda case: _with_workers(case, best)),
+        predict_gain(report, job=lambda case: with_workers(case, best)),
         why,
     )
 
@@ -118,8 +117,8 @@ def _advise_processes(report: Report) -> Iterator[Action]:
         f"use {count} worker processes: threads wait for each other, {trial.threads} are "
         f"{trial.speedup:.1f} times as fast as one",
         f'.workers({count}, kind="process")',
-        predict_gain(report, job=lambda case: _with_processes(case, count)),
-        f"if they wait for the GIL. Each process is assumed to do {_CROSSING:.0%} of the work of "
+        predict_gain(report, job=lambda case: with_processes(case, count)),
+        f"if they wait for the GIL. Each process is assumed to do {CROSSING:.0%} of the work of "
         "one thread alone, as it also sends examples; forked processes start with every epoch",
     )
 
@@ -134,7 +133,7 @@ def _advise_prefetching(report: Report) -> Iterator[Action]:
     yield Action(
         f"have each worker prepare {MORE_PREFETCH} batches ahead",
         f"DataLoader(..., prefetch_factor={MORE_PREFETCH})",
-        predict_gain(report, job=lambda case: _with_efficiency(case, faster)),
+        predict_gain(report, job=lambda case: with_efficiency(case, faster)),
         f"tried, with the data in memory: {more.value:,.0f} instead of {own.value:,.0f} "
         "examples/s. Batches ahead take memory",
     )
@@ -229,7 +228,7 @@ def _advise_stages(report: Report) -> Iterator[Action]:
         yield Action(
             "cache the decoded examples, which are the same in every epoch",
             ".cache(...) behind the last .map in front of the first .random_map",
-            predict_gain(report, job=lambda case: _with_faster_prep(case, total_s / behind_s)),
+            predict_gain(report, job=lambda case: with_faster_prep(case, total_s / behind_s)),
             "from the second epoch on, if all of it fits; decoded examples are larger than files",
         )
     slowest = max(behind_source, key=lambda name: costs[name])
@@ -237,7 +236,7 @@ def _advise_stages(report: Report) -> Iterator[Action]:
     yield Action(
         f"make {slowest} twice as fast (a faster codec, fewer pixels, compiled code)",
         slowest,
-        predict_gain(report, job=lambda case: _with_faster_prep(case, faster)),
+        predict_gain(report, job=lambda case: with_faster_prep(case, faster)),
         f"it takes {costs[slowest] / total_s:.0%} of the preparation; one worker does "
         f"{1 / costs[slowest]:,.0f} examples/s in it",
     )
@@ -291,7 +290,7 @@ def _advise_hosts(report: Report) -> Iterator[Action]:
     """Advise one cache over several hosts, if the dataset is larger than one host's memory."""
     if report.rates.S is None or not report.example_bytes or not report.examples:
         return
-    room = int(MEMORY * report.memory_bytes)
+    room = int(MEMORY_FRACTION * report.memory_bytes)
     whole = report.examples * report.example_bytes
     # No host gets more than 5 % above its fair share (schedule/owners.py).
     hosts = math.ceil(1.05 * whole / room)
@@ -354,32 +353,4 @@ def _tell_prices(place: str, ratio: float) -> str:
     return (
         f"; where R was {known:g}, targets came {', '.join(texts)}: docs/evidence.md. "
         f"R is {ratio:.1f} here"
-    )
-
-
-def _with_workers(case: Measured, count: int) -> Measured:
-    """Return the job with another number of workers, on the same processors."""
-    readers = Change(cores=count)
-    storage, cache = storage_rate(case, readers), cache_rate(case, readers)
-    return replace(case, workers=count, storage=storage, cache=cache)
-
-
-def _with_processes(case: Measured, count: int) -> Measured:
-    """Return the job with worker processes, which do not wait for each other."""
-    many = _with_workers(case, count)
-    cpu_s = interpolate(case.prep_cpu, 1)
-    rate = _CROSSING * count * prep_rate(case.prep, 1)
-    return replace(many, prep=((count, rate),), prep_cpu=((count, cpu_s / _CROSSING),))
-
-
-def _with_faster_prep(case: Measured, faster: float) -> Measured:
-    prep = tuple((count, rate * faster) for count, rate in case.prep)
-    cpu = tuple((count, seconds / faster) for count, seconds in case.prep_cpu)
-    return replace(case, prep=prep, prep_cpu=cpu)
-
-
-def _with_efficiency(case: Measured, faster: float) -> Measured:
-    """Return the job with training on data in memory by so much nearer to its limits."""
-    return replace(
-        case, efficiency=tuple((count, min(1.0, faster * one)) for count, one in case.efficiency)
     )

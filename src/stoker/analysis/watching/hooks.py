@@ -1,10 +1,12 @@
-"""The hooks on PyTorch's data loader: they time each ``next()`` of its iterators.
+"""The hooks on PyTorch's data loader and on pipelines: they time each ``next()`` of an iterator.
 
-A hook does nothing to the iterators that a loader makes inside of another one's ``next()``.
+A hook does nothing to the iterators that a loader makes inside of another one's ``next()``, or in a
+thread of a pipeline's.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import os
@@ -13,6 +15,8 @@ import time
 from typing import Any
 
 from stoker.analysis.watching.watch import RunWatch
+from stoker.engine.workers.threads import is_worker
+from stoker.pipeline import Pipeline
 
 _LOADERS = {
     "torch.utils.data.dataloader": "DataLoader",
@@ -27,7 +31,13 @@ _on_start: list[int | None] = []
 
 def start_watch(port: int | None) -> RunWatch:
     """Watch this process, and all loaders that it iterates from now on."""
-    importlib.import_module("torch.utils.data.dataloader")
+    with contextlib.suppress(ImportError):  # a pipeline needs no PyTorch
+        importlib.import_module("torch.utils.data.dataloader")
+    return _start(port)
+
+
+def _start(port: int | None) -> RunWatch:
+    watch_class(Pipeline)
     for module, name in _LOADERS.items():
         if module in sys.modules:
             watch_class(getattr(sys.modules[module], name))
@@ -60,10 +70,9 @@ def watch_class(loader_class: Any) -> None:
         watch = _find_watch()
         if watch is None and _on_start and _is_trainer():
             watch = _start_unasked(_on_start[0])
-        if watch is None or watch.entered_ns:  # a loader inside of another one
+        if watch is None or watch.entered_ns or is_worker():  # a loader inside of another
             return start(self)
-        size = "no automatic batches" if self.batch_size is None else f"batch {self.batch_size}"
-        epoch = watch.begin(f"{type(self.dataset).__name__}, {size}")
+        epoch = watch.begin(_name(self))
         began_ns = watch.entered_ns = time.perf_counter_ns()
         try:
             iterator = start(self)
@@ -78,6 +87,12 @@ def watch_class(loader_class: Any) -> None:
     loader_class.__iter__ = __iter__
 
 
+def _name(loader: Any) -> str:
+    size = "no automatic batches" if loader.batch_size is None else f"batch {loader.batch_size}"
+    data = loader.chain.source if isinstance(loader, Pipeline) else loader.dataset
+    return f"{type(data).__name__}, {size}"
+
+
 def _find_watch() -> RunWatch | None:
     if _current and _current[0].pid == os.getpid() and not _current[0].is_closed:
         return _current[0]
@@ -86,19 +101,18 @@ def _find_watch() -> RunWatch | None:
 
 def _is_trainer() -> bool:
     """True unless this is a worker of a loader, or has been watched before."""
-    import torch.utils.data
-
     is_closed = bool(_current) and _current[0].pid == os.getpid()
-    return torch.utils.data.get_worker_info() is None and not is_closed
+    data: Any = sys.modules.get("torch.utils.data")
+    return (data is None or data.get_worker_info() is None) and not is_closed
 
 
 def _start_unasked(port: int | None) -> RunWatch:
     """Watch a script that does not know of it: without a page, if that cannot be served."""
     try:
-        return start_watch(port)
+        return _start(port)
     except (ImportError, OSError) as error:
         print(f"stoker watch: no page: {error}", file=sys.stderr)
-        return start_watch(None)
+        return _start(None)
 
 
 def _time_class(kind: type) -> None:

@@ -19,6 +19,7 @@ from stoker.analysis.watching.stats import WatchStats
 from stoker.basics.future import OneShot
 from stoker.basics.resources import process_group
 from stoker.basics.signals import defer_interrupts
+from stoker.stages.functions.stray_draws import WORKER_NAME
 
 # Four looks a second: a stall of some seconds is split, and a look takes some 0.1 ms.
 _TICK_S = 0.25
@@ -241,7 +242,9 @@ class RunWatch:
         if self._is_stale:
             self._is_stale, self._children = False, readings.list_children()
         # Without workers, it is the reader that computes or waits.
-        tasks = [self._reader, *(str(pid) for pid in self._children)]
+        threads = [one for one in threading.enumerate() if one.name.startswith(WORKER_NAME)]
+        tasks = [self._reader, *(f"self/task/{thread.native_id}" for thread in threads)]
+        tasks += map(str, self._children)
         computes = any(readings.read_state(task) == "R" for task in tasks)
         if self.entered_ns:  # still
             self._looks[not computes] += 1

@@ -15,10 +15,11 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
-# Modules of loaders, their classes, and the functions that put hooks on them.
+# Modules of loaders, their classes, and the functions that put hooks on them to change them.
 _LOADERS = {
     "torch.utils.data.dataloader": ("DataLoader", "attach"),
     "torchdata.stateful_dataloader.stateful_dataloader": ("StatefulDataLoader", "attach_stateful"),
+    "stoker.pipeline": ("Pipeline", ""),
 }
 
 
@@ -54,7 +55,7 @@ def _prepare(loader_class: Any, attach: str) -> None:
         # PyTorch is complete by now; while its own modules are imported, stoker cannot be.
         loader_class.__init__ = build
         try:
-            if os.environ.get("STOKER_RUN_PLAN"):
+            if attach and os.environ.get("STOKER_RUN_PLAN"):
                 getattr(importlib.import_module("stoker.running.hooks"), attach)(loader_class)
             if port := os.environ.get("STOKER_WATCH"):
                 hooks = importlib.import_module("stoker.analysis.watching.hooks")

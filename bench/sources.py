@@ -46,9 +46,6 @@ Results::
     hugging face, bytes                stoker     801,263              1 (1 .. 1)             47.5
     hugging face, bytes      torch, 0 workers     194,832     4.12 (3.79 .. 4.19)             47.7
     hugging face, bytes      torch, 2 workers      57,437     14.2 (12.8 .. 16.8)             47.6
-    tokens                             stoker     724,506              1 (1 .. 1)             47.4
-    tokens                   torch, 0 workers     129,980     5.47 (4.17 .. 5.83)             47.5
-    tokens                   torch, 2 workers      33,519     20.6 (16.7 .. 22.3)             47.4
     mix                                stoker      15,448              1 (1 .. 1)             48.0
     mix                            one source      15,514    0.998 (0.94 .. 1.11)             47.5
     mix of rows                        stoker   8,376,528              1 (1 .. 1)             48.0

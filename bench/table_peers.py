@@ -30,7 +30,7 @@ TASKS = {
         "Hugging Face": Arm("huggingface", "huggingface_rows"),
         "Grain": Arm("grain", "grain_rows"),
         "tf.data, read before": Arm("tensorflow", "tensorflow_rows"),
-        "Ray Data": Arm("ray", "ray_rows"),
+        "Ray Data, read before": Arm("ray", "ray_rows"),
         "petastorm": Arm("petastorm", "petastorm_rows"),
     },
     "table": {

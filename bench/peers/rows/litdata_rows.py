@@ -31,13 +31,14 @@ def write(task: str, folder: str) -> None:
     os.environ["DATA_OPTIMIZER_CACHE_FOLDER"] = f"{folder}/litdata-cache"
     if task == "windows":
         tokens = len(tokens_of(folder))
-        function, inputs = part, range(0, tokens, 1_000 * WIDTHS[task])
+        function: Any = part
+        inputs = list(range(0, tokens, 1_000 * WIDTHS[task]))
     else:
         draw = np.random.default_rng(0)
         function, inputs = document, draw.permutation(len(Documents(folder))).tolist()
     litdata.optimize(
         partial(function, folder),
-        list(inputs),
+        inputs,
         output_dir=f"{folder}/litdata-{task}",
         chunk_size=WIDTHS[task] * 4_000,
         item_loader=TokensLoader(),

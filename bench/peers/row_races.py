@@ -84,7 +84,7 @@ def show(made: Report) -> None:
                     f"{median(racing.processor_us(samples)):.3g}",
                     spent,
                     f"{median(rates):,.0f}",
-                    speed,
+                    f"{speed.median:.3g}",
                     f"{first_ms:.3g}",
                     f"{row['first_s']:.2f}",
                 )
@@ -92,5 +92,5 @@ def show(made: Report) -> None:
             if row is not rows[0]:
                 made.expect(f"{task}: time of {row['arm']}", spent.median, LEAST_RATIO)
                 made.expect(f"{task}: over {row['arm']}", speed.median, LEAST_RATIO)
-        head = (task, "cpu us", "it / stoker", "a second", "stoker / it", "epoch ms", "start s")
+        head = (task, "cpu us", "it / stoker", "a second", "speed", "epoch ms", "start s")
         made.show(head, lines)

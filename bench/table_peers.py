@@ -41,10 +41,10 @@ Results (five rounds)::
     Ray Data           0.431  4.84 (4.78 .. 6.47)   3,299,356   4.36      24.5     3.10
     [end]
 
-Caveats: the file is so small that its row groups stay in memory from the first epoch on, stoker's
-too; ``tables.py`` has whole epochs of files that are read anew. Ray reads a file anew by processes
-that it starts for each epoch, which takes it seconds. petastorm runs with an older pyarrow, and
-without Spark.
+Caveats: the file is so small that stoker keeps its row groups from the first epoch on, as it does
+with such files; torch, Grain and petastorm read it anew in each epoch, from the page cache.
+``tables.py`` has epochs in which stoker reads anew, too. Ray reads a file anew by processes that it
+starts for each epoch, which takes it seconds. petastorm ran with an older pyarrow, without Spark.
 """
 
 from __future__ import annotations

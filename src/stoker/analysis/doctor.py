@@ -81,8 +81,8 @@ def doctor() -> None:
 def _python() -> Iterator[Finding]:
     gil = ""
     if sysconfig.get_config_var("Py_GIL_DISABLED"):
-        with_gil = sys._is_gil_enabled()  # type: ignore[attr-defined]  # from 3.13 on
-        gil = ", free-threaded, " + ("but an import has turned the GIL on" if with_gil else "no GIL")
+        is_on = sys._is_gil_enabled()  # type: ignore[attr-defined]  # from 3.13 on
+        gil = ", free-threaded, " + ("but an import turned the GIL on" if is_on else "no GIL")
     yield Finding("stoker", f"{__version__}, in {Path(__file__).parents[1]}")
     yield Finding("Python", f"{platform.python_version()}{gil} ({platform.platform()})")
     yield Finding("processes", f"start by {multiprocessing.get_start_method()}")

@@ -11,6 +11,7 @@ import os
 import platform
 import shutil
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -78,7 +79,10 @@ def doctor() -> None:
 
 
 def _python() -> Iterator[Finding]:
-    gil = "" if getattr(sys, "_is_gil_enabled", lambda: True)() else ", without GIL"
+    gil = ""
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        is_on = sys._is_gil_enabled()  # type: ignore[attr-defined]  # from 3.13 on
+        gil = ", free-threaded, " + ("but an import turned the GIL on" if is_on else "no GIL")
     yield Finding("stoker", f"{__version__}, in {Path(__file__).parents[1]}")
     yield Finding("Python", f"{platform.python_version()}{gil} ({platform.platform()})")
     yield Finding("processes", f"start by {multiprocessing.get_start_method()}")

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.basics.pytree import nbytes
+from stoker.basics.resources import format_bytes
 from stoker.basics.warn import warn
 from stoker.cache.places.budget import CacheBudget
 from stoker.cache.places.model import plan
@@ -62,7 +63,8 @@ def auto_cache(
     Raises ValueError for a pipeline that has a cache, or in which none can stand; if echoes' pools
     leave no room; ValueError or TypeError for wrong arguments.
     """
-    # Not at the top: it imports packages, which `import stoker` leaves alone.
+    # Not at the top: they import packages, which `import stoker` leaves alone.
+    from stoker.cache.location import LEAST_BYTES
     from stoker.stages.placed import Forecast, PlacedCaches
 
     chain = pipeline.chain
@@ -75,7 +77,13 @@ def auto_cache(
     if not made:
         raise ValueError(f"auto_cache chooses by what examples take, and {chain} made none")
     made_ns, saved_ns, sizes = _measure(made)
-    limit_bytes = _resolve(limit, path) - (_pool_bytes(chain, made) if path is None else 0)
+    pool_bytes = _pool_bytes(chain, made) if path is None else 0
+    limit_bytes = _resolve(limit, path) - pool_bytes
+    if pool_bytes and limit_bytes < LEAST_BYTES:
+        raise ValueError(
+            f"limit={limit!r}: the pools of echoes take about {format_bytes(pool_bytes)} of it, "
+            f"and a cache needs at least {format_bytes(LEAST_BYTES)} beside them"
+        )
     budget = CacheBudget(limit_bytes, path, keep, "rebuild")
     full, stages = _with_caches(chain, places, budget, version)
     examples = examples_here(full)

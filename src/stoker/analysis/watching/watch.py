@@ -204,7 +204,7 @@ class RunWatch:
 
     def _find_main(self) -> LoaderTimes | None:
         """Return the loader with most batches."""
-        return max(self._loaders.values(), key=lambda times: times.waits.count, default=None)
+        return max([*self._loaders.values()], key=lambda times: times.waits.count, default=None)
 
     # The thread
 

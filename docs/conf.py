@@ -24,6 +24,7 @@ nitpicky = False  # signatures name types of NumPy and torch, whose inventories 
 
 html_theme = "furo"
 html_title = f"stoker {release}"
+templates_path = ["_templates"]
 html_static_path = ["_static"]
 html_css_files = ["tables.css"]
 html_copy_source = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -256,6 +257,13 @@ def test_pad_itself_is_no_collate() -> None:
     for data in (ragged(2), [(np.zeros(2), 1)] * 2):
         with pytest.raises(stoker.StageError, match=r"collate=pad\(\)"):
             list(stoker.from_dataset(data).batch(2, collate=pad))
+
+
+def test_a_folder_of_files_without_classes_is_told_how_to_be_read(tmp_path: Path) -> None:
+    (tmp_path / "0001.jpg").touch()
+    with pytest.raises(ValueError, match=re.escape(f"from_files('{tmp_path}/*')")):
+        stoker.from_folder(tmp_path)
+    assert len(stoker.from_files(f"{tmp_path}/*")) == 1
 
 
 def test_what_is_no_data_set_is_refused() -> None:

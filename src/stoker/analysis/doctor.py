@@ -158,8 +158,11 @@ def _descriptors() -> Iterator[Finding]:
         raised = hard == resource.RLIM_INFINITY or hard >= _FEW_DESCRIPTORS
         remedy = "ulimit -n" if raised else "have an administrator raise the hard limit, nofile"
         advice = f"many workers or shards need more: {remedy}"
-    most = "any number" if hard == resource.RLIM_INFINITY else f"{hard:,}"
-    yield Finding("open files", f"at most {soft:,}; {most} if you ask for them", advice)
+    text = f"at most {soft:,}"
+    if hard != soft:
+        most = "any number" if hard == resource.RLIM_INFINITY else f"{hard:,}"
+        text += f"; {most} after ulimit -n"
+    yield Finding("open files", text, advice)
 
 
 def _ranks() -> Iterator[Finding]:

@@ -104,8 +104,8 @@ class FolderSource(OwnSource, Fingerprinted[Any], Labeled[Any], ReadsFiles[Any])
             found = sorted(e.name for e in entries if e.is_dir() and not e.name.startswith("."))
         if not found:
             raise ValueError(
-                f"{self.folder} has no sub-folders; from_folder expects one a class, "
-                "such as train/cat/0001.jpg"
+                f"{self.folder} has no sub-folders; from_folder expects one a class, such as "
+                f"train/cat/0001.jpg. Files without classes: from_files('{self.folder}/*')"
             )
         self.classes, labels = class_folders.number(found, self.folder)
         self._files: list[tuple[str, int]] = []

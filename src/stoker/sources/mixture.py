@@ -206,8 +206,8 @@ class MixtureSource(IndexedSource):
         while len(known) <= epoch:
             own = self._row(selection, len(known) - 1).counts(total)
             known.append([a + b for a, b in zip(known[-1], own, strict=True)])
-        # What this epoch is given, not what the function would say of it later.
-        known[epoch + 1 :] = [[a + b for a, b in zip(known[epoch], drawn, strict=True)]]
+        if epoch + 2 >= len(known):  # what it is given, not what the function says of it later
+            known[epoch + 1 :] = [[a + b for a, b in zip(known[epoch], drawn, strict=True)]]
         return known[epoch]
 
     def _length(self, selection: Selection) -> int:

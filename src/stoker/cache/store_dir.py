@@ -251,6 +251,11 @@ class StoreDir:
         self._folder = folder
         self._users = users
 
+    @property
+    def is_current(self) -> bool:
+        """Whether the path still leads to the folder: a user may have removed it."""
+        return self._folder.is_current()
+
     def leave(self) -> None:
         """Release the lock. The last user removes a temporary store, and closes a kept one."""
         try:

@@ -12,7 +12,6 @@ import os
 import pty
 import re
 import secrets
-import shutil
 import signal
 import subprocess
 import sys
@@ -1191,26 +1190,6 @@ def test_a_map_before_the_cache_fails_each_time_and_is_not_kept() -> None:
         assert (skip.stage, skip.index) == ("map(hurt, on='id')", 4)
         assert counted(pipeline).hits == hits
     assert items(pipeline) == 7
-
-
-@pytest.mark.parametrize("kind", ["thread", "process"])
-@pytest.mark.filterwarnings("ignore:the cache in:stoker.CacheWarning")
-def test_a_store_whose_folder_was_removed_is_used_on_and_another_is_made(
-    tmp_path: Path, kind: str
-) -> None:
-    def build() -> stoker.Pipeline:
-        data = stoker.from_arrays(np.arange(40)).map(lambda x: np.full(50, x))
-        return data.cache("1MiB", path=tmp_path / "c", version="1").batch(40).workers(2, kind=kind)
-
-    first = build()
-    expected = [batch.tolist() for batch in first]
-    shutil.rmtree(tmp_path / "c")
-    assert [batch.tolist() for batch in first] == expected
-    second = build()
-    for _ in range(2):
-        assert [batch.tolist() for batch in second] == expected
-    assert second.stats().cache.hits == second.stats().cache.items == 40
-    assert [batch.tolist() for batch in first] == expected
 
 
 @pytest.mark.parametrize("behind", ["source", "map"])

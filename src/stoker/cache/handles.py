@@ -51,7 +51,7 @@ class Handle:
 
     def is_of(self, folder: str) -> bool:
         """True if it is of the folder that is there now."""
-        return self.store_dir.folder == folder and self.store_dir.is_current
+        return self.store_dir.folder == folder and self.store_dir.is_current()
 
     def record_damage(self, what: str, user: tuple[int, int], *, refuse: bool) -> None:
         """Record a damaged item, and warn. Raises CacheError instead if ``refuse``."""

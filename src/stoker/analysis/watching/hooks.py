@@ -13,6 +13,7 @@ import time
 from typing import Any
 
 from stoker.analysis.watching.watch import RunWatch
+from stoker.basics.warn import say
 
 _LOADERS = {
     "torch.utils.data.dataloader": "DataLoader",
@@ -97,7 +98,7 @@ def _start_unasked(port: int | None) -> RunWatch:
     try:
         return start_watch(port)
     except (ImportError, OSError) as error:
-        print(f"stoker watch: no page: {error}", file=sys.stderr)
+        say(f"stoker watch: no page: {error}")
         return start_watch(None)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from stoker.analysis.watching.stats import WatchStats
 from stoker.basics.future import OneShot
 from stoker.basics.resources import process_group
 from stoker.basics.signals import defer_interrupts
+from stoker.basics.warn import say
 
 # Four looks a second: a stall of some seconds is split, and a look takes some 0.1 ms.
 _TICK_S = 0.25
@@ -253,7 +253,7 @@ class RunWatch:
     def _say(self, text: str) -> None:
         rank, ranks = _read_rank()
         who = f" [rank {rank}]" if ranks > 1 else ""
-        print(f"stoker watch{who}: {text}", file=sys.stderr, flush=True)
+        say(f"stoker watch{who}: {text}")
 
 
 class _WindowStart:

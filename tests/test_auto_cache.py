@@ -106,7 +106,7 @@ def test_an_echo_s_pool_counts() -> None:
     assert ".cache(5.0 MiB)" in str(stoker.auto_cache(bare, "8MiB"))
     of_examples = str(stoker.auto_cache(plain().echo(2, pool=25).batch(4), 8_000_000))
     assert f".cache({(8_000_000 - 25 * 40_000) / 2**20:.1f} MiB" in of_examples
-    with pytest.raises(ValueError, match="at least"):
+    with pytest.raises(ValueError, match=r"echoes take about 3.0 MiB of it, and a cache needs at"):
         stoker.auto_cache(bare, "3.5MiB")
 
 
@@ -157,6 +157,10 @@ def test_the_next_run_is_warm_with_a_path(tmp_path: Path) -> None:
         assert hits == items == 30
 
 
+def shuffled_nothing() -> stoker.Pipeline:
+    return stoker.from_arrays(np.arange(0), seed=0).shuffle()
+
+
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "a cache": (lambda: stoker.auto_cache(plain().cache("1MiB")), "that has none"),
     "streams": (lambda: stoker.auto_cache(stoker.from_iterable([1, 2])), "a stream is read once"),
@@ -167,6 +171,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "kept": (lambda: stoker.auto_cache(plain(), path="/tmp/none"), "needs version="),
     "nothing": (lambda: stoker.auto_cache(stoker.from_dataset([])), "made none"),
+    "nothing in any order": (lambda: stoker.auto_cache(shuffled_nothing()), "made none"),
 }
 
 

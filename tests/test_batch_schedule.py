@@ -164,6 +164,26 @@ def test_epochs_have_lengths_of_their_own_and_learning_follows_the_data() -> Non
     assert left_out.drop_last
 
 
+def test_a_length_that_was_asked_for_binds_no_epoch() -> None:
+    now, sizes = {"rows": 2, "share": 1.0}, np.ones(60, np.int64)
+
+    def parts() -> list[Any]:
+        return [stoker.from_arrays(np.arange(30) + 100 * part).shuffle() for part in range(2)]
+
+    plain = build(24, lambda time: now["rows"])
+    a, b = parts()
+    mixed = stoker.mix({a: 1, b: lambda time: now["share"]}, seed=0)
+    planned = mixed.batch(tokens=6, size=sizes)
+    assert (len(plain), len(planned)) == (12, 10)
+    now.update(rows=6, share=0.0)
+    assert [len(ids) for ids, _ in plain] == [6] * 4
+    assert sum(x >= 100 for batch in planned for x in batch) == 0
+    now["share"] = 1 / 3
+    # What an epoch was given counts, whatever the function says of it later.
+    after = [x for _ in range(2) for batch in planned for x in batch]
+    assert sorted(x for x in after if x >= 100) == list(range(100, 130))  # none came before
+
+
 def test_mixtures_and_balance_are_dealt_by_what_divides_all_sizes() -> None:
     sizes = np.random.default_rng(0).integers(1, 50, 120)
 

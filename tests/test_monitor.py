@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -184,3 +185,18 @@ def test_a_program_that_ends_is_told_what_its_loaders_cost(
     assert len([line for line in words if line.startswith("epoch ")]) == passes
     assert [line.split(":")[0] for line in words if line[0].isdigit()] == sums
     assert len(words) == passes + len(sums) + verdicts
+
+
+class Broken(io.StringIO):
+    def write(self, text: str) -> int:
+        raise BrokenPipeError
+
+
+@pytest.mark.parametrize("stderr", ["none", "closed", "broken"])
+def test_a_loop_goes_on_whatever_became_of_stderr(
+    clock: Clock, stderr: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = io.StringIO()
+    closed.close()
+    monkeypatch.setattr(sys, "stderr", {"none": None, "closed": closed, "broken": Broken()}[stderr])
+    passed(clock, Loader(clock, [1.0, 2.0]), 1.0)

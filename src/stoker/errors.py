@@ -24,6 +24,15 @@ from dataclasses import dataclass
 _SHOWN = 20
 
 
+def describe_error(error: BaseException | None) -> str:
+    """Return the type and the message of an exception, whose class may be a user's and fail."""
+    name = type(error).__name__
+    try:
+        return f"{name}: {error}"
+    except Exception:
+        return f"{name}, of which str() fails"
+
+
 class StokerError(Exception):
     """The base of every error that is stoker's own."""
 
@@ -68,7 +77,7 @@ class StageError(StokerError):
             places.append(f"example {number} of the stream")
         self.where = ", ".join(places) + ("" if path is None else f" ({path})")
         where = f" on {self.where}" if places else self.where
-        super().__init__(f"{stage} failed{where}: {type(cause).__name__}: {cause}")
+        super().__init__(f"{stage} failed{where}: {describe_error(cause)}")
         self.__cause__ = cause
 
     def __reduce__(self) -> tuple[object, ...]:

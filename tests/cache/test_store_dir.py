@@ -15,6 +15,7 @@ import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from stores import PRELUDE, content, found, item, joined, opened
 
@@ -438,3 +439,23 @@ def test_what_is_being_made_is_not_swept(tmp_path: Path, folder: str) -> None:
         assert running.finish() == (0, "", "")
     with opened(folder) as store:
         assert found(store, [1]) == {1: content(1)}
+
+
+@pytest.mark.parametrize("kind", ["thread", "process"])
+@pytest.mark.filterwarnings("ignore:the cache in:stoker.CacheWarning")
+def test_a_store_whose_folder_was_removed_is_used_on_and_another_is_made(
+    tmp_path: Path, kind: str
+) -> None:
+    def build() -> stoker.Pipeline:
+        data = stoker.from_arrays(np.arange(40)).map(lambda x: np.full(50, x))
+        return data.cache("1MiB", path=tmp_path / "c", version="1").batch(40).workers(2, kind=kind)
+
+    first = build()
+    expected = [batch.tolist() for batch in first]
+    shutil.rmtree(tmp_path / "c")
+    assert [batch.tolist() for batch in first] == expected
+    second = build()
+    for _ in range(2):
+        assert [batch.tolist() for batch in second] == expected
+    assert second.stats().cache.hits == second.stats().cache.items == 40
+    assert [batch.tolist() for batch in first] == expected

@@ -296,6 +296,7 @@ def test_a_module_of_torch_gets_a_plain_tuple() -> None:
         (np.zeros(4), r"no boxes, \[n, 4\]"),
         (b"png", "decode masks before, such as by numpy"),
         ([[1, 2, 3, 4]], r"not list: convert it in a .map\(\)"),
+        (torch.zeros(1, 4), r"must be an array, a mask or boxes, not Tensor: convert it"),
     ],
 )
 @every_map

@@ -61,6 +61,7 @@ FORMS: dict[str, tuple[Any, Any]] = {
     "array of no dimension": (lambda i: np.array(i, np.int16), np.arange(4, dtype=np.int16)),
     "array": (lambda i: np.full((2, 3), i), np.arange(4)[:, None, None] + np.zeros((2, 3), int)),
     "empty array": (lambda i: np.zeros((0, 3)), np.zeros((4, 0, 3))),
+    "rows without columns": (lambda i: np.zeros((2, 0)), np.zeros((4, 2, 0))),
     "array in another order": (
         lambda i: np.asfortranarray(np.full((2, 3), i)),
         np.arange(4)[:, None, None] + np.zeros((2, 3), int),

@@ -217,6 +217,19 @@ def test_a_run_with_any_workers_is_repeated_by_others(kind: str) -> None:
         assert rows(build(record).workers(0)) == batches
 
 
+def test_all_of_a_record_can_be_replayed_whatever_is_planned_ahead() -> None:
+    def build(replay: Any = None) -> stoker.Pipeline[Any]:
+        return numbers(200).batch(8, late=2, replay=replay)
+
+    train = build().workers(0)
+    with iter(train) as batches:
+        recorded = [next(batches).tolist() for _ in range(5)]
+    with iter(build(train.record()).workers(1, patience="1min")) as batches:
+        assert [next(batches).tolist() for _ in range(5)] == recorded
+        with pytest.raises(stoker.StateError, match="the record ends at batch 5"):
+            next(batches)
+
+
 def _unequal(x: Any) -> Any:
     for _ in range(20_000 if x % 5 == 0 else 500):
         pass

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.basics.pytree import nbytes
+from stoker.basics.resources import format_bytes
 from stoker.basics.warn import warn
 from stoker.cache.places.arrangement import Forecast, arrange
 from stoker.cache.places.budget import CacheBudget
@@ -61,7 +62,8 @@ def auto_cache(
     Raises ValueError for a pipeline that has a cache, or in which none can stand; if echoes' pools
     leave no room; ValueError or TypeError for wrong arguments.
     """
-    # Not at the top: it imports packages, which `import stoker` leaves alone.
+    # Not at the top: they import packages, which `import stoker` leaves alone.
+    from stoker.cache.location import LEAST_BYTES
     from stoker.stages.placed import PlacedCaches
 
     chain = pipeline.chain
@@ -74,7 +76,13 @@ def auto_cache(
     if not made:
         raise ValueError(f"auto_cache chooses by what examples take, and {chain} made none")
     made_ns, saved_ns, sizes = _measure(made)
-    limit_bytes = _resolve(limit, path, 0 if path is not None else _pool_bytes(chain, made))
+    pool_bytes = _pool_bytes(chain, made) if path is None else 0
+    limit_bytes = _resolve(limit, path) - pool_bytes
+    if pool_bytes and limit_bytes < LEAST_BYTES:
+        raise ValueError(
+            f"limit={limit!r}: the pools of echoes take about {format_bytes(pool_bytes)} of it, "
+            f"and a cache needs at least {format_bytes(LEAST_BYTES)} beside them"
+        )
     examples = examples_here(chain)
     room_bytes = limit_bytes * len(made) / max(1, examples)
     found = arrange(float(made_ns[:, -1].sum()), saved_ns, sizes, room_bytes)
@@ -144,14 +152,13 @@ def _with_caches(
     return full, [stage for stage in full.stages if isinstance(stage, CacheStage)]
 
 
-def _resolve(limit: Any, path: str | os.PathLike[str] | None, pool_bytes: int) -> int:
-    """Return a limit in bytes, without the pools; that of the store, if there is one already."""
+def _resolve(limit: Any, path: str | os.PathLike[str] | None) -> int:
+    """Return a limit in bytes; that of the store, if there is one already."""
     from stoker.cache import inventory, location
 
     limit = location.parse_limit(limit)
     if path is None:
-        size = location.resolve_limit(limit, location.memory_folder(), in_memory=True)
-        return int(location.parse_limit(size - pool_bytes))
+        return location.resolve_limit(limit, location.memory_folder(), in_memory=True)
     folder = os.path.realpath(os.path.expanduser(path))
     existing = inventory.read_summary(folder)
     if existing is not None:

@@ -12,6 +12,7 @@ from types import FrameType
 from typing import Any, Generic, TypeVar
 
 from stoker.basics.process import OwningProcess
+from stoker.basics.warn import say
 from stoker.distributed.unsharded import warn_unsharded_loader
 from stoker.pipeline import Pipeline
 
@@ -140,7 +141,7 @@ class Monitored(Generic[T]):
             for account in _accounts:
                 if account.owner() is self:
                     account.epochs.append(epoch)
-            print(f"stoker.monitor: epoch {len(self.epochs) - 1}: {epoch}", file=sys.stderr)
+            say(f"stoker.monitor: epoch {len(self.epochs) - 1}: {epoch}")
 
 
 def _sum_epochs(epochs: Sequence[EpochWait]) -> EpochWait:
@@ -203,7 +204,7 @@ def _open_account(monitored: Monitored[Any]) -> None:
 def _tell() -> None:
     for account in _accounts:
         if account.epochs and account.process.is_current:
-            print(_report(account.epochs, is_told=True), file=sys.stderr)
+            say(_report(account.epochs, is_told=True))
 
 
 def _time_batches(owner: Monitored[T], iterator: Iterator[T], began_s: float) -> Iterator[T]:

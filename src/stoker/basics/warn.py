@@ -1,7 +1,8 @@
-"""Warnings that point at the user's line, however deep in the package they arise."""
+"""Warnings that point at the user's line, however deep in the package they arise; and stderr."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import warnings
@@ -31,6 +32,13 @@ def warn(message: str, category: type[Warning] = UserWarning) -> None:
         place.f_globals.get("__name__"),
         place.f_globals.setdefault("__warningregistry__", {}),
     )
+
+
+def say(text: str) -> None:
+    """Print a line to stderr; nothing where a script has closed or replaced it by what fails."""
+    if sys.stderr is not None:
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            print(text, file=sys.stderr, flush=True)
 
 
 def is_inside_package(path: str) -> bool:

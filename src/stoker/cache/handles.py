@@ -49,6 +49,10 @@ class Handle:
         self.store = Store(store_dir.inside, store_dir.about.limit_bytes, in_memory=in_memory)
         self.writer = Writer(self.store, self._correct_counts, self._warn_failed)
 
+    def is_of(self, folder: str) -> bool:
+        """True if it is of the folder that is there now."""
+        return self.store_dir.folder == folder and self.store_dir.is_current()
+
     def record_damage(self, what: str, user: tuple[int, int], *, refuse: bool) -> None:
         """Record a damaged item, and warn. Raises CacheError instead if ``refuse``."""
         head = self.store.counters.head
@@ -126,11 +130,11 @@ class Handle:
 
 
 class Handles:
-    """The handles of this process, by folder. A forked child starts with none."""
+    """The handles of this process, one of each folder. A forked child starts with none."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self._open: dict[str, Handle] = {}
+        self._open: list[Handle] = []
         self._pid = 0
         self._closed = False
         self._interrupts = Deferred()  # an exception in a fork hook would be lost
@@ -144,7 +148,7 @@ class Handles:
         """
         if self._closed:
             return None
-        handle = self._open.get(folder)
+        handle = next((one for one in self._open if one.is_of(folder)), None)
         if handle is None:
             store_dir = join()
             if store_dir is None:
@@ -154,7 +158,7 @@ class Handles:
             except BaseException:
                 store_dir.leave()
                 raise
-            self._open[folder] = handle
+            self._open.append(handle)
             self._close_with_process()
         handle.uses += 1
         return handle
@@ -172,7 +176,8 @@ class Handles:
                 handle.uses -= 1
                 if handle.uses:
                     return
-                self._open.pop(handle.store_dir.folder, None)
+                if handle in self._open:
+                    self._open.remove(handle)
             # The garbage collector may have freed the last cache in the writer's own thread, which
             # cannot join itself.
             if handle.writer.is_here:
@@ -194,7 +199,7 @@ class Handles:
         """
         with self.lock:
             self._closed = True
-            handles, self._open = list(self._open.values()), {}
+            handles, self._open = self._open, []
         for handle in handles:
             handle.close()
 
@@ -203,7 +208,7 @@ class Handles:
         self._interrupts.begin()
         self.lock.acquire()
         self._forking = threading.get_ident()
-        for handle in self._open.values():
+        for handle in self._open:
             handle.before_fork()
 
     def after_fork(self) -> None:
@@ -211,7 +216,7 @@ class Handles:
             self._forking != threading.get_ident()
         ):  # Ctrl-C came before `before_fork` took the locks
             return
-        for handle in self._open.values():
+        for handle in self._open:
             handle.after_fork()
         self._forking = 0
         released, self._released_in_fork = self._released_in_fork, []
@@ -222,9 +227,9 @@ class Handles:
             again_soon()
 
     def in_child(self) -> None:
-        for handle in self._open.values():
+        for handle in self._open:
             handle.drop()
-        self._open, self._released_in_fork = {}, []
+        self._open, self._released_in_fork = [], []
         self._closed = False
         self.lock = threading.RLock()
         self._forking = 0

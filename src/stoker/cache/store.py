@@ -138,6 +138,9 @@ class Store:
         in_memory: whether the store is in memory. Threads then read one after another, which is
             faster than competing for the GIL. From a disk they read at the same time.
 
+    Attributes:
+        map: the file of items. It stays valid, and must not be written to.
+
     Raises ImportError if LMDB is not installed.
     """
 
@@ -151,7 +154,6 @@ class Store:
         )
         self._lock = threading.Lock()
         self._env: Any = None
-        self._map: memoryview | None = None
         self._starts: dict[int, int] = {}  # in the file, by the numbers of pages of values
         # An environment, and where in memory it has mapped the beginning of the file.
         self._base: tuple[Any, int | None] = None, None
@@ -159,6 +161,9 @@ class Store:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         self._admission = os.open(os.path.join(folder, ADMISSION), flags, 0o600)
         self.counters = Counters(os.path.join(folder, COUNTERS))
+        with open(os.path.join(folder, DATA), "rb") as file:  # now: a user may remove the folder
+            self._inode = os.fstat(file.fileno()).st_ino
+            self.map = memoryview(mmap.mmap(file.fileno(), limit_bytes, access=_READS))
 
     @staticmethod
     def create(folder: str, limit_bytes: int) -> None:
@@ -297,17 +302,6 @@ class Store:
         with self._gate.door(), self._environment().begin() as txn:
             return list_keys(txn)
 
-    @property
-    def map(self) -> memoryview:
-        """The file of items. It stays valid, and must not be written to."""
-        if self._map is None:
-            with self._lock, open(os.path.join(self.folder, DATA), "rb") as file:
-                if self._map is None:
-                    self._map = memoryview(
-                        mmap.mmap(file.fileno(), self.limit_bytes, access=_READS)
-                    )
-        return self._map
-
     def read_ahead(self, spans: Iterable[tuple[int, int]]) -> None:
         """Ask the kernel for parts of the file, by start and size; it reads them meanwhile."""
         if not hasattr(mmap, "MADV_WILLNEED"):
@@ -326,7 +320,7 @@ class Store:
         if start is None:
             address = np.frombuffer(record, np.uint8).__array_interface__["data"][0]
             if self._base[0] is not env:
-                self._base = env, _file_start(address, os.path.join(self.folder, DATA))
+                self._base = env, _file_start(address, self._inode)
             base = self._base[1]
             if base is None:
                 return None
@@ -457,12 +451,11 @@ def changed_ns(folder: str) -> int:
     return os.stat(os.path.join(folder, DATA)).st_ctime_ns
 
 
-def _file_start(address: int, path: str) -> int | None:
+def _file_start(address: int, inode: int) -> int | None:
     """Return where in memory a file begins that is mapped around an address, None if unknown.
 
     LMDB does not tell where its map is; Linux does.
     """
-    inode = os.stat(path).st_ino
     try:
         with open("/proc/self/maps") as maps:
             for line in maps:

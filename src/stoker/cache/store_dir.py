@@ -242,14 +242,13 @@ class StoreDir:
         folder: the folder's path.
         inside: a path to it that stays valid if the folder is moved.
         about: the store's description.
+        is_current: tells whether the path still leads to the folder: a user may have removed it.
     """
 
     def __init__(self, folder: CacheFolder, users: int, about: About) -> None:
-        self.folder = folder.path
-        self.inside = folder.inside
-        self.about = about
-        self._folder = folder
-        self._users = users
+        self.folder, self.inside, self.about = folder.path, folder.inside, about
+        self.is_current = folder.is_current
+        self._folder, self._users = folder, users
 
     def leave(self) -> None:
         """Release the lock. The last user removes a temporary store, and closes a kept one."""

@@ -97,7 +97,7 @@ class Cursor(Bookmark):
             agree_epoch(self.chain, run.order_digest, run.sizes_digest, long=long)
         except BaseException:
             iterator.close()
-            run.forget_sizes()  # len() may have asked for them before, on one rank alone
+            run.ask_anew()
             raise
 
     def _agree(self, place: tuple[int, ...]) -> None:
@@ -143,6 +143,8 @@ class Cursor(Bookmark):
         if self._fresh_start:
             epoch, position = self.epoch, self.position or position
         chain.check_start()
+        if not position.yielded:  # len() may have asked for them before, on one rank alone
+            chain.on_leg(position.leg).plan.ask_anew()
         position, rest = self._start_behind(epoch, position, skip)
         owners = self._agree_owners(position)
         totals_before = self.stats().totals

@@ -169,6 +169,8 @@ class LateStream(DecidingStream):
                 self._has_ended = True
                 return
             if self._record is not None and order.batch == self._record.decided:
+                if not self._planning.may_block:  # planned ahead, and perhaps never asked for
+                    raise WouldBlock(None)
                 raise StateError(
                     f"the record ends at batch {order.batch}, where the recorded run was left: "
                     "without replay= the epoch goes on from there"

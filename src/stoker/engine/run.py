@@ -133,9 +133,9 @@ class Run:
             return ""
         return plan.cuts(self._setup.seed, self._setup.epoch).digest
 
-    def forget_sizes(self) -> None:
-        """Have the user's function say the sizes of batches anew when they are next asked for."""
-        self._plan.forget_sizes()
+    def ask_anew(self) -> None:
+        """Have users' functions say anew what the batches of the epoch are, when next asked."""
+        self._plan.ask_anew()
 
     @property
     def leg(self) -> Leg | None:

@@ -40,7 +40,7 @@ from stoker.engine.segment_stream import SegmentStream
 from stoker.engine.work.failure import Failure, Rejected
 from stoker.engine.workers.tasks import Task
 from stoker.engine.workers.threads import WorkerPool
-from stoker.errors import BudgetSpent, Skip, StageError
+from stoker.errors import BudgetSpent, Skip, StageError, describe_error
 from stoker.stages.skip import RAISE, Budget
 
 
@@ -250,7 +250,7 @@ class SkipLog:
     def skip(self, error: StageError, account: int, budget: Budget, seen: int) -> None:
         """Record one skip. Raises BudgetSpent, and records nothing, if the budget is used up."""
         count = self.spent.get(account, 0) + 1
-        skip = Skip(error.stage, error.index, error.path, _cause(error))
+        skip = Skip(error.stage, error.index, error.path, describe_error(error.__cause__))
         if not budget.allows(count, self.examples, seen):
             stage = error.stage if account else None
             skips = [s for s in (*self.skips, skip) if stage in (None, s.stage)]
@@ -260,10 +260,6 @@ class SkipLog:
         if len(self.skips) < _LISTED:
             self.skips.append(skip)
         _log.warning("skipped: %s", skip)
-
-
-def _cause(error: StageError) -> str:
-    return f"{type(error.__cause__).__name__}: {error.__cause__}"
 
 
 class FilteredStream(OrderedStream):

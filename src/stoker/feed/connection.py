@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stoker.basics.process import OwningProcess
+from stoker.basics.warn import say
 from stoker.errors import FeedError
 from stoker.feed import messages
 from stoker.feed.messages import (
@@ -161,11 +162,10 @@ class FeederConnection:
     def _report_missing_jobs(self) -> None:
         """Print once to stderr that the feed waits for other jobs."""
         if len(self._peers) < self._awaited_jobs:
-            print(
+            say(
                 f"stoker: the feed {self._name!r} waits for {self._awaited_jobs} jobs before its "
                 "first epoch. Start the others, or give a smaller jobs= (--jobs). Without them it "
-                "begins after patience_s (--patience)",
-                file=sys.stderr,
+                "begins after patience_s (--patience)"
             )
         self._awaited_jobs = 0
 

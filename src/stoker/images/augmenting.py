@@ -196,9 +196,10 @@ def _flip_together(values: Together, choose: Callable[[Any], Any] | None, name: 
     is_one = _is_one(images)
     size = _size(images[None] if is_one else images)
     flipped = []
+    count, tensors = 0 if is_one else len(images), not isinstance(images, np.ndarray)
     chosen = None if choose is None else choose(images[None] if is_one else images)
     for at, value in enumerate(values):
-        is_list = at > 0 and are_boxes(value, size, at, images=0 if is_one else len(images))
+        is_list = at > 0 and are_boxes(value, size, at, images=count, tensors=tensors)
         batch = value[None] if is_one else value
         if is_list:
             batch = _to_floating(batch)

@@ -71,20 +71,24 @@ class ImageWindow:
         return clipped
 
 
-def are_boxes(companion: Any, image_size: tuple[int, int], at: int, *, images: int = 0) -> bool:
+def are_boxes(
+    companion: Any, image_size: tuple[int, int], at: int, *, images: int = 0, tensors: bool = False
+) -> bool:
     """Return whether a field beside an image holds boxes; False if it is a mask.
 
     Args:
         companion, image_size, at: as ``ImageWindow.show`` takes them.
         images: how many images a batch has; 0 for one image.
+        tensors: whether the images are tensors; otherwise they are NumPy's arrays.
 
     Raises TypeError or ValueError if it is neither.
     """
     name = f"field {at + 1} of on="
-    if not hasattr(companion, "ndim"):
+    if not hasattr(companion, "ndim") or tensors == isinstance(companion, np.ndarray):
         encoded = isinstance(companion, (bytes, bytearray, memoryview))
         raise TypeError(
-            f"{name} must be an array, a mask or boxes, not {type(companion).__name__}: "
+            f"{name} must be {'a tensor' if tensors else 'an array'}, a mask or boxes, not "
+            f"{type(companion).__name__}: "
             + (
                 "decode masks before, such as by numpy.array(PIL.Image.open(io.BytesIO(data)))"
                 if encoded

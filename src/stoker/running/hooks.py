@@ -13,6 +13,7 @@ from typing import Any
 from stoker.analysis.probe.loaders import find_builders
 from stoker.basics.fingerprint import content_digest
 from stoker.basics.resources import format_bytes, process_group
+from stoker.basics.warn import say
 from stoker.running.batches import ChangedLoader
 from stoker.running.edits import show_edits
 from stoker.running.kept_examples import KeptExamples
@@ -141,7 +142,7 @@ class _RunningProcess:
             self._choices[kind] = choice
             self._say(f"{site}: {describe(choice)}")
             if self._plan.print_diff and choice.is_changed and not _read_rank()[0]:
-                print(show_edits(place, choice), end="", file=sys.stderr, flush=True)
+                say(show_edits(place, choice).removesuffix("\n"))
         if not choice.is_changed:
             return None
         is_analyzed = site == self._plan.loader
@@ -163,7 +164,7 @@ class _RunningProcess:
     def _say(self, text: str) -> None:
         rank, ranks = _read_rank()
         who = f" [rank {rank}]" if ranks > 1 else ""
-        print(f"stoker run{who}: {text}", file=sys.stderr, flush=True)
+        say(f"stoker run{who}: {text}")
 
 
 def describe(choice: LoaderChoice) -> str:

@@ -89,7 +89,7 @@ class MixtureSource(IndexedSource):
         self._changing = weights if isinstance(weights, ChangingWeights) else None
         self.proportions = None if isinstance(weights, ChangingWeights) else Proportions(weights)
         # Of an epoch with so many places, of which so many are drawn: what was drawn before it.
-        self._begun: dict[tuple[int, int], list[list[int]]] = {}
+        self._begun: dict[tuple[int, int], list[NDArray[np.int64]]] = {}
         self._until_all = until_all
         self._lengths = [len(part.source) for part in parts]
         self._numbering = Numbering(self._lengths)
@@ -176,7 +176,7 @@ class MixtureSource(IndexedSource):
             functools.partial(self._part_order, number, seed) for number in range(len(self.parts))
         ]
         before = self._drawn_before(selection, epoch, drawn)
-        order = MixedOrder(make, self._lengths, self._sizes, before, drawn)
+        order = MixedOrder(make, self._lengths, self._sizes, before.tolist(), drawn)
         head = np.empty(0, np.int64) if selection.leg is None else selection.leg.head_of(rank)
         found = RankOrder(order, deal, count - len(head))
         if len(head):
@@ -197,15 +197,15 @@ class MixtureSource(IndexedSource):
         assert self._changing is not None
         return self._changing.row(epoch, self.places(selection))
 
-    def _drawn_before(self, selection: Selection, epoch: int, drawn: Sequence[int]) -> list[int]:
+    def _drawn_before(self, selection: Selection, epoch: int, drawn: list[int]) -> NDArray[Any]:
         """Return how many examples of each part earlier epochs have, each as many in all."""
         if self.proportions is not None:
-            return [epoch * each for each in drawn]
+            return epoch * np.array(drawn, np.int64)
         total = sum(drawn)
-        known = self._begun.setdefault((self.places(selection), total), [[0] * len(self.parts)])
+        known = self._begun.setdefault((self.places(selection), total), [0 * np.array(drawn)])
         while len(known) <= epoch:
-            own = self._row(selection, len(known) - 1).counts(total)
-            known.append([a + b for a, b in zip(known[-1], own, strict=True)])
+            known.append(known[-1] + self._row(selection, len(known) - 1).counts(total))
+        known[epoch + 1 : epoch + 2] = [known[epoch] + drawn]  # whatever is said of it later
         return known[epoch]
 
     def _length(self, selection: Selection) -> int:

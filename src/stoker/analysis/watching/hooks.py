@@ -15,6 +15,7 @@ import time
 from typing import Any
 
 from stoker.analysis.watching.watch import RunWatch
+from stoker.basics.warn import say
 from stoker.engine.workers.threads import is_worker
 from stoker.pipeline import Pipeline
 
@@ -111,7 +112,7 @@ def _start_unasked(port: int | None) -> RunWatch:
     try:
         return _start(port)
     except (ImportError, OSError) as error:
-        print(f"stoker watch: no page: {error}", file=sys.stderr)
+        say(f"stoker watch: no page: {error}")
         return _start(None)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from stoker.analysis.watching.stats import WatchStats
 from stoker.basics.future import OneShot
 from stoker.basics.resources import process_group
 from stoker.basics.signals import defer_interrupts
+from stoker.basics.warn import say
 from stoker.stages.functions.stray_draws import WORKER_NAME
 
 # Four looks a second: a stall of some seconds is split, and a look takes some 0.1 ms.
@@ -205,7 +205,7 @@ class RunWatch:
 
     def _find_main(self) -> LoaderTimes | None:
         """Return the loader with most batches."""
-        return max(self._loaders.values(), key=lambda times: times.waits.count, default=None)
+        return max([*self._loaders.values()], key=lambda times: times.waits.count, default=None)
 
     # The thread
 
@@ -256,7 +256,7 @@ class RunWatch:
     def _say(self, text: str) -> None:
         rank, ranks = _read_rank()
         who = f" [rank {rank}]" if ranks > 1 else ""
-        print(f"stoker watch{who}: {text}", file=sys.stderr, flush=True)
+        say(f"stoker watch{who}: {text}")
 
 
 class _WindowStart:

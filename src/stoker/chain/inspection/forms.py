@@ -48,7 +48,8 @@ def make_forms(chain: Chain, count: int, seconds: float) -> list[list[MadeForm]]
         work(first.operations[start:end], reads=False)
         for start, end in zip((0, *ends), ends, strict=False)
     ]
-    ordinals = np.unique(np.linspace(0, len(order) - 1, count).astype(np.int64)).tolist()
+    count = min(count, len(order))
+    ordinals = np.linspace(0, len(order) - 1, count).astype(np.int64).tolist()
     found: list[list[MadeForm]] = []
     deadline_s = time.monotonic() + seconds
     # The first one is made twice: imports and caches make it slow.

@@ -137,9 +137,11 @@ class Plan:
         is_planned = isinstance(self.batches, BatchRule)
         return self.selection.of_all_ranks() if is_planned else self.selection
 
-    def forget_sizes(self) -> None:
-        """Drop what the function of ``.batch(fn)`` has said of the sizes of batches."""
+    def ask_anew(self) -> None:
+        """Drop what users' functions have said of the batches of an epoch."""
         self._cuts.clear()
+        if self.calls_user:
+            self._planned.clear()
 
     def _by_rule(self, rule: BatchRule, seed: int, epoch: int) -> RankOrder:
         assert self.indexed is not None

@@ -22,7 +22,7 @@ from stoker.engine.work.failure import Failure, Rejected
 from stoker.engine.work.spot import HERE
 from stoker.engine.work.work import Work
 from stoker.engine.workers.tasks import Request
-from stoker.errors import StageError
+from stoker.errors import StageError, describe_error
 from stoker.schedule import rng
 from stoker.stages.batching.builder import Builder, Misfits, collated
 from stoker.stages.batching.leaves import UnlikeError
@@ -180,7 +180,7 @@ def _plain(error: BaseException) -> BaseException:
         if type(pickle.loads(pickle.dumps(cause))) is not type(cause):
             raise TypeError
     except Exception:
-        cause = RuntimeError(f"{type(cause).__name__}: {cause}")
+        cause = RuntimeError(describe_error(cause))
     cause.__traceback__ = None
     cause.__cause__ = cause.__context__ = None
     cause.add_note(note)

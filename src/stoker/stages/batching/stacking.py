@@ -91,7 +91,7 @@ def _joined(column: Sequence[Any], recycler: Recycler) -> Any:
             raise _Misfit
         out = recycler.array((len(column), *first.shape), first.dtype)
         if out.nbytes < _LARGE_BYTES * len(column) or not _copied(column, out):
-            np.concatenate(column, out=out.reshape(-1, *first.shape[1:]), casting="no")
+            np.concatenate(column, out=_end_to_end(out), casting="no")
     except (TypeError, ValueError):  # also of what has no axes
         raise _Misfit from None
     return out
@@ -108,10 +108,15 @@ def write_rows(column: Sequence[Any], rows: NDArray[Any]) -> None:
         return
     if len(column) > 1 and shape and shape[0] and rows.flags.c_contiguous:
         # Joining along the first axis writes what stacking would, without n new views.
-        np.concatenate(column, out=rows.reshape(-1, *shape[1:]))
+        np.concatenate(column, out=_end_to_end(rows))
     else:
         for row, value in enumerate(column):
             rows[row] = value
+
+
+def _end_to_end(rows: NDArray[Any]) -> NDArray[Any]:
+    # Not -1: where another axis is 0, that could be any number.
+    return rows.reshape(rows.shape[0] * rows.shape[1], *rows.shape[2:])
 
 
 def _copied(column: Sequence[Any], rows: NDArray[Any]) -> bool:

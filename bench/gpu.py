@@ -49,11 +49,10 @@ Missed, and why: 16 threads used 4.4 cores while the GPU waited. Each example re
 times, counted, and each of the engine's locks and samples some more. That explains the rate if a
 thread gets the GIL some 60 us after it is free, which is likely in a virtual machine, and was not
 measured. Before a file was read in one call an example released it ten times, and the GPU waited
-for the training loop, which got the GIL behind 16 threads. Since these rows a chunk of rows is read
-and copied in one call, and threads take fewer samples: less than two releases an example, counted
-on two cores; not measured here again. Processes used 9.6
-of 16 cores; why not all is not known. Process workers are what to use beside many cores until
-threads are measured again.
+for the training loop, which got the GIL behind 16 threads. Since then a chunk is read, cropped
+and copied in one call each, and threads take fewer samples: 0.7 releases an example with two
+threads, counted on two cores; not measured here again. Processes used 9.6 of 16 cores; why not all
+is not known. Process workers are what to use beside many cores until threads are measured again.
 
 Caveats: photographs are repeated, each under a thousand names, so that no epoch ends while an arm
 is measured. A batch of the bound is hot in no cache that matters: it is larger than the GPU's. The

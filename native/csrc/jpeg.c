@@ -292,3 +292,11 @@ int stoker_jpeg_crop(const uint8_t *data, size_t size, const struct crop *crop,
     plan_run(d.plan, &region.to, &rows);
     return end(&d);
 }
+
+void stoker_jpeg_crop_many(int64_t count, const uint8_t *const *data, const size_t *sizes,
+                           const struct crop *crops, const struct limits *limits,
+                           uint8_t *const *out, int32_t *outcomes) {
+    char message[MESSAGE];
+    for (int64_t i = 0; i < count; i++)
+        outcomes[i] = stoker_jpeg_crop(data[i], sizes[i], &crops[i], limits, out[i], message);
+}

@@ -42,6 +42,11 @@ OFFERED int stoker_jpeg_decode(const uint8_t *data, size_t size, const int32_t b
 OFFERED int stoker_jpeg_crop(const uint8_t *data, size_t size, const struct crop *crop,
                      const struct limits *limits, uint8_t *out, char *message);
 
+// The same of many JPEGs, and the outcome of each.
+OFFERED void stoker_jpeg_crop_many(int64_t count, const uint8_t *const *data, const size_t *sizes,
+                           const struct crop *crops, const struct limits *limits,
+                           uint8_t *const *out, int32_t *outcomes);
+
 // The same of pixels [height][width][channels], with so many bytes from row to row.
 OFFERED int stoker_pixels_crop(const uint8_t *pixels, int32_t height, int32_t width, int32_t channels,
                        int64_t row_bytes, const struct crop *crop, uint8_t *out, char *message);

@@ -230,6 +230,31 @@ def test_it_is_a_whole_preparation(tmp_path: Path, workers: int, kind: str) -> N
     assert all(np.array_equal(a, b) for a, b in zip(batches, expected, strict=True))
 
 
+def one_by_one(image: Any, rng: np.random.Generator) -> Any:
+    return random_resized_crop(16, flip_p=0.5)(image, rng)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_images_of_a_chunk_are_each_what_they_are_alone(workers: int) -> None:
+    damaged = {"cut": FILES["rgb"][:-300], "text": "no image", "no JPEG": b"\xff\xd8\xff"}
+    images = [*forms().values(), *damaged.values()]
+
+    def stream(fn: Any, on_error: Any) -> Any:
+        source = stoker.from_dataset(list(enumerate(images)), seed=0, on_error=on_error).shuffle()
+        made = source.random_map(fn, on=1).batch(8).workers(workers)
+        found, error = [], None
+        try:
+            for _ in range(3):  # of the first calls each is looked at by itself
+                found += [(numbers.tolist(), rows.tobytes()) for numbers, rows in made]
+        except stoker.StageError as caught:
+            error = caught.index, str(caught.__cause__)
+        return found, sorted((each.index, each.cause) for each in made.stats().skips), error
+
+    together = random_resized_crop(16, flip_p=0.5)
+    for on_error in ("raise", len(damaged)):
+        assert stream(together, on_error) == stream(one_by_one, on_error)
+
+
 @pytest.mark.parametrize("crop", [resize(9), center_crop(9), resized_center_crop(9, 12)])
 def test_they_pickle(crop: Any) -> None:
     assert np.array_equal(pickle.loads(pickle.dumps(crop))(ROWS), crop(ROWS))

@@ -83,6 +83,22 @@ def test_a_resized_crop_is_pillows_within_one_level(
     assert np.array_equal(made, native.pixels_crop(rows, crop))
 
 
+@given(st.lists(files | st.binary(), max_size=5), st.tuples(sizes, sizes))
+def test_many_crops_in_one_call_are_each_what_they_are_alone(
+    many: list[bytes], size: tuple[int, int]
+) -> None:
+    crops = [
+        native.Crop(0, 0, 1 + n, 1, *size, n % 2, True, False, False) for n in range(len(many))
+    ]
+    made = native.jpeg_crop_many(many, crops, **NO_LIMITS)
+    for data, crop, pixels in zip(many, crops, made, strict=True):
+        if pixels is None:
+            with pytest.raises((OSError, ValueError)):
+                native.jpeg_crop(data, crop, **NO_LIMITS)
+        else:
+            assert np.array_equal(pixels, native.jpeg_crop(data, crop, **NO_LIMITS))
+
+
 @given(st.sampled_from([1, 3, 4]), st.tuples(sizes, sizes), st.tuples(sizes, sizes), st.data())
 def test_all_paths_give_the_same_bits(
     channels: int, shape: tuple[int, int], size: tuple[int, int], draw: Any

@@ -20,8 +20,8 @@ from stoker.basics.pytree import Together
 from stoker.basics.validate import is_number, is_whole_number
 from stoker.images.decoding import MAX_PIXELS, check_is_no_image
 from stoker.images.geometry import Box, ImageWindow
-from stoker.images.image_map import ImageMap, RandomImageMap
-from stoker.images.resampling import Opened, Pixels, Reading, size_of
+from stoker.images.image_map import ImageMap, Many, RandomImageMap
+from stoker.images.resampling import Opened, Pixels, Reading, Resizing, size_of
 
 # The most boxes that are drawn until one fits: as in torchvision's RandomResizedCrop, so that crops
 # have the same distribution.
@@ -81,8 +81,8 @@ def random_resized_crop(
         _random_resized_window, size=(height, width), scale=scale, ratio=ratio, flip_p=flip_p
     )
     reading = Reading(strict, max_pixels)
-    fn = _resized(place, reading, antialias=antialias, dct_scaling=dct_scaling)
-    return RandomImageMap(f"random_resized_crop({_size_text(size)})", fn)
+    fns = _resized(place, reading, antialias=antialias, dct_scaling=dct_scaling)
+    return RandomImageMap(f"random_resized_crop({_size_text(size)})", *fns)
 
 
 def random_crop(
@@ -121,8 +121,8 @@ def resize(size: Size, *, antialias: bool = True, max_pixels: int = MAX_PIXELS) 
     sides = int(size) if is_whole_number(size) else _size(size)
     _size(size)
     place = partial(_whole_window, size=sides, max_pixels=max_pixels)
-    fn = _resized(place, Reading(max_pixels=max_pixels), antialias=antialias)
-    return ImageMap(f"resize({_size_text(size)})", fn)
+    fns = _resized(place, Reading(max_pixels=max_pixels), antialias=antialias)
+    return ImageMap(f"resize({_size_text(size)})", *fns)
 
 
 def center_crop(size: Size, *, strict: bool = False, max_pixels: int = MAX_PIXELS) -> ImageMap:
@@ -168,11 +168,11 @@ def resized_center_crop(
         )
     place = partial(_resized_center_window, size=(height, width), resized=resized)
     reading = Reading(strict, max_pixels)
-    fn = _resized(place, reading, antialias=antialias, dct_scaling=dct_scaling, beyond=True)
-    return ImageMap(f"resized_center_crop({_size_text(size)}, {resized})", fn)
+    fns = _resized(place, reading, antialias=antialias, dct_scaling=dct_scaling, beyond=True)
+    return ImageMap(f"resized_center_crop({_size_text(size)}, {resized})", *fns)
 
 
-# -- the work on one image
+# -- the work on images
 
 
 def _cropped(place: Callable[..., ImageWindow], reading: Reading) -> Callable[..., Any]:
@@ -186,10 +186,13 @@ def _resized(
     antialias: bool,
     dct_scaling: bool = False,
     beyond: bool = False,
-) -> Callable[..., Any]:
+) -> tuple[Callable[..., Any], Many]:
+    """Return functions of one image and of many."""
+    resizing = Resizing(antialias, beyond, dct_scaling)
     open_image = partial(reading.open, scaled=dct_scaling)
-    show = partial(reading.resize, antialias=antialias, dct_scaling=dct_scaling, beyond=beyond)
-    return partial(_seen, open_image=open_image, place=place, show=show)
+    show = partial(reading.resize, resizing=resizing)
+    fn = partial(_seen, open_image=open_image, place=place, show=show)
+    return fn, partial(_many_resized, reading=reading, place=place, resizing=resizing)
 
 
 def _seen(
@@ -218,6 +221,24 @@ def _seen(
         return pixels
     shown = (window.show(other, size, at) for at, other in enumerate(others, 1))
     return Together((pixels, *shown))
+
+
+def _many_resized(
+    images: Sequence[Any],
+    draws: Callable[[int], dict[str, Any]],
+    *,
+    reading: Reading,
+    place: Callable[..., ImageWindow],
+    resizing: Resizing,
+) -> list[Pixels | None]:
+    """Return JPEGs through a window of each; None for other images (``image_map.Many``)."""
+    ats = [at for at, image in enumerate(images) if reading.is_ready(image)]
+    files = [images[at] for at in ats]
+    windows = [place(*size_of(file), **draws(at)) for at, file in zip(ats, files, strict=True)]
+    made: list[Pixels | None] = [None] * len(images)
+    for at, pixels in zip(ats, reading.resize_many(files, windows, resizing), strict=True):
+        made[at] = pixels
+    return made
 
 
 def _random_resized_window(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,6 +13,14 @@ from numpy.typing import NDArray
 from stoker.basics.buffers import AnyCallable, reads_only
 from stoker.basics.pytree import Together
 from stoker.images import native
+
+Many = Callable[[Sequence[Any], Callable[[int], dict[str, Any]]], list[Any]]
+"""A function of many images that takes the GIL once for all of them.
+
+It gets the images, and a function that returns the generator of one of them by its number, as the
+arguments of its own call: the thread has one generator. It returns None in place of an image that
+the function of one image has to take, such as one that it raises an error for.
+"""
 
 
 def without_gil(fn: AnyCallable) -> AnyCallable:
@@ -37,6 +45,7 @@ class ImageMap:
 
     name: str
     fn: Callable[..., Any]
+    many: Many | None = None
 
     @property
     def __name__(self) -> str:
@@ -54,6 +63,7 @@ class RandomImageMap:
 
     name: str
     fn: Callable[..., Any]
+    many: Many | None = None
 
     @property
     def __name__(self) -> str:
@@ -66,6 +76,13 @@ class RandomImageMap:
                 "before .to()"
             )
         return _each(images, partial(self.fn, rng=rng))
+
+
+def many_of(fn: Any) -> Many | None:
+    """Return what does the work of an image function on many images; None if nothing does."""
+    if not isinstance(fn, (ImageMap, RandomImageMap)):
+        return None
+    return fn.many if hasattr(native.library(), "jpeg_crop_many") else None
 
 
 def _each(images: Any, fn: Callable[[Any], Any]) -> Any:

@@ -8,6 +8,7 @@ files are decoded in full first.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -28,7 +29,7 @@ from stoker.images.decoding import (
     pillow,
     pixels_of,
 )
-from stoker.images.geometry import Box, ImageWindow
+from stoker.images.geometry import ImageWindow
 from stoker.images.undamaged_files import UndamagedFiles
 
 Pixels = NDArray[np.uint8]
@@ -38,6 +39,27 @@ image of mode RGB, without the library; or pixels."""
 
 # Pillow's modes by the number of channels. Not RGBA: Pillow would weigh its colours by alpha.
 _MODES = {1: "L", 3: "RGB", 4: "CMYK"}
+
+
+@dataclass(frozen=True)
+class Resizing:
+    """How images are resized.
+
+    Attributes:
+        antialias: whether shrinking uses all pixels, or only the nearest two.
+        beyond: whether pixels outside the box contribute to its edge.
+        dct_scaling: whether the JPEG codec may shrink it first.
+    """
+
+    antialias: bool
+    beyond: bool
+    dct_scaling: bool
+
+    def crop(self, window: ImageWindow) -> Any:
+        """Return a window as the library takes it."""
+        box, (height, width) = window.box, window.size
+        flags = map(bool, (window.flip, self.antialias, self.beyond, self.dct_scaling))
+        return _library().Crop(box.left, box.top, box.width, box.height, height, width, *flags)
 
 
 @dataclass(frozen=True)
@@ -112,45 +134,37 @@ class Reading:
         out[first - top : last - top, begin - left : end - left] = part
         return out
 
-    def resize(
-        self,
-        image: Opened,
-        window: ImageWindow,
-        *,
-        antialias: bool = True,
-        beyond: bool = False,
-        dct_scaling: bool = False,
-    ) -> Pixels:
+    def resize(self, image: Opened, window: ImageWindow, resizing: Resizing) -> Pixels:
         """Return a window of an opened image, resized bilinearly, as a new array.
 
-        Args:
-            image: the result of ``open``.
-            window: within the image; its box has whole pixels, unless ``beyond``.
-            antialias: whether shrinking uses all pixels, or only the nearest two.
-            beyond: whether pixels outside the box contribute to its edge.
-            dct_scaling: whether the JPEG codec may shrink it first.
+        Its box lies within the image, and has whole pixels, unless it is ``resizing.beyond``.
         """
         library = native.library()
-        box, size = window.box, window.size
         if library is None:
-            return _with_pillow(image, box, size, window.flip, antialias, beyond)
-        crop = library.Crop(
-            box.left,
-            box.top,
-            box.width,
-            box.height,
-            size[0],
-            size[1],
-            bool(window.flip),
-            bool(antialias),
-            bool(beyond),
-            bool(dct_scaling),
-        )
+            return _with_pillow(image, window, resizing)
+        crop = resizing.crop(window)
         if isinstance(image, bytes):
             cropped: Pixels = library.jpeg_crop(image, crop, **self._limits)
         else:
             cropped = library.pixels_crop(image, crop)
         return cropped
+
+    def is_ready(self, image: Any) -> bool:
+        """True if an image is a JPEG that ``open`` would return as it is."""
+        if type(image) is not bytes or not is_jpeg(image):
+            return False
+        return not self.strict or image in self.undamaged
+
+    def resize_many(
+        self, files: Sequence[bytes], windows: Sequence[ImageWindow], resizing: Resizing
+    ) -> list[Pixels | None]:
+        """Return windows of JPEGs as ``resize`` does, None for those that it raises an error for.
+
+        The GIL is taken once for all: with many threads, taking it takes longer than the work.
+        """
+        crops = [resizing.crop(window) for window in windows]
+        made: list[Pixels | None] = _library().jpeg_crop_many(files, crops, **self._limits)
+        return made
 
 
 def size_of(image: Opened) -> tuple[int, int]:
@@ -195,24 +209,22 @@ def _library() -> Any:
     return library
 
 
-def _with_pillow(
-    image: Opened, box: Box, size: tuple[int, int], flip: bool, antialias: bool, beyond: bool
-) -> Pixels:
-    Image = pillow()
+def _with_pillow(image: Opened, window: ImageWindow, resizing: Resizing) -> Pixels:
+    Image, box, size = pillow(), window.box, window.size
     if isinstance(image, np.ndarray):
         height, width, channels = image.shape
         image = Image.frombytes(_MODES[channels], (width, height), image.tobytes())
     top, left = box.top, box.left
-    if not beyond:
+    if not resizing.beyond:
         bottom, right = round(top + box.height), round(left + box.width)
         image = image.crop((round(left), round(top), right, bottom))
         top = left = 0
     extent = (left, top, min(left + box.width, image.width), min(top + box.height, image.height))
     bilinear, across = Image.Resampling.BILINEAR, (size[1], size[0])
-    if antialias:
+    if resizing.antialias:
         image = image.resize(across, bilinear, box=extent)
     else:
         image = image.transform(across, Image.Transform.EXTENT, extent, bilinear)
-    if flip:
+    if window.flip:
         image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
     return pixels_of(image).reshape(*size, -1)

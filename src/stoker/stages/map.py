@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 
 from stoker.basics.pytree import Field, Fields, fields_of
 from stoker.images.advising import hint
+from stoker.images.image_map import Many, many_of
 from stoker.images.normalizing import fused
 from stoker.schedule import rng
 from stoker.stages.functions.operation import Operation, check_budget, names_of
@@ -131,6 +133,12 @@ class Map(Operation):
             fn = call_with_rng(fn) if self.is_random else call_without_rng(fn)
         return fn if self.on is None else _OnField(fn, fields_of(self.on))
 
+    def compile_many(self) -> Many | None:
+        many, on = many_of(self.fn), self.on
+        if many is None or self.clock or isinstance(on, tuple):
+            return None
+        return many if on is None else partial(_many_on, Field(on), many)
+
     def note(self, chain: ChainView, sizes: Mapping[int, PoolSize]) -> str:
         """Say what its budget lets it skip, and where it may decode too much."""
         return super().note(chain, sizes) + hint(chain, chain.stages.index(self))
@@ -173,6 +181,15 @@ class _OnField:
         if made is None or (type(field) is Fields and field.is_nothing(made)):
             raise returned_nothing("field")
         return field.replace(example, made)
+
+
+def _many_on(
+    field: Field, many: Many, examples: Sequence[Any], draws: Callable[[int], dict[str, Any]]
+) -> list[Any]:
+    """Lift a function of many values of a field to examples."""
+    made = many([field.get(each) for each in examples], draws)
+    pairs = zip(examples, made, strict=True)
+    return [each if each is None else field.replace(example, each) for example, each in pairs]
 
 
 def returned_nothing(what: str) -> TypeError:

@@ -33,6 +33,7 @@ from stoker.engine.work.inputs import InputAddresses
 from stoker.engine.work.spot import HERE
 from stoker.engine.work.user_calls import FREELY, Call, Copies, Retry, lock_of
 from stoker.errors import StageError
+from stoker.images.image_map import Many
 from stoker.replicas.replica import USER_LOCK
 from stoker.schedule import rng
 from stoker.schedule.dealing import RankOrder
@@ -280,9 +281,9 @@ class Work:
         if self._cache is not None and (which.start or 0) >= self._cache_at:
             first += 1  # the cache's time is counted between
         spot = HERE.spot
-        for number, (stage, fn, key, call) in enumerate(self._operations[which], first):
+        for number, (stage, compiled, key, call, many) in enumerate(self._operations[which], first):
             start = time.perf_counter_ns()
-            fn = stage.watch(fn, self._tell)
+            fn = stage.watch(compiled, self._tell)
             others = self._others(stage, places)
             passed_by = 0
             can_reread = self._can_reread
@@ -298,9 +299,15 @@ class Work:
                 spot.enter(number)
             try:
                 spent = self.retry.failure if can_redo else None
+                made = None
+                if many is not None and fn is compiled and not is_choosy and len(values) > 1:
+                    made = self._do_many(many, key, values, places, use_keys)
                 for i, value in enumerate(values):
                     if type(value) is Failure:
                         passed_by += 1
+                        continue
+                    if made is not None and (result := made[i]) is not None:
+                        values[i] = result
                         continue
                     use_key = use_keys[i] if use_keys is not None else 0
                     if is_choosy and (
@@ -345,6 +352,21 @@ class Work:
                 spot.leave()
             ns[number] += time.perf_counter_ns() - start
             ns[self.stages + number] += len(values) - passed_by
+
+    def _do_many(
+        self, many: Many, key: Any, values: list[Any], places: Sequence[int], use_keys: Any
+    ) -> list[Any] | None:
+        """Return what becomes of values in one call; None for those that are done one by one."""
+
+        def draws(at: int) -> dict[str, Any]:
+            word = 0 if use_keys is None else use_keys[at]
+            return {} if key is None else {"rng": self._random.at(key, places[at], word)}
+
+        try:
+            return many(values, draws)
+        except Exception as error:  # it is raised again for the value that it belongs to
+            pass_on(error)
+            return None
 
     def _remake(
         self,
@@ -398,7 +420,7 @@ class Work:
         """
         maps = self._batch_maps[first:] if first else self._batch_maps
         spot = HERE.spot
-        for at, (stage, fn, key, call) in enumerate(maps, self._after + first):
+        for at, (stage, fn, key, call, _) in enumerate(maps, self._after + first):
             start = time.perf_counter_ns()
             fn = stage.watch(fn, self._tell)
             input_copies = None if call is FREELY else self.retry.keep_inputs([batch], call)
@@ -472,5 +494,6 @@ _UNFINISHED = frozenset({Miss, Halfway, LeftOutBefore})
 
 def _prepare(
     stage: Operation, seed: int, epoch: int, call: Call
-) -> tuple[Operation, Callable[..., Any], NDArray[np.uint64] | None, Call]:
-    return stage, stage.compile(REJECTED), stage.key(seed, epoch), call
+) -> tuple[Operation, Callable[..., Any], NDArray[np.uint64] | None, Call, Many | None]:
+    many = stage.compile_many()
+    return stage, stage.compile(REJECTED), stage.key(seed, epoch), call, many

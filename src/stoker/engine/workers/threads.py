@@ -543,9 +543,9 @@ class WorkerPool:
         start, cost = task.claimed, task.runner.cost
         rows = cost.chunk(self.target_ns)
         if cost.releases_gil:
-            # A chunk is read, and copied, in one call without the GIL. Each call waits for the GIL
-            # at its end: with many threads that took longer than the work (bench/gpu.py). Two
-            # chunks for each thread keep all at work to the end of a batch.
+            # A chunk is read, cropped, and copied in one call each, without the GIL, which a call
+            # waits for at its end: with many threads that took longer than the work (bench/gpu.py).
+            # Two chunks for each thread keep all at work to the end of a batch.
             share = task.rows // (2 * max(1, self.active))
             rows = max(rows, min(share, _CHUNK_ROWS))
         task.claimed = stop = min(task.rows, start + rows)

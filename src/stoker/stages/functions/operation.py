@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.basics.buffers import only_reads
-from stoker.images.image_map import releases_gil
+from stoker.images.image_map import Many, releases_gil
 from stoker.schedule.orders.mixed import part_bits
 from stoker.sources.origin import UserObject, check_fields
 from stoker.stages.functions.stray_draws import GlobalDraws
@@ -129,6 +129,10 @@ class Operation(ChainStage):
 
         A filter's returns the item, or ``rejected``. It pickles if the user's function does.
         """
+
+    def compile_many(self) -> Many | None:
+        """Return what does the same for many items at once; None if its function does not."""
+        return None
 
     def key(self, seed: int, epoch: int) -> NDArray[np.uint64] | None:
         """Return what keys its generator in an epoch, None if it draws nothing."""

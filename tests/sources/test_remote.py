@@ -806,9 +806,8 @@ PATTERNS = {
 }
 
 
-@pytest.mark.parametrize("pattern", PATTERNS)
 @pytest.mark.parametrize("where", ["local", "http", "memory", "file"])
-def test_patterns(server: Server, folder: Path, where: str, pattern: str) -> None:
+def test_patterns(server: Server, folder: Path, where: str) -> None:
     fill(folder, TREE)
     base = {
         "local": str(folder),
@@ -818,12 +817,13 @@ def test_patterns(server: Server, folder: Path, where: str, pattern: str) -> Non
     }[where]
     if where == "memory":
         remember(folder)
-    source = files_at(f"{base}/{pattern}")
-    assert [e.data.decode() for e in files(source)] == PATTERNS[pattern]
-    paths = [f"{base}/{name}" for name in PATTERNS[pattern]]
-    if where == "http":
-        paths = [path.replace("[", "%5B").replace("]", "%5D") for path in paths]
-    assert [e.path for e in files(source)] == paths
+    for pattern, names in PATTERNS.items():
+        source = files_at(f"{base}/{pattern}")
+        assert [e.data.decode() for e in files(source)] == names, pattern
+        paths = [f"{base}/{name}" for name in names]
+        if where == "http":
+            paths = [path.replace("[", "%5B").replace("]", "%5D") for path in paths]
+        assert [e.path for e in files(source)] == paths, pattern
 
 
 def remember(folder: Path) -> None:

@@ -236,21 +236,29 @@ MISFITS: dict[str, tuple[Any, Any]] = {
 }
 
 
+def refused_together(examples: list[Any], workers: int, kind: str) -> None:
+    with pytest.raises(stoker.StageError, match=r"batch\(\d+\) failed on batch 0") as caught:
+        batched(examples, workers=workers, kind=kind)
+    assert caught.value.batch == 0
+    assert caught.value.index in ((0, 1) if len(examples) == 2 else (40,))
+    assert "collate" in str(caught.value) or "KeyError" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize("misfit", MISFITS)
 @pytest.mark.parametrize("reverse", [False, True])
 def test_examples_that_do_not_fit_together_are_refused(misfit: str, reverse: bool) -> None:
     one, other = MISFITS[misfit][::-1] if reverse else MISFITS[misfit]
-    for workers, kind in KINDS:
-        # Whatever runs of examples are stacked together first. Starting processes takes its time.
-        for examples in ([one, other], [one] * 40 + [other] + [one] * 7)[kind == "process" :]:
-            with pytest.raises(
-                stoker.StageError, match=r"batch\(\d+\) failed on batch 0"
-            ) as caught:
-                batched(examples, workers=workers, kind=kind)
-            assert caught.value.batch == 0
-            assert caught.value.index in ((0, 1) if len(examples) == 2 else (40,))
-            assert "collate" in str(caught.value) or "KeyError" not in str(caught.value)
-            assert "\n" not in str(caught.value)
+    for workers in (0, 3):
+        # Whatever runs of examples are stacked together first.
+        refused_together([one, other], workers, "thread")
+        refused_together([one] * 40 + [other] + [one] * 7, workers, "thread")
+
+
+@pytest.mark.parametrize("misfit", shortened(MISFITS, 3))
+def test_processes_refuse_what_does_not_fit_together(misfit: str) -> None:
+    one, other = MISFITS[misfit]
+    refused_together([one] * 40 + [other] + [one] * 7, 1, "process")
 
 
 @pytest.mark.parametrize(("workers", "kind"), KINDS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -70,5 +71,9 @@ def raced(
 
 
 def processor_us(samples: Sequence[Sample]) -> list[float]:
-    """Return the processor time of an example, of all processes of an arm, in us."""
-    return [each["processor_s"] / each["examples"] * 1e6 for each in samples]
+    """Return the processor time of an example, of all processes of an arm, in us.
+
+    The kernel counts in ticks: a short sample may have none, and is taken for one.
+    """
+    tick_s = 1 / os.sysconf("SC_CLK_TCK")
+    return [max(each["processor_s"], tick_s) / each["examples"] * 1e6 for each in samples]

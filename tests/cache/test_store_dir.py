@@ -457,5 +457,7 @@ def test_a_store_whose_folder_was_removed_is_used_on_and_another_is_made(
     second = build()
     for _ in range(2):
         assert [batch.tolist() for batch in second] == expected
-    assert second.stats().cache.hits == second.stats().cache.items == 40
+    cache = second.stats().cache
+    assert cache is not None
+    assert cache.hits == cache.items == 40
     assert [batch.tolist() for batch in first] == expected

@@ -128,14 +128,14 @@ def main() -> None:
     rows, least_s, rounds = (2_000, 0.0, 1) if arguments.quick else (50_000, 0.3, arguments.rounds)
     images, labels = arrays(rows)
     pipeline = stoker.from_arrays(images, labels).shuffle().workers(WORKERS).batch(BATCH)
-    here: dict[str, Epochs] = {
+    own: dict[str, Epochs] = {
         "stoker": lambda: pipeline,
         "numpy": numpy_loop(images, labels),
         **torch_loaders(images, labels),
     }
     with report(__file__, arguments) as found, ExitStack() as stack:
         cases: dict[str, Callable[[], dict[str, float]]] = {}
-        for name, epoch in here.items():
+        for name, epoch in own.items():
             check(epoch, rows)
             cases[name] = partial(timed, epoch, least_s)
         for name in filter(None, names):
@@ -143,7 +143,9 @@ def main() -> None:
                 environment.install(name)
             if not environment.python(name).exists():
                 raise SystemExit(f".peers/{name} is not there: add --install")
-            peer = environment.Peer(name, rows, BATCH, WORKERS)
+            here = environment.HERE
+            program = ["-P", here / "serve.py", here / f"{name}.py", rows, BATCH, WORKERS]
+            peer = environment.Peer([environment.python(name), *program])
             stack.callback(peer.close)
             cases[name] = partial(peer.timed, least_s)
             found.add(peer=name, **peer.about)

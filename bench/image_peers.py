@@ -40,17 +40,14 @@ Not here: FFCV 1.0.2, whose wheel is built against Debian's libopencv-dev, which
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
-from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from statistics import median
 
 from gil import jpegs
-from harness import Ratio, Report, interleaved, parser, report
-from peers import environment
+from harness import Ratio, Report, parser, report
+from peers import racing
 
-from images import BATCH, Serving, Task, arms_of, colour, written
+from images import BATCH, Task, arms_of, colour, written
 
 PEERS = {
     "torch, simplejpeg": ("webdataset_jpegs", "torch_jpegs", "simplejpeg"),
@@ -65,42 +62,20 @@ FILES = 1_000
 LEAST_RATE = 1.0
 
 
-def processor_us(serving: Serving, seconds: float) -> float:
-    """Return the processor time of an image, in us."""
-    found = serving.timed(seconds)
-    return found["processor_s"] / found["examples"] * 1e6
-
-
 def main() -> None:
     options = parser(__doc__, evaluate)
     options.add_argument("--jpegs", help="a folder or a tar of JPEGs; by default some are made")
-    options.add_argument(
-        "--peers", default="", help=f"of {', '.join(PEERS)}, with ; between them, or all"
-    )
-    options.add_argument("--install", action="store_true", help="make the peers' environments")
+    racing.add_options(options, PEERS)
     arguments = options.parse_args()
-    names = arguments.peers.replace("all", ";".join(PEERS))
-    chosen = [name.strip() for name in names.split(";") if name.strip()]
-    if arguments.install:
-        for place in dict.fromkeys(PEERS[name][0] for name in chosen):
-            environment.install(place)
-    quick = arguments.quick
+    chosen, quick = racing.chosen(arguments, PEERS), arguments.quick
     rounds, seconds = (1, 0.1) if quick else (arguments.rounds, 2.0)
-    with (
-        report(__file__, arguments) as made,
-        tempfile.TemporaryDirectory() as home,
-        ExitStack() as ends,
-    ):
+    with report(__file__, arguments) as made, tempfile.TemporaryDirectory() as home:
         files = colour(jpegs(arguments.jpegs, BATCH if quick else 500))
         count = 4 * BATCH if quick else FILES
         task = Task("photographs", written(files, Path(home) / "photographs", count))
-        cases: dict[str, Callable[[], float]] = {}
-        for name, arm in arms_of(task.name, chosen, PEERS).items():
-            serving = Serving(arm, task)
-            ends.callback(serving.close)
-            cases[name] = partial(processor_us, serving, seconds)
-        for name, samples in interleaved(cases, rounds).items():
-            made.add(arm=name, processor_us=samples)
+        arms = arms_of(task, chosen, PEERS)
+        for name, (_, samples) in racing.raced(arms, seconds, rounds, SIDE=str(task.side)).items():
+            made.add(arm=name, processor_us=racing.processor_us(samples))
 
 
 def evaluate(made: Report) -> None:

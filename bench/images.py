@@ -85,7 +85,6 @@ Results::
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import os
@@ -93,8 +92,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -102,10 +100,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import psutil
 from gil import jpegs
-from harness import Ratio, Report, interleaved, parser, report
-from peers import environment
+from harness import Ratio, Report, parser, report
+from peers import environment, racing
 from peers.serve import steady_rates, whole_rates
 from PIL import Image
 
@@ -137,87 +134,6 @@ class Task:
     folder: Path
     side: int = 224
     has_limit: bool = True
-
-
-@dataclass(frozen=True)
-class Arm:
-    """What loads JPEGs, in a process of its own.
-
-    Attributes:
-        python: of its environment.
-        peer: its file, in ``peers/jpegs/``.
-        variant: what it is told.
-    """
-
-    python: Path
-    peer: str
-    variant: str
-
-
-class Serving:
-    """An arm's process, ready to run epochs; to be closed."""
-
-    def __init__(self, arm: Arm, task: Task) -> None:
-        peers = environment.HERE / "jpegs"
-        command: list[Any] = [
-            arm.python,
-            "-W",
-            "ignore",
-            peers / "serve_jpegs.py",
-            arm.peer,
-            task.folder,
-        ]
-        self._process = subprocess.Popen(
-            [*command, arm.variant, str(BATCH), str(WORKERS)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "SIDE": str(task.side)},
-        )
-        try:
-            self.first_s = self._answer()["first_s"]
-        except BaseException:
-            self.close()
-            raise
-
-    def timed(self, least_s: float) -> dict[str, float]:
-        """Run epochs; see ``peers/serve.py``. Memory is what the process and its workers hold, and
-        processor time what they take together."""
-        assert self._process.stdin is not None
-        before_s = self._processor_s()
-        print(least_s, file=self._process.stdin, flush=True)
-        answer = self._answer() | {"processor_s": self._processor_s() - before_s}
-        return answer | {"memory_bytes": self._memory_bytes()}
-
-    def _answer(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            if line.startswith("{"):  # some print while they are imported
-                answer: dict[str, Any] = json.loads(line)
-                return answer
-        raise RuntimeError(f"an arm ended with code {self._process.wait()}")
-
-    def _memory_bytes(self) -> int:
-        total = 0
-        for each in self._processes():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                total += each.memory_full_info().pss
-        return total
-
-    def _processor_s(self) -> float:
-        total = 0.0
-        for each in self._processes():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                total += sum(each.cpu_times()[:4])  # with those of children that have ended
-        return total
-
-    def _processes(self) -> list[psutil.Process]:
-        whole = psutil.Process(self._process.pid)
-        return [whole, *whole.children(recursive=True)]
-
-    def close(self) -> None:
-        """End the process."""
-        self._process.communicate()
 
 
 def written(files: list[bytes], folder: Path, count: int) -> Path:
@@ -299,32 +215,31 @@ def limit(program: Path, folder: Path, seconds: float) -> dict[str, float]:
 
 
 def arms_of(
-    task: str, peers: list[str], known: Mapping[str, tuple[str, str, str]] = PEERS
-) -> dict[str, Arm]:
-    """Return what runs in a task, with some of the ``known`` peers; the first is what the others
-    are compared with."""
-    here = Path(sys.executable)
-    stoker = partial(Arm, here, "stoker_jpegs")
+    task: Task, peers: list[str], known: Mapping[str, tuple[str, str, str]] = PEERS
+) -> dict[str, list[object]]:
+    """Return what runs in a task, as words of command lines, with some of the ``known`` peers; the
+    first is what the others are compared with."""
+
+    def arm(python: str | Path, peer: str, variant: str) -> list[object]:
+        program = environment.HERE / "jpegs" / "serve_jpegs.py"
+        return [python, "-W", "ignore", program, peer, task.folder, variant, BATCH, WORKERS]
+
+    here = sys.executable
+    stoker = partial(arm, here, "stoker_jpegs")
     own = {"stoker": stoker("fast")} if native.library() else {}
-    if task.startswith("echo"):
-        factor = task.rpartition(" ")[2]
-        return (
-            {
-                name: stoker(f"{kind}-{factor}")
-                for name, kind in (("stoker", "echo"), ("by hand", "hand"))
-            }
-            if own
-            else {}
-        )
-    if task == "large" and own:
+    if task.name.startswith("echo"):
+        factor = task.name.rpartition(" ")[2]
+        kinds = (("stoker", "echo"), ("by hand", "hand")) if own else ()
+        return {name: stoker(f"{kind}-{factor}") for name, kind in kinds}
+    if task.name == "large" and own:
         own["stoker, scaled by the codec"] = stoker("dct")
     arms = own | {
         "stoker, Pillow": stoker("pillow"),
-        "torch, Pillow": Arm(here, "torch_jpegs", "pillow"),
+        "torch, Pillow": arm(here, "torch_jpegs", "pillow"),
     }
     for name in peers:
         place, peer, variant = known[name]
-        arms[name] = Arm(environment.python(place), peer, variant)
+        arms[name] = arm(environment.python(place), peer, variant)
     return arms
 
 
@@ -337,18 +252,13 @@ def measure(
     rounds: int,
 ) -> None:
     """Run the arms of a task in turns."""
-    with ExitStack() as within:
-        cases: dict[str, Callable[[], dict[str, float]]] = {}
-        first_s: dict[str, float] = {}
-        for name, arm in arms_of(task.name, peers).items():
-            serving = Serving(arm, task)
-            within.callback(serving.close)
-            first_s[name] = serving.first_s
-            cases[name] = partial(serving.timed, seconds)
-        if program and task.has_limit:
-            cases["limit"] = partial(limit, program, task.folder, seconds)
-        for name, samples in interleaved(cases, rounds).items():
-            made.add(task=task.name, arm=name, samples=samples, first_s=first_s.get(name))
+    others = {}
+    if program and task.has_limit:
+        others["limit"] = partial(limit, program, task.folder, seconds)
+    arms = arms_of(task, peers)
+    found = racing.raced(arms, seconds, rounds, others, SIDE=str(task.side))
+    for name, (about, samples) in found.items():
+        made.add(task=task.name, arm=name, samples=samples, first_s=about.get("first_s"))
 
 
 def evaluate(made: Report) -> None:
@@ -416,17 +326,10 @@ def main() -> None:
     options.add_argument("--jpegs", help="a folder or a tar of JPEGs; by default some are made")
     options.add_argument("--cifar", help="a tar of JPEGs of 32 x 32; by default some are made")
     options.add_argument("--limit", help="the C program that is the limit, its source")
-    options.add_argument(
-        "--peers", default="", help=f"of {', '.join(PEERS)}, with ; between them, or all"
-    )
-    options.add_argument("--install", action="store_true", help="make the peers' environments")
+    racing.add_options(options, PEERS)
     options.add_argument("--only", default="", help="tasks whose names have this in them")
     arguments = options.parse_args()
-    names = arguments.peers.replace("all", ";".join(PEERS))
-    peers = [name.strip() for name in names.split(";") if name.strip()]
-    for name in peers:
-        if arguments.install:
-            environment.install(PEERS[name][0])
+    peers = racing.chosen(arguments, PEERS)
     rounds, seconds = (1, 0.1) if arguments.quick else (arguments.rounds, 2.0)
     with report(__file__, arguments) as made, tempfile.TemporaryDirectory() as folder:
         program = compiled(arguments.limit, Path(folder)) if arguments.limit else None

@@ -1,6 +1,6 @@
 """Sources with an index: as fast as each format's own reader, and shuffled truly?
 
-Eight tasks, whole epochs, two workers each; stoker chooses its own, at most two threads, but where
+Seven tasks, whole epochs, two workers each; stoker chooses its own, at most two threads, but where
 Pillow decodes: with images so small it holds the GIL, ``stats()`` says so, and two processes do it.
 
 - tar: shards of small JPEGs, sorted by class, decoded by Pillow; against WebDataset's reader
@@ -11,7 +11,6 @@ Pillow decodes: with images so small it holds the GIL, ``stats()`` says so, and 
   ``DataLoader`` over it, which decodes by ``Image()``. And stoker with threads, and these with
   ``stoker.images.decode``.
 - hugging face, bytes: the same without decoding.
-- tokens: windows of 1,024 tokens; against a ``DataLoader`` over a memory map.
 - mix: the same shards as four sources, mixed evenly; against one source of all of them.
 - mix of rows: rows of 16 numbers in memory, as four sources and as one. Nothing is to be done but
   to gather them, so this is what mixing costs.
@@ -26,8 +25,8 @@ Command::
     python bench/sources.py --peers all --install      # WebDataset as well, in .peers/webdataset
 
 Targets: tar at least 1.2 of WebDataset's rate; Parquet 1.0 of pyarrow's row groups; Hugging Face
-2.0 of the better DataLoader; tokens 5.0 of the better DataLoader; four sources mixed 0.97 of one;
-the index in under 20 s; resumed in under 100 ms.
+2.0 of the better DataLoader; four sources mixed 0.97 of one; the index in under 20 s; resumed in
+under 100 ms. Tokens are in ``token_peers.py``.
 
 Results::
 
@@ -47,9 +46,6 @@ Results::
     hugging face, bytes                stoker     801,263              1 (1 .. 1)             47.5
     hugging face, bytes      torch, 0 workers     194,832     4.12 (3.79 .. 4.19)             47.7
     hugging face, bytes      torch, 2 workers      57,437     14.2 (12.8 .. 16.8)             47.6
-    tokens                             stoker     724,506              1 (1 .. 1)             47.4
-    tokens                   torch, 0 workers     129,980     5.47 (4.17 .. 5.83)             47.5
-    tokens                   torch, 2 workers      33,519     20.6 (16.7 .. 22.3)             47.4
     mix                                stoker      15,448              1 (1 .. 1)             48.0
     mix                            one source      15,514    0.998 (0.94 .. 1.11)             47.5
     mix of rows                        stoker   8,376,528              1 (1 .. 1)             48.0
@@ -76,9 +72,7 @@ Images are small (64 x 64), so that decoding does not hide what reading costs.
 from __future__ import annotations
 
 import io
-import json
 import os
-import subprocess
 import tarfile
 import tempfile
 import time
@@ -98,7 +92,7 @@ from harness import Ratio, Report, interleaved, parser, report
 from peers import environment
 from peers.serve import Epochs, timed, whole_rates
 from PIL import Image
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 import stoker
 
@@ -112,8 +106,6 @@ TARGETS = {
     ("hugging face", "torch, 2 workers"): 2.0,
     ("hugging face, bytes", "torch, 0 workers"): 2.0,
     ("hugging face, bytes", "torch, 2 workers"): 2.0,
-    ("tokens", "torch, 0 workers"): 5.0,
-    ("tokens", "torch, 2 workers"): 5.0,
     ("mix", "one source"): 0.97,
     ("mix of rows", "one source"): 0.97,
 }
@@ -199,9 +191,7 @@ def write_dataset(folder: Path, sizes: Sizes) -> Any:
 
 
 def write_tokens(folder: Path, sizes: Sizes) -> Path:
-    """Write tokens that tell where they are, so that a window has a class, too."""
-    tokens = np.arange(sizes.tokens, dtype=np.int64) * CLASSES // sizes.tokens
-    tokens.astype(np.uint16).tofile(folder / "tokens.bin")
+    np.zeros(sizes.tokens, np.uint16).tofile(folder / "tokens.bin")
     return folder / "tokens.bin"
 
 
@@ -298,20 +288,6 @@ def stoker_tokens(path: Path, batch: int) -> Any:
     return tokens.shuffle().batch(batch)
 
 
-class Windows(Dataset[Any]):
-    """What people write: a window of a memory map, one a call."""
-
-    def __init__(self, path: Path) -> None:
-        self.tokens = np.memmap(path, np.uint16, "r")
-
-    def __len__(self) -> int:
-        return (len(self.tokens) - 1) // LENGTH
-
-    def __getitem__(self, index: int) -> tuple[Any, Any]:
-        window = self.tokens[index * LENGTH : index * LENGTH + LENGTH + 1].astype(np.int64)
-        return torch.from_numpy(window[:-1]), torch.from_numpy(window[1:])
-
-
 def loaders(dataset: Any, batch: int, collate: Any = None) -> dict[str, Epochs]:
     """Return torch's DataLoader without workers and with two, which it keeps."""
     made: dict[str, Epochs] = {}
@@ -330,42 +306,7 @@ def loaders(dataset: Any, batch: int, collate: Any = None) -> dict[str, Epochs]:
 
 def classes_a_batch(epoch: Epochs) -> float:
     """Return how many classes the batches of an epoch have, on average."""
-    return mean(len(np.unique(_first(batch[1]))) for batch in epoch())
-
-
-def _first(labels: Any) -> Any:
-    labels = np.asarray(labels)
-    return labels[:, 0] if labels.ndim > 1 else labels  # of a window, that of its first token
-
-
-class WebDataset:
-    """The peer's process."""
-
-    def __init__(self, shards: str, batch: int) -> None:
-        program = environment.HERE / "webdataset_shards.py"
-        self._process = subprocess.Popen(
-            [environment.python("webdataset"), program, shards, str(batch), str(WORKERS)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self.about = self._answer()
-
-    def timed(self, least_s: float) -> dict[str, Any]:
-        assert self._process.stdin is not None
-        print(least_s, file=self._process.stdin, flush=True)
-        return self._answer()
-
-    def close(self) -> None:
-        self._process.communicate("end\n")  # workers that were forked keep its input open
-
-    def _answer(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"WebDataset ended with code {self._process.wait()}")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
+    return mean(len(np.unique(np.asarray(batch[1]))) for batch in epoch())
 
 
 def index_s(shards: str) -> float:
@@ -439,7 +380,6 @@ def main() -> None:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         shards, rows = write_shards(folder, sizes), write_rows(folder, sizes)
         dataset, tokens = write_dataset(folder, sizes), write_tokens(folder, sizes)
-        windows = stoker_tokens(tokens, batch)
         tasks: dict[str, dict[str, Epochs]] = {
             "tar": {
                 "stoker": decoded_batches(of_shards(shards), batch, "process"),
@@ -461,7 +401,6 @@ def main() -> None:
                     dataset.cast_column("image", datasets.Image(decode=False)), batch, listed
                 ),
             },
-            "tokens": {"stoker": lambda: windows, **loaders(Windows(tokens), batch)},
             "mix": {
                 "stoker": decoded_batches(mixed_shards(folder), batch, "process"),
                 "one source": decoded_batches(of_shards(shards), batch, "process"),
@@ -477,12 +416,14 @@ def main() -> None:
             }
             classes = {name: classes_a_batch(epoch) for name, epoch in epochs.items()}
             if task == "tar" and arguments.peers:
-                peer = WebDataset(shards, batch)
+                program = environment.HERE / "webdataset_shards.py"
+                python = environment.python("webdataset")
+                peer = environment.Peer([python, program, shards, batch, WORKERS])
                 stack.callback(peer.close)
                 cases["webdataset"] = partial(peer.timed, sizes.least_s)
+                classes["webdataset"] = peer.about["classes"]
             for name, samples in interleaved(cases, rounds).items():
-                told = classes.get(name) or mean(each.pop("classes") for each in samples)
-                found.add(task=task, case=name, samples=samples, classes=told)
+                found.add(task=task, case=name, samples=samples, classes=classes[name])
         many = write_members(folder, sizes)
         found.add(
             what=f"index of {sizes.members:,} members",

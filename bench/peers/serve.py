@@ -1,16 +1,18 @@
 """Times a peer in an environment of its own: orders on stdin, answers on stdout, JSON lines.
 
-``arrays.py`` starts ``python -P serve.py PEER.py ROWS BATCH WORKERS`` once (start-up is told
-apart), and asks for some seconds in every round. Nothing but NumPy is needed here.
+``environment.Peer`` is the other end. Nothing but NumPy is needed here.
 
-A peer's file has ``PACKAGE`` (whose version is told) and ``epochs(images, labels, batch,
-workers)``, which returns a function that starts an epoch: an iterable of (images, labels).
+``arrays.py`` starts ``python -P serve.py PEER.py ROWS BATCH WORKERS`` once (start-up is told
+apart), and asks for some seconds in every round. A peer's file has ``PACKAGE`` (whose version is
+told) and ``epochs(images, labels, batch, workers)``, which returns a function that starts an epoch:
+an iterable of (images, labels).
 """
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -43,7 +45,7 @@ def timed(epoch: Epochs, least_s: float = 0.0) -> dict[str, float]:
         first = last = 0
         for batch in epoch():
             last = time.perf_counter_ns()
-            size = len(batch[1])
+            size = len(next(iter(batch.values())) if isinstance(batch, dict) else batch[1])
             examples += size
             if not first:
                 first = last
@@ -85,6 +87,19 @@ def check(epoch: Epochs, rows: int) -> None:
         raise AssertionError("two epochs came in one order: nothing is shuffled")
 
 
+def serve(about: dict[str, Any], epoch: Epochs) -> None:
+    """Tell what is known, then time epochs for as many seconds as each line of input says."""
+    out = os.fdopen(os.dup(1), "w")
+    sys.stdout = sys.stderr  # what peers print is no answer
+    answer: dict[str, Any] = about
+    while True:
+        print(json.dumps(answer), file=out, flush=True)
+        order = sys.stdin.readline().strip()
+        if order in ("", "end"):
+            return
+        answer = timed(epoch, float(order))
+
+
 def main() -> None:
     path, rows, batch, workers = Path(sys.argv[1]), *map(int, sys.argv[2:5])
     began = time.perf_counter()
@@ -95,18 +110,8 @@ def main() -> None:
     spec.loader.exec_module(peer)
     epoch = peer.epochs(*arrays(rows), batch, workers)
     check(epoch, rows)
-    answer: dict[str, Any] = {
-        "start_s": time.perf_counter() - began,
-        "version": metadata.version(peer.PACKAGE),
-    }
-    out = sys.stdout
-    sys.stdout = sys.stderr  # what peers print is no answer
-    while True:
-        print(json.dumps(answer), file=out, flush=True)
-        order = sys.stdin.readline()
-        if not order:
-            return
-        answer = timed(epoch, float(order))
+    about = {"start_s": time.perf_counter() - began, "version": metadata.version(peer.PACKAGE)}
+    serve(about, epoch)
 
 
 if __name__ == "__main__":

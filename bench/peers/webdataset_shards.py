@@ -1,13 +1,12 @@
 """WebDataset's reader over tar shards of small JPEGs, as its documentation has it. See sources.py.
 
-``python webdataset_shards.py SHARDS BATCH WORKERS`` answers with a JSON line for each line that it
-is given: what ``serve.timed`` found, with the mean number of classes in a batch.
+``python webdataset_shards.py SHARDS BATCH WORKERS`` tells how many classes a batch has, on
+average, then answers as ``serve.py`` does.
 """
 
 from __future__ import annotations
 
 import io
-import json
 import sys
 from importlib import metadata
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 import webdataset
 from PIL import Image
-from serve import timed
+from serve import serve
 
 
 def decoded(data: bytes) -> Any:
@@ -35,15 +34,8 @@ def main() -> None:
     loader = webdataset.WebLoader(
         dataset, batch_size=None, num_workers=workers, persistent_workers=True
     )
-    answer: dict[str, Any] = {"version": metadata.version("webdataset")}
-    out, sys.stdout = sys.stdout, sys.stderr  # what peers print is no answer
-    while True:
-        print(json.dumps(answer), file=out, flush=True)
-        order = sys.stdin.readline().strip()
-        if order in ("", "end"):
-            return
-        answer = timed(lambda: loader, float(order))
-        answer["classes"] = float(np.mean([len(set(map(int, labels))) for _, labels in loader]))
+    classes = float(np.mean([len(set(map(int, labels))) for _, labels in loader]))
+    serve({"version": metadata.version("webdataset"), "classes": classes}, lambda: loader)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ an epoch: an iterable of (images, labels), ``uint8 [batch, SIDE, SIDE, 3]``. The
 from __future__ import annotations
 
 import importlib
-import json
 import math
 import os
 import sys
@@ -18,7 +17,7 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).parents[1]))  # behind packages of the same names as peers
 
-from serve import timed
+from serve import serve
 
 SIDE = int(os.environ.get("SIDE", "224"))
 
@@ -48,18 +47,11 @@ def main() -> None:
     epoch = importlib.import_module(name).epochs(folder, variant, int(batch), int(workers))
     batches = iter(epoch())
     images, _ = next(batches)
-    answer: dict[str, Any] = {"first_s": time.perf_counter() - began}
+    about = {"first_s": time.perf_counter() - began}
     assert tuple(images.shape) == (int(batch), SIDE, SIDE, 3), images.shape
     for _ in batches:
         pass
-    out = os.fdopen(os.dup(1), "w")
-    sys.stdout = sys.stderr  # what peers print is no answer
-    while True:
-        print(json.dumps(answer), file=out, flush=True)
-        order = sys.stdin.readline()
-        if not order:
-            return
-        answer = timed(epoch, float(order))
+    serve(about, epoch)
 
 
 if __name__ == "__main__":

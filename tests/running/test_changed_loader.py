@@ -193,7 +193,7 @@ def test_only_the_first_batches_are_compared() -> None:
         next(iterator)
         assert said == ([_compared(50)] if number >= 50 else [])
     del iterator
-    ((batches, seconds),) = changed.epochs
+    ((batches, seconds),) = changed.pace.epochs
     assert batches == 5
     assert seconds > 0
 

@@ -496,17 +496,21 @@ def test_nothing_is_left_running(tmp_path: Path, number: signal.Signals) -> None
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["nowhere.py"], "no script"),
-        ([tempfile.gettempdir()], "is a folder"),
-        (["-m"], "needs a module"),
-        (["--json", "/nowhere/at/all.json", "train.py"], "there is no folder"),
-        (["--budget", "0", "train.py"], "--budget"),
-        ([], "Missing argument"),
-    ],
+    "call",
+    shortened(
+        [
+            (["nowhere.py"], "no script"),
+            (["--json", "/nowhere/at/all.json", "train.py"], "there is no folder"),
+            ([tempfile.gettempdir()], "is a folder"),
+            (["-m"], "needs a module"),
+            (["--budget", "0", "train.py"], "--budget"),
+            ([], "Missing argument"),
+        ],
+        2,
+    ),
 )
-def test_wrong_calls_get_an_answer(tmp_path: Path, arguments: list[str], said: str) -> None:
+def test_wrong_calls_get_an_answer(tmp_path: Path, call: tuple[list[str], str]) -> None:
+    arguments, said = call
     done = subprocess.run(
         command_of(*arguments),
         capture_output=True,

@@ -95,3 +95,19 @@ def test_augmenting_on_the_accelerator_is_reproducible_and_differs_by_use() -> N
     assert all(equal(a, b) for a, b in zip(first, second, strict=True))
     sums = {float(images.double().sum()) for images, _ in first}
     assert len(sums) == len(first)
+
+
+@pytest.mark.gpu
+def test_batches_on_an_accelerator_stay_while_their_memory_on_the_host_is_used_again() -> None:
+    images = np.random.default_rng(0).integers(0, 256, (256, 96, 96, 3), np.uint8)
+    train = stoker.from_arrays(images, np.arange(256), seed=1).shuffle().batch(16).workers(4)
+    train = train.to("cuda")
+    kept = []
+    for epoch in range(6):
+        for number, batch in enumerate(train, 1):
+            kept.append(batch)
+            if epoch % 2 and number == 7:
+                break  # while a batch is on its way
+    assert len(kept) > 60
+    for pixels, labels in kept:
+        assert np.array_equal(pixels.cpu().numpy(), images[labels.cpu().numpy()])

@@ -50,7 +50,7 @@ class Recycler:
 
     Args:
         spare: how many free pieces of one size are kept.
-        allocate: returns new memory of a size in bytes; by default from NumPy.
+        allocate: returns new memory of a size in bytes.
         resting_bytes: the most free memory that ``rest`` keeps; None for all.
     """
 
@@ -62,7 +62,7 @@ class Recycler:
     ) -> None:
         self.spare = spare
         self._resting_bytes = resting_bytes
-        self._allocate = allocate or _allocate_aligned
+        self._allocate = allocate or allocate_aligned
         self._free: dict[int, deque[memoryview]] = {}
         self._live: dict[int, tuple[weakref.ref[Any], memoryview]] = {}
 
@@ -154,7 +154,8 @@ class _Block(np.ndarray[Any, Any]):
     """Memory. It is a subclass so that NumPy does not take it for the base of views."""
 
 
-def _allocate_aligned(size: int) -> memoryview:
+def allocate_aligned(size: int) -> memoryview:
+    """Return new memory of the process, which begins at a multiple of 64 bytes."""
     block = _Block(
         (size + _ALIGNMENT,), np.uint8
     )  # owns its memory, so it is not a view of a plain array

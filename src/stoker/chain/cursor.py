@@ -9,9 +9,10 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from stoker.basics.buffers import Recycler
+from stoker.basics.buffers import Recycler, allocate_aligned
 from stoker.basics.resources import process_group
 from stoker.basics.validate import is_whole_number
 from stoker.chain import state
@@ -33,6 +34,7 @@ from stoker.errors import StateError
 from stoker.frameworks.framework import TrainingLoop
 from stoker.frameworks.queries import calling_loop, epoch_listener
 from stoker.schedule.owners import OwnerSnapshot
+from stoker.stages.to import To
 from stoker.stats import Clock, Totals
 
 # Free memory of batches that is kept between epochs: little beside what one takes. An epoch of 16
@@ -41,6 +43,12 @@ _RESTING_BYTES = 64 << 20
 _PARENTS_RUNS: list[Run] = []
 """Runs that a forked child inherited. They are never freed: freeing them could stop the parent's
 workers (a ``DataLoader``'s iterator does that)."""
+
+
+def _allocator(chain: Chain) -> Callable[[int], memoryview]:
+    """Return what allocates the memory of batches."""
+    to = next((stage for stage in chain.stages if isinstance(stage, To)), None)
+    return allocate_aligned if to is None else to.allocate
 
 
 class _Before(NamedTuple):
@@ -65,7 +73,9 @@ class Cursor(Bookmark):
 
     def __init__(self, chain: Chain, recycler: Recycler | None = None) -> None:
         super().__init__(chain)
-        self._recycler = recycler or Recycler(resting_bytes=_RESTING_BYTES)
+        self._recycler = recycler or Recycler(
+            allocate=_allocator(chain), resting_bytes=_RESTING_BYTES
+        )
         self._autotuner = Autotuner()
         self._kept_workers = KeptWorkers()
         self._before_iter: _Before | None = None

@@ -494,6 +494,7 @@ class DeviceStream(DrivenStream):
             return Failure(StageError(self._mover.name, error, batch=item.ordinal))
 
     def clear(self) -> None:
+        self._mover.close()
         self._under_way.clear()
         self._next = self._next_item = None
 

@@ -86,46 +86,42 @@ def shortened(found: Iterable[Cell]) -> list[Cell]:
 
 
 def _cells() -> Iterator[Cell]:
-    # Does the default do harm where nothing random follows and the data comes round often?
-    for name, examples in (("fashion", 1_024), ("digits", 1_024), ("friedman", 1_024)):
-        for passes in (4, 16):
-            yield from _passes(name, examples, passes, WIDE[:3])
     # The long trainings take longest: they begin before others, beside the short ones.
     for name, lengths in (("fashion", (2_400, 600, 150)), ("cifar", (1_500, 600, 150))):
         for length in lengths:
-            yield from (Cell(name, length, arm) for arm in (NONE, *WIDE))
-        yield from _lengths(name, (300, 1_200, 2_400, 4_800, 9_600))
-    # Caps on more tasks, and where R is not above the smaller one; short enough for a processor.
-    for name, length in (("words", 150), ("cifar", 300)):
-        yield from (Cell(name, length, arm) for arm in (NONE, *WIDE[:3], WIDE[4]))
+            yield from (Cell(name, length, arm) for arm in (NONE, *WIDE[:4]))
+    yield from _lengths("cifar", (4_800,))
+    # Does the default do harm where the data comes round often?
+    for passes in (64, 16, 4):
+        yield from _passes("fashion", 1_024, passes, WIDE[:3], augments=True)
+    for name, examples in (("fashion", 1_024), ("digits", 1_024), ("friedman", 1_024)):
+        for passes in (16, 4):
+            yield from _passes(name, examples, passes, WIDE[:3])
+    # Caps on more tasks, and where R is not above the smaller one.
+    for name, lengths in (("fashion", (600, 150)), ("cifar", (600, 150)), ("words", (300,))):
+        yield from (Cell(name, length, WIDE[4]) for length in lengths)
+    for name, length in (("words", 300), ("words", 150), ("cifar", 300)):
+        yield from (Cell(name, length, arm) for arm in (NONE, *WIDE[:4]))
     for name in ("fashion", "cifar", "words"):
         yield Cell(name, 150, EchoArm("before", 4, (8,)))
-    # Other tasks, shortly; other places.
-    yield from (Cell("words", 300, arm) for arm in (NONE, *WIDE))
-    yield from _passes("features", 2_048, 8, WIDE[:3])
-    yield from (Cell("fashion", 600, arm) for arm in _ELSEWHERE)
+    yield from _lengths("words", (2_400, 1_200, 600))
     # Copies in one batch; a cap that falls.
+    yield from _shapes("cifar", 600)
     yield from _shapes("fashion", 600)
-    yield from _shapes("fashion", 1_200)
+    # Other places, other tasks.
+    yield from (Cell("fashion", 600, arm) for arm in _ELSEWHERE)
+    yield from (Cell("cifar", 600, arm) for arm in _ELSEWHERE)
+    for passes in (32, 8, 2):
+        yield from _passes("features", 2_048, passes, WIDE[:3])
+    yield from (Cell("views", 300, arm) for arm in (NONE, WIDE[2]))
+    yield from _lengths("fashion", (300, 1_200, 2_400, 4_800, 9_600))
+    yield from _lengths("cifar", (300, 1_200, 2_400))
+    yield from _lengths("views", (600,))
     # Where does harm begin?
     for name in ("fashion", "friedman"):
         for examples, passes in ((1_024, 2), (1_024, 8), (4_096, 4), (4_096, 16)):
             yield from _passes(name, examples, passes, WIDE[2:3])
-    for passes in (4, 16, 64):
-        yield from _passes("fashion", 1_024, passes, WIDE[:3], augments=True)
-    yield from (Cell("cifar", 600, arm) for arm in _ELSEWHERE)
-    yield from (Cell("words", 1_200, arm) for arm in (NONE, *WIDE))
-    yield from _lengths("words", (600, 2_400, 4_800, 9_600))
-    yield from _shapes("cifar", 600)
-    for length in (300, 900):
-        yield from (Cell("views", length, arm) for arm in (NONE, WIDE[2]))
-    yield from _lengths("views", (600, 1_800))
-    for examples, passes in ((2_048, 2), (2_048, 32)):
-        yield from _passes("features", examples, passes, WIDE[2:3])
     yield from _passes("friedman", 256, 64, WIDE[2:3])
-    yield from _shapes("cifar", 1_200)
-    for name in ("fashion", "cifar"):
-        yield from (Cell(name, 4_800, arm) for arm in (WIDE[2], WIDE[0], WIDE[1]))
 
 
 def _shapes(name: str, length: int) -> Iterator[Cell]:

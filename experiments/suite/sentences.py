@@ -463,6 +463,7 @@ _SAID: dict[str, Callable[[Path], str]] = {
     "max factor": lambda _: _fill(equal_time.max_factor(read_rows()), "  ", "  "),
     "caps": lambda _: _bullets(equal_time.caps(read_rows())),
     "passes": lambda _: _bullets(equal_time.passes(read_rows())),
+    "shapes": lambda _: _bullets(equal_time.shapes(read_rows())),
     "copies": lambda _: _bullets(equal_time.copies(read_rows())),
     "missing": lambda _: _bullets([equal_time.missing(read_rows())]),
 }

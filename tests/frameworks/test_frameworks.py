@@ -146,9 +146,7 @@ def rows(framework: str, found: dict[tuple[str, str], str]) -> list[str]:
 @each_framework
 def test_the_page_says_what_came_of_each_cell(framework: str, tmp_path: Path) -> None:
     found = outcomes(tmp_path, framework, [(kind, use) for kind in KINDS for use in ALONE])
-    of_ranks = [(kind, "2 processes") for kind in KINDS]
-    for cells in [of_ranks] if framework == OWN_WORKERS else [[cell] for cell in of_ranks]:
-        found |= outcomes(tmp_path, framework, cells, ranks=2)
+    found |= outcomes(tmp_path, framework, [(kind, "2 processes") for kind in KINDS], ranks=2)
     refused = {cell: text for cell, text in found.items() if text != "works"}
     assert {text.split(":")[0] for text in refused.values()} <= {"StateError"}, refused
     beginnings = tuple(f"| {framework} | {kind} |" for kind in KINDS)

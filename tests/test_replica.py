@@ -142,7 +142,7 @@ def test_shared_they_are_wrong(program: Program, tmp_path: Path) -> None:
         os._exit(status)
     _, status = os.waitpid(child, 0)
     if os.WIFSIGNALED(status):
-        waits = program.name in ("subprocess_pipes", "socket_pair")  # for what another has read
+        waits = program.name in ("Piped", "Sockets")  # for what another has read
         assert waits or os.WTERMSIG(status) != signal.SIGALRM
     else:
         assert os.WEXITSTATUS(status) == 0

@@ -64,8 +64,7 @@ def parser(doc: str | None, evaluate: Evaluate) -> argparse.ArgumentParser:
 
 class _ShowTables(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        evaluate = self.const
-        print(stored_tables(Path(evaluate.__code__.co_filename), evaluate))
+        print(stored_tables(Path(sys.argv[0]), self.const))
         parser.exit()
 
 

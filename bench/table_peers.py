@@ -54,7 +54,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from harness import Report
 from peers import row_races
 from peers.row_races import Arm
 
@@ -96,14 +95,7 @@ def write(folder: Path, quick: bool) -> None:
     pq.write_table(pa.table(columns), path, row_group_size=rows // GROUPS)
 
 
-def evaluate(made: Report) -> None:
-    """Hold every arm against stoker."""
-    row_races.show(made)
-
-
-def main() -> None:
-    row_races.run(__file__, __doc__, evaluate, TASKS, write)
-
+evaluate = row_races.evaluate
 
 if __name__ == "__main__":
-    main()
+    row_races.run(__file__, __doc__, TASKS, write)

@@ -12,14 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import stoker
 from scripts import script
 from stoker.distributed.store_exchange import RankExchange, TorchStore
 from test_ranks import SETUP, told_by
-
-torch = pytest.importorskip("torch")
-pytest.importorskip("torch.distributed")
 
 TOLD = """
     def ids(pipeline):

@@ -372,7 +372,6 @@ def test_what_cannot_be_cached_is_refused_where_it_is_written(what: str) -> None
 
 
 def test_behind_a_device_it_is_refused() -> None:
-    pytest.importorskip("torch")
     with pytest.raises(ValueError, match=r"\.cache\(\).*before"):
         examples().batch(4).to("cpu").cache()
 
@@ -581,7 +580,6 @@ def test_a_file_that_looks_as_before_is_read_anew(
     folder = pets(tmp_path / "train")
     pattern = str(folder / "*" / "*.jpg")
     if source == "file://":
-        pytest.importorskip("fsspec")
         pattern = f"file://{pattern}"
 
     def cached() -> stoker.Pipeline:
@@ -1227,7 +1225,6 @@ def picture(data: bytes) -> Any:
 def test_a_value_that_cannot_be_cached_says_what_to_do(
     tmp_path: Path, workers: int, kind: str
 ) -> None:
-    pytest.importorskip("PIL")
     chain = stoker.from_folder(pets(tmp_path / "train")).map(picture, on="image")
     error = failure(chain.cache(LIMIT).workers(workers, kind=kind))
     assert error.stage == "cache(4.0 MiB)"
@@ -1289,7 +1286,6 @@ def test_what_is_worth_most_for_its_bytes_is_kept(
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Any]:
-    pytest.importorskip("aiohttp")
     from experiments.server import serving
 
     with serving(pets(tmp_path / "served")) as running:

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from PIL import Image
 
 from analysis.analyses import PRELUDE, write_script
 from stoker.analysis.porting import find_port, find_prepared, write_port
@@ -20,8 +22,6 @@ from stoker.analysis.probe import drain_session, epochs
 from stoker.analysis.probe.example import describe_example
 from stoker.transport.codec.encoder import encode
 
-torch = pytest.importorskip("torch")
-Image = pytest.importorskip("PIL.Image")
 Tensor: Any = torch.Tensor
 Dataset: Any = torch.utils.data.Dataset
 

@@ -117,7 +117,8 @@ def test_a_run_is_resumed_in_mid_epoch(three: list[Keeper]) -> None:
 
 
 def test_a_wrapped_dataset_in_worker_processes(three: list[Keeper]) -> None:
-    torch = pytest.importorskip("torch")
+    import torch
+
     hosts = [keeper.address for keeper in three]
     dataset = stoker.cached(Numbered(), "8MiB", cluster=hosts, version="1", path=three[1].folder)
     for epoch in range(2):

@@ -16,11 +16,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-pytest.importorskip("torch")
-pytest.importorskip("matplotlib")
-pytest.importorskip("PIL")
-
 from typer.testing import CliRunner
 
 from experiments.arms import Arm, epoch_after_epoch

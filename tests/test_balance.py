@@ -122,6 +122,7 @@ def test_other_orders_are_dealt_alike(kind: str) -> None:
 def test_fields_have_the_sizes(tmp_path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as parquet
+
     lengths = lengths_of(60)
     tokens = [[1] * (each % 50) for each in lengths.tolist()]
     table = pa.table({"n": lengths, "tokens": tokens, "text": ["x" * len(t) for t in tokens]})

@@ -111,7 +111,7 @@ def check(program: Program, folder: Path, seconds: float) -> None:
         assert any(own[0].locked) == program.locked, own[0].locked
 
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda each: each.name)
+@pytest.mark.parametrize("program", PROGRAMS[::3], ids=lambda each: each.name)
 def test_copies_are_right(program: Program, tmp_path: Path) -> None:
     check(program, tmp_path, 0.05)
 

@@ -83,7 +83,7 @@ GROUPS = 80
 
 def write(folder: Path, quick: bool) -> None:
     """Write the same columns as a Parquet file and as arrays."""
-    draw, rows = np.random.default_rng(0), 40_000 if quick else 400_000
+    draw, rows = np.random.default_rng(0), 8_000 if quick else 400_000
     label = draw.integers(0, 100, rows)
     columns = {f"c{n}": draw.random(rows) if n % 2 else label + n for n in range(8)}
     columns["n"] = np.arange(rows)

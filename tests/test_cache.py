@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -1375,6 +1376,15 @@ def test_pages_of_files_stay_in_the_page_cache_if_asked_to(tmp_path: Path, kind:
     # The kernel may take back a page of eighty for want of memory.
     assert min(found[None], found[True]) > 8 * 10 // 2
     assert found[False] == 0
+
+
+@pytest.mark.full  # it waits a second for a thread that cannot end
+def test_the_collector_may_free_a_cache_within_threading_enumerate() -> None:
+    train = stoker.from_dataset(Rows(20)).cache("2MiB").workers(0)
+    list(train)
+    with threading._active_limbo_lock:  # type: ignore[attr-defined]
+        del train
+        gc.collect()
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks Linux")

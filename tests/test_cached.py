@@ -597,7 +597,7 @@ class Quick(Dataset[Any]):
 
 
 def weighted() -> Any:
-    weights = torch.full((MANY,), 0.01)
+    weights: Any = torch.full((MANY,), 0.01)
     weights[:20] = 10.0
     return WeightedRandomSampler(weights, MANY, generator=torch.Generator().manual_seed(0))
 

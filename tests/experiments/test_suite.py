@@ -481,7 +481,7 @@ def test_a_quick_run_ends_with_a_table_and_goes_on_where_it_was(tmp_path: Path) 
     assert read_rows(tmp_path / "fashion.json") == kept
 
 
-ARMS = {
+SHOWN = {
     "before-4": "before augmentation, e = 4",
     "after-2": "after augmentation, e = 2",
     "batch-2": "batch echoing, e = 2",
@@ -494,10 +494,10 @@ ARMS = {
 @pytest.mark.parametrize("name", NAMES)
 def test_a_quick_run_has_the_arms_that_it_is_asked_for(name: str) -> None:
     """All of them on one workload; on the others those that ask most of a workload."""
-    asked = list(ARMS) if name == "fashion" else ["before-auto", "loader-auto"]
+    asked = list(SHOWN) if name == "fashion" else ["before-auto", "loader-auto"]
     code, output = run_command(name, "--quick", "--seeds", "1", "--arms", ",".join(asked))
     assert code == 0, output
-    assert {arm for arm in ARMS if ARMS[arm] in output} == {*asked}
+    assert {arm for arm in SHOWN if SHOWN[arm] in output} == {*asked}
 
 
 @pytest.mark.parametrize(

@@ -244,8 +244,7 @@ if __name__ == "__main__":
     [
         "num_workers=2",
         "num_workers=0",
-        "num_workers=1, multiprocessing_context='spawn'",
-        "num_workers=1, multiprocessing_context='forkserver', persistent_workers=True",
+        "num_workers=1, multiprocessing_context='spawn', persistent_workers=True",
     ],
 )
 def test_the_report_says_which_transform_takes_the_time(options: str, tmp_path: Path) -> None:

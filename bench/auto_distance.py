@@ -152,12 +152,13 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 from harness import Report, parser, report
 
+from experiments.suite.exact_clock import Supply
 from stoker.engine.echo.adaptive_inputs import OnDemandPolicy
 from stoker.schedule.pools.adaptive import RAMP_STEPS, AdaptivePool, carry_over
 
@@ -174,67 +175,6 @@ EPOCH_RATIOS = (2.0, 4.0, 6.0)
 SUPPLIES = ("constant", "Poisson", "step")
 UNITS = {"examples": 32, "batches": 1}
 """The items in a step, by what is echoed."""
-
-
-@dataclass
-class Supply:
-    """Makes chunks of items one after another; a stream as far as a policy asks.
-
-    Attributes:
-        cost: the time of a chunk, asked for when it is begun.
-        chunk: items in it.
-        room: items that may be ready or in the making.
-        items: how many there are in all.
-        now: the time of who asks; waiting moves it.
-    """
-
-    cost: Callable[[], float]
-    chunk: int
-    room: int
-    items: int
-    now: float = 0.0
-    made: int = 0
-    taken: int = 0
-    _due: float | None = None
-    _free_at: float = 0.0
-    is_full: bool = field(init=False, default=False)
-
-    def __post_init__(self) -> None:
-        self._free_at = self.now
-
-    def advance(self) -> None:
-        """Make what is made by now."""
-        while True:
-            if self._due is None:
-                self.is_full = self.made - self.taken + self.chunk > self.room
-                if self.is_full or self.made >= self.items:
-                    return
-                self._due = self._free_at + self.cost()
-            if self._due > self.now:
-                return
-            self.made += self.chunk
-            self._free_at, self._due = self._due, None
-
-    def poll(self, count: int) -> tuple[int, bool]:
-        """Return how many of so many items are ready, and whether these are the last."""
-        self.advance()
-        ready = min(count, self.made - self.taken)
-        return ready, self.taken + ready >= self.items
-
-    def wait_for(self, count: int) -> None:
-        """Let time pass until so many are ready."""
-        self.advance()
-        while self.made - self.taken < count and self._due is not None:
-            self.now = max(self.now, self._due)
-            self.advance()
-
-    def take(self, count: int) -> None:
-        """Take what is ready."""
-        was_full = self._due is None
-        self.taken += count
-        if was_full and count:
-            self._free_at = max(self._free_at, self.now)
-        self.advance()
 
 
 @dataclass(frozen=True)

@@ -64,8 +64,7 @@ def parser(doc: str | None, evaluate: Evaluate) -> argparse.ArgumentParser:
 
 class _ShowTables(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        evaluate = self.const
-        print(stored_tables(Path(evaluate.__code__.co_filename), evaluate))
+        print(stored_tables(Path(sys.argv[0]), self.const))
         parser.exit()
 
 
@@ -157,9 +156,10 @@ def report(script: str, arguments: argparse.Namespace) -> Iterator[Report]:
         "machine": machine(),
         "load_1min": [load_before, os.getloadavg()[0]],
         "targets": [asdict(t) | {"met": t.met} for t in made.targets],
-        "rows": made.rows,
     }
-    (RESULTS / f"{name}.json").write_text(json.dumps(written, indent=1) + "\n")
+    rows = ",\n".join(map(json.dumps, made.rows))  # each in a line
+    text = f'{json.dumps(written, indent=1)[:-2]},\n "rows": [\n{rows}\n ]\n}}\n'
+    (RESULTS / f"{name}.json").write_text(text)
     if not all(target.met for target in made.targets):
         sys.exit(1)
 

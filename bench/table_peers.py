@@ -54,7 +54,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from harness import Report
 from peers import row_races
 from peers.row_races import Arm
 
@@ -84,7 +83,7 @@ GROUPS = 80
 
 def write(folder: Path, quick: bool) -> None:
     """Write the same columns as a Parquet file and as arrays."""
-    draw, rows = np.random.default_rng(0), 40_000 if quick else 400_000
+    draw, rows = np.random.default_rng(0), 8_000 if quick else 400_000
     label = draw.integers(0, 100, rows)
     columns = {f"c{n}": draw.random(rows) if n % 2 else label + n for n in range(8)}
     columns["n"] = np.arange(rows)
@@ -96,14 +95,7 @@ def write(folder: Path, quick: bool) -> None:
     pq.write_table(pa.table(columns), path, row_group_size=rows // GROUPS)
 
 
-def evaluate(made: Report) -> None:
-    """Hold every arm against stoker."""
-    row_races.show(made)
-
-
-def main() -> None:
-    row_races.run(__file__, __doc__, evaluate, TASKS, write)
-
+evaluate = row_races.evaluate
 
 if __name__ == "__main__":
-    main()
+    row_races.run(__file__, __doc__, TASKS, write)

@@ -68,7 +68,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from harness import Report
 from peers import row_races
 from peers.row_races import Arm
 
@@ -112,14 +111,7 @@ def write(folder: Path, quick: bool) -> None:
     np.save(folder / "packed" / "ends.npy", np.cumsum(lengths))
 
 
-def evaluate(made: Report) -> None:
-    """Hold every arm against stoker."""
-    row_races.show(made)
-
-
-def main() -> None:
-    row_races.run(__file__, __doc__, evaluate, TASKS, write)
-
+evaluate = row_races.evaluate
 
 if __name__ == "__main__":
-    main()
+    row_races.run(__file__, __doc__, TASKS, write)

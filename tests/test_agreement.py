@@ -12,14 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import stoker
 from scripts import script
 from stoker.distributed.store_exchange import RankExchange, TorchStore
 from test_ranks import SETUP, told_by
-
-torch = pytest.importorskip("torch")
-pytest.importorskip("torch.distributed")
 
 TOLD = """
     def ids(pipeline):
@@ -192,6 +190,7 @@ ALONE = """
 """
 
 
+@pytest.mark.full  # in short: test_a_rank_that_does_not_come_is_named_on_the_one_that_did
 def test_a_rank_that_does_not_come_is_named(tmp_path: Path) -> None:
     # Validation on rank 0 alone, of a pipeline that stands for all.
     setup = SETUP.replace("seconds=20", "seconds=3")

@@ -147,7 +147,8 @@ def test_so_has_each_map(pair: str, tmp_path: Path) -> None:
 
 
 def test_arrays_and_tables_are_told_by_rows(tmp_path: Path) -> None:
-    pyarrow = pytest.importorskip("pyarrow")
+    import pyarrow
+
     numbers = np.arange(100)
     for part in (numbers[:50], numbers[50:]):
         cache = stoker.from_arrays(part, seed=0).cache("1MiB", path=tmp_path, version="1")
@@ -158,7 +159,8 @@ def test_arrays_and_tables_are_told_by_rows(tmp_path: Path) -> None:
 
 
 def test_views_of_hugging_face_s_are_others(tmp_path: Path) -> None:
-    datasets = pytest.importorskip("datasets")
+    import datasets
+
     whole = datasets.Dataset.from_dict({"n": list(range(40))})
     views = [
         whole.select(range(20)),

@@ -72,8 +72,16 @@ def counted(pipeline: stoker.Pipeline[Any]) -> stoker.CacheStats:
     return found
 
 
-@pytest.mark.parametrize(("workers", "kind"), [(0, "thread"), (2, "thread"), (2, "process")])
-@pytest.mark.parametrize("limit", ["1MiB", "2MiB", "16MiB"])
+@pytest.mark.parametrize(
+    ("limit", "workers", "kind"),
+    [
+        ("1MiB", 0, "thread"),
+        ("1MiB", 2, "process"),
+        ("2MiB", 2, "thread"),
+        ("16MiB", 0, "thread"),
+        ("16MiB", 2, "process"),
+    ],
+)
 def test_the_stream_is_the_one_without_caches(limit: str, workers: int, kind: str) -> None:
     bare = plain(60).filter(is_small).random_map(jittered).batch(7).workers(0)
     cached = stoker.auto_cache(bare, limit).workers(workers, kind=kind)

@@ -120,7 +120,9 @@ def test_other_orders_are_dealt_alike(kind: str) -> None:
 
 
 def test_fields_have_the_sizes(tmp_path: Path) -> None:
-    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    import pyarrow as pa
+    import pyarrow.parquet as parquet
+
     lengths = lengths_of(60)
     tokens = [[1] * (each % 50) for each in lengths.tolist()]
     table = pa.table({"n": lengths, "tokens": tokens, "text": ["x" * len(t) for t in tokens]})
@@ -143,7 +145,8 @@ def test_fields_have_the_sizes(tmp_path: Path) -> None:
 
 
 def test_hugging_face_fields_have_the_sizes() -> None:
-    datasets = pytest.importorskip("datasets")
+    import datasets
+
     data = datasets.Dataset.from_dict({"tokens": [[1] * n for n in range(40)]})
     train = stoker.from_huggingface(data.select(range(5, 40)), seed=1).shuffle()
     by_field, by_array = (

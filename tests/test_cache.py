@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -372,7 +373,6 @@ def test_what_cannot_be_cached_is_refused_where_it_is_written(what: str) -> None
 
 
 def test_behind_a_device_it_is_refused() -> None:
-    pytest.importorskip("torch")
     with pytest.raises(ValueError, match=r"\.cache\(\).*before"):
         examples().batch(4).to("cpu").cache()
 
@@ -581,7 +581,6 @@ def test_a_file_that_looks_as_before_is_read_anew(
     folder = pets(tmp_path / "train")
     pattern = str(folder / "*" / "*.jpg")
     if source == "file://":
-        pytest.importorskip("fsspec")
         pattern = f"file://{pattern}"
 
     def cached() -> stoker.Pipeline:
@@ -1227,7 +1226,6 @@ def picture(data: bytes) -> Any:
 def test_a_value_that_cannot_be_cached_says_what_to_do(
     tmp_path: Path, workers: int, kind: str
 ) -> None:
-    pytest.importorskip("PIL")
     chain = stoker.from_folder(pets(tmp_path / "train")).map(picture, on="image")
     error = failure(chain.cache(LIMIT).workers(workers, kind=kind))
     assert error.stage == "cache(4.0 MiB)"
@@ -1289,7 +1287,6 @@ def test_what_is_worth_most_for_its_bytes_is_kept(
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Any]:
-    pytest.importorskip("aiohttp")
     from experiments.server import serving
 
     with serving(pets(tmp_path / "served")) as running:
@@ -1379,6 +1376,15 @@ def test_pages_of_files_stay_in_the_page_cache_if_asked_to(tmp_path: Path, kind:
     # The kernel may take back a page of eighty for want of memory.
     assert min(found[None], found[True]) > 8 * 10 // 2
     assert found[False] == 0
+
+
+@pytest.mark.full  # it waits a second for a thread that cannot end
+def test_the_collector_may_free_a_cache_within_threading_enumerate() -> None:
+    train = stoker.from_dataset(Rows(20)).cache("2MiB").workers(0)
+    list(train)
+    with threading._active_limbo_lock:  # type: ignore[attr-defined]
+        del train
+        gc.collect()
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks Linux")

@@ -87,12 +87,12 @@ def job(folder: Path, name: str, **how: Any) -> str:
 @pytest.mark.parametrize(
     ("how", "workers", "kind"),
     [
-        ("the job ends", 2, "thread"),
         ("SIGINT", 2, "thread"),
         ("SIGTERM", 2, "thread"),
-        ("SIGINT to the feeder", 2, "thread"),
         ("the job ends", 1, "process"),
         ("SIGINT to the feeder", 1, "process"),
+        pytest.param("the job ends", 2, "thread", marks=pytest.mark.full),
+        pytest.param("SIGINT to the feeder", 2, "thread", marks=pytest.mark.full),
         pytest.param("SIGINT", 1, "process", marks=pytest.mark.full),
         pytest.param("SIGTERM", 1, "process", marks=pytest.mark.full),
     ],

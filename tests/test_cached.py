@@ -18,20 +18,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
-
-import stoker
-from scripts import Script, run, script
-from strategies import frozen, shortened
-
-torch = pytest.importorskip("torch")
-from torch.utils.data import (  # noqa: E402
+from torch.utils.data import (
     Dataset,
     IterableDataset,
     WeightedRandomSampler,
     get_worker_info,
 )
+
+import stoker
+from scripts import Script, run, script
+from strategies import frozen, shortened
 
 # What stoker.cached returns is no Dataset of torch's to a type checker.
 DataLoader: Any = torch.utils.data.DataLoader
@@ -351,7 +350,8 @@ def test_what_the_dataset_raises_passes_as_it_is() -> None:
 
 
 def test_values_that_cannot_be_cached_say_what_to_do() -> None:
-    image = pytest.importorskip("PIL.Image")
+    import PIL.Image as image
+
     dataset = stoker.cached([(image.new("RGB", (2, 2)), 1)], "1MiB")
     with pytest.raises(TypeError, match=r"cannot store .* PIL\.Image\.Image \(at 0\).*an array"):
         _ = dataset[0]
@@ -597,7 +597,7 @@ class Quick(Dataset[Any]):
 
 
 def weighted() -> Any:
-    weights = torch.full((MANY,), 0.01)
+    weights: Any = torch.full((MANY,), 0.01)
     weights[:20] = 10.0
     return WeightedRandomSampler(weights, MANY, generator=torch.Generator().manual_seed(0))
 

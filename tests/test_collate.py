@@ -73,7 +73,8 @@ class Sound(NamedTuple):
 
 
 def test_named_tuples_tensors_and_bare_arrays() -> None:
-    torch = pytest.importorskip("torch")
+    import torch
+
     sounds = [Sound(torch.ones(n), f"{n}") for n in (2, 4)]
     (batch,) = stoker.from_dataset(sounds).batch(2, collate=pad()).to("cpu")
     assert isinstance(batch, Sound)

@@ -48,11 +48,13 @@ SLOW = {  # what they train, or nothing that another page does not start as well
     "echoing.md",
     "first-steps.md",
     "how-do-i.md",
+    "images.md",
     "index.md",
     "loaders.md",
     "ranks.md",
     "recipes.md",
     "resuming.md",
+    "run.md",
     "schedules.md",
     "tested.md",
 }

@@ -214,7 +214,6 @@ def test_ranks_grow_alike_or_say_which_of_them_did_not(tmp_path: Path, world: in
 
 
 def test_frameworks_see_the_length_of_the_next_epoch() -> None:
-    pytest.importorskip("torch")
     data = Growing(10)
     loader = stoker.from_dataset(data, seed=0).batch(4).as_dataloader()
     assert len(loader) == 3

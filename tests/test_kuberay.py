@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
+import yaml  # type: ignore[import-untyped]
 
 from stoker.basics.resources import parse_bytes
-
-yaml = pytest.importorskip("yaml")
 
 MANIFEST = Path(__file__).parents[1] / "examples" / "kuberay.yaml"
 JOB = {

@@ -21,6 +21,8 @@ from scripts import Watch, run, script
 from strategies import Examples, Spec, built, frozen, jitter, shortened, stream
 
 KINDS = [(0, "thread"), (2, "thread"), (2, "process")]
+# For tests that start a program: where there is something to be left.
+OF_THEIR_OWN = [pytest.param(0, "thread", marks=pytest.mark.full), *KINDS[1:]]
 
 
 def left() -> tuple[list[str], list[int]]:
@@ -421,7 +423,7 @@ def test_ctrl_c_ends_the_iteration_and_leaves_nothing(
 
 
 @pytest.mark.interrupts
-@pytest.mark.parametrize(("workers", "kind"), KINDS)
+@pytest.mark.parametrize(("workers", "kind"), OF_THEIR_OWN)
 def test_ctrl_c_that_nobody_catches_ends_the_program_quietly(
     tmp_path: Path, workers: int, kind: str
 ) -> None:
@@ -576,7 +578,7 @@ if __name__ == "__main__":
             assert watch.gone()
 
 
-@pytest.mark.parametrize(("workers", "kind"), KINDS)
+@pytest.mark.parametrize(("workers", "kind"), OF_THEIR_OWN)
 def test_a_program_may_end_in_the_middle_of_an_epoch(
     tmp_path: Path, workers: int, kind: str
 ) -> None:
@@ -599,7 +601,7 @@ def test_a_program_may_end_in_the_middle_of_an_epoch(
             assert watch.gone()
 
 
-@pytest.mark.parametrize(("workers", "kind"), KINDS)
+@pytest.mark.parametrize(("workers", "kind"), OF_THEIR_OWN)
 def test_an_error_in_the_loop_that_nobody_catches_ends_the_program(
     tmp_path: Path, workers: int, kind: str
 ) -> None:

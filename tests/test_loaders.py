@@ -11,12 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
 import stoker
 from strategies import shortened
-
-torch = pytest.importorskip("torch")
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset  # noqa: E402
 
 LENGTH, BATCH = 48, 4
 

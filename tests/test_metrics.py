@@ -188,7 +188,8 @@ def test_tensorboard_takes_them(tmp_path: Path) -> None:
 def test_weights_and_biases_takes_them_offline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wandb = pytest.importorskip("wandb")
+    import wandb
+
     for name in ("WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR"):
         monkeypatch.setenv(name, str(tmp_path))
     train = rows().batch(4)
@@ -386,7 +387,7 @@ with warnings.catch_warnings():
 
 @pytest.mark.full
 def test_live_in_a_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    nbclient = pytest.importorskip("nbclient")
+    import nbclient
     import nbformat
 
     assert sys.executable

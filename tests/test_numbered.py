@@ -77,8 +77,9 @@ def test_rows_of_arrays_are_gathered_with_their_numbers(name: str) -> None:
 
 
 def test_rows_of_tables_are_numbered(tmp_path: Path) -> None:
-    arrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
+    import pyarrow as arrow
+    from pyarrow import parquet
+
     rows = arrow.table({"n": range(N), "text": [str(n) for n in range(N)]})
     parquet.write_table(rows, tmp_path / "a.parquet", row_group_size=10)
     for data in (
@@ -155,7 +156,8 @@ def test_names_are_the_same_on_every_host(tmp_path: Path) -> None:
 )
 def test_where_numbers_do_not_fit_is_refused(build: Any, message: str) -> None:
     if "have a field" in message:
-        arrow = pytest.importorskip("pyarrow")
+        import pyarrow as arrow
+
         build = lambda: stoker.from_table(arrow.table({"id": [1]}))  # noqa: E731
     with pytest.raises(ValueError, match=message):
         build().numbered()

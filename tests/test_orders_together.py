@@ -74,7 +74,7 @@ def thing_of(name: str) -> Thing:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("new", "old"), one_in(3, pairs()))
+@pytest.mark.parametrize(("new", "old"), one_in(5, pairs()))
 def test_each_goes_with_every_other(new: str, old: str) -> None:
     def build() -> Any:
         return built(NEW[new], thing_of(old))

@@ -409,7 +409,6 @@ def test_a_state_of_other_sizes_is_refused() -> None:
 
 
 def test_the_dataloader_api_shows_no_batch_size() -> None:
-    pytest.importorskip("torch")
     train = TOKENS.batched(TOKENS.begun())
     assert train.batch_size is None
     loader = train.as_dataloader()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -102,16 +104,41 @@ def run(folder: Path, script: str) -> str:
     return found.stdout
 
 
-def call(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Call ``stoker`` beside the package."""
-    return subprocess.run(
-        [sys.executable, "-W", "error", "-c", "from stoker.cli import main; main()", *arguments],
+CALLS = """
+import contextlib, io, json, sys
+from stoker.cli import main
+
+for line in sys.argv[1:]:
+    out, errors, sys.argv = io.StringIO(), io.StringIO(), ["stoker", *line.split()]
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
+        try:
+            code = main()
+        except SystemExit as end:
+            code = end.code
+    print(json.dumps([out.getvalue(), errors.getvalue(), code]))
+"""
+
+
+class Called(NamedTuple):
+    """How a command ended."""
+
+    stdout: str
+    stderr: str
+    code: int | None
+
+
+def call(folder: Path, *lines: str) -> list[Called]:
+    """Call ``stoker`` beside the package, with each of these command lines."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", CALLS, *lines],
         env={**os.environ, "PYTHONPATH": str(folder), "COLUMNS": "200", "NO_COLOR": "1"},
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
+    assert done.returncode == 0, done.stderr
+    return [Called(*json.loads(line)) for line in done.stdout.splitlines()]
 
 
 def test_workers_of_another_package_make_the_stream(installed: Path) -> None:
@@ -175,47 +202,47 @@ def test_a_cache_of_another_package_holds_the_examples(installed: Path) -> None:
 
 
 def test_a_command_of_another_package_runs(installed: Path) -> None:
-    done = call(installed, "hello", "world", "--loud")
-    assert (done.stdout, done.stderr, done.returncode) == ("hello world!\n", "", 0)
-    done = call(installed, "cache", "hello", "cache")
-    assert (done.stdout, done.stderr, done.returncode) == ("hello cache\n", "", 0)
-    done = call(installed, "lists", "first")
-    assert (done.stdout, done.stderr, done.returncode) == ("one\n", "", 0)
+    assert call(installed, "hello world --loud", "cache hello cache", "lists first") == [
+        ("hello world!\n", "", 0),
+        ("hello cache\n", "", 0),
+        ("one\n", "", 0),
+    ]
 
 
 def test_the_help_lists_what_other_packages_add(installed: Path) -> None:
-    help_text = call(installed, "--help").stdout
-    own, others = help_text.split("Commands of other packages")
+    all_of_them, of_cache, of_hello = call(installed, "--help", "cache --help", "hello --help")
+    own, others = all_of_them.stdout.split("Commands of other packages")
     for command in ("analyze", "cache", "feed", "pack", "what-if"):
         assert re.search(rf"^│ {command} ", own, re.MULTILINE), command
     assert re.search(r"^│ hello +Greet somebody\. +│$", others, re.MULTILINE)
-    assert "hello" in call(installed, "cache", "--help").stdout
-    assert "In as many words as it takes." in call(installed, "hello", "--help").stdout
+    assert "hello" in of_cache.stdout
+    assert "In as many words as it takes." in of_hello.stdout
 
 
 def test_a_broken_package_stops_no_other_command(installed: Path) -> None:
-    shown = call(installed, "--help")
-    assert shown.returncode == 0
+    shown, listed, gone, torn, odd = call(
+        installed, "--help", "cache list", "gone whatever --more", "torn whatever --more", "odd"
+    )
+    assert shown.code == 0
     assert "No module named 'other_rooms_that_are_gone'" in shown.stdout
     assert "ValueError: torn in two" in shown.stdout
-    assert call(installed, "cache", "list").returncode == 0
-    for name, why in (
-        ("gone", "ModuleNotFoundError: No module named 'other_rooms_that_are_gone'"),
-        ("torn", "ValueError: torn in two"),
+    assert listed.code == 0
+    for done, name, why in (
+        (gone, "gone", "ModuleNotFoundError: No module named 'other_rooms_that_are_gone'"),
+        (torn, "torn", "ValueError: torn in two"),
     ):
-        done = call(installed, name, "whatever", "--more")
-        assert done.returncode == 1
+        assert done.code == 1
         assert done.stderr == (
             f"stoker {name}: other-rooms 1.0, which registers {name!r} in stoker.commands, cannot "
             f"be imported: {why}\n"
         )
-    odd = call(installed, "odd")
-    assert odd.returncode == 1
+    assert odd.code == 1
     assert odd.stderr == "stoker odd: a command is a function or a typer.Typer, not 'other_rooms'\n"
 
 
 def test_a_name_of_stoker_stays_its_own(installed: Path) -> None:
-    assert "accelerator is idle" in call(installed, "analyze", "--help").stdout
+    (shown,) = call(installed, "analyze --help")
+    assert "accelerator is idle" in shown.stdout
     said = run(
         installed,
         """
@@ -237,7 +264,7 @@ def test_a_name_of_stoker_stays_its_own(installed: Path) -> None:
 
 def test_two_packages_that_claim_a_name_are_told_of(installed: Path) -> None:
     register(installed, "more-rooms", "[stoker.commands]\nhello = other_rooms:hello\n")
-    done = call(installed, "hello", "world")
-    assert done.returncode == 1
+    (done,) = call(installed, "hello world")
+    assert done.code == 1
     assert "keep one of them" in done.stderr
     assert {"more-rooms 1.0", "other-rooms 1.0"} <= set(re.findall(r"\w+-rooms 1.0", done.stderr))

@@ -1,13 +1,15 @@
 """A class that lost a member of the protocol that it stands for is noticed by the type check.
 
-The sources are copied without such members, one of each class at a time, and mypy has to name every
-class and member that is missing.
+The sources are copied without such members, one of each class at a time: for each protocol that it
+stands for one of them, since mypy knows what else a protocol asks for. It has to name every class
+that lacks one.
 """
 
 from __future__ import annotations
 
 import ast
 import functools
+import itertools
 import re
 import shutil
 import subprocess
@@ -41,6 +43,7 @@ class Member:
     """A member of a class that its protocol asks for, and the lines that it takes."""
 
     where: Class
+    protocol: Class
     name: str
     lines: range
 
@@ -113,15 +116,18 @@ def removable() -> dict[Class, list[Member]]:
                 each = own[name]
                 decorators = getattr(each, "decorator_list", [])
                 first = min([each.lineno, *(d.lineno for d in decorators)])
-                member = Member(where, name, range(first, (each.end_lineno or first) + 1))
-                if member not in found.setdefault(where, []):
-                    found[where].append(member)
+                lines = range(first, (each.end_lineno or first) + 1)
+                found.setdefault(where, []).append(Member(where, protocol, name, lines))
     return found
 
 
 def rounds() -> list[list[Member]]:
-    """Return what is removed together: one member of each class, and no use of another class."""
-    each = list(removable().values())
+    """Return what is removed together: one member of each class."""
+    each = [
+        list({member.protocol: member for member in members}.values())
+        for where, members in removable().items()
+        if where[1] not in itertools.chain(*PROTOCOLS.values())
+    ]
     return [
         [members[number] for members in each if number < len(members)]
         for number in range(max(map(len, each)))

@@ -14,8 +14,6 @@ import pytest
 
 from scripts import REAL_WORLDS, script
 
-pytest.importorskip("torch.distributed")
-
 SETUP = """
 import datetime, logging
 import torch, torch.distributed as dist

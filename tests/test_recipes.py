@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import recipe_data
 from s3_bucket import serving
 from scripts import TIMEOUT_S
-
-torch = pytest.importorskip("torch")
 
 ROOT = Path(__file__).parents[1]
 RECIPES = ROOT / "examples" / "recipes"
@@ -47,7 +46,6 @@ SMALL: dict[str, dict[str, Any]] = {
 }
 SAVE_EVERY, STOP_AFTER = 4, 10
 """Steps: it is stopped in the middle of an epoch, two steps behind a checkpoint."""
-NEEDS = {"sound": "soundfile", "video": "av", "parquet": "s3fs", "huggingface_text": "tokenizers"}
 
 DEARER = {"huggingface_images", "video"}
 
@@ -86,7 +84,6 @@ def smaller(script: Path, folder: Path, constants: dict[str, Any]) -> Path:
 
 def recipe(name: str, folder: Path, **others: Any) -> Path:
     """Make a folder with a recipe's data, and its script."""
-    pytest.importorskip(NEEDS.get(name, "datasets" if "huggingface" in name else "PIL"))
     folder.mkdir()
     getattr(recipe_data, name)(folder)
     constants = {**SMALL[name], "SAVE_EVERY": SAVE_EVERY, **others}

@@ -363,8 +363,9 @@ def test_a_source_that_grew_is_refused() -> None:
 @pytest.fixture
 def table(tmp_path: Path) -> str:
     """Two files, with row groups of 100; a column is sorted, another has nulls."""
-    arrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
+    import pyarrow as arrow
+    from pyarrow import parquet
+
     rows = arrow.table(
         {
             "height": range(1_000),

@@ -601,7 +601,6 @@ if __name__ == "__main__":
 @pytest.mark.full
 @pytest.mark.parametrize("world", REAL_WORLDS)
 def test_ranks_come_from_torch_distributed(tmp_path: Path, world: int) -> None:
-    pytest.importorskip("torch.distributed")
     init = f"file://{tmp_path / 'rendezvous'}"
     told = []
     with contextlib.ExitStack() as stack:
@@ -641,7 +640,6 @@ def test_ranks_come_from_torch_distributed(tmp_path: Path, world: int) -> None:
 
 
 def test_without_a_group_this_is_the_only_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("torch.distributed")
     for size in (None, "", "1"):
         monkeypatch.delenv("WORLD_SIZE", raising=False)
         if size is not None:

@@ -99,7 +99,6 @@ def test_llms_txt_has_each_page_of_the_site() -> None:
 
 @pytest.mark.full
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
-    pytest.importorskip("sphinx")
     command = [sys.executable, "-m", "sphinx", "--builder", "html", "--fail-on-warning"]
     done = subprocess.run(
         [*command, "--keep-going", "--quiet", "-d", tmp_path / "trees", ROOT / "docs", tmp_path],

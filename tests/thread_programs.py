@@ -14,6 +14,7 @@ import contextvars
 import enum
 import functools
 import gzip
+import inspect
 import io
 import itertools
 import logging
@@ -34,7 +35,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -49,7 +50,7 @@ class Program:
     """One program.
 
     Attributes:
-        name: of the function that makes it.
+        name: of the function or class that makes it.
         make: given a folder of its own, makes the dataset and the functions.
         expected: what example ``i`` is, behind the functions.
         unsafe: whether threads that share it go wrong.
@@ -64,6 +65,7 @@ class Program:
 
 
 PROGRAMS: list[Program] = []
+Made = TypeVar("Made", bound=Callable[..., Any])
 
 
 def numbers(i: int) -> tuple[int, ...]:
@@ -73,10 +75,16 @@ def numbers(i: int) -> tuple[int, ...]:
 
 def program(
     expected: Callable[[int], Any] = numbers, *, unsafe: bool = True, locked: bool | None = False
-) -> Callable[[Callable[[Path], Any]], Callable[[Path], Any]]:
-    def add(make: Callable[[Path], Any]) -> Callable[[Path], Any]:
+) -> Callable[[Made], Made]:
+    """Add a function of a folder, or a dataset's class of a folder, of a file or of neither."""
+
+    def add(make: Made) -> Made:
         def made(folder: Path) -> tuple[Any, ...]:
-            parts = make(folder)
+            asked = inspect.signature(make).parameters
+            given: dict[str, Any] = {"folder": folder} if "folder" in asked else {}
+            if "path" in asked:
+                given["path"] = record_file(folder)
+            parts = make(**given)
             return parts if isinstance(parts, tuple) else (parts,)
 
         PROGRAMS.append(Program(make.__name__, made, expected, unsafe, locked))
@@ -132,17 +140,13 @@ def token_count(i: int) -> int:
 TOKENIZER: Any = None
 
 
+@program(token_count)
 class OwnTokenizer(Numbers):
     def __init__(self) -> None:
         self.tokenizer = tokenizer()
 
     def __getitem__(self, i: int) -> Any:
         return tokenized(self.tokenizer, i)
-
-
-@program(token_count)
-def tokenizer_attribute(folder: Path) -> Any:
-    return OwnTokenizer()
 
 
 class GlobalTokenizer(Numbers):
@@ -259,6 +263,7 @@ def readers_nested(folder: Path) -> Any:
     return Outer(Reader(record_file(folder)))
 
 
+@program(record)
 class SlotsReader:
     __slots__ = ("file",)
 
@@ -273,11 +278,7 @@ class SlotsReader:
         return (self.file.read(8) or b"") + (self.file.read(8) or b"")
 
 
-@program(record)
-def slots_reader(folder: Path) -> Any:
-    return SlotsReader(record_file(folder))
-
-
+@program(lambda i: f"{i:08d}\n")
 class TextReader(Numbers):
     def __init__(self, folder: Path) -> None:
         path = folder / "lines"
@@ -289,11 +290,7 @@ class TextReader(Numbers):
         return self.file.readline()
 
 
-@program(lambda i: f"{i:08d}\n")
-def text_reader(folder: Path) -> Any:
-    return TextReader(folder)
-
-
+@program(record)
 class GzipReader(Reader):
     def __init__(self, path: str) -> None:
         with gzip.open(path + ".gz", "wb") as packed:
@@ -302,10 +299,6 @@ class GzipReader(Reader):
 
 
 @program(record)
-def gzip_reader(folder: Path) -> Any:
-    return GzipReader(str(folder / "records"))
-
-
 class TarReader(Numbers):
     def __init__(self, folder: Path) -> None:
         with tarfile.open(folder / "all.tar", "w") as tar:
@@ -321,11 +314,7 @@ class TarReader(Numbers):
         return found.read()
 
 
-@program(record)
-def tar_reader(folder: Path) -> Any:
-    return TarReader(folder)
-
-
+@program(record, unsafe=False)  # it has a lock of its own
 class ZipReader(Numbers):
     def __init__(self, folder: Path) -> None:
         with zipfile.ZipFile(folder / "all.zip", "w") as packed:
@@ -337,11 +326,7 @@ class ZipReader(Numbers):
         return self.zip.read(str(i))
 
 
-@program(record, unsafe=False)  # it has a lock of its own
-def zip_reader(folder: Path) -> Any:
-    return ZipReader(folder)
-
-
+@program(record, locked=True)
 class Database(Numbers):
     def __init__(self, folder: Path) -> None:
         self.connection = sqlite3.connect(folder / "data.db", check_same_thread=False)
@@ -361,10 +346,6 @@ class Database(Numbers):
 
 
 @program(record, locked=True)
-def sqlite_cursor(folder: Path) -> Any:
-    return Database(folder)
-
-
 class Lmdb(Numbers):
     def __init__(self, folder: Path) -> None:
         import lmdb
@@ -381,11 +362,7 @@ class Lmdb(Numbers):
         return bytes(self.cursor.value())
 
 
-@program(record, locked=True)
-def lmdb_cursor(folder: Path) -> Any:
-    return Lmdb(folder)
-
-
+@program()
 class Hdf(Numbers):
     def __init__(self, folder: Path) -> None:
         import h5py
@@ -400,11 +377,7 @@ class Hdf(Numbers):
         return tuple(self.buf.tolist())
 
 
-@program()
-def hdf_read_direct(folder: Path) -> Any:
-    return Hdf(folder)
-
-
+@program(lambda i: i % 16, locked=True)
 class Video(Numbers):
     def __init__(self, folder: Path) -> None:
         import av
@@ -433,11 +406,7 @@ class Video(Numbers):
         self.container.close()
 
 
-@program(lambda i: i % 16, locked=True)
-def video_container(folder: Path) -> Any:
-    return Video(folder)
-
-
+@program(record, locked=None)
 class Mapped(Numbers):
     def __init__(self, path: str) -> None:
         with open(path, "rb") as file:
@@ -448,11 +417,7 @@ class Mapped(Numbers):
         return self.map.read(8) + self.map.read(8)
 
 
-@program(record, locked=None)
-def mmap_with_a_place(folder: Path) -> Any:
-    return Mapped(record_file(folder))
-
-
+@program(record)
 class BytesFile(Numbers):
     def __init__(self) -> None:
         self.file = io.BytesIO(b"".join(b"%08d" % i * 512 for i in range(N)))
@@ -462,11 +427,7 @@ class BytesFile(Numbers):
         return self.file.read(8) + self.file.read(8)
 
 
-@program(record)
-def bytes_file(folder: Path) -> Any:
-    return BytesFile()
-
-
+@program(lambda i: b"%08d" % i, locked=True)
 class Piped(Numbers):
     def __init__(self) -> None:
         self.process = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -483,10 +444,6 @@ class Piped(Numbers):
 
 
 @program(lambda i: b"%08d" % i, locked=True)
-def subprocess_pipes(folder: Path) -> Any:
-    return Piped()
-
-
 class Sockets(Numbers):
     def __init__(self) -> None:
         self.ends = socket.socketpair()
@@ -500,11 +457,7 @@ class Sockets(Numbers):
             end.close()
 
 
-@program(lambda i: b"%08d" % i, locked=True)
-def socket_pair(folder: Path) -> Any:
-    return Sockets()
-
-
+@program(lambda i: str(i % 8), locked=True)
 class Changing(Numbers):
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -518,11 +471,6 @@ class Changing(Numbers):
         text = Path("name").read_text()
         os.chdir(before)
         return text
-
-
-@program(lambda i: str(i % 8), locked=True)
-def working_directory(folder: Path) -> Any:
-    return Changing(folder)
 
 
 # Scratch memory.
@@ -561,6 +509,7 @@ def buffer_of_16_mb(folder: Path) -> Any:
     return Buffered(np.zeros(2_000_000))
 
 
+@program(thrice)
 class WithView(Buffered):
     def __init__(self) -> None:
         super().__init__(np.zeros(5_000))
@@ -569,11 +518,6 @@ class WithView(Buffered):
     def __getitem__(self, i: int) -> Any:
         self.view[:] = i
         return int(self.buf[1_000]) + int(self.buf[2_000]) + int(self.buf[-1])
-
-
-@program(thrice)
-def buffer_and_its_view(folder: Path) -> Any:
-    return WithView()
 
 
 class Tensors(Numbers):
@@ -602,6 +546,7 @@ def tensor_of_16_mb(folder: Path) -> Any:
     return Tensors(4_000_000)
 
 
+@program(thrice)
 class TensorAndArray(Tensors):
     def __init__(self) -> None:
         super().__init__(5_000)
@@ -610,11 +555,6 @@ class TensorAndArray(Tensors):
     def __getitem__(self, i: int) -> Any:
         self.array[:] = i
         return int(self.buf[0]) + int(self.buf[2_000]) + int(self.buf[-1])
-
-
-@program(thrice)
-def tensor_and_its_array(folder: Path) -> Any:
-    return TensorAndArray()
 
 
 class Written(Numbers):
@@ -656,17 +596,13 @@ def object_array(folder: Path) -> Any:
 # State in all the places that Python has.
 
 
+@program()
 class Scratch(Numbers):
     def __init__(self, scratch: Any = None) -> None:
         self.scratch = [] if scratch is None else scratch
 
     def __getitem__(self, i: int) -> Any:
         return fill(self.scratch, i)
-
-
-@program()
-def scratch_list(folder: Path) -> Any:
-    return Scratch()
 
 
 @program()
@@ -733,14 +669,10 @@ def global_list_in_function(folder: Path) -> Any:
     return Numbers(), by_global
 
 
+@program(locked=True)
 class ByGlobal(Numbers):
     def __getitem__(self, i: int) -> Any:
         return fill(SCRATCH, i)
-
-
-@program(locked=True)
-def global_list_in_method(folder: Path) -> Any:
-    return ByGlobal()
 
 
 @program(locked=True)
@@ -763,16 +695,12 @@ def global_set_in_function(folder: Path) -> Any:
     return Numbers(), sets_global
 
 
+@program(locked=True)
 class SetsGlobal(Numbers):
     def __getitem__(self, i: int) -> Any:
         global LAST
         LAST = i
         return tuple(LAST * 100 + k for k in range(8))
-
-
-@program(locked=True)
-def global_set_in_method(folder: Path) -> Any:
-    return SetsGlobal()
 
 
 def inner_step(i: int) -> Any:
@@ -783,37 +711,25 @@ def outer_step(i: int) -> Any:
     return inner_step(i)
 
 
+@program(locked=True)
 class Indirect(Numbers):
     def __getitem__(self, i: int) -> Any:
         return outer_step(i)
 
 
-@program(locked=True)
-def global_list_indirectly(folder: Path) -> Any:
-    return Indirect()
-
-
 STEPS = {"one": lambda i: fill(SCRATCH, i)}
 
 
+@program(locked=True)
 class Dispatching(Numbers):
     def __getitem__(self, i: int) -> Any:
         return STEPS["one"](i)
 
 
 @program(locked=True)
-def table_of_functions(folder: Path) -> Any:
-    return Dispatching()
-
-
 class ByModule(Numbers):
     def __getitem__(self, i: int) -> Any:
         return fill(OWN.SCRATCH, i)
-
-
-@program(locked=True)
-def module_as_state(folder: Path) -> Any:
-    return ByModule()
 
 
 @program(locked=True)
@@ -821,6 +737,7 @@ def module_as_state_in_function(folder: Path) -> Any:
     return Numbers(), lambda i: fill(OWN.SCRATCH, i)
 
 
+@program(locked=True)
 class ClassCache(Numbers):
     cache: list[int] = []  # noqa: RUF012
 
@@ -829,10 +746,6 @@ class ClassCache(Numbers):
 
 
 @program(locked=True)
-def class_attribute(folder: Path) -> Any:
-    return ClassCache()
-
-
 class ClassSet(Numbers):
     last = 0
 
@@ -842,10 +755,6 @@ class ClassSet(Numbers):
 
 
 @program(locked=True)
-def class_attribute_set(folder: Path) -> Any:
-    return ClassSet()
-
-
 class ClassMethod(Numbers):
     last = 0
 
@@ -858,24 +767,15 @@ class ClassMethod(Numbers):
         return tuple(self.last * 100 + k for k in range(8))
 
 
-@program(locked=True)
-def class_method(folder: Path) -> Any:
-    return ClassMethod()
-
-
 @functools.lru_cache
 def singleton() -> list[int]:
     return []
 
 
+@program(locked=True)
 class Cached(Numbers):
     def __getitem__(self, i: int) -> Any:
         return fill(singleton(), i)
-
-
-@program(locked=True)
-def cached_singleton(folder: Path) -> Any:
-    return Cached()
 
 
 @program()
@@ -893,14 +793,10 @@ class Single:
         return cls.one
 
 
+@program(locked=True)
 class UsesSingle(Numbers):
     def __getitem__(self, i: int) -> Any:
         return fill(Single().scratch, i)
-
-
-@program(locked=True)
-def class_singleton(folder: Path) -> Any:
-    return UsesSingle()
 
 
 class OneOfEach(type):
@@ -935,6 +831,7 @@ class Keeping:
         self.value = value
 
 
+@program(locked=True)
 class Described(Numbers):
     last = Keeping()
 
@@ -943,11 +840,7 @@ class Described(Numbers):
         return tuple(self.last * 100 + k for k in range(8))
 
 
-@program(locked=True)
-def descriptor(folder: Path) -> Any:
-    return Described()
-
-
+@program()
 class Properties(Numbers):
     def __init__(self) -> None:
         self._last = 0
@@ -963,11 +856,6 @@ class Properties(Numbers):
     def __getitem__(self, i: int) -> Any:
         self.last = i
         return tuple(self.last * 100 + k for k in range(8))
-
-
-@program()
-def property_with_state(folder: Path) -> Any:
-    return Properties()
 
 
 class CachedProperty(Numbers):
@@ -1058,15 +946,11 @@ def decorated_function(folder: Path) -> Any:
     return Numbers(), decorated
 
 
+@program(locked=True)
 class Decorated(Numbers):
     @remembering
     def __getitem__(self, i: int) -> Any:
         return numbers(i)
-
-
-@program(locked=True)
-def decorated_method(folder: Path) -> Any:
-    return Decorated()
 
 
 def by_attribute(i: int) -> Any:
@@ -1089,14 +973,10 @@ def default_argument(folder: Path) -> Any:
     return Numbers(), by_default
 
 
+@program(locked=True)
 class ByDefault(Numbers):
     def __getitem__(self, i: int, scratch: list[int] = []) -> Any:  # noqa: B006
         return fill(scratch, i)
-
-
-@program(locked=True)
-def default_argument_of_method(folder: Path) -> Any:
-    return ByDefault()
 
 
 @program(locked=True)
@@ -1117,6 +997,7 @@ class Node:
         self.children: list[Node] = []
 
 
+@program()
 class Cyclic(Numbers):
     def __init__(self) -> None:
         self.root, child = Node(), Node()
@@ -1128,10 +1009,6 @@ class Cyclic(Numbers):
 
 
 @program()
-def cyclic_graph(folder: Path) -> Any:
-    return Cyclic()
-
-
 class Weak(Numbers):
     def __init__(self) -> None:
         self.node = Node()
@@ -1145,38 +1022,26 @@ class Weak(Numbers):
         return fill(node.scratch, i)
 
 
-@program()
-def weak_references(folder: Path) -> Any:
-    return Weak()
-
-
 VARIABLE: contextvars.ContextVar[list[int]] = contextvars.ContextVar("VARIABLE", default=[])  # noqa: B039
 
 
+@program(locked=True)
 class Contextual(Numbers):
     def __getitem__(self, i: int) -> Any:
         return fill(VARIABLE.get(), i)
 
 
-@program(locked=True)
-def context_variable_with_a_list(folder: Path) -> Any:
-    return Contextual()
-
-
 PLACE: contextvars.ContextVar[int] = contextvars.ContextVar("PLACE", default=0)
 
 
+@program(unsafe=False)
 class OwnContext(Numbers):
     def __getitem__(self, i: int) -> Any:
         PLACE.set(i)
         return tuple(PLACE.get() * 100 + k for k in range(8))
 
 
-@program(unsafe=False)
-def context_variable(folder: Path) -> Any:
-    return OwnContext()
-
-
+@program(locked=True)
 class Generating(Numbers):
     def __init__(self) -> None:
         self.generator = self.numbers()
@@ -1191,11 +1056,7 @@ class Generating(Numbers):
         return self.generator.send(i)
 
 
-@program(locked=True)
-def generator_kept(folder: Path) -> Any:
-    return Generating()
-
-
+@program(lambda i: list(numbers(i)), locked=None)
 class Cycling(Numbers):
     def __init__(self) -> None:
         self.cycle: Iterator[int] = itertools.cycle(range(8))
@@ -1204,11 +1065,7 @@ class Cycling(Numbers):
         return sorted(i * 100 + next(self.cycle) for _ in range(8))
 
 
-@program(lambda i: list(numbers(i)), locked=None)
-def itertools_cycle(folder: Path) -> Any:
-    return Cycling()
-
-
+@program()
 class Defaulting(Numbers):
     def __init__(self) -> None:
         self.table: Any = collections.defaultdict(lambda: [0])
@@ -1220,15 +1077,11 @@ class Defaulting(Numbers):
         return tuple(self.table[k][0] for k in range(8))
 
 
-@program()
-def default_dictionary(folder: Path) -> Any:
-    return Defaulting()
-
-
 class Mode(enum.Enum):
     FAST = list[int]()  # noqa: RUF012
 
 
+@program(locked=True)
 class ByMode(Numbers):
     def __init__(self) -> None:
         self.mode = Mode.FAST
@@ -1237,14 +1090,10 @@ class ByMode(Numbers):
         return fill(self.mode.value, i)
 
 
-@program(locked=True)
-def enumeration_of_a_list(folder: Path) -> Any:
-    return ByMode()
-
-
 Pair = collections.namedtuple("Pair", ["name", "scratch"])
 
 
+@program()
 class Named(Numbers):
     def __init__(self) -> None:
         self.pair = Pair("a", [])
@@ -1254,30 +1103,18 @@ class Named(Numbers):
 
 
 @program()
-def named_tuple(folder: Path) -> Any:
-    return Named()
-
-
 class CopiesItself(Scratch):
     def __deepcopy__(self, memo: Any) -> Any:
         return self
 
 
 @program()
-def deepcopy_that_returns_itself(folder: Path) -> Any:
-    return CopiesItself()
-
-
 class CopiesShallowly(Scratch):
     def __deepcopy__(self, memo: Any) -> Any:
         return CopiesShallowly(self.scratch)
 
 
 @program()
-def deepcopy_that_is_shallow(folder: Path) -> Any:
-    return CopiesShallowly()
-
-
 class CopiesDeeply(Scratch):
     def __init__(self) -> None:
         super().__init__()
@@ -1290,11 +1127,7 @@ class CopiesDeeply(Scratch):
         self.connection.close()
 
 
-@program()
-def deepcopy_that_is_right(folder: Path) -> Any:
-    return CopiesDeeply()
-
-
+@program(record)
 class Reopening(Reader):
     def __getstate__(self) -> Any:
         return {"path": self.path}
@@ -1305,11 +1138,6 @@ class Reopening(Reader):
 
     def __del__(self) -> None:
         self.file.close()
-
-
-@program(record)
-def getstate_without_the_file(folder: Path) -> Any:
-    return Reopening(record_file(folder))
 
 
 class Reduced(Scratch):
@@ -1381,6 +1209,7 @@ class LastRecord(logging.Handler):
         self.last = record.args
 
 
+@program(lambda i: (i,), locked=True)
 class Logging(Numbers):
     def __init__(self) -> None:
         self.logger = logging.Logger("thread_programs", logging.INFO)
@@ -1392,20 +1221,11 @@ class Logging(Numbers):
         return self.handler.last
 
 
-@program(lambda i: (i,), locked=True)
-def logging_handler(folder: Path) -> Any:
-    return Logging()
-
-
+@program(lambda i: np.random.RandomState(i).randint(1_000, size=4).tolist(), locked=True)
 class Seeding(Numbers):
     def __getitem__(self, i: int) -> Any:
         np.random.seed(i)
         return [int(np.random.randint(1_000)) for _ in range(4)]
-
-
-@program(lambda i: np.random.RandomState(i).randint(1_000, size=4).tolist(), locked=True)
-def numpy_seeded(folder: Path) -> Any:
-    return Seeding()
 
 
 def draws(i: int) -> Any:
@@ -1423,6 +1243,7 @@ def random_seeded_in_function(folder: Path) -> Any:
     return Numbers(), draws
 
 
+@program(drawn)
 class OwnRandom(Numbers):
     def __init__(self) -> None:
         self.random = random.Random()
@@ -1432,11 +1253,7 @@ class OwnRandom(Numbers):
         return [self.random.randrange(1_000) for _ in range(4)]
 
 
-@program(drawn)
-def random_of_its_own(folder: Path) -> Any:
-    return OwnRandom()
-
-
+@program(lambda i: [int(each) + i for each in np.random.default_rng(0).integers(1_000, size=4)])
 class OwnGenerator(Numbers):
     def __init__(self) -> None:
         self.generator = np.random.default_rng(0)
@@ -1447,11 +1264,7 @@ class OwnGenerator(Numbers):
         return [int(self.generator.integers(1_000)) + i for _ in range(4)]
 
 
-@program(lambda i: [int(each) + i for each in np.random.default_rng(0).integers(1_000, size=4)])
-def generator_of_its_own(folder: Path) -> Any:
-    return OwnGenerator()
-
-
+@program(number)
 class LastShard(Numbers):
     def __init__(self, folder: Path) -> None:
         for shard in range(8):
@@ -1466,11 +1279,6 @@ class LastShard(Numbers):
             # all threads at once ("AST constructor recursion depth mismatch").
             self.shard = np.fromfile(self.folder / f"{i // 8}", np.int64)
         return int(self.shard[i % 8])
-
-
-@program(number)
-def last_shard_kept(folder: Path) -> Any:
-    return LastShard(folder)
 
 
 # Code of packages around the user's.
@@ -1510,14 +1318,10 @@ def context_manager(folder: Path) -> Any:
     return Numbers(), by_context
 
 
+@program(locked=True)
 class ByContext(Numbers):
     def __getitem__(self, i: int) -> Any:
         return by_context(i)
-
-
-@program(locked=True)
-def context_manager_in_method(folder: Path) -> Any:
-    return ByContext()
 
 
 def without_gradients(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -1562,6 +1366,7 @@ def huggingface_transform(folder: Path) -> Any:
     return dataset, operator.itemgetter("a")
 
 
+@program()
 class ByLambda(Numbers):
     def __init__(self) -> None:
         self.scratch: list[int] = []
@@ -1577,10 +1382,6 @@ class ByLambda(Numbers):
 
 
 @program()
-def lambda_over_self(folder: Path) -> Any:
-    return ByLambda()
-
-
 class CachedMethod(Numbers):
     @functools.lru_cache  # noqa: B019
     def scratch(self) -> list[int]:
@@ -1590,11 +1391,7 @@ class CachedMethod(Numbers):
         return fill(self.scratch(), i)
 
 
-@program()
-def cached_method(folder: Path) -> Any:
-    return CachedMethod()
-
-
+@program(locked=True)
 class CachedStatic(Numbers):
     @staticmethod
     @functools.lru_cache
@@ -1605,37 +1402,24 @@ class CachedStatic(Numbers):
         return fill(self.scratch(), i)
 
 
-@program(locked=True)
-def cached_static_method(folder: Path) -> Any:
-    return CachedStatic()
-
-
 TRANSFORMS = [Adder()]
 
 
+@program(locked=True)
 class Transforming(Numbers):
     def __getitem__(self, i: int) -> Any:
         (made,) = [transform(i) for transform in TRANSFORMS]
         return made
 
 
-@program(locked=True)
-def global_transforms(folder: Path) -> Any:
-    return Transforming()
-
-
 BUFFER = np.zeros(8, np.int64)
 
 
+@program(locked=True)
 class IntoGlobal(Numbers):
     def __getitem__(self, i: int) -> Any:
         np.copyto(BUFFER, np.arange(8) + i * 100)
         return tuple(int(each) for each in BUFFER)
-
-
-@program(locked=True)
-def global_array_written(folder: Path) -> Any:
-    return IntoGlobal()
 
 
 class Delegating:
@@ -1666,14 +1450,10 @@ class Worker:
         return fill(self.scratch, i)
 
 
+@program(locked=True)
 class Hiring(Numbers):
     def __getitem__(self, i: int) -> Any:
         return Worker().work(i)
-
-
-@program(locked=True)
-def class_attribute_of_a_helper(folder: Path) -> Any:
-    return Hiring()
 
 
 @program(locked=True)
@@ -1684,6 +1464,7 @@ def class_attribute_of_a_helper_in_function(folder: Path) -> Any:
 # What threads may share.
 
 
+@program(lambda i: i % 8, unsafe=False)
 class Pictures(Numbers):
     def __init__(self, folder: Path) -> None:
         from PIL import Image
@@ -1699,11 +1480,7 @@ class Pictures(Numbers):
             return image.getpixel((3, 3))
 
 
-@program(lambda i: i % 8, unsafe=False)
-def pictures(folder: Path) -> Any:
-    return Pictures(folder)
-
-
+@program(lambda i: (i, f"{i}"), unsafe=False)
 class Frame(Numbers):
     def __init__(self) -> None:
         import pandas  # type: ignore[import-untyped]
@@ -1715,11 +1492,7 @@ class Frame(Numbers):
         return int(row["a"]), row["b"]
 
 
-@program(lambda i: (i, f"{i}"), unsafe=False)
-def data_frame(folder: Path) -> Any:
-    return Frame()
-
-
+@program(number, unsafe=False)
 class Arrow(Numbers):
     def __init__(self) -> None:
         import pyarrow
@@ -1731,17 +1504,13 @@ class Arrow(Numbers):
 
 
 @program(number, unsafe=False)
-def arrow_table(folder: Path) -> Any:
-    return Arrow()
-
-
-@program(number, unsafe=False)
 def huggingface_dataset(folder: Path) -> Any:
     import datasets
 
     return datasets.Dataset.from_dict({"a": list(range(N))}), operator.itemgetter("a")
 
 
+@program(number, unsafe=False)
 class MemoryMap(Numbers):
     def __init__(self, folder: Path) -> None:
         np.save(folder / "x.npy", np.arange(N))
@@ -1752,10 +1521,6 @@ class MemoryMap(Numbers):
 
 
 @program(number, unsafe=False)
-def memory_map(folder: Path) -> Any:
-    return MemoryMap(folder)
-
-
 class Arrays(Numbers):
     def __init__(self) -> None:
         self.x = np.arange(N * 50_000).reshape(N, -1)  # 25 MB
@@ -1765,10 +1530,6 @@ class Arrays(Numbers):
 
 
 @program(number, unsafe=False)
-def large_array(folder: Path) -> Any:
-    return Arrays()
-
-
 class Counting(Numbers):
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -1780,11 +1541,7 @@ class Counting(Numbers):
         return i
 
 
-@program(number, unsafe=False)
-def lock_and_counter(folder: Path) -> Any:
-    return Counting()
-
-
+@program(unsafe=False)
 class RamCache(Numbers):
     def __init__(self) -> None:
         self.cache: dict[int, Any] = {}
@@ -1793,11 +1550,6 @@ class RamCache(Numbers):
         if i not in self.cache:
             self.cache[i] = numbers(i)
         return self.cache[i]
-
-
-@program(unsafe=False)
-def cache_in_memory(folder: Path) -> Any:
-    return RamCache()
 
 
 LABELS = {"cat": 0, "dog": 1}
@@ -1809,16 +1561,13 @@ LOGGER = logging.getLogger("thread_programs")
 ROWS = np.arange(N * 4).reshape(N, 4)
 
 
+@program(lambda i: (i * 16 + 6, i * 4.0, tuple(range(i * 4, i * 4 + 4))), unsafe=False)
 class GlobalRows(Numbers):
     def __getitem__(self, i: int) -> Any:
         return ROWS[i].sum(), float(ROWS[i][0]), tuple(ROWS[i])
 
 
-@program(lambda i: (i * 16 + 6, i * 4.0, tuple(range(i * 4, i * 4 + 4))), unsafe=False)
-def rows_of_a_global_array(folder: Path) -> Any:
-    return GlobalRows()
-
-
+@program(lambda i: (i, i % 2, i % 2, i - 2.0, "a"), unsafe=False)
 class Constants(Numbers):
     classes = ["cat", "dog"]  # noqa: RUF012
 
@@ -1829,11 +1578,7 @@ class Constants(Numbers):
         return i, LABELS[name], place, float((i - MEAN)[1]), pathlib.Path("/a").name
 
 
-@program(lambda i: (i, i % 2, i % 2, i - 2.0, "a"), unsafe=False)
-def constants(folder: Path) -> Any:
-    return Constants()
-
-
+@program(unsafe=False)
 class Local(Numbers):
     def __init__(self) -> None:
         self.local = threading.local()
@@ -1843,26 +1588,18 @@ class Local(Numbers):
         return tuple(self.local.last * 100 + k for k in range(8))
 
 
-@program(unsafe=False)
-def thread_local(folder: Path) -> Any:
-    return Local()
-
-
 @functools.lru_cache
 def squared(i: int) -> int:
     return i * i
 
 
+@program(lambda i: i * i, unsafe=False, locked=None)
 class Squares(Numbers):
     def __getitem__(self, i: int) -> Any:
         return squared(i)
 
 
-@program(lambda i: i * i, unsafe=False, locked=None)
-def cached_function(folder: Path) -> Any:
-    return Squares()
-
-
+@program(lambda i: 2.0 * i + 1, unsafe=False)
 class Network(Numbers):
     def __init__(self) -> None:
         import torch
@@ -1877,11 +1614,6 @@ class Network(Numbers):
 
         with torch.no_grad():
             return float(self.network(torch.tensor([float(i)])))
-
-
-@program(lambda i: 2.0 * i + 1, unsafe=False)
-def torch_module(folder: Path) -> Any:
-    return Network()
 
 
 @program(token_count, unsafe=False)

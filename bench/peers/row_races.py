@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from harness import Evaluate, Ratio, Report, parser, report
+from harness import Ratio, Report, parser, report
 from peers import environment, racing
 from peers.serve import steady_rates
 
@@ -32,7 +32,6 @@ class Arm(NamedTuple):
 def run(
     script: str,
     doc: str | None,
-    evaluate: Evaluate,
     tasks: Mapping[str, Mapping[str, Arm]],
     write: Callable[[Path, bool], None],
 ) -> None:
@@ -65,8 +64,8 @@ def command(arm: Arm, task: str, folder: Path) -> list[object]:
     return [python, "-W", "ignore", program, arm.peer, task, arm.variant, folder / task]
 
 
-def show(made: Report) -> None:
-    """Hold every arm against the first of its task."""
+def evaluate(made: Report) -> None:
+    """Hold every arm against the first of its task: stoker."""
     for task in dict.fromkeys(row["task"] for row in made.rows):
         rows = [row for row in made.rows if row["task"] == task]
         own_us = racing.processor_us(rows[0]["samples"])

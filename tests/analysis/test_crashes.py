@@ -78,11 +78,7 @@ def told(found: Outcome, how: str, when: str, last: str) -> None:
     ("how", "phase"),
     [(how, phase) for how in HOW for phase in WHEN]
     if FULL
-    else [
-        ("segv", "P"),
-        pytest.param("kill", "as it is", marks=pytest.mark.full),
-        pytest.param("exit", "G", marks=pytest.mark.full),
-    ],
+    else [("segv", "P"), ("kill", "as it is"), ("exit", "G")],
 )
 def test_a_crash_is_told(how: str, phase: str, tmp_path: Path) -> None:
     write_script(
@@ -96,7 +92,8 @@ def test_a_crash_is_told(how: str, phase: str, tmp_path: Path) -> None:
     told(found, HOW[how][0], WHEN[phase], HOW[how][1])
 
 
-@pytest.mark.parametrize("how", shortened(HOW, 0))
+@pytest.mark.full
+@pytest.mark.parametrize("how", HOW if FULL else ["raise", "segv"])
 def test_a_crash_before_the_first_batch_is_told(how: str, tmp_path: Path) -> None:
     write_script(tmp_path, CRASHING + f"crash({how!r})\n")
     found = analyze(tmp_path, "train.py")
@@ -162,25 +159,6 @@ def test_a_process_that_leaves_without_pythons_end_is_no_crash(how: str, tmp_pat
     assert found.code == 0
 
 
-@pytest.mark.full  # of the decisions, test_decisions.py shows the same
-def test_a_rank_that_was_started_again_and_did_well_is_no_crash(tmp_path: Path) -> None:
-    write_script(
-        tmp_path,
-        """
-        if __name__ == "__main__":
-            train(DataLoader(Sleepy(0.0005, 80), 4), epochs=1)
-            if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-                raise OSError("the network is away for once")
-        """,
-    )
-    again = ["--standalone", "--nproc-per-node", "1", "--max-restarts", "1"]
-    found = analyze(tmp_path, "torchrun", *again, "train.py")
-    assert "crashed" not in found.errors
-    assert found.report is not None, found.errors
-    assert found.report["crash"] is None
-    assert found.code == 0
-
-
 @pytest.mark.parametrize("end", shortened(["os.kill(os.getpid(), 9)", "os._exit(3)"], 1))
 def test_a_trainer_that_is_gone_behind_a_shell_is_told(end: str, tmp_path: Path) -> None:
     write_script(
@@ -220,10 +198,7 @@ if __name__ == "__main__":
     ("before", "how"),
     [(before, how) for before in ("before", "behind") for how in HOW]
     if FULL
-    else [
-        ("behind", "raise"),
-        pytest.param("before", "exit", marks=pytest.mark.full),
-    ],
+    else [("behind", "raise")],
 )
 def test_of_several_ranks_the_one_that_crashed_is_shown(
     before: str, how: str, tmp_path: Path
@@ -267,9 +242,7 @@ def test_what_goes_wrong_behind_the_end_is_noted_and_no_crash(tmp_path: Path) ->
     ("body", "catches"),
     [
         ("while True:\n    try:\n        run()\n    except BaseException:\n        pass", True),
-        pytest.param(
-            "try:\n    run()\nfinally:\n    time.sleep(60)", False, marks=pytest.mark.full
-        ),
+        ("try:\n    run()\nfinally:\n    time.sleep(60)", False),
     ],
 )
 def test_only_who_catches_its_end_is_said_to(body: str, catches: bool, tmp_path: Path) -> None:

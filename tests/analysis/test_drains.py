@@ -7,11 +7,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from torch.utils import data
 
 from stoker.analysis.probe import drain_session, epochs, replay
-
-torch = pytest.importorskip("torch")
-data: Any = pytest.importorskip("torch.utils.data")
 
 LENGTH, BATCH = 64, 8
 
@@ -30,7 +29,8 @@ class Stream(data.IterableDataset):  # type: ignore[misc]
 
 
 def stateful(**options: Any) -> Any:
-    module = pytest.importorskip("torchdata.stateful_dataloader")
+    import torchdata.stateful_dataloader as module
+
     return module.StatefulDataLoader(Numbers(), BATCH, **options)
 
 

@@ -271,7 +271,6 @@ def test_what_cannot_be_answered_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_byte_of_files_is_asked_for_whose_sizes_nobody_told(tmp_path: Path) -> None:
-    pytest.importorskip("aiohttp")
     for number in range(4):
         (tmp_path / f"{number}.bin").write_bytes(bytes(300))
     with serving(str(tmp_path)) as server:
@@ -281,7 +280,8 @@ def test_a_byte_of_files_is_asked_for_whose_sizes_nobody_told(tmp_path: Path) ->
 
 
 def test_files_behind_urls_are_tried_through_their_reader(tmp_path: Path) -> None:
-    fsspec = pytest.importorskip("fsspec")
+    import fsspec
+
     memory = fsspec.filesystem("memory")
     try:
         for number in range(40):

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from PIL import Image
 
 from analysis.analyses import PRELUDE, write_script
 from stoker.analysis.porting import find_port, find_prepared, write_port
@@ -20,8 +22,6 @@ from stoker.analysis.probe import drain_session, epochs
 from stoker.analysis.probe.example import describe_example
 from stoker.transport.codec.encoder import encode
 
-torch = pytest.importorskip("torch")
-Image = pytest.importorskip("PIL.Image")
 Tensor: Any = torch.Tensor
 Dataset: Any = torch.utils.data.Dataset
 
@@ -287,7 +287,7 @@ class InWorkers(Dataset):
 
 def test_an_example_is_looked_at_where_the_script_reads_it() -> None:
     for workers in (0, 1):
-        loader = torch.utils.data.DataLoader(InWorkers(), 4, num_workers=workers)
+        loader: Any = torch.utils.data.DataLoader(InWorkers(), 4, num_workers=workers)
         drains = drain_session.LoaderDrains(
             epochs.take_parts(loader), SimpleNamespace(torch=torch, pid=0)
         )
@@ -312,7 +312,7 @@ class SlowToStart(Dataset):
 
 
 def test_a_slow_start_takes_nothing_from_a_drain() -> None:
-    loader = torch.utils.data.DataLoader(SlowToStart(), 4)
+    loader: Any = torch.utils.data.DataLoader(SlowToStart(), 4)
     drains = drain_session.LoaderDrains(
         epochs.take_parts(loader), SimpleNamespace(torch=torch, pid=0)
     )

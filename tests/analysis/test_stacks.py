@@ -244,14 +244,14 @@ if __name__ == "__main__":
     [
         "num_workers=2",
         "num_workers=0",
-        "num_workers=1, multiprocessing_context='spawn'",
-        "num_workers=1, multiprocessing_context='forkserver', persistent_workers=True",
+        "num_workers=1, multiprocessing_context='spawn', persistent_workers=True",
     ],
 )
 def test_the_report_says_which_transform_takes_the_time(options: str, tmp_path: Path) -> None:
     script = write_script(tmp_path, SCRIPT.format(options=options))
     done = analyze(tmp_path, script, minutes=3.0)
     assert done.report is not None, done.errors
+    assert done.rates["P"] is not None, done.report["reasons"]
     found = done.report["preparing"]
     assert found["work"][0]["name"] == "Decode"
     assert found["work"][0]["interval"]["low"] > 0.4

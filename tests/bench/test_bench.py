@@ -8,9 +8,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch")
-pytest.importorskip("PIL")
-
 pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"

@@ -8,11 +8,6 @@ import sys
 import textwrap
 from pathlib import Path
 
-import pytest
-
-pytest.importorskip("torch")
-pytest.importorskip("PIL")
-
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 
 

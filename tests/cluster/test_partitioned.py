@@ -117,11 +117,13 @@ def test_a_run_is_resumed_in_mid_epoch(three: list[Keeper]) -> None:
 
 
 def test_a_wrapped_dataset_in_worker_processes(three: list[Keeper]) -> None:
-    torch = pytest.importorskip("torch")
+    import torch
+
     hosts = [keeper.address for keeper in three]
-    dataset = stoker.cached(Numbered(), "8MiB", cluster=hosts, version="1", path=three[1].folder)
+    path = three[1].folder
+    dataset: Any = stoker.cached(Numbered(), "8MiB", cluster=hosts, version="1", path=path)
     for epoch in range(2):
-        loader = torch.utils.data.DataLoader(dataset, batch_size=7, num_workers=2 * epoch)
+        loader: Any = torch.utils.data.DataLoader(dataset, batch_size=7, num_workers=2 * epoch)
         ids = [int(each) for batch in loader for each in batch["id"]]
         assert ids == list(range(EXAMPLES))
         dataset._cache.flush()

@@ -16,6 +16,7 @@ from typing import Any
 import nodes
 import psutil
 import pytest
+import ray
 from nodes import EXAMPLES, Numbered
 
 import stoker
@@ -24,8 +25,6 @@ from ray_nodes import MARKS, ray_cluster
 from scripts import script
 from stoker.cache import location
 from strategies import stream
-
-ray = pytest.importorskip("ray")
 
 pytestmark = MARKS
 

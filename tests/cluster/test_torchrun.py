@@ -52,7 +52,8 @@ def test_a_network_that_is_trusted(
     insecure: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The keeper says that nothing is encrypted there, which is not that it stays in its host."""
-    torch = pytest.importorskip("torch.distributed")
+    import torch.distributed as torch
+
     store = torch.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     names = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "MASTER_PORT": store.port}
     for name, value in {**names, "MASTER_ADDR": "127.0.0.1", "XDG_STATE_HOME": tmp_path}.items():
@@ -93,7 +94,8 @@ def start(store_port: int, rank: int, host: int, state: Path) -> subprocess.Pope
 
 @pytest.mark.full
 def test_two_hosts_of_two_ranks_read_storage_once(tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch.distributed")
+    import torch.distributed as torch
+
     store = torch.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     ranks = [start(store.port, rank, rank // 2, tmp_path) for rank in range(4)]
     with contextlib.ExitStack() as ends:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+import ray
 
 import order_chains
 import stoker
@@ -27,8 +28,6 @@ from scripts import script
 from stoker.cluster.workers import active_actors, ray_workers
 from stoker.errors import BudgetSpent, StageError, WorkerDied
 from strategies import shortened
-
-ray = pytest.importorskip("ray")
 
 pytestmark = MARKS
 

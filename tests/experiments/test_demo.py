@@ -15,11 +15,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-pytest.importorskip("torch")
-pytest.importorskip("PIL")
-pytest.importorskip("matplotlib")
-
 from PIL import Image
 from rich.console import Console
 from typer.testing import CliRunner

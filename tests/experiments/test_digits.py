@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("PIL")
-
 import stoker
 from experiments import digits
 from experiments.digits import DigitSpec, compose, split_digits, write_digits

@@ -12,11 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-pytest.importorskip("torch")
-pytest.importorskip("PIL")
-pytest.importorskip("sklearn")
-
 import torch
 from torch import nn
 

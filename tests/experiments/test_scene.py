@@ -7,9 +7,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-
-pytest.importorskip("rich")
-
 from rich.console import Console
 
 from experiments.calibration import Calibration

@@ -14,8 +14,6 @@ import served
 
 import stoker
 
-pytest.importorskip("ray")
-
 PROGRAM = Path(__file__).parent / "ray_playing.py"
 
 

@@ -13,12 +13,11 @@ from typing import Any
 
 import psutil
 import pytest
+import ray
 from test_ray_feeds import check
 
 import stoker
 from ray_nodes import MARKS, ray_cluster
-
-ray = pytest.importorskip("ray")
 
 pytestmark = [*MARKS, pytest.mark.full, pytest.mark.alone]
 

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 from test_ray_feeds import check
 
 from ray_nodes import MARKS, ray_cluster
-
-ray = pytest.importorskip("ray")
 
 pytestmark = [*MARKS, pytest.mark.full, pytest.mark.alone]
 HERE = str(Path(__file__).parent)

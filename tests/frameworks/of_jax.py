@@ -51,7 +51,7 @@ class Loop:
     """A training loop; several processes share one model."""
 
     def __init__(self, kind: str, use: str) -> None:
-        if use == "2 processes":
+        if use == "2 processes" and not jax.distributed.is_initialized():
             at = f"127.0.0.1:{os.environ['MASTER_PORT']}"
             jax.distributed.initialize(at, WORLD, RANK)
         self.over_all = NamedSharding(

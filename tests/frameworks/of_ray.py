@@ -85,22 +85,26 @@ def work(settings: dict[str, Any]) -> None:
 
 
 def in_workers(uses: Any, wanted: list[tuple[str, str]], results: int) -> None:
-    """Run cells under Ray Train; those for several workers must come without others."""
+    """Run cells under Ray Train, in one worker or in two."""
     ray.init(
         num_cpus=3, include_dashboard=False, object_store_memory=80_000_000, log_to_driver=False
     )
-    here = os.getcwd()
-    several = {use for _, use in wanted} <= {"2 processes", "unsharded"}
-    losses = sum(use == "resume" for _, use in wanted)
-    TorchTrainer(
-        work,
-        train_loop_config={"cells": wanted, "folder": here},
-        scaling_config=ScalingConfig(num_workers=2 if several else 1),
-        run_config=RunConfig(
-            storage_path=here, name="run", failure_config=FailureConfig(max_failures=losses)
-        ),
-    ).fit()
+    for workers in (1, 2):
+        here = Path(f"workers-{workers}").absolute()
+        here.mkdir()
+        own = [cell for cell in wanted if (cell[1] in ("2 processes", "unsharded")) == workers - 1]
+        losses = sum(use == "resume" for _, use in own)
+        TorchTrainer(
+            work,
+            train_loop_config={"cells": own, "folder": str(here)},
+            scaling_config=ScalingConfig(num_workers=workers),
+            run_config=RunConfig(
+                storage_path=str(here),
+                name="run",
+                failure_config=FailureConfig(max_failures=losses),
+            ),
+        ).fit()
+        of_ranks = [(here / f"outcomes-{rank}").read_bytes() for rank in range(workers)]
+        assert all(each == of_ranks[0] for each in of_ranks), of_ranks
+        os.write(results, of_ranks[0])
     ray.shutdown()
-    of_ranks = [Path(f"outcomes-{rank}").read_bytes() for rank in range(1 + several)]
-    assert all(each == of_ranks[0] for each in of_ranks), of_ranks
-    os.write(results, of_ranks[0])

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,20 +40,25 @@ MORE = {
     ],
     "PyTorch": ["compiled"],
 }
+GIVES_PARTS = {
+    "Lightning": "DistributedSampler",
+    "Accelerate": "prepare(loader)",
+    "Hugging Face Trainer": "prepare(loader)",
+    "Ray Train": "prepare_data_loader(loader)",
+    "Keras 3": "DistributedSampler",
+}
+"""The line to add where each of the ranks iterates over all."""
 OWN_WORKERS = "Ray Train"
 """It starts its processes itself, and a cluster, which takes its time."""
 LIMIT_S = 2 * TIMEOUT_S
 RAY = {"RAY_TRAIN_V2_ENABLED": "1", "RAY_AUTH_MODE": "disabled", "RAY_worker_niceness": "0"}
 
 
-def each_of(frameworks: Iterable[str]) -> pytest.MarkDecorator:
-    """Run a test with each; a cluster starts and ends of itself where too much else runs."""
-    alone = {OWN_WORKERS: [pytest.mark.alone]}
-    params = [pytest.param(name, marks=alone.get(name, [])) for name in frameworks]
-    return pytest.mark.parametrize("framework", params)
-
-
-each_framework = each_of(FRAMEWORKS)
+each_framework = pytest.mark.parametrize(
+    "framework",
+    # A cluster starts and ends of itself where too much else runs.
+    [pytest.param(name, marks=[pytest.mark.alone] * (name == OWN_WORKERS)) for name in FRAMEWORKS],
+)
 
 
 @contextlib.contextmanager
@@ -78,7 +83,6 @@ def outcomes(
     folder: Path, framework: str, cells: list[tuple[str, str]], ranks: int = 1
 ) -> dict[tuple[str, str], str]:
     """Run cells in one process, or in each of several ranks, which must agree."""
-    ranks = 1 if framework == OWN_WORKERS else ranks
     run, told, found = uuid.uuid4().hex[:8], [], []
     with contextlib.ExitStack() as running:
         port = running.enter_context(reserved_port())
@@ -145,10 +149,20 @@ def rows(framework: str, found: dict[tuple[str, str], str]) -> list[str]:
 @pytest.mark.timeout(2 * LIMIT_S)
 @each_framework
 def test_the_page_says_what_came_of_each_cell(framework: str, tmp_path: Path) -> None:
-    found = outcomes(tmp_path, framework, [(kind, use) for kind in KINDS for use in ALONE])
+    alone = [(kind, use) for kind in KINDS for use in ALONE]
+    undivided = [(kind, "unsharded") for kind in ("pipeline", "echo(loader)")]
+    undivided *= framework in GIVES_PARTS
     of_ranks = [(kind, "2 processes") for kind in KINDS]
-    for cells in [of_ranks] if framework == OWN_WORKERS else [[cell] for cell in of_ranks]:
-        found |= outcomes(tmp_path, framework, cells, ranks=2)
+    if framework == OWN_WORKERS:
+        found = outcomes(tmp_path, framework, alone + of_ranks + undivided)
+    else:
+        found = outcomes(tmp_path, framework, alone)
+        found |= outcomes(tmp_path, framework, of_ranks + undivided, ranks=2)
+    for kind, use in undivided:
+        text = found.pop((kind, use))
+        assert text.startswith("ValueError: under ")
+        assert "each of 2 ranks iterates over all" in text
+        assert (".shard()" if kind == "pipeline" else GIVES_PARTS[framework]) in text
     refused = {cell: text for cell, text in found.items() if text != "works"}
     assert {text.split(":")[0] for text in refused.values()} <= {"StateError"}, refused
     beginnings = tuple(f"| {framework} | {kind} |" for kind in KINDS)
@@ -187,26 +201,3 @@ def test_two_processes_evaluate_every_example_once(framework: str, tmp_path: Pat
 def test_a_model_that_is_sharded_over_two_processes(tmp_path: Path) -> None:
     cells = [("any", "sharded model")]
     assert outcomes(tmp_path, "PyTorch", cells, ranks=2) == dict.fromkeys(cells, "works")
-
-
-GIVES_PARTS = {
-    "Lightning": "DistributedSampler",
-    "Accelerate": "prepare(loader)",
-    "Hugging Face Trainer": "prepare(loader)",
-    "Ray Train": "prepare_data_loader(loader)",
-    "Keras 3": "DistributedSampler",
-}
-
-
-@pytest.mark.full
-@pytest.mark.timeout(2 * LIMIT_S)
-@each_of(GIVES_PARTS)
-def test_what_nobody_divided_is_refused_with_the_line_to_add(
-    framework: str, tmp_path: Path
-) -> None:
-    cells = [(kind, "unsharded") for kind in ("pipeline", "echo(loader)")]
-    found = outcomes(tmp_path, framework, cells, ranks=2)
-    for (kind, _), text in found.items():
-        assert text.startswith("ValueError: under ")
-        assert "each of 2 ranks iterates over all" in text
-        assert (".shard()" if kind == "pipeline" else GIVES_PARTS[framework]) in text

@@ -19,9 +19,6 @@ from mutations import fuzz, mutated
 
 import stoker
 
-pytest.importorskip("aiohttp")
-pytest.importorskip("fsspec")
-
 pytestmark = [
     pytest.mark.timeout(3600),
     pytest.mark.filterwarnings("ignore:.*what comes behind is left out"),

@@ -18,9 +18,6 @@ import pytest
 import stoker
 from stoker.sources import files
 
-pytest.importorskip("aiohttp")
-pytest.importorskip("fsspec")
-
 BODY = bytes(range(256)) * 40
 LONG_S = 1000.0  # never waited for
 

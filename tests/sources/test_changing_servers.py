@@ -16,9 +16,6 @@ import pytest
 
 import stoker
 
-pytest.importorskip("aiohttp")
-pytest.importorskip("fsspec")
-
 
 def tar(letter: bytes) -> bytes:
     data = io.BytesIO()

@@ -137,7 +137,7 @@ def test_it_is_said_whether_chunks_are_joined(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.usefixtures("_memory")
-@few(60)
+@few(30)
 @given(table=tables())
 def test_examples_are_rows(table: pa.Table) -> None:
     rows = expected(table)
@@ -149,7 +149,7 @@ def test_examples_are_rows(table: pa.Table) -> None:
 
 
 @pytest.mark.usefixtures("_memory")
-@few(60)
+@few(30)
 @given(table=tables(), size=st.integers(1, 20), workers=st.sampled_from([0, 2]))
 def test_batches_are_collated_rows(table: pa.Table, size: int, workers: int) -> None:
     """The same values and dtypes as of examples that are batched one by one, to the same error.

@@ -15,8 +15,6 @@ import stoker
 from stoker.testing import check_resume
 from strategies import few, stream
 
-pytest.importorskip("pyarrow")
-
 
 def write(path: Path, *lines: str) -> str:
     path.write_text("".join(f"{line}\n" for line in lines))

@@ -6,6 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -13,10 +16,6 @@ from hypothesis import strategies as st
 import stoker
 from stoker.testing import check_resume
 from strategies import few, frozen, stream
-
-pa = pytest.importorskip("pyarrow")
-pc = pytest.importorskip("pyarrow.compute")
-pq = pytest.importorskip("pyarrow.parquet")
 
 VALUES: dict[str, tuple[Any, Any]] = {
     "int32": (pa.int32(), st.integers(-9, 9)),
@@ -139,7 +138,8 @@ def test_views_of_text_are_text() -> None:
 
 
 def test_tables_that_are_none(tmp_path: Path) -> None:
-    pandas = pytest.importorskip("pandas")
+    import pandas  # type: ignore[import-untyped]
+
     with pytest.raises(ValueError, match="has no columns"):
         stoker.from_table(pandas.DataFrame(index=range(3)))
     wrong = [pandas.Series([1, 2]), pandas.DataFrame({"x": [1, "a"]})]
@@ -256,7 +256,8 @@ def test_reading_row_groups_again_and_again_is_said(
 
 
 def test_dataframes_by_their_protocols() -> None:
-    pandas = pytest.importorskip("pandas")
+    import pandas  # type: ignore[import-untyped]
+
     frame = pandas.DataFrame({"x": [1.5, 2.5, 3.5], "name": ["a", "b", "c"]}, index=[7, 8, 9])
     expected = [{"x": 1.5, "name": "a"}, {"x": 2.5, "name": "b"}, {"x": 3.5, "name": "c"}]
 

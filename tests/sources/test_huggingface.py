@@ -6,6 +6,7 @@ import io
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 import pytest
 from PIL import Image
@@ -13,8 +14,6 @@ from PIL import Image
 import stoker
 from stoker.testing import check_resume
 from strategies import frozen, stream, through_json
-
-datasets = pytest.importorskip("datasets")
 
 
 @pytest.fixture(autouse=True)

@@ -268,9 +268,9 @@ def test_a_loader_that_is_read_ahead_goes_on_where_it_was_left() -> None:
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 def test_torchdata_s_loader_over_a_stream_and_its_nodes() -> None:
-    data = pytest.importorskip("torch.utils.data")
-    loaders = pytest.importorskip("torchdata.stateful_dataloader")
-    nodes = pytest.importorskip("torchdata.nodes")
+    import torchdata.stateful_dataloader as loaders
+    from torch.utils import data
+    from torchdata import nodes
 
     class Going(GoesOn, data.IterableDataset):  # type: ignore[misc, name-defined]
         pass
@@ -293,7 +293,7 @@ def test_torchdata_s_loader_over_a_stream_and_its_nodes() -> None:
 
 
 def test_hugging_face_s_streams_begin_anew() -> None:
-    datasets = pytest.importorskip("datasets")
+    import datasets
 
     def build() -> Any:
         stream = datasets.Dataset.from_dict({"n": list(range(300))}).to_iterable_dataset(3)

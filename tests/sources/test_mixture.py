@@ -386,7 +386,8 @@ def test_a_cache_keeps_parts_of_the_same_files_apart(tmp_path: Path) -> None:
 
 
 def test_remote_parts_are_read_ahead(tmp_path: Path) -> None:
-    fsspec = pytest.importorskip("fsspec")
+    import fsspec
+
     memory = fsspec.filesystem("memory")
     (tmp_path / "local").mkdir()
     try:

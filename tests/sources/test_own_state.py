@@ -106,7 +106,7 @@ def test_what_is_acknowledged_late_is_what_is_kept() -> None:
 
 
 def test_torchdata_s_loaders_of_nodes() -> None:
-    nodes = pytest.importorskip("torchdata.nodes")
+    from torchdata import nodes
 
     def build() -> stoker.Pipeline:
         loader = nodes.Loader(nodes.SamplerWrapper(range(50)))

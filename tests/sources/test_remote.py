@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -31,9 +32,6 @@ from stoker.sources.remote.files import File, FilesSource, RemoteFolderSource
 from stoker.sources.remote.options import RemoteOptions
 from stoker.sources.remote.reader import RemoteReader
 from strategies import FULL, few
-
-pytest.importorskip("aiohttp")
-fsspec = pytest.importorskip("fsspec")
 
 LONG_S = 60.0  # never waited for
 

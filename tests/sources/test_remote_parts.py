@@ -5,7 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from shards import pack, pairs
 from test_remote_shards import COUNT, Ranges, handler, url
@@ -13,11 +16,6 @@ from test_remote_shards import COUNT, Ranges, handler, url
 import stoker
 from stoker.testing import check_resume
 from strategies import stream
-
-pytest.importorskip("aiohttp")
-fsspec = pytest.importorskip("fsspec")
-pa = pytest.importorskip("pyarrow")
-pq = pytest.importorskip("pyarrow.parquet")
 
 __all__ = ["handler", "url"]  # fixtures
 

@@ -15,8 +15,6 @@ from scripts import run
 from stoker.sources.remote.files import FilesSource, RemoteFolderSource
 from stoker.sources.remote.options import RemoteOptions
 
-pytest.importorskip("s3fs")
-
 NAMES = ["a#b", "a?b=c", "100%", "%41", "a&b", "<b>", "'\"", "日本", "a+b", "a b", "a:b", "[x]"]
 KEYS = [
     *(f"train/cat/{name}.jpg" for name in NAMES),

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pytest
 from shards import pack, pairs
@@ -18,9 +19,6 @@ import stoker
 from stoker.schedule.orders.blocks import WINDOW
 from stoker.testing import check_resume
 from strategies import stream
-
-pytest.importorskip("aiohttp")
-fsspec = pytest.importorskip("fsspec")
 
 COUNT = 12
 MANY = 240

@@ -8,18 +8,17 @@ import types
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
+import torch
+import zarr
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import stoker
 from stoker.testing import check_resume
 from strategies import few, stream
-
-h5py = pytest.importorskip("h5py")
-torch = pytest.importorskip("torch")
-zarr = pytest.importorskip("zarr")
 
 X = np.arange(240, dtype=np.float32).reshape(40, 2, 3)
 Y = np.arange(40)
@@ -153,7 +152,8 @@ def test_a_file_that_has_changed_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_is_refused(tmp_path: Path) -> None:
-    pandas = pytest.importorskip("pandas")
+    import pandas  # type: ignore[import-untyped]
+
     with hdf5(tmp_path) as file:
         closed = file["y"]
     memory = h5py.File("nowhere", "w", driver="core", backing_store=False)

@@ -8,19 +8,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import datasets
+import h5py
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import zarr
 from shards import pack
 
 import stoker
 from stoker.testing import check_resume
 from strategies import stream
-
-datasets = pytest.importorskip("datasets")
-h5py = pytest.importorskip("h5py")
-zarr = pytest.importorskip("zarr")
-pa = pytest.importorskip("pyarrow")
-pq = pytest.importorskip("pyarrow.parquet")
 
 COUNT = 60
 _names = itertools.count()

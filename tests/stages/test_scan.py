@@ -237,7 +237,7 @@ def test_forty_keys_are_forty_examples_wherever_a_run_is_interrupted(workers: in
         assert sorted(map(key_of, numbers(found))) == list(range(KEYS))
 
 
-@few(40)
+@few(24)
 @given(
     examples=st.integers(2, 120),
     batch=st.integers(1, 5),

@@ -25,6 +25,9 @@ _BATCH_DELAY_S = 0.05
 # The wait before a busy store is tried again: another process's commit of 1 MiB (ten items of
 # 110 KB at 36 us each) is over by then.
 _BUSY_S = 0.002
+# How long the thread's very end is waited for. Not for ever: the collector may have come to close a
+# cache within `threading.enumerate`, which has the lock that a thread needs to end.
+_END_S = 1.0
 
 
 class Writer:
@@ -91,12 +94,14 @@ class Writer:
     def close(self, timeout_s: float) -> None:
         """Write the queued items, for at most ``timeout_s``, and end the thread."""
         self.flush(timeout_s)
+        thread = self._thread
         with self._lock:
             self._closed = True
             self._queue.clear()
             self._changed.notify_all()
-        if self._thread is not None:
-            self._thread.join()
+            self._changed.wait_for(lambda: self._thread is None)
+        if thread is not None:
+            thread.join(_END_S)
 
     def before_fork(self) -> None:
         """Pause the thread, so that no lock is held and no write is under way at the fork."""
@@ -106,6 +111,14 @@ class Writer:
         self._lock.release()
 
     def _run(self) -> None:
+        try:
+            self._write_what_comes()
+        finally:
+            with self._lock:
+                self._thread = None
+                self._changed.notify_all()
+
+    def _write_what_comes(self) -> None:
         while True:
             with self._lock:
                 self._changed.wait_for(lambda: self._queue or self._closed)

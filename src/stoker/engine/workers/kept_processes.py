@@ -20,8 +20,8 @@ from stoker.basics.process import OwningProcess
 from stoker.cache.example_cache import ExampleCache
 from stoker.engine.plan.segment import Segment
 from stoker.engine.work.work import Work
-from stoker.engine.workers import processes
-from stoker.engine.workers.processes import ProcessSlot
+from stoker.engine.workers.processes import starting
+from stoker.engine.workers.processes.worker_process import ProcessSlot
 from stoker.replicas.replica import USER_LOCK
 from stoker.replicas.snapshot import PickleSnapshot
 
@@ -71,7 +71,7 @@ class KeptProcesses:
         return KeptProcesses, ()  # a pipeline that an object holds is copied without its processes
 
     def hire(self, count: int, works: list[Work], *, watched: bool) -> list[ProcessSlot]:
-        """Return slots of processes for an epoch, as ``processes.start`` does.
+        """Return slots of processes for an epoch, as ``starting.start`` does.
 
         ``watched`` is the same in all epochs of a pipeline.
         """
@@ -87,13 +87,13 @@ class KeptProcesses:
                 if all(slot.begin([work.address for work in works]) for slot in found):
                     return found
                 self.why_new = _ENDED
-            processes.end(found)
+            starting.end(found)
         basis = self._basis
         if basis is None or not basis.snapshot.unknown or not _are_among(segments, basis.segments):
             basis = _Basis(count, method, segments, _snapshot(segments))
             self._basis = basis
         self.why_new = basis.snapshot.unknown or self.why_new
-        return processes.start(count, works, watched=watched)
+        return starting.start(count, works, watched=watched)
 
     def end(self) -> None:
         """End those that rest."""
@@ -144,4 +144,4 @@ def _snapshot(segments: list[Segment]) -> PickleSnapshot:
 def _end(slots: list[ProcessSlot], process: OwningProcess) -> None:
     """End processes whose pipeline is gone, unless it is a forked child's copy of it."""
     if process.is_current:
-        processes.end(slots)
+        starting.end(slots)

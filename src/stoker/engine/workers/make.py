@@ -210,9 +210,9 @@ def _made_pool(
         works = [work.for_another_process() for work in host]
         rest, watched = None, workers.patience_ns is not None
         if multiprocessing.get_start_method() == "fork":  # a fork sees all that there is now
-            from stoker.engine.workers import processes
+            from stoker.engine.workers.processes import starting
 
-            remotes = processes.start(workers.count, works, watched=watched)
+            remotes = starting.start(workers.count, works, watched=watched)
         else:
             from stoker.engine.workers.kept_processes import KeptProcesses
 

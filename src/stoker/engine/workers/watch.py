@@ -39,6 +39,8 @@ GIVES_UP = 4
 _LOOKS = 8
 # The frames of a stack that are shown: the innermost.
 _FRAMES = 12
+# How long the watching thread's end is waited for; not for ever, as in cache/writer.py.
+_END_S = 5.0
 
 
 class WatchedPool(Protocol):
@@ -151,7 +153,7 @@ class Watch:
         if self._running.locked():
             self._running.release()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
-            self._thread.join()
+            self._thread.join(_END_S)
         self._pool = None  # it refers to this
 
     def begin(self, number: int, task: Any, rows: range, remote: Any) -> Job:

@@ -1,0 +1,128 @@
+"""What a worker process does: it answers requests, one at a time, until its parent ends it."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from multiprocessing.connection import Connection
+from typing import NamedTuple
+
+from stoker.basics import resources
+from stoker.basics.process import end_with
+from stoker.basics.resources import ThreadTimer
+from stoker.engine.plan.address import WorkAddress
+from stoker.engine.work.spot import HERE
+from stoker.engine.work.work import Work
+from stoker.engine.workers.processes.signs import Signs
+from stoker.engine.workers.requests import WorkExecutor, unloadable
+from stoker.engine.workers.samples import SAMPLED_NS, TIMED
+from stoker.replicas.files import reopen_descriptors
+from stoker.transport import channel
+from stoker.transport.channel import Arena
+
+NO_DESCRIPTORS = 71
+"""The exit code of a process that lacked file descriptors: EX_OSERR of sysexits.h."""
+
+
+class Epoch(NamedTuple):
+    """Tells a process that another epoch begins, and what of it there is to do, by depth."""
+
+    addresses: list[WorkAddress]
+
+
+class Rest(NamedTuple):
+    """Asks a process to have written all that it keeps back, and to answer: an epoch is over."""
+
+
+def serve(
+    connection: Connection,
+    not_ours: list[Connection],
+    slots: list[tuple[str | None, str | None]],
+    works: list[Work],
+    parent: int,
+    places: Mapping[int, int],
+    by_main_thread: bool,
+    signs: Signs | None,
+) -> None:
+    """Answer requests for batches and chunks until the parent ends the process, or is gone.
+
+    Args:
+        connection: the pipe of requests and answers.
+        not_ours: connections that a fork inherited from the parent.
+        slots: for each thread, the arenas for the arrays of requests and of answers.
+        works: the works, by depth.
+        parent: the training process.
+        places: the parent's files open for reading, inherited by a fork.
+        by_main_thread: whether the parent's main thread started this process.
+        signs: where it writes what it is at; None if nobody watches it.
+    """
+    for other in not_ours:  # inherited: an end that stays open here would hide the parent's death
+        other.close()
+    reopen_descriptors(places)
+    end_with(parent, by_main_thread)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
+    if "torch" in sys.modules:
+        # Workers share the cores, so torch's threads in each of them would wait for one another.
+        sys.modules["torch"].set_num_threads(1)
+    if signs is not None:
+        signs.open()
+    try:
+        _serve(connection, slots, works)
+    except OSError as error:
+        if not resources.lacks_descriptors(error):
+            raise
+        sys.exit(NO_DESCRIPTORS)
+
+
+def _serve(
+    connection: Connection, slots: list[tuple[str | None, str | None]], works: list[Work]
+) -> None:
+    inboxes, outboxes = (
+        [Arena.open(handle) if handle else None for handle in handles]
+        for handles in zip(*slots, strict=True)
+    )
+    runner = WorkExecutor()
+    known = {work.address.at: work for work in works}
+    untimed_ns = SAMPLED_NS  # the first request that is not the very first is a sample
+    while True:
+        try:
+            slot, request = channel.receive(connection, inboxes)
+        except (EOFError, ConnectionError):
+            return
+        except channel.Unloadable as error:
+            channel.send(connection, (unloadable(error), [], []), error.slot, None)
+            continue
+        if request is None:
+            return
+        if isinstance(request, Epoch):
+            works = [known[address.at].at(address) for address in request.addresses]
+            continue
+        if isinstance(request, Rest):
+            for work in works:
+                if work.segment.cache is not None:
+                    work.segment.cache.flush()
+            channel.send(connection, None, slot, None)
+            continue
+        work = works[request.depth]
+        ns = work.segment.counters()
+        began_ns = time.perf_counter_ns()
+        timer = ThreadTimer() if untimed_ns > SAMPLED_NS else None
+        answer = runner.do(work, request, ns, outboxes[slot], slot)
+        if HERE.spot is not None:
+            HERE.spot.leave()
+        untimed_ns += time.perf_counter_ns() - began_ns
+        if timer is not None:
+            ns[TIMED], untimed_ns = (len(request.places), *timer.read_ns()), 0
+        misdrawn = work.misdrawn
+        try:
+            channel.send(connection, (answer, ns, misdrawn), slot, outboxes[slot])
+        except (BrokenPipeError, ConnectionResetError):
+            return
+        except Exception as error:
+            if isinstance(error, OSError) and resources.lacks_descriptors(error):
+                raise
+            sendable = runner.sendable(work, request, answer, error)
+            channel.send(connection, (sendable, ns, misdrawn), slot, outboxes[slot])
+        misdrawn.clear()

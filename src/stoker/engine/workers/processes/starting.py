@@ -1,0 +1,156 @@
+"""Starting worker processes, and ending them."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import multiprocessing
+import os
+import threading
+import weakref
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+from stoker.basics import resources
+from stoker.basics.process import has_jax_started
+from stoker.basics.signals import defer_interrupts
+from stoker.engine.work.work import Work
+from stoker.engine.workers.processes.serving import serve
+from stoker.engine.workers.processes.signs import Signs
+from stoker.engine.workers.processes.worker_process import SLOTS, ProcessSlot, WorkerProcess
+from stoker.replicas.files import reading_places
+from stoker.stages.functions.stray_draws import WORKER_NAME
+from stoker.transport.channel import Arena
+
+_children: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def _disown() -> None:
+    """Keep ``multiprocessing`` in a forked child from ending the parent's processes at exit."""
+    known: set[Any] = getattr(multiprocessing.process, "_children", set())
+    known.difference_update(_children)
+    _children.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_disown)
+
+
+def start(count: int, works: list[Work], *, watched: bool = False) -> list[ProcessSlot]:
+    """Start worker processes by the start method of ``multiprocessing``.
+
+    With ``watched``, they show where they are, and may be replaced.
+
+    Returns two slots for each process: first one of every process, then the second ones.
+
+    Raises TypeError if the start method pickles and an object, which the message names, does not;
+    OSError if the system starts no more; RuntimeError if a fork would lose JAX's threads.
+    """
+    slots: list[ProcessSlot] = []
+    crew: list[WorkerProcess] = []
+    with contextlib.ExitStack() as undo:
+        for number in range(count):
+            try:
+                started = _start_one(works, crew, watched)
+            except OSError as error:
+                why = resources.no_descriptors() if resources.lacks_descriptors(error) else error
+                raise OSError(
+                    error.errno, f"worker process {number + 1} of {count} cannot be started: {why}"
+                ) from error
+            for end in (*(slot.close for slot in started), *(slot.stop for slot in started)):
+                undo.callback(end)  # the newest process is ended first
+            slots += started
+        undo.pop_all()
+    return sorted(slots, key=lambda slot: slot.number)
+
+
+def end(slots: list[ProcessSlot]) -> None:
+    """End processes, and free their memory."""
+    ending, slots[:] = list(slots), []
+    for slot in ending:
+        slot.stop()
+    for slot in ending:
+        slot.close()
+
+
+def _start_one(works: list[Work], crew: list[WorkerProcess], watched: bool) -> list[ProcessSlot]:
+    """Start a process, which joins the ``crew`` of those that were started together."""
+    context: Any = multiprocessing.get_context()
+    with contextlib.ExitStack() as undo:
+        arenas = [(Arena.create(), Arena.create()) for _ in range(SLOTS)]
+        signs = Signs(context) if watched else None
+        for opened in (signs, *itertools.chain(*arenas)):
+            if opened is not None:
+                undo.callback(opened.close)
+        handles = [tuple(arena and arena.handle for arena in pair) for pair in arenas]
+
+        def launch(inherited: list[Connection]) -> tuple[Any, Connection]:
+            return _launch(context, works, handles, signs, inherited)
+
+        shared = WorkerProcess(launch, signs, crew)
+        undo.pop_all()
+    return [ProcessSlot(shared, number, *pair) for number, pair in enumerate(arenas)]
+
+
+def _launch(
+    context: Any,
+    works: list[Work],
+    handles: list[Any],
+    signs: Signs | None,
+    inherited: list[Connection],
+) -> tuple[Any, Connection]:
+    """Start a process; return it, and our end of its connection."""
+    is_forked = context.get_start_method() == "fork"
+    if is_forked and has_jax_started():
+        raise RuntimeError(
+            "JAX runs threads in this process, and a worker process that is forked from it hangs "
+            "as soon as it uses JAX: take threads, .workers(n), or call "
+            "multiprocessing.set_start_method('forkserver') where the program begins"
+        )
+    with contextlib.ExitStack() as undo:
+        ours, theirs = context.Pipe()
+        for opened in (ours, theirs):
+            undo.callback(opened.close)
+        process = context.Process(
+            target=serve,
+            args=(
+                theirs,
+                [*inherited, ours] if is_forked else [],
+                handles,
+                works,
+                os.getpid(),
+                reading_places() if is_forked else {},
+                threading.current_thread() is threading.main_thread(),
+                signs,
+            ),
+            name=WORKER_NAME,
+            daemon=True,
+        )
+        with defer_interrupts():  # hooks of a fork swallow what is raised in them
+            try:
+                process.start()
+            except OSError:
+                raise
+            except Exception as error:
+                _name_what_cannot_be_sent(works, error)
+                raise
+            _children.add(process)
+        undo.pop_all()
+    theirs.close()
+    return process, ours
+
+
+def _name_what_cannot_be_sent(works: list[Work], error: Exception) -> None:
+    """Raise TypeError with the name of the source or stage that does not pickle."""
+    for name, part in itertools.chain.from_iterable(work.segment.parts() for work in works):
+        try:
+            ForkingPickler.dumps(part)
+        except Exception as own:
+            if (type(own), str(own)) == (type(error), str(error)):
+                raise TypeError(
+                    f"{name} cannot be sent to worker processes, which are started by "
+                    f"{multiprocessing.get_start_method()!r}: {error}. Define functions and "
+                    "classes at the top of a module; make locks and open files where they are "
+                    "first used, or leave them out in __getstate__; or take threads, .workers(n)"
+                ) from error

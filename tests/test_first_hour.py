@@ -1,13 +1,16 @@
 """What people write in their first hour that cannot be: each is refused, and told what to write.
 
-In a table by what is written, a call and a part of what it is told. What is started with others, as
-scripts, process groups and servers are, has its mistakes in the tests of its own.
+Tables of calls and commands, each with a part of what it is told. What waits for others, such as
+ranks and feeds, has tests of its own.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -103,7 +106,7 @@ SOURCES: Mistakes = [
     (lambda: s.from_folder("train", seed="a"), "a whole number or None, not 'a'"),
     (lambda: s.from_folder("train", seed=-1), "seed must not be negative, not -1"),
     (lambda: s.from_folder("train", batch_size=2), "'batch_size'"),
-    (lambda: s.from_files("train"), "train is a folder: give its files, as train/*"),
+    (lambda: s.from_files("train"), "train is a folder: give the files in it, as train/*"),
     (lambda: s.from_files("nowhere/*.jpg"), "no file fits nowhere/*.jpg"),
     (lambda: s.from_files([]), "from_files needs at least one file"),
     (lambda: list(s.from_files(["gone.jpg"])), "example 0 (gone.jpg)"),
@@ -349,6 +352,55 @@ def test_a_package_that_is_not_there_is_named_with_its_extra(
     with pytest.raises((ImportError, stoker.StageError), match="pip install") as refused:
         write()
     assert told in str(refused.value)
+
+
+@pytest.fixture
+def spawn() -> Iterator[None]:
+    """Start processes as macOS does."""
+    before = multiprocessing.get_start_method()
+    multiprocessing.set_start_method("spawn", force=True)
+    yield
+    multiprocessing.set_start_method(before, force=True)
+
+
+@pytest.mark.usefixtures("spawn")
+def test_what_cannot_go_to_processes_is_named() -> None:
+    class Local(Data):
+        """Of a function, so that no other process finds it."""
+
+    holds = Data()
+    vars(holds)["lock"] = threading.Lock()
+    for pipeline, named in [
+        (p().map(lambda x: x), "map(<lambda>)"),
+        (s.from_dataset(Local()), "from_dataset(Local)"),
+        (s.from_dataset(holds), "from_dataset(Data)"),
+    ]:
+        with pytest.raises(TypeError, match="at the top of a module; make locks and open") as told:
+            list(pipeline.workers(1, kind="process"))
+        assert str(told.value).startswith(f"{named} cannot be sent to worker processes")
+
+
+@pytest.mark.full
+def test_a_program_without_a_main_guard_is_told_to_have_one(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import multiprocessing, stoker\n"
+        "multiprocessing.set_start_method('spawn', force=True)\n"
+        "list(stoker.from_dataset(range(8), seed=0).workers(1, kind='process'))\n"
+    )
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert 'keep what starts a pipeline under if __name__ == "__main__"' in last
+
+
+def test_a_launcher_without_a_process_group_is_told_to_make_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match=r"call torch\.distributed\.init_process_group first"):
+        p().shard()
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ templates_path = ["_templates"]
 html_static_path = ["_static"]
 html_css_files = ["tables.css"]
 html_copy_source = False
+pygments_dark_style = "a11y-high-contrast-dark"  # furo's own underlines what is imported
 html_extra_path = ["llms.txt"]  # beside the pages, as llmstxt.org has it
 
 # The links between headings are those that GitHub makes.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -236,48 +235,6 @@ def test_several_fields_are_padded_each_with_its_own(how: Any, values: Any, kind
             assert set(row[length:].tolist()) <= {value}
 
 
-@pytest.mark.parametrize(
-    ("wrong", "says"),
-    [
-        (lambda: pad("x"), "with a number, not 'x'"),
-        (lambda: pad({"x": None}), "with a number, not None"),
-        (lambda: pad({}), "at least one field"),
-        (lambda: pad(on=[]), "at least one field"),
-        (lambda: pad(on=3.5), "by name, key or position, not 3.5"),  # type: ignore[arg-type]
-        (lambda: pad(on=[["x"]]), "not \\['x'\\]"),  # type: ignore[list-item]
-        (lambda: pad({"x": 0}, on="y"), "not both"),
-    ],
-)
-def test_what_pad_cannot_do_is_refused_at_once(wrong: Any, says: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=says):
-        wrong()
-
-
-def test_pad_itself_is_no_collate() -> None:
-    for data in (ragged(2), [(np.zeros(2), 1)] * 2):
-        with pytest.raises(stoker.StageError, match=r"collate=pad\(\)"):
-            list(stoker.from_dataset(data).batch(2, collate=pad))
-
-
-def test_a_folder_of_files_without_classes_is_told_how_to_be_read(tmp_path: Path) -> None:
-    (tmp_path / "0001.jpg").touch()
-    with pytest.raises(ValueError, match=re.escape(f"from_files('{tmp_path}/*')")):
-        stoker.from_folder(tmp_path)
-    assert len(stoker.from_files(f"{tmp_path}/*")) == 1
-
-
-def test_what_is_no_data_set_is_refused() -> None:
-    with pytest.raises(TypeError, match="from_folder"):
-        stoker.from_dataset("train/")
-    with pytest.raises(TypeError, match=r"from_dataset\(Counting\(\.\.\.\)\)"):
-        stoker.from_dataset(Counting)
-
-
-def test_a_folder_in_place_of_a_cache_s_size_is_told_of() -> None:
-    with pytest.raises(ValueError, match=r"for a folder, write \.cache\(path='/tmp/cache'\)"):
-        numbers().cache("/tmp/cache")
-
-
 @pytest.mark.full  # torch takes ten seconds to import what meta tensors need
 @pytest.mark.parametrize("odd", [0, 3, 7])
 def test_tensors_of_two_devices_are_told_apart(odd: int) -> None:
@@ -285,31 +242,3 @@ def test_tensors_of_two_devices_are_told_apart(odd: int) -> None:
     with pytest.raises(stoker.StageError, match=r"float32 \[2\] on meta") as caught:
         list(stoker.from_dataset(data).batch(8).workers(0))
     assert caught.value.index == odd
-
-
-@pytest.mark.parametrize(
-    ("write", "error", "message"),
-    [
-        (lambda p: p.split([0.8, 0.2]), TypeError, r"such as \.split\(0\.8, 0\.2\), not \[0\.8"),
-        (lambda p: p.to("gpu"), RuntimeError, r"such as 'cuda' \(any GPU.*not 'gpu'"),
-        (
-            lambda p: p.workers(2, kind="spawn"),
-            ValueError,
-            r"kind='process' takes the method of multiprocessing\.set_start_method\('spawn'\)",
-        ),
-        (lambda p: p.workers(2, kind="processes"), ValueError, r"'process' or 'ray', not"),
-        (
-            lambda p: p.map(stoker.images.random_crop(3)),
-            TypeError,
-            r"random_crop\(3\)\(images, rng\) does not take: .*\.random_map\(\)",
-        ),
-        (
-            lambda p: p.random_map(stoker.images.resize(3)),
-            TypeError,
-            r"resize\(3\)\(images\) does not take: .*\.map\(\)",
-        ),
-    ],
-)
-def test_mistakes_of_a_first_hour_say_what_to_write(write: Any, error: Any, message: str) -> None:
-    with pytest.raises(error, match=message):
-        write(numbers())

@@ -8,6 +8,7 @@ listed with the reason, and stops no other command.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import inspect
 from collections.abc import Iterator
 from typing import Annotated, Any
@@ -50,9 +51,12 @@ class CommandGroup(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         own, name = super().get_command(ctx, cmd_name), _group(ctx) + cmd_name
-        if own is not None or name not in plugins.names(plugins.COMMANDS):
-            return own
-        return _find_command(name)
+        if own is not None or name in plugins.names(plugins.COMMANDS):
+            return own or _find_command(name)
+        near = difflib.get_close_matches(cmd_name, self.list_commands(ctx))
+        if near:
+            ctx.fail(f"No such command {cmd_name!r}. Did you mean {' or '.join(near)}?")
+        return None
 
 
 def _group(ctx: Any) -> str:

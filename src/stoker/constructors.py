@@ -83,10 +83,7 @@ def from_dataset(
     Raises TypeError if a method is missing.
     """
     if isinstance(dataset, Pipeline):
-        raise TypeError(
-            "from_dataset() takes a dataset, not a pipeline: continue the pipeline with its "
-            "methods, such as pipeline.map(fn).batch(n)"
-        )
+        raise TypeError("from_dataset() takes a dataset; a pipeline goes on: pipeline.map(fn)")
     return Pipeline(Chain.begin(of_dataset(dataset), seed, on_error))
 
 
@@ -259,6 +256,8 @@ def echo(
         factor, max_factor=max_factor, min_distance=min_distance, pool=pool, replay=replay
     )
     if transform is None:
+        if on is not None or repeats_only:
+            raise TypeError("echo(): on= and repeats_only= say what transform= gets: give it, too")
         return pipeline
     return pipeline.random_map(transform, on=on, repeats_only=repeats_only)
 

@@ -31,6 +31,8 @@ def check_resume(build: Callable[[], Pipeline], *, every: int = 1) -> int:
     Raises:
         AssertionError: the rest of an epoch differs; the message names the batch.
     """
+    if not callable(build):
+        raise TypeError(f"check_resume() takes a function that builds the pipeline, not {build!r}")
     batches = [pytree.deep_copy(batch) for batch in build()]
     pipeline = build()
     checked = 0

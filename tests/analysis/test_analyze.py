@@ -431,7 +431,8 @@ def test_nothing_is_left_running(tmp_path: Path, number: signal.Signals) -> None
                 return super().__getitem__(index)
 
         if __name__ == "__main__":
-            train(DataLoader(Told(0.01), 8, num_workers=2))
+            # By forkserver, which 3.14 takes, they stay after SIGKILL: with PyTorch alone, too.
+            train(DataLoader(Told(0.01), 8, num_workers=2, multiprocessing_context="fork"))
         """,
     )
     analysis = subprocess.Popen(

@@ -47,6 +47,10 @@ ALONE = Parts(
     S=5.0, C=5.0, cached=0.0, prep_cpu_s=0.0, step_cpu_s=1 / 128,
 )  # fmt: skip
 """A job without workers that never waited, and all of whose parts are slower than it was."""
+EVEN = replace(
+    ALONE, G=13.0, P={1: 5.0, 2: 5.0}, trained={1: 5.0, 2: 5.0}, workers=2, S=None, step_cpu_s=0.0
+)
+"""Its interval is its rate: one rounding lies outside."""
 JOBS = {"fed": FED, "slow": SLOW, "quick": QUICK}
 LIMITS = {
     "compute": "kept busy: ",
@@ -73,6 +77,7 @@ def test_the_model_runs_the_job_as_it_is_at_the_rate_that_was_measured(job: Part
 
 @given(parts())
 @example(ALONE)
+@example(EVEN)
 def test_there_is_one_g(job: Parts) -> None:
     report = make_report(recorded(job))
     seen, g = report.as_it_is, report.rates.G

@@ -10,16 +10,20 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import stoker
 from bare_environment import make_bare_environment
 
 MAIN = "from stoker.cli import main; main()"
 
 
-def report(*python: str, **variables: str) -> dict[str, tuple[str, str]]:
+def report(
+    *python: str, before: tuple[str, ...] = (), **variables: str
+) -> dict[str, tuple[str, str]]:
     """Run the command; return what each line of its report says, and what it advises."""
     done = subprocess.run(
-        [sys.executable, "-W", "error", *python, "-c", MAIN, "doctor"],
+        [*before, sys.executable, "-W", "error", *python, "-c", MAIN, "doctor"],
         env={**os.environ, **variables},
         capture_output=True,
         text=True,
@@ -62,8 +66,28 @@ def test_what_is_not_installed_is_named_with_its_use_and_the_extra(tmp_path: Pat
     source = Path(stoker.__file__).parents[1]
     path = os.pathsep.join([str(source), str(tmp_path)])
     found = report("-S", PYTHONPATH=path, PYTHONWARNINGS="")
-    missing = "not installed; needed for from_parquet, from_table: pip install 'stoker[parquet]'"
+    uses = "from_parquet, from_csv, from_table"
+    missing = f"not installed; needed for {uses}: pip install 'stoker[parquet]'"
     assert found["pyarrow"] == (missing, "")
     assert found["native path"][0].startswith("not in use")
     assert "PyTorch" not in found["GPU"][0]
     assert f"lmdb {importlib.metadata.version('lmdb')}" in found["packages"][0]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("size_mib", "free_mib", "advice"),
+    [(64, 64, "docker run --shm-size=64g"), (128, 1, "make room for caches and feeds")],
+)
+def test_little_shared_memory_is_named_with_the_cure(
+    size_mib: int, free_mib: int, advice: str
+) -> None:
+    """In a mount namespace of its own, as a container has."""
+    mount = (
+        f"mount -t tmpfs -o size={size_mib}m tmpfs /dev/shm && "
+        f'head -c {size_mib - free_mib}M /dev/zero > /dev/shm/x && "$@"'
+    )
+    found = report(before=("unshare", "--mount", "--map-root-user", "sh", "-c", mount, "sh"))
+    text, told = found["shared memory"]
+    assert text == f"{free_mib}.0 MiB of {size_mib}.0 MiB free in /dev/shm"
+    assert advice in told

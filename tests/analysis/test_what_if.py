@@ -202,7 +202,7 @@ def test_what_goes_wrong_is_one_line(folder: Path) -> None:
     nothing = msgspec.structs.replace(FETCH, rates=Rates(), reasons={"G": "it never trained"})
     write_report(nothing, folder / "nothing.json")
     calls: list[tuple[list[str], str]] = [
-        (["none.json"], "No such file"),
+        (["none.json"], "stoker analyze --json"),
         (["."], "Is a directory"),
         (["other.json"], "is not a report of `stoker analyze --json`"),
         (["noise.json"], "is not a report"),
@@ -229,7 +229,7 @@ def test_what_goes_wrong_is_one_line(folder: Path) -> None:
 def test_an_error_of_the_real_command_has_no_traceback(folder: Path) -> None:
     code, out, errors = real(folder / "none.json")
     assert (code, out) == (1, "")
-    assert "No such file" in errors
+    assert "there is no report" in errors
     assert "Traceback" not in errors
 
 

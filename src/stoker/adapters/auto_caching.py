@@ -66,6 +66,11 @@ def auto_cache(
     from stoker.cache.location import LEAST_BYTES
     from stoker.stages.placed import PlacedCaches
 
+    if not isinstance(pipeline, Pipeline):
+        raise TypeError(
+            f"auto_cache() takes a pipeline, not {type(pipeline).__name__}: stoker.cached is "
+            "for a dataset"
+        )
     chain = pipeline.chain
     if any(stage.traits.caches for stage in chain.stages):
         raise ValueError("auto_cache puts caches into a pipeline that has none: leave them out")

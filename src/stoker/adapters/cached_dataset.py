@@ -16,6 +16,7 @@ from stoker.basics.resources import hosts_of_job
 from stoker.basics.warn import warn
 from stoker.cache.places.budget import CacheBudget
 from stoker.errors import CacheWarning
+from stoker.pipeline import Pipeline
 from stoker.stages.cache import caches_over, check_limit_over_nodes
 from stoker.stats import CacheStats
 
@@ -76,6 +77,8 @@ def cached(
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(dataset, torch.utils.data.IterableDataset):
         raise TypeError(f"stoker.cached needs an index, and {what} has none. {_STREAM}")
+    if isinstance(dataset, Pipeline):
+        raise TypeError("stoker.cached takes a dataset, and a pipeline has .cache()")
     for method in ("__getitem__", "__len__"):
         if not hasattr(dataset, method):
             raise TypeError(

@@ -69,6 +69,8 @@ def check_threads(pipeline: Pipeline[Any], *, examples: int = 32, seconds: float
         the stage, the example and the field, and the objects declared safe for threads.
         ValueError: the source is a stream or a loader, whose examples have no numbers.
     """
+    if not isinstance(pipeline, Pipeline):
+        raise TypeError(f"check_threads() takes a pipeline, not {pipeline!r:.80}")
     if pipeline.chain.plan.indexed is None:
         raise ValueError(
             f"check_threads needs examples by number, and {pipeline.chain.source.name} has none"

@@ -30,7 +30,7 @@ _OPTIONAL = {
     "torch": ("tensors, .to(), DataLoader", "torch"),
     "pillow": ("images.decode", "images"),
     "stoker-native": ("JPEG crops, pixels of networks and token windows in C", "fast"),
-    "pyarrow": ("from_parquet, from_table", "parquet"),
+    "pyarrow": ("from_parquet, from_csv, from_table", "parquet"),
     "fsspec": ("remote storage (s3://, https://)", "remote"),
     "jax": ("JAX arrays", "jax"),
     "keras": ("Keras", "keras"),
@@ -148,6 +148,8 @@ def _shared_memory() -> Iterator[Finding]:
         advice = "mount it so that this user may write to it, or give caches path= on a local disk"
     elif size <= _DOCKER_SHM_BYTES:
         advice = "give the container more (docker run --shm-size=64g, or --ipc=host)"
+    elif free <= _DOCKER_SHM_BYTES:
+        advice = "make room for caches and feeds: stoker cache list, and remove files that are left"
     yield Finding("shared memory", text, advice)
 
 

@@ -125,8 +125,11 @@ class DataLoaderApi:
 
         Raises ImportError without torch.
         """
-        from stoker.frameworks.torch_loader import PipelineLoader
-
+        try:
+            from stoker.frameworks.torch_loader import PipelineLoader
+        except ImportError as error:
+            needs = "as_dataloader() needs PyTorch: pip install 'stoker[torch]'"
+            raise ImportError(needs) from error
         return PipelineLoader(self)
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -188,11 +189,10 @@ def _list_epochs(epochs: list[int]) -> str:
 
 def difference_of(theirs: list[str], ours: list[str]) -> str:
     """Say where two signatures differ."""
-    for a, b in zip(theirs, ours, strict=False):
-        if a != b:
-            there = a if type(a) is str and len(a) < 200 else compact_integers.short_repr(a)
-            return f"it has {there} where this one has {b}"
-    return f"it has {len(theirs)} stages, this one {len(ours)}"
+    pairs = zip_longest(theirs, ours, fillvalue="no further stage")
+    a, b = next((pair for pair in pairs if pair[0] != pair[1]), (theirs, ours))
+    there = a if type(a) is str and len(a) < 200 else compact_integers.short_repr(a)
+    return f"it has {there} where this one has {b}"
 
 
 def encode(

@@ -100,6 +100,13 @@ class FolderSource(OwnSource, Fingerprinted[Any], Labeled[Any], ReadsFiles[Any])
     ) -> None:
         self.folder = os.fspath(folder)
         self._class_folders = class_folders = class_folders or ClassFolders.of()
+        if not os.path.exists(self.folder):
+            raise FileNotFoundError(f"there is no folder {self.folder}; this is {os.getcwd()}")
+        if not os.path.isdir(self.folder):
+            raise NotADirectoryError(
+                f"{self.folder} is a file; from_folder expects a folder with a sub-folder for each "
+                "class. Files without classes: from_files"
+            )
         with os.scandir(self.folder) as entries:
             found = sorted(e.name for e in entries if e.is_dir() and not e.name.startswith("."))
         if not found:

@@ -51,6 +51,11 @@ class Passes:
                 f"{type(given).__name__} is used up after one: pass the object it came from, or a "
                 "function that returns a new iterator"
             )
+        if isinstance(given, (str, bytes)):
+            raise TypeError(
+                f"{name} needs an iterable of {what}, not {given!r:.80}: a file's lines are read "
+                "by from_text, from_jsonl or from_csv"
+            )
         if not hasattr(given, "__iter__") and not callable(given):
             raise TypeError(
                 f"{name} needs an iterable of {what}, or a function that returns one; "

@@ -12,7 +12,7 @@ from stoker.analysis.gate.conditions import FALLS, METRICS
 from stoker.analysis.gate.intervals import estimate_interval
 from stoker.analysis.gate.record import GATE_SCHEMA, read_record
 from stoker.analysis.gate.summaries import show_figure
-from stoker.analysis.model.report import SCHEMA, Rate, read_report
+from stoker.analysis.model.report import SCHEMA, Rate, read_report, report_bytes
 
 _SHARES = "compute", "prep_stall", "fetch_stall"
 _FALLS = FALLS | {"compute", "speed", "G", "P", "S", "C"}
@@ -64,7 +64,7 @@ def compare_files(before: Path, after: Path) -> list[Compared]:
 
 def _read_schema(path: Path) -> str:
     try:
-        schema = msgspec.json.decode(path.read_bytes(), type=_Schema).schema
+        schema = msgspec.json.decode(report_bytes(path), type=_Schema).schema
     except msgspec.MsgspecError as error:
         raise ValueError(f"{path} is no report: {error}") from None
     if schema not in (SCHEMA, GATE_SCHEMA):

@@ -456,9 +456,18 @@ def write_report(report: Report, path: Path) -> None:
     path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
 
 
+def report_bytes(path: Path) -> bytes:
+    """Return the content of a report's file. Raises OSError."""
+    if not path.exists():
+        raise FileNotFoundError(
+            f"there is no report {path}: stoker analyze --json {path} train.py writes one"
+        )
+    return path.read_bytes()
+
+
 def read_report(path: Path) -> Report:
     """Read a report. Raises OSError, or ValueError for a file that is none of this version."""
-    content = path.read_bytes()
+    content = report_bytes(path)
     try:
         report = msgspec.json.decode(content, type=Report)
     except msgspec.MsgspecError as error:

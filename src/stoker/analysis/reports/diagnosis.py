@@ -515,4 +515,4 @@ class _RankFindings:
 
 
 def _scale_rate(like: Rate, value: float) -> Rate:
-    return Rate(value, value * like.low / like.value, value * like.high / like.value)
+    return Rate(value, value * (like.low / like.value), value * (like.high / like.value))

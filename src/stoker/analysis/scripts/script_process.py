@@ -60,6 +60,8 @@ def make_command(arguments: Sequence[str]) -> list[str]:
         if len(arguments) < 2:
             raise ValueError("-m needs a module, for example: stoker analyze -m my.train")
         return [sys.executable, *arguments]
+    if first.startswith("-"):
+        raise ValueError(f"there is no option {first}: --help shows all, and the script comes last")
     if Path(first).is_dir() and not (Path(first) / "__main__.py").is_file():
         raise ValueError(f"{first} is a folder, not a script")
     if Path(first).is_file() and not first.endswith(".py") and os.access(first, os.X_OK):

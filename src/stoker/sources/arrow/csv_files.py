@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import reprlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -68,8 +69,14 @@ class CsvSource(TableSource, Identified[Any]):
                 parse_options=csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
                 convert_options=csv.ConvertOptions(include_columns=self._columns),
             )
-        except KeyError as error:
-            raise ValueError(f"{path}: {error.args[0]}") from None
+        except KeyError:
+            with csv.open_csv(path, parse_options=csv.ParseOptions(delimiter=delimiter)) as reader:
+                there = reader.schema.names
+            lacking = [name for name in self._columns or () if name not in there]
+            raise ValueError(
+                f"{path} has no column {lacking[0]!r}, only {reprlib.repr(there)[1:-1]}: name "
+                "those of its first line, and the delimiter= between them"
+            ) from None
         except pa.ArrowInvalid as error:
             raise ValueError(f"{path} cannot be read as CSV: {error}") from error
         for field in table.schema:

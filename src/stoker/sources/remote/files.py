@@ -224,6 +224,10 @@ class FilesSource(OwnSource, Fingerprinted[Any], ReadsAhead[Any], ReadsFiles[Any
             literal = not glob.has_magic(pattern)
             found = [pattern] if literal else sorted(glob.glob(pattern, recursive=True))
             special = [file for file in found if is_special(file)]
+            if literal and os.path.isdir(pattern):
+                raise IsADirectoryError(
+                    f"{pattern} is a folder: give the files in it, as {pattern}/*"
+                )
             if literal and special:
                 raise ValueError(f"{pattern} is not a regular file, and cannot be an example")
             warn_left_out(self._name, special)

@@ -1,0 +1,444 @@
+"""What people write in their first hour that cannot be: each is refused, and told what to write.
+
+Tables of calls and commands, each with a part of what it is told. What waits for others, such as
+ranks and feeds, has tests of its own.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from typer.testing import CliRunner
+
+import stoker
+from stoker import images
+from stoker.cli import app
+from stoker.collate import pad
+
+
+@pytest.fixture(autouse=True, scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Go to a folder with some files of a first hour."""
+    before = Path.cwd()
+    os.chdir(tmp_path_factory.mktemp("first"))
+    for name in ("cat", "dog"):
+        Path("train", name).mkdir(parents=True)
+        for i in range(2):
+            Image.new("RGB", (8, 8), (i, i, i)).save(f"train/{name}/{i}.png")
+    Path("flat").mkdir()
+    Path("flat/a.jpg").touch()
+    Path("bad/cat").mkdir(parents=True)
+    Path("bad/cat/x.jpg").write_bytes(b"no picture")
+    Path("rows.csv").write_text("a,b\n1,2\n3,4\n")
+    Path("rows.jsonl").write_text('{"a": 1}\nnope\n')
+    np.arange(100, dtype=np.uint16).tofile("tokens.bin")
+    Path("train.py").write_text(
+        "import stoker\ndef make(): return stoker.from_dataset(range(4), seed=0).batch(2)\n"
+    )
+    Path("odd.json").write_text("{}")
+    yield
+    os.chdir(before)
+
+
+class Data:
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"x": np.zeros(index + 1), "i": index}
+
+
+class Stream(torch.utils.data.IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(4))
+
+
+class NoLength:
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def stream() -> Iterator[int]:
+    yield from range(4)
+
+
+def p(count: int = 24) -> Any:
+    return stoker.from_dataset(range(count), seed=0)
+
+
+def pictures(folder: str = "train") -> Any:
+    return stoker.from_folder(folder, seed=0)
+
+
+def loader() -> Any:
+    return torch.utils.data.DataLoader(list(range(8)), batch_size=2)  # type: ignore[arg-type]
+
+
+def many(*given: Any) -> Any:
+    """Ask for what a type checker would refuse."""
+    return given
+
+
+s: Any = stoker
+im: Any = images
+Mistakes = list[tuple[Callable[[], object], str]]
+"""Calls, and a part of what each is told."""
+
+SOURCES: Mistakes = [
+    (lambda: s.from_folder("nowhere"), "there is no folder nowhere; this is "),
+    (lambda: s.from_folder("train/cat/0.png"), "is a file; from_folder expects a folder"),
+    (lambda: s.from_folder("flat"), "Files without classes: from_files('flat/*')"),
+    (lambda: s.from_folder("train", extensions="png"), "such as ['.wav', '.flac'], not 'png'"),
+    (lambda: s.from_folder("train", extensions=[".gif"]), "(looked for .gif)"),
+    (lambda: s.from_folder("train", classes="cat"), "such as ['cat', 'dog'], not 'cat'"),
+    (lambda: s.from_folder("train", classes=["cat"]), "'dog', which is none of the 1 classes"),
+    (lambda: s.from_folder("train", seed="a"), "a whole number or None, not 'a'"),
+    (lambda: s.from_folder("train", seed=-1), "seed must not be negative, not -1"),
+    (lambda: s.from_folder("train", batch_size=2), "'batch_size'"),
+    (lambda: s.from_files("train"), "train is a folder: give the files in it, as train/*"),
+    (lambda: s.from_files("nowhere/*.jpg"), "no file fits nowhere/*.jpg"),
+    (lambda: s.from_files([]), "from_files needs at least one file"),
+    (lambda: list(s.from_files(["gone.jpg"])), "example 0 (gone.jpg)"),
+    (lambda: s.from_dataset("train/"), "from_folder"),
+    (lambda: s.from_dataset(Data), "needs an object, not its class: from_dataset(Data(...))"),
+    (lambda: s.from_dataset(NoLength()), "NoLength has no __len__"),
+    (lambda: s.from_dataset(Stream()), "a stream goes into from_iterable"),
+    (lambda: s.from_dataset({1, 2}), "set has no __getitem__"),
+    (lambda: s.from_dataset({"x": 1}), "has the keys 'x': give one of its values"),
+    (lambda: s.from_dataset(loader()), "from_loader takes it as it is"),
+    (lambda: s.from_dataset(p()), "a pipeline goes on: pipeline.map(fn)"),
+    (lambda: s.from_dataset(None), "NoneType has no __getitem__"),
+    (lambda: s.from_dataset(range(3), num_workers=2), "'num_workers'"),
+    (lambda: s.from_arrays([1, 2, 3]), "use np.asarray(...), or from_dataset"),
+    (lambda: s.from_arrays(np.zeros(3), np.zeros(4)), "of one length, not [3, 4]"),
+    (lambda: s.from_arrays(), "at least one array"),
+    (lambda: s.from_iterable(5), "int is neither"),
+    (lambda: s.from_iterable("rows.csv"), "a file's lines are read by from_text"),
+    (lambda: s.from_iterable(stream()), "or a function that returns a new iterator"),
+    (lambda: list(s.from_iterable(lambda: 5)), "the function returned a int"),
+    (lambda: s.from_iterable(stream).select([1]), "by their numbers, and a stream has none"),
+    (lambda: len(s.from_iterable(stream)), ".steps(n) gives it one"),
+    (lambda: s.from_loader(None), "NoneType is neither"),
+    (lambda: s.from_loader(iter(loader())), "pass the object it came from"),
+    (lambda: s.from_csv("rows.csv", ["c"]), "rows.csv has no column 'c', only 'a', 'b'"),
+    (lambda: s.from_csv("rows.csv", ["a"], delimiter=";"), "only 'a,b': name those of its first"),
+    (lambda: s.from_csv("rows.csv", "a"), "such as ['x', 'y'], not 'a'"),
+    (lambda: s.from_csv("rows.csv", delimiter="; "), "one character, such as ';'"),
+    (lambda: list(s.from_jsonl("rows.jsonl")), "(rows.jsonl:2): ValueError: this is not JSON"),
+    (lambda: s.from_text("train"), "train is a folder: give the files in it, as train/*"),
+    (lambda: s.from_tokens("tokens.bin", 8), "Say so, such as dtype='uint16'"),
+    (lambda: s.from_tokens("tokens.bin", 1000, dtype="uint16"), "the longest of 1 files has 100"),
+    (lambda: s.from_parquet("rows.csv"), "rows.csv is not a Parquet file"),
+    (lambda: s.from_tar("shard-{0..3}.tar"), "no file fits shard-0.tar"),
+    (lambda: s.from_table("rows.csv"), "a pyarrow.Table or a DataFrame"),
+    (lambda: s.from_huggingface("mnist"), "takes a datasets.Dataset"),
+    (lambda: s.mix([p(), p()]), "weights: {a: 0.7, b: 0.3}"),
+    (lambda: s.mix({p(): 0}), "a finite number above 0, not 0"),
+    (lambda: s.mix({p(): 1, p().batch(2): 1}), "part 2, from_dataset(range), has .batch(2)"),
+    (lambda: s.mix({p(): 1}, stop="never"), "'first' or 'all', not 'never'"),
+]
+
+ORDER: Mistakes = [
+    (lambda: p().batch(4).shuffle(), ".shuffle() cannot follow batch(4): put it first"),
+    (lambda: p().echo(2).shuffle(), ".shuffle() cannot follow echo(2): put it first"),
+    (lambda: p().shuffle(1000), "needs none to be shuffled as a whole: .shuffle()"),
+    (lambda: p().shuffle(weights=[1, 2]), "2 weights, and the source has 24 examples"),
+    (lambda: p().shuffle(weights=[-1] * 24), "the weight of example 0 is -1.0"),
+    (lambda: p().shuffle(replacement=True), "need weights="),
+    (lambda: p().split([0.8, 0.2]), "such as .split(0.8, 0.2), not [0.8, 0.2]"),
+    (lambda: p().split(80, 20), "lies between 0 and 1, not 80"),
+    (lambda: p().split(0.8, 0.3), "are 1 together, not 1.1"),
+    (lambda: p().select([100]), "no example 100; the source has examples 0 to 23"),
+    (lambda: p().select(lambda x: x > 2), "calls fn(number, name)"),
+    (lambda: p().select([]), "leaves none of 24 examples"),
+    (lambda: p().take(0), "at least one example, not 0"),
+    (lambda: p().skip(-1), "leaves out examples from 0 on, not -1"),
+    (lambda: p().steps(0), "at least one step, not 0"),
+    (lambda: p().order([3, 2, 1]), ".order(lambda epoch, rng: numbers)"),
+    (lambda: list(p().order(lambda epoch, rng: [0])), "say .order(fn, length=1)"),
+    (lambda: p().batch(2).split(0.5, 0.5), "cannot follow batch(2): put it behind the source"),
+]
+
+MAPS: Mistakes = [
+    (lambda: p().map("decode"), ".map() needs a function, not str"),
+    (lambda: p().map(lambda: 1), "give it one parameter"),
+    (lambda: p().map(lambda x, rng: 1), "or use .random_map() for fn(x, rng)"),
+    (lambda: p().map(images.random_crop(3)), "random_crop(3)(images, rng) does not take: "),
+    (lambda: p().random_map(images.resize(3)), "or use .map() if it draws nothing"),
+    (lambda: p().random_map(lambda x: x), "give it a second parameter, rng"),
+    (lambda: p().map(abs, on=[]), "on= takes a field"),
+    (lambda: p().map(abs, on=1.5), "a field's name, key or position"),
+    (lambda: list(p().map(abs, on="image")), "the example has no fields: it is a int"),
+    (lambda: list(pictures().map(images.decode, on="img")), "have 'image', 'label'"),
+    (lambda: list(pictures().map(images.decode)), "give on= the name of the field"),
+    (lambda: list(p().map(lambda x: None)), "the function returned None: return the example"),
+    (lambda: list(p().map(lambda x: 1 / (x - 3))), "map(<lambda>) failed on example 3"),
+    (lambda: p().map(abs, on_error="ignore"), "'raise', a count or a fraction, not 'ignore'"),
+    (lambda: p().filter("x > 0"), ".filter() needs a function, not str"),
+    (lambda: len(p().filter(bool)), ".steps(n) ends an epoch after n"),
+    (lambda: p().scan(abs, 0), ".scan() calls fn(state, example)"),
+    (lambda: list(p().scan(lambda state, x: x, 0)), "return a pair, (state, example)"),
+    (lambda: p().apply(abs), ".apply() takes a stoker.Stage"),
+]
+
+BATCHES: Mistakes = [
+    (lambda: p().batch(), "the number of examples in a batch, n"),
+    (lambda: p().batch(0), "a batch has at least one example, not 0"),
+    (lambda: p().batch("8"), "a batch size is a whole number, not '8'"),
+    (lambda: p().batch(4).batch(2), "cannot follow batch(4): batch once"),
+    (lambda: p().batch(4, collate="pad"), "collate must be a function, not str"),
+    (lambda: p().batch(4, collate_fn=list), "'collate_fn'"),
+    (lambda: p().batch(tokens=100), "needs size="),
+    (lambda: list(s.from_dataset(Data()).batch(2)), "give .batch(collate=...)"),
+    (lambda: list(s.from_dataset([1, "a"]).batch(2)), "batch 0, example 1"),
+    (lambda: list(s.from_dataset([{"x": 1}, {"y": 1}]).batch(2)), "dict(x) and dict(y)"),
+    (lambda: list(s.from_dataset([object()]).batch(1)), "turn it into an array in a map"),
+    (lambda: list(s.from_dataset(Data()).batch(2, collate=pad)), "collate=pad()"),
+    (lambda: list(s.from_dataset([(1, 2)]).batch(1, collate=pad)), "collate=pad()"),
+    (lambda: pad(many("x")), "with a number, not ("),
+    (lambda: pad({"x": None}), "with a number, not None"),  # type: ignore[dict-item]
+    (lambda: pad({}), "at least one field"),
+    (lambda: pad(on=[]), "at least one field"),
+    (lambda: pad(on=3.5), "by name, key or position, not 3.5"),  # type: ignore[arg-type]
+    (lambda: pad(on=[["x"]]), "not ['x']"),  # type: ignore[list-item]
+    (lambda: pad({"x": 0}, on="y"), "not both"),
+    (lambda: p().batch(4).pack(8), "put it before .batch(), once"),
+    (lambda: list(p().pack(8)), "make them so in a map before it"),
+]
+
+ECHOES: Mistakes = [
+    (lambda: p().echo(0), "at least 1, not 0: every fresh example is used at least once"),
+    (lambda: p().echo("2"), '"auto" or a number of at least 1'),
+    (lambda: p().echo(2, max_factor=4), 'go with .echo("auto")'),
+    (lambda: p().echo(2, pool=0), "a pool holds at least one item"),
+    (lambda: s.echo(loader(), 2, transform=lambda x: x), "give it a second parameter, rng"),
+    (lambda: s.echo(loader(), 2, on="image"), "say what transform= gets: give it, too"),
+    (lambda: s.echo(loader(), 2, repeats_only=True), "say what transform= gets: give it, too"),
+    (lambda: s.echo(iter(loader()), 2), "pass the object it came from"),
+    (lambda: s.echo(loader(), 2, device="gpu"), "such as 'cuda'"),
+]
+
+CACHES: Mistakes = [
+    (lambda: p().cache("/tmp/cache"), "for a folder, write .cache(path='/tmp/cache')"),
+    (lambda: p().cache("10 apples"), "write for example '2GiB', '500MB' or '4096'"),
+    (lambda: p().cache(-5), "a cache needs at least 1.0 MiB"),
+    (lambda: p().cache("1MiB", path="kept"), "Give version=, and change it whenever"),
+    (lambda: p().cache("1MiB", admit="lru"), "must be 'first' or 'worth'"),
+    (lambda: p().cache("1MiB").cache("1MiB"), "choose a place for it"),
+    (lambda: p().echo(2).cache(), "put .cache() before it"),
+    (lambda: p().random_map(lambda x, rng: x).cache(), "the same in every epoch. Put .cache()"),
+    (lambda: p().batch(2).cache(), "put .cache() before it"),
+    (lambda: p().cache("1MiB", cluster="node"), "a list of addresses such as 'node1:7117'"),
+    (lambda: s.cached(p()), "a pipeline has .cache()"),
+    (lambda: s.cached(loader()), "DataLoader has no __getitem__"),
+    (lambda: s.auto_cache(loader()), "takes a pipeline, not DataLoader"),
+]
+
+WORKERS: Mistakes = [
+    (lambda: p().workers("four"), "a whole number, not 'four'"),
+    (lambda: p().workers(-1), "cannot be -1 in number"),
+    (lambda: p().workers(2, kind="spawn"), "takes the method of multiprocessing.set_start_method"),
+    (lambda: p().workers(2, kind="processes"), "'thread', 'process' or 'ray', not 'processes'"),
+    (lambda: p().workers(2, prefetch_factor=2), "'prefetch_factor'"),
+    (lambda: p().workers(2, ahead=0), "For none: .workers(0)"),
+    (lambda: p().workers(2, patience="x"), "write for example '30s'"),
+    (lambda: p().to("gpu"), "such as 'cuda' (any GPU"),
+    (lambda: p().to(None), "change the dtype in a map"),
+    (lambda: list(p().to("cpu")), ".to(cpu) moves batches: put .batch(n) before it"),
+    (lambda: p().shard(rank=0), "needs rank= and world= together"),
+    (lambda: p().shard(rank=2, world=2), "a rank lies between 0 and world - 1"),
+    (lambda: p().batch(2).shard(rank=0, world=2), "put it right after the source"),
+    (lambda: list(s.from_dataset(range(4)).shard(rank=0, world=2)), "give the pipeline seed="),
+]
+
+STATES: Mistakes = [
+    (lambda: p().load_state_dict({"model": 1}), "state_dict() makes one"),
+    (lambda: p().load_state_dict("state.pt"), "state_dict() makes one"),
+    (lambda: p().load_state_dict(p().batch(2).state_dict()), "has batch(2, drop_last=False) where"),
+    (lambda: p().shuffle().load_state_dict(p().state_dict()), "where this one has shuffle()"),
+    (lambda: p(12).load_state_dict(p().state_dict()), "of 24 where this one has"),
+    (lambda: p().load_state_dict(s.from_dataset(range(24), seed=1).state_dict()), "its seed is 1"),
+    (lambda: p().set_epoch(-1), "an epoch is a whole number from 0, not -1"),
+    (lambda: p().acknowledge(), "every batch that was handed out is acknowledged already"),
+    (lambda: p().example(24), "there is no example 24; the source has examples 0 to 23"),
+    (lambda: p()[0], "iterate the pipeline (for batch in pipeline)"),
+    (lambda: s.testing.check_resume(p()), "takes a function that builds the pipeline"),
+    (lambda: s.testing.check_threads(Data()), "check_threads() takes a pipeline, not"),
+]
+
+PICTURES: Mistakes = [
+    (lambda: images.decode("a.png"), "read it with Path(name).read_bytes()"),  # type: ignore[arg-type]
+    (lambda: images.decode(b""), "cannot identify an image in an empty file"),
+    (lambda: list(pictures("bad").map(images.decode, on="image")), "example 0 (bad/cat/x.jpg)"),
+    (lambda: images.resize(-3), "a number of pixels, or height and width, not -3"),
+    (lambda: im.resize(np.zeros((8, 8, 3))), ".map(stoker.images.resize(224), on='image')"),
+    (lambda: im.random_resized_crop(8, scale=2), "the smallest and the largest value"),
+    (lambda: im.normalize(0.5), "a mean and a deviation for each channel"),
+    (lambda: list(p().batch(2).random_map(images.mixup)), "Give on= the name of their field"),
+    (lambda: images.to_chw(np.zeros(3)), "an image must have three axes"),
+]
+
+TOOLS: Mistakes = [
+    (lambda: s.monitor(5), "needs something to iterate, not int"),
+    (lambda: s.metrics(loader()), "wrap it, stoker.monitor(loader)"),
+    (lambda: s.serve_metrics(p(), port="a"), "a whole number from 0 to 65535, not 'a'"),
+    (lambda: s.lr_schedule(None, p().batch(2)), "such as CosineAnnealingLR(optimizer"),
+    (lambda: s.analyze(loader(), print), "stoker analyze SCRIPT"),
+    (lambda: s.analyze(p(), None), "step must be a function of a batch"),
+    (lambda: s.share(p(), name="x"), "share a function without arguments"),
+    (lambda: s.share("train.py", name="x"), "such as train.py:make_pipeline"),
+    (lambda: s.reads_only(5), "reads_only needs a function"),
+    (lambda: s.from_foldr, "no attribute 'from_foldr'"),
+    (lambda: p().shuffel(), "no attribute 'shuffel'"),
+]
+
+
+@pytest.mark.parametrize(
+    "mistakes",
+    [SOURCES, ORDER, MAPS, BATCHES, ECHOES, CACHES, WORKERS, STATES, PICTURES, TOOLS],
+    ids=[
+        "sources",
+        "order",
+        "maps",
+        "batches",
+        "echoes",
+        "caches",
+        "workers",
+        "states",
+        "pictures",
+        "tools",
+    ],
+)
+def test_it_is_refused_and_told_what_to_write(mistakes: Mistakes) -> None:
+    for write, told in mistakes:
+        with pytest.raises(Exception) as refused:  # noqa: PT011 - which, the table says by its words
+            write()
+        assert told in str(refused.value)
+        assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("lacking", "write", "told"),
+    [
+        ("PIL", lambda: list(pictures().map(images.decode, on="image")), "stoker[images]"),
+        ("pyarrow", lambda: s.from_csv("rows.csv"), "stoker[parquet]"),
+        ("pyarrow", lambda: s.from_parquet("rows.csv"), "stoker[parquet]"),
+        ("fsspec", lambda: s.from_folder("s3://bucket/train"), "stoker[remote]"),
+        ("prometheus_client", lambda: s.serve_metrics(p(), port=0), "stoker[prometheus]"),
+        ("ray", lambda: p().workers(2, kind="ray"), "stoker[ray]"),
+        ("torch", lambda: p().batch(2).to("cpu"), "stoker[torch]"),
+        ("torch", lambda: p().as_dataloader(), "stoker[torch]"),
+        ("lmdb", lambda: list(p().cache("1MiB")), "pip install lmdb"),
+    ],
+)
+def test_a_package_that_is_not_there_is_named_with_its_extra(
+    lacking: str, write: Callable[[], object], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "stoker.frameworks.torch_loader", raising=False)
+    monkeypatch.setitem(sys.modules, lacking, None)
+    for name in [each for each in sys.modules if each.startswith(f"{lacking}.")]:
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises((ImportError, stoker.StageError), match="pip install") as refused:
+        write()
+    assert told in str(refused.value)
+
+
+@pytest.fixture
+def spawn() -> Iterator[None]:
+    """Start processes as macOS does."""
+    before = multiprocessing.get_start_method()
+    multiprocessing.set_start_method("spawn", force=True)
+    yield
+    multiprocessing.set_start_method(before, force=True)
+
+
+@pytest.mark.usefixtures("spawn")
+def test_what_cannot_go_to_processes_is_named() -> None:
+    class Local(Data):
+        """Of a function, so that no other process finds it."""
+
+    holds = Data()
+    vars(holds)["lock"] = threading.Lock()
+    for pipeline, named in [
+        (p().map(lambda x: x), "map(<lambda>)"),
+        (s.from_dataset(Local()), "from_dataset(Local)"),
+        (s.from_dataset(holds), "from_dataset(Data)"),
+    ]:
+        with pytest.raises(TypeError, match="at the top of a module; make locks and open") as told:
+            list(pipeline.workers(1, kind="process"))
+        assert str(told.value).startswith(f"{named} cannot be sent to worker processes")
+
+
+@pytest.mark.full
+def test_a_program_without_a_main_guard_is_told_to_have_one(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import multiprocessing, stoker\n"
+        "multiprocessing.set_start_method('spawn', force=True)\n"
+        "list(stoker.from_dataset(range(8), seed=0).workers(1, kind='process'))\n"
+    )
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert 'keep what starts a pipeline under if __name__ == "__main__"' in last
+
+
+def test_a_launcher_without_a_process_group_is_told_to_make_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match=r"call torch\.distributed\.init_process_group first"):
+        p().shard()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("analyse train.py", "No such command 'analyse'. Did you mean analyze?"),
+        ("cache lst", "No such command 'lst'. Did you mean list?"),
+        ("analyze", "Missing argument 'SCRIPT|-m MODULE|LAUNCHER'"),
+        ("analyze gone.py", "there is no script and no command 'gone.py'"),
+        ("analyze train", "train is a folder, not a script"),
+        ("analyze --bugdet 1 train.py", "there is no option --bugdet: --help shows all"),
+        ("analyze --budget x train.py", "Invalid value for '--budget'"),
+        ("analyze --json gone/r.json train.py", "cannot write gone/r.json: there is no folder"),
+        ("run --do everything train.py", "must be of workers, cache, redraw"),
+        ("run --apply gone.json train.py", "stoker analyze --json gone.json train.py writes one"),
+        ("what-if train.py", "train.py is not a report of `stoker analyze --json`"),
+        ("what-if gone.json", "stoker analyze --json gone.json train.py writes one"),
+        ("compare odd.json odd.json", "this version of stoker compares"),
+        ("compare gone.json odd.json", "stoker analyze --json gone.json train.py writes one"),
+        ("gate train.py", "Missing option '--fail-if'"),
+        ("gate --fail-if stall train.py", "for example: stall>10%"),
+        ("gate --fail-if speed>1 train.py", "there is no metric 'speed', only stall"),
+        ("gate --fail-if rate<0.9*base train.py", "give --base FOLDER"),
+        ("feed train.py:make", "Missing option '--name'"),
+        ("feed train.py --name x", "such as train.py:make_pipeline"),
+        ("feed train.py:make --name a/b", "use up to 64 letters, digits"),
+        ("pack gone shards", "there is no folder gone"),
+        ("pack flat shards", "from_folder expects one a class"),
+        ("pack train shards --format zip", "--format must be tar or parquet, not zip"),
+        ("pack train shards --shard-size big", "write for example '2GiB'"),
+        ("pack train.py:make shards", "leave out the stages"),
+        ("cache info gone", "run stoker cache list to see all of them"),
+        ("cache serve --listen node", "an address must be host:port"),
+        ("--verison", "Possible options: --version"),
+    ],
+)
+def test_a_command_is_told_what_to_write(words: str, told: str) -> None:
+    ran = CliRunner().invoke(app, words.split(), env={"COLUMNS": "200", "TERM": "dumb"})
+    assert ran.exit_code in (1, 2)
+    assert told in ran.stderr
+    assert "Traceback" not in ran.output

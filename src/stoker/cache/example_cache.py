@@ -219,7 +219,7 @@ class ExampleCache:
         """Return the places of items in this store; a new process, or user, begins with none."""
         known_in, places = self._places
         if places is None or known_in is not handle:
-            places = ItemPlaces(handle.store.map, self._examples)
+            places = ItemPlaces(handle.store.map, self._examples, handle.store.ask_for)
             self._places = handle, places
         return places
 
@@ -287,12 +287,6 @@ class ExampleCache:
     def batch_lookups(self) -> Any:
         """Return an object that looks items up at other nodes ahead of use; None on one host."""
         return None
-
-    def read_ahead(self, numbers: NDArray[np.int64]) -> None:
-        """Have items read from the disk, without waiting, that this process has read before."""
-        handle = self._open_handle()
-        if handle is not None and len(numbers):
-            handle.store.read_ahead(self._places_in(handle).spans(numbers))
 
     def count(self, **counts: int) -> None:
         """Add to fields of ``CacheCounts``, if there is a store."""

@@ -87,17 +87,6 @@ class PlacedCaches:
         """Return the place of a holding."""
         return holding % len(self.tiers[0])
 
-    def read_ahead(self, indices: NDArray[np.int64]) -> None:
-        """Have what is on the disk read, without waiting, as far as this process knows where.
-
-        The order of an epoch is known (NoPFS: Dryden et al., SC 2021): these come soon.
-        """
-        if len(self.tiers) == 1:
-            return
-        where = self.where(indices)
-        for number, cache in enumerate(self.tiers[1]):
-            cache.read_ahead(indices[where == number])
-
     def where(self, indices: NDArray[np.int64]) -> NDArray[np.int8]:
         """Return the holdings where examples were found before; the last for the others."""
         try:

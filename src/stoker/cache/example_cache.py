@@ -288,6 +288,15 @@ class ExampleCache:
         """Return an object that looks items up at other nodes ahead of use; None on one host."""
         return None
 
+    def read_ahead(self, numbers: NDArray[np.int64]) -> None:
+        """Have items read from the disk, without waiting, that this process has read before.
+
+        The order of an epoch is known (NoPFS: Dryden et al., SC 2021): these come soon.
+        """
+        handle = None if self.in_memory else self._open_handle()
+        if handle is not None:
+            self._places_in(handle).read_ahead(numbers)
+
     def count(self, **counts: int) -> None:
         """Add to fields of ``CacheCounts``, if there is a store."""
         handle = self._open_handle()

@@ -188,6 +188,11 @@ class ItemPlaces:
             self._forms[head] = form
         return form
 
+    def read_ahead(self, numbers: NDArray[np.int64]) -> None:
+        """Ask for the known records among these."""
+        starts, sizes, _ = self._records[numbers[numbers < len(self._records)]].T.tolist()
+        self._ask_for(starts, sizes)
+
     def find_one(self, number: int) -> tuple[Any, int] | None:
         """Return an array or bytes, which the caller owns, and the bytes of its record.
 

@@ -380,7 +380,7 @@ class Store:
     def _add_batch(self, env: Any, items: list[StoredItem]) -> dict[bytes, StoredItem]:
         """Add items, in one transaction if they all fit; return the added ones, by key."""
         head = self.counters.head
-        if head[FULL]:
+        if self.is_full:
             return {}
         try:
             return self._commit(env, items)

@@ -409,6 +409,10 @@ class CacheStage(ChainStage):
             return self.cache.keys_of(np.array(indices, np.int64))
         return [self._known(source, index)[1] for index in indices]
 
+    def read_ahead(self, indices: NDArray[np.int64]) -> None:
+        """Have read what is on a disk, and comes soon."""
+        (self.placed or self.cache).read_ahead(indices)
+
     def holds(self, source: IndexedSource, indices: Sequence[int]) -> list[bool]:
         """Tell which examples are there, at any place."""
         held = self.cache.holds(self.keys(source, indices))

@@ -87,6 +87,14 @@ class PlacedCaches:
         """Return the place of a holding."""
         return holding % len(self.tiers[0])
 
+    def read_ahead(self, indices: NDArray[np.int64]) -> None:
+        """Have what is on a disk read, without waiting, as far as this process knows where."""
+        if self.holdings[0].in_memory:  # and so all of them
+            return
+        where = self.where(indices)
+        for number, cache in enumerate(self.holdings):
+            cache.read_ahead(indices[where == number])
+
     def where(self, indices: NDArray[np.int64]) -> NDArray[np.int8]:
         """Return the holdings where examples were found before; the last for the others."""
         try:

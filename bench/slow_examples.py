@@ -1,20 +1,21 @@
 """How much do slow examples hold up, and what does it cost to repeat a run in which they did not?
 
-1,600 examples that sleep, 4 ms in the mean, in batches of 16, shuffled, from eight workers; a step
+800 examples that sleep, 4 ms in the mean, in batches of 16, shuffled, from eight workers; a step
 of the consumer takes 8 ms, as long as eight workers need for a batch. Times of the shapes that the
 paper of MinatoLoader (EuroSys '26) has: all equal; log-normal (sigma 1); one in five ten times as
 long as the others; one in a hundred 80 ms; one example 400 ms.
 
-stoker in order, with ``late=2`` and 8, and with ``late=2`` that repeats a record of another run;
+stoker in order, with ``late=2``, and with ``late=2`` that repeats a record of another run;
 torch's ``DataLoader`` in order and with ``in_order=False``, with eight worker processes, which stay
-for all epochs. stoker's workers are threads. Wall time of an epoch, in turns.
+for all epochs; SPDL, with eight threads, in order and as examples come (``output_order``). stoker's
+workers are threads. Wall time of an epoch, in turns.
 
 And what ``late=2`` and ``patience=`` cost where no example is slow: the processor time of this
 process for an example of 20 us, with two threads; "over" is by how much it grows.
 
 Command::
 
-    python bench/slow_examples.py
+    python bench/slow_examples.py --install --peers spdl    # once; then without --install
 
 Targets: ``late=2`` at 0.9 or more of the speed of unordered delivery, for each shape.
 
@@ -64,28 +65,33 @@ Results::
     [end]
 
 Caveats: it sleeps, so that a processor is never short. ``DataLoader`` hands out whole batches out
-of order, each made by one worker. A replay waits for the examples that the recorded run had, and
-the times are the same in it, so it can be as fast; where other examples are slow it is slower.
+of order, each made by one worker; SPDL makes batches of the examples that are ready. A replay waits
+for the examples that the recorded run had, and the times are the same in it, so it can be as fast;
+where other examples are slow it is slower.
 """
 
 from __future__ import annotations
 
+import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from harness import Ratio, Report, interleaved, parser, report
+from peers import environment, racing
 
 import stoker
 
 MEAN_S, STEP_S = 0.004, 0.008
-COUNT, GROUP, WORKERS = 1_600, 16, 8
+COUNT, GROUP, WORKERS = 800, 16, 8
 IN_ORDER, LATE, REPLAYED = "stoker, in order", "stoker, late=2", "stoker, late=2, replayed"
-LATER = "stoker, late=8"
 TORCH, UNORDERED = "DataLoader, in order", "DataLoader, in_order=False"
+SPDL = {"SPDL, in order": "input", "SPDL, as they come": "completion"}
 
 
 def times_s(shape: str, count: int) -> np.ndarray:
@@ -147,6 +153,28 @@ def epoch_s(batches: Iterable[object]) -> float:
     return time.perf_counter() - began
 
 
+@contextmanager
+def of_spdl(seconds: np.ndarray, peers: list[str]) -> Iterator[dict[str, Callable[[], float]]]:
+    """Start SPDL in a process for each order, if it is among the peers; yield their epochs."""
+    started: dict[str, environment.Peer] = {}
+    with tempfile.NamedTemporaryFile(suffix=".npy") as file:
+        np.save(file, seconds)
+        file.flush()
+        script = Path(__file__).parent / "peers" / "spdl_slow.py"
+        try:
+            for name, order in SPDL.items() if "spdl" in peers else ():
+                arguments = (file.name, order, GROUP, WORKERS, STEP_S)
+                command = (environment.python("spdl"), "-P", script, *arguments)
+                started[name] = environment.Peer(command)
+            yield {
+                name: lambda peer=peer: float(peer.timed(0.0)["total_s"])  # type: ignore[misc]
+                for name, peer in started.items()
+            }
+        finally:
+            for peer in started.values():
+                peer.close()
+
+
 def evaluate(found: Report) -> None:
     """Show times, and hold late delivery against unordered delivery."""
     cases: dict[tuple[str, str], list[float]] = {
@@ -171,13 +199,17 @@ def evaluate(found: Report) -> None:
 
 
 def main() -> None:
-    arguments = parser(__doc__, evaluate).parse_args()
+    options = parser(__doc__, evaluate)
+    racing.add_options(options, {"spdl": ("spdl",)})
+    arguments = options.parse_args()
+    peers = racing.chosen(arguments, {"spdl": ("spdl",)})
     from torch.utils.data import DataLoader
 
     warnings.filterwarnings("ignore", message="This DataLoader will create 8 worker")
     with report(__file__, arguments) as found:
         for shape in SHAPES:
-            rows: Any = Unequal(times_s(shape, 160 if arguments.quick else COUNT))
+            seconds = times_s(shape, 160 if arguments.quick else COUNT)
+            rows: Any = Unequal(seconds)
 
             def made(late: int = 0, replay: Any = None, rows: Any = rows) -> stoker.Pipeline:
                 data = stoker.from_dataset(rows, seed=0).shuffle()
@@ -198,13 +230,14 @@ def main() -> None:
             cases: dict[str, Callable[[], float]] = {
                 IN_ORDER: lambda: epoch_s(made()),
                 LATE: lambda: epoch_s(made(2)),
-                LATER: lambda: epoch_s(made(8)),
                 REPLAYED: lambda: epoch_s(made(2, record)),  # noqa: B023
                 TORCH: partial(epoch_s, in_order),
                 UNORDERED: partial(epoch_s, unordered),
             }
             rounds = 1 if arguments.quick else arguments.rounds
-            for case, each in interleaved(cases, rounds).items():
+            with of_spdl(seconds, peers) as others:
+                times = interleaved(cases | others, rounds)
+            for case, each in times.items():
                 found.add(shape=shape, case=case, epoch_s=each)
         array = np.zeros((1_000 if arguments.quick else 20_000, 64), np.float32)
         data = stoker.from_arrays(array, seed=0).shuffle().map(busy)

@@ -26,48 +26,53 @@ Results::
     [results/slow_examples.json]
     times                                            epoch, s  speed over in_order=False
     ------------------------------------------------------------------------------------
-    equal                          stoker, in order      1.09      0.908 (0.907 .. 1.32)
-    equal                            stoker, late=2      1.04      0.961 (0.746 .. 1.32)
-    equal                            stoker, late=8      1.05       1.04 (0.746 .. 1.26)
-    equal                  stoker, late=2, replayed      1.16      0.861 (0.592 .. 1.34)
-    equal                      DataLoader, in order      1.01       1.02 (0.965 .. 1.19)
-    equal                DataLoader, in_order=False      1.03                 1 (1 .. 1)
-    log-normal                     stoker, in order      1.11      0.932 (0.859 .. 0.99)
-    log-normal                       stoker, late=2      0.95        1.1 (0.989 .. 1.27)
-    log-normal                       stoker, late=8      0.96           1.03 (1 .. 1.29)
-    log-normal             stoker, late=2, replayed      0.93         1.1 (1.03 .. 1.18)
-    log-normal                 DataLoader, in order      1.04      0.966 (0.935 .. 1.12)
-    log-normal           DataLoader, in_order=False      1.07                 1 (1 .. 1)
-    one in five                    stoker, in order      0.92        1.25 (0.625 .. 1.8)
-    one in five                      stoker, late=2      1.33       1.02 (0.787 .. 1.14)
-    one in five                      stoker, late=8      0.97        1.13 (1.03 .. 1.68)
-    one in five            stoker, late=2, replayed      0.98        1.12 (1.05 .. 1.62)
-    one in five                DataLoader, in order      1.10      0.951 (0.876 .. 1.46)
-    one in five          DataLoader, in_order=False      1.15                 1 (1 .. 1)
-    one in 100 of 80 ms            stoker, in order      1.58      0.68 (0.624 .. 0.854)
-    one in 100 of 80 ms              stoker, late=2      1.10      0.974 (0.768 .. 1.22)
-    one in 100 of 80 ms              stoker, late=8      1.09          1 (0.978 .. 1.16)
-    one in 100 of 80 ms    stoker, late=2, replayed      1.21       0.887 (0.605 .. 1.1)
-    one in 100 of 80 ms        DataLoader, in order      1.36     0.834 (0.735 .. 0.918)
-    one in 100 of 80 ms  DataLoader, in_order=False      1.07                 1 (1 .. 1)
-    one of 400 ms                  stoker, in order      1.49       1.08 (0.577 .. 1.54)
-    one of 400 ms                    stoker, late=2      1.36        1.11 (0.79 .. 1.72)
-    one of 400 ms                    stoker, late=8      1.28       1.19 (0.781 .. 1.68)
-    one of 400 ms          stoker, late=2, replayed      1.35        1.13 (0.76 .. 1.58)
-    one of 400 ms              DataLoader, in order      1.35       0.963 (0.814 .. 1.7)
-    one of 400 ms        DataLoader, in_order=False      1.53                 1 (1 .. 1)
+    equal                          stoker, in order      0.59        1.55 (1.46 .. 2.04)
+    equal                            stoker, late=2      0.56        1.62 (1.53 .. 2.23)
+    equal                  stoker, late=2, replayed      0.56        1.63 (1.47 .. 2.17)
+    equal                      DataLoader, in order      0.96       1.06 (0.896 .. 1.11)
+    equal                DataLoader, in_order=False      0.92                 1 (1 .. 1)
+    equal                            SPDL, in order      1.84      0.54 (0.488 .. 0.575)
+    equal                        SPDL, as they come      1.71      0.572 (0.31 .. 0.675)
+    log-normal                     stoker, in order      0.62        1.65 (1.37 .. 1.81)
+    log-normal                       stoker, late=2      0.55        1.94 (1.57 .. 2.21)
+    log-normal             stoker, late=2, replayed      0.55         1.87 (1.57 .. 2.1)
+    log-normal                 DataLoader, in order      0.81        1.07 (1.03 .. 1.31)
+    log-normal           DataLoader, in_order=False      1.05                 1 (1 .. 1)
+    log-normal                       SPDL, in order      2.29     0.432 (0.361 .. 0.466)
+    log-normal                   SPDL, as they come      1.94     0.527 (0.392 .. 0.632)
+    one in five                    stoker, in order      0.61        1.68 (1.48 .. 2.01)
+    one in five                      stoker, late=2      0.55        1.86 (1.77 .. 2.14)
+    one in five            stoker, late=2, replayed      0.55        1.78 (1.75 .. 2.14)
+    one in five                DataLoader, in order      1.09      0.954 (0.908 .. 1.09)
+    one in five          DataLoader, in_order=False      1.01                 1 (1 .. 1)
+    one in five                      SPDL, in order      2.83     0.386 (0.355 .. 0.496)
+    one in five                  SPDL, as they come      2.34     0.454 (0.362 .. 0.499)
+    one in 100 of 80 ms            stoker, in order      0.86       1.04 (0.505 .. 1.19)
+    one in 100 of 80 ms              stoker, late=2      0.60        1.55 (1.42 .. 1.66)
+    one in 100 of 80 ms    stoker, late=2, replayed      0.63        1.51 (1.34 .. 1.57)
+    one in 100 of 80 ms        DataLoader, in order      0.83        1.1 (0.997 .. 1.27)
+    one in 100 of 80 ms  DataLoader, in_order=False      0.93                 1 (1 .. 1)
+    one in 100 of 80 ms              SPDL, in order      2.54     0.378 (0.351 .. 0.441)
+    one in 100 of 80 ms          SPDL, as they come      1.81     0.548 (0.402 .. 0.624)
+    one of 400 ms                  stoker, in order      0.98     0.859 (0.851 .. 0.989)
+    one of 400 ms                    stoker, late=2      0.88      0.961 (0.944 .. 1.03)
+    one of 400 ms          stoker, late=2, replayed      0.89      0.946 (0.908 .. 1.01)
+    one of 400 ms              DataLoader, in order      1.11     0.756 (0.737 .. 0.791)
+    one of 400 ms        DataLoader, in_order=False      0.84                 1 (1 .. 1)
+    one of 400 ms                    SPDL, in order      1.61     0.533 (0.376 .. 0.639)
+    one of 400 ms                SPDL, as they come      1.25     0.671 (0.568 .. 0.901)
 
     20 us of work, two threads  us an example  over
     -----------------------------------------------
-    neither                              23.7   0.0
-    late=2                               31.8   8.1
-    patience="30s"                       38.4  14.8
+    neither                              25.8   0.0
+    late=2                               30.3   4.5
+    patience="30s"                       36.5  10.7
     [end]
 
 Caveats: it sleeps, so that a processor is never short. ``DataLoader`` hands out whole batches out
-of order, each made by one worker; SPDL makes batches of the examples that are ready. A replay waits
-for the examples that the recorded run had, and the times are the same in it, so it can be as fast;
-where other examples are slow it is slower.
+of order, each made by one worker; SPDL makes batches of the examples that are ready, each of which
+is a task of its own there. A replay waits for the examples that the recorded run had, and the times
+are the same in it, so it can be as fast; where other examples are slow it is slower.
 """
 
 from __future__ import annotations

@@ -69,7 +69,6 @@ _COMMIT_BYTES = 1 << 20
 # Threads of all processes that may read at once; one more gets LMDB's ReadersFullError. The table
 # takes 256 KB.
 _MAX_READERS = 4096
-_READS = mmap.ACCESS_READ
 # The size of a reader's slot in LMDB's lock file: one cache line.
 _READER_BYTES = 64
 
@@ -164,7 +163,7 @@ class Store:
         self.counters = Counters(os.path.join(folder, COUNTERS))
         with open(os.path.join(folder, DATA), "rb") as file:  # now: a user may remove the folder
             self._inode = os.fstat(file.fileno()).st_ino
-            self._mapped: Any = mmap.mmap(file.fileno(), limit_bytes, access=_READS)
+            self._mapped: Any = mmap.mmap(file.fileno(), limit_bytes, access=mmap.ACCESS_READ)
         if self._is_on_disk:
             self._mapped.madvise(mmap.MADV_RANDOM)
         self.map = memoryview(self._mapped)

@@ -1,20 +1,21 @@
 """How much do slow examples hold up, and what does it cost to repeat a run in which they did not?
 
-1,600 examples that sleep, 4 ms in the mean, in batches of 16, shuffled, from eight workers; a step
+800 examples that sleep, 4 ms in the mean, in batches of 16, shuffled, from eight workers; a step
 of the consumer takes 8 ms, as long as eight workers need for a batch. Times of the shapes that the
 paper of MinatoLoader (EuroSys '26) has: all equal; log-normal (sigma 1); one in five ten times as
 long as the others; one in a hundred 80 ms; one example 400 ms.
 
-stoker in order, with ``late=2`` and 8, and with ``late=2`` that repeats a record of another run;
+stoker in order, with ``late=2``, and with ``late=2`` that repeats a record of another run;
 torch's ``DataLoader`` in order and with ``in_order=False``, with eight worker processes, which stay
-for all epochs. stoker's workers are threads. Wall time of an epoch, in turns.
+for all epochs; SPDL, with eight threads, in order and as examples come (``output_order``). stoker's
+workers are threads. Wall time of an epoch, in turns.
 
 And what ``late=2`` and ``patience=`` cost where no example is slow: the processor time of this
 process for an example of 20 us, with two threads; "over" is by how much it grows.
 
 Command::
 
-    python bench/slow_examples.py
+    python bench/slow_examples.py --install --peers spdl    # once; then without --install
 
 Targets: ``late=2`` at 0.9 or more of the speed of unordered delivery, for each shape.
 
@@ -25,67 +26,77 @@ Results::
     [results/slow_examples.json]
     times                                            epoch, s  speed over in_order=False
     ------------------------------------------------------------------------------------
-    equal                          stoker, in order      1.09      0.908 (0.907 .. 1.32)
-    equal                            stoker, late=2      1.04      0.961 (0.746 .. 1.32)
-    equal                            stoker, late=8      1.05       1.04 (0.746 .. 1.26)
-    equal                  stoker, late=2, replayed      1.16      0.861 (0.592 .. 1.34)
-    equal                      DataLoader, in order      1.01       1.02 (0.965 .. 1.19)
-    equal                DataLoader, in_order=False      1.03                 1 (1 .. 1)
-    log-normal                     stoker, in order      1.11      0.932 (0.859 .. 0.99)
-    log-normal                       stoker, late=2      0.95        1.1 (0.989 .. 1.27)
-    log-normal                       stoker, late=8      0.96           1.03 (1 .. 1.29)
-    log-normal             stoker, late=2, replayed      0.93         1.1 (1.03 .. 1.18)
-    log-normal                 DataLoader, in order      1.04      0.966 (0.935 .. 1.12)
-    log-normal           DataLoader, in_order=False      1.07                 1 (1 .. 1)
-    one in five                    stoker, in order      0.92        1.25 (0.625 .. 1.8)
-    one in five                      stoker, late=2      1.33       1.02 (0.787 .. 1.14)
-    one in five                      stoker, late=8      0.97        1.13 (1.03 .. 1.68)
-    one in five            stoker, late=2, replayed      0.98        1.12 (1.05 .. 1.62)
-    one in five                DataLoader, in order      1.10      0.951 (0.876 .. 1.46)
-    one in five          DataLoader, in_order=False      1.15                 1 (1 .. 1)
-    one in 100 of 80 ms            stoker, in order      1.58      0.68 (0.624 .. 0.854)
-    one in 100 of 80 ms              stoker, late=2      1.10      0.974 (0.768 .. 1.22)
-    one in 100 of 80 ms              stoker, late=8      1.09          1 (0.978 .. 1.16)
-    one in 100 of 80 ms    stoker, late=2, replayed      1.21       0.887 (0.605 .. 1.1)
-    one in 100 of 80 ms        DataLoader, in order      1.36     0.834 (0.735 .. 0.918)
-    one in 100 of 80 ms  DataLoader, in_order=False      1.07                 1 (1 .. 1)
-    one of 400 ms                  stoker, in order      1.49       1.08 (0.577 .. 1.54)
-    one of 400 ms                    stoker, late=2      1.36        1.11 (0.79 .. 1.72)
-    one of 400 ms                    stoker, late=8      1.28       1.19 (0.781 .. 1.68)
-    one of 400 ms          stoker, late=2, replayed      1.35        1.13 (0.76 .. 1.58)
-    one of 400 ms              DataLoader, in order      1.35       0.963 (0.814 .. 1.7)
-    one of 400 ms        DataLoader, in_order=False      1.53                 1 (1 .. 1)
+    equal                          stoker, in order      0.59        1.55 (1.46 .. 2.04)
+    equal                            stoker, late=2      0.56        1.62 (1.53 .. 2.23)
+    equal                  stoker, late=2, replayed      0.56        1.63 (1.47 .. 2.17)
+    equal                      DataLoader, in order      0.96       1.06 (0.896 .. 1.11)
+    equal                DataLoader, in_order=False      0.92                 1 (1 .. 1)
+    equal                            SPDL, in order      1.84      0.54 (0.488 .. 0.575)
+    equal                        SPDL, as they come      1.71      0.572 (0.31 .. 0.675)
+    log-normal                     stoker, in order      0.62        1.65 (1.37 .. 1.81)
+    log-normal                       stoker, late=2      0.55        1.94 (1.57 .. 2.21)
+    log-normal             stoker, late=2, replayed      0.55         1.87 (1.57 .. 2.1)
+    log-normal                 DataLoader, in order      0.81        1.07 (1.03 .. 1.31)
+    log-normal           DataLoader, in_order=False      1.05                 1 (1 .. 1)
+    log-normal                       SPDL, in order      2.29     0.432 (0.361 .. 0.466)
+    log-normal                   SPDL, as they come      1.94     0.527 (0.392 .. 0.632)
+    one in five                    stoker, in order      0.61        1.68 (1.48 .. 2.01)
+    one in five                      stoker, late=2      0.55        1.86 (1.77 .. 2.14)
+    one in five            stoker, late=2, replayed      0.55        1.78 (1.75 .. 2.14)
+    one in five                DataLoader, in order      1.09      0.954 (0.908 .. 1.09)
+    one in five          DataLoader, in_order=False      1.01                 1 (1 .. 1)
+    one in five                      SPDL, in order      2.83     0.386 (0.355 .. 0.496)
+    one in five                  SPDL, as they come      2.34     0.454 (0.362 .. 0.499)
+    one in 100 of 80 ms            stoker, in order      0.86       1.04 (0.505 .. 1.19)
+    one in 100 of 80 ms              stoker, late=2      0.60        1.55 (1.42 .. 1.66)
+    one in 100 of 80 ms    stoker, late=2, replayed      0.63        1.51 (1.34 .. 1.57)
+    one in 100 of 80 ms        DataLoader, in order      0.83        1.1 (0.997 .. 1.27)
+    one in 100 of 80 ms  DataLoader, in_order=False      0.93                 1 (1 .. 1)
+    one in 100 of 80 ms              SPDL, in order      2.54     0.378 (0.351 .. 0.441)
+    one in 100 of 80 ms          SPDL, as they come      1.81     0.548 (0.402 .. 0.624)
+    one of 400 ms                  stoker, in order      0.98     0.859 (0.851 .. 0.989)
+    one of 400 ms                    stoker, late=2      0.88      0.961 (0.944 .. 1.03)
+    one of 400 ms          stoker, late=2, replayed      0.89      0.946 (0.908 .. 1.01)
+    one of 400 ms              DataLoader, in order      1.11     0.756 (0.737 .. 0.791)
+    one of 400 ms        DataLoader, in_order=False      0.84                 1 (1 .. 1)
+    one of 400 ms                    SPDL, in order      1.61     0.533 (0.376 .. 0.639)
+    one of 400 ms                SPDL, as they come      1.25     0.671 (0.568 .. 0.901)
 
     20 us of work, two threads  us an example  over
     -----------------------------------------------
-    neither                              23.7   0.0
-    late=2                               31.8   8.1
-    patience="30s"                       38.4  14.8
+    neither                              25.8   0.0
+    late=2                               30.3   4.5
+    patience="30s"                       36.5  10.7
     [end]
 
 Caveats: it sleeps, so that a processor is never short. ``DataLoader`` hands out whole batches out
-of order, each made by one worker. A replay waits for the examples that the recorded run had, and
-the times are the same in it, so it can be as fast; where other examples are slow it is slower.
+of order, each made by one worker; SPDL makes batches of the examples that are ready, each of which
+is a task of its own there. A replay waits for the examples that the recorded run had, and the times
+are the same in it, so it can be as fast; where other examples are slow it is slower.
 """
 
 from __future__ import annotations
 
+import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from harness import Ratio, Report, interleaved, parser, report
+from peers import environment, racing
 
 import stoker
 
 MEAN_S, STEP_S = 0.004, 0.008
-COUNT, GROUP, WORKERS = 1_600, 16, 8
+COUNT, GROUP, WORKERS = 800, 16, 8
 IN_ORDER, LATE, REPLAYED = "stoker, in order", "stoker, late=2", "stoker, late=2, replayed"
-LATER = "stoker, late=8"
 TORCH, UNORDERED = "DataLoader, in order", "DataLoader, in_order=False"
+SPDL = {"SPDL, in order": "input", "SPDL, as they come": "completion"}
 
 
 def times_s(shape: str, count: int) -> np.ndarray:
@@ -147,6 +158,28 @@ def epoch_s(batches: Iterable[object]) -> float:
     return time.perf_counter() - began
 
 
+@contextmanager
+def of_spdl(seconds: np.ndarray, peers: list[str]) -> Iterator[dict[str, Callable[[], float]]]:
+    """Start SPDL in a process for each order, if it is among the peers; yield their epochs."""
+    started: dict[str, environment.Peer] = {}
+    with tempfile.NamedTemporaryFile(suffix=".npy") as file:
+        np.save(file, seconds)
+        file.flush()
+        script = Path(__file__).parent / "peers" / "spdl_slow.py"
+        try:
+            for name, order in SPDL.items() if "spdl" in peers else ():
+                arguments = (file.name, order, GROUP, WORKERS, STEP_S)
+                command = (environment.python("spdl"), "-P", script, *arguments)
+                started[name] = environment.Peer(command)
+            yield {
+                name: lambda peer=peer: float(peer.timed(0.0)["total_s"])  # type: ignore[misc]
+                for name, peer in started.items()
+            }
+        finally:
+            for peer in started.values():
+                peer.close()
+
+
 def evaluate(found: Report) -> None:
     """Show times, and hold late delivery against unordered delivery."""
     cases: dict[tuple[str, str], list[float]] = {
@@ -171,13 +204,17 @@ def evaluate(found: Report) -> None:
 
 
 def main() -> None:
-    arguments = parser(__doc__, evaluate).parse_args()
+    options = parser(__doc__, evaluate)
+    racing.add_options(options, {"spdl": ("spdl",)})
+    arguments = options.parse_args()
+    peers = racing.chosen(arguments, {"spdl": ("spdl",)})
     from torch.utils.data import DataLoader
 
     warnings.filterwarnings("ignore", message="This DataLoader will create 8 worker")
     with report(__file__, arguments) as found:
         for shape in SHAPES:
-            rows: Any = Unequal(times_s(shape, 160 if arguments.quick else COUNT))
+            seconds = times_s(shape, 160 if arguments.quick else COUNT)
+            rows: Any = Unequal(seconds)
 
             def made(late: int = 0, replay: Any = None, rows: Any = rows) -> stoker.Pipeline:
                 data = stoker.from_dataset(rows, seed=0).shuffle()
@@ -198,13 +235,14 @@ def main() -> None:
             cases: dict[str, Callable[[], float]] = {
                 IN_ORDER: lambda: epoch_s(made()),
                 LATE: lambda: epoch_s(made(2)),
-                LATER: lambda: epoch_s(made(8)),
                 REPLAYED: lambda: epoch_s(made(2, record)),  # noqa: B023
                 TORCH: partial(epoch_s, in_order),
                 UNORDERED: partial(epoch_s, unordered),
             }
             rounds = 1 if arguments.quick else arguments.rounds
-            for case, each in interleaved(cases, rounds).items():
+            with of_spdl(seconds, peers) as others:
+                times = interleaved(cases | others, rounds)
+            for case, each in times.items():
                 found.add(shape=shape, case=case, epoch_s=each)
         array = np.zeros((1_000 if arguments.quick else 20_000, 64), np.float32)
         data = stoker.from_arrays(array, seed=0).shuffle().map(busy)

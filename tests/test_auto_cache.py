@@ -129,6 +129,12 @@ def test_what_cannot_be_stored_is_no_place() -> None:
     assert "cache" not in str(same)
 
 
+def test_what_is_larger_than_the_limit_is_no_place() -> None:
+    large = stoker.from_dataset(Files(9, size=2_000_000), seed=0).batch(3)
+    with pytest.warns(stoker.CacheWarning, match="none would save time within the limit"):
+        assert "cache" not in str(stoker.auto_cache(large, "1MiB"))
+
+
 def test_a_stage_of_one_s_own_is_still_known() -> None:
     class Both(stoker.Stage):
         def describe(self) -> str:

@@ -198,14 +198,18 @@ def test_one_place_may_have_a_disk_behind_it(tmp_path: Path) -> None:
 # -- the choice
 
 
+@pytest.mark.parametrize("measured", [0.0, 0.1])
 @pytest.mark.parametrize("seed", range(8))
-def test_a_filled_store_saves_nearly_what_the_plan_promises(seed: int) -> None:
-    """Examples of some kinds come in any order, and enter a store of their own choosing."""
+def test_a_filled_store_saves_nearly_what_the_plan_promises(seed: int, measured: float) -> None:
+    """Examples of some kinds come in any order, and enter a store of their own choosing.
+
+    Those of one kind are equal, or as good as equal.
+    """
     rng = np.random.default_rng(seed)
     each = rng.choice(rng.integers(1, (50, 200, 20, 60), (seed % 4 + 1, 4)), 600)
-    saved = np.cumsum(each[:, :2], axis=1) * rng.uniform(0.9, 1.1, (600, 1))  # as measured
+    saved = np.cumsum(each[:, :2], axis=1) * rng.uniform(1 - measured, 1 + measured, (600, 1))
     sizes = np.cumsum(each[:, 2:], axis=1).astype(float)
-    room = float(rng.uniform(0.1, 1.5) * sizes[:, 0].sum())
+    room = float(rng.uniform(0.1, 3) * sizes[:, 0].sum())
     used = total = 0.0
     held: set[int] = set()
     missed = 0

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from stoker.cache.places.arrangement import arrange
-from stoker.cache.places.model import NOWHERE, place_of, plan, plan_at, price_of
+from stoker.cache.places.model import NOWHERE, places_of, plan, plan_at, price_of
 
 Sample = tuple[NDArray[np.float64], NDArray[np.float64]]
 
@@ -28,13 +28,16 @@ def samples(draw: st.DrawFn, most: int = 20) -> Sample:
     return np.array(saved, float), np.array([draw(sizes) for _ in range(count)], float)
 
 
-def kept_at(sample: Sample, price: float) -> tuple[float, float]:
-    """Return the saved time and the bytes of what each example is told for a price."""
+def kept_at(sample: Sample, per_byte: float) -> list[tuple[float, float]]:
+    """Return the saved time and bytes without the steps of just this density, and with them."""
     saved, sizes = sample
     rows = zip(saved.tolist(), sizes.tolist(), strict=True)
-    at = [place_of(time, size, price) for time, size in rows]
-    kept = [(n, place) for n, place in enumerate(at) if place != NOWHERE]
-    return sum(saved[k] for k in kept), sum(sizes[k] for k in kept)
+    each = [places_of(time, size, per_byte) for time, size in rows]
+    kept = [
+        [(n, place) for n, place in enumerate(at) if place != NOWHERE]
+        for at in zip(*each, strict=True)
+    ]
+    return [(sum(saved[k] for k in at), sum(sizes[k] for k in at)) for at in kept]
 
 
 @given(samples(), st.integers(0, 600))
@@ -62,13 +65,14 @@ def test_no_choice_of_whole_examples_is_better(sample: Sample, room: int) -> Non
 
 
 @given(samples(), st.integers(0, 600))
-def test_what_examples_are_told_for_the_price_fits(sample: Sample, room: int) -> None:
-    saved, sizes = sample[0] + 1e-3 * np.arange(len(sample[0]))[:, None], sample[1] + 1
+def test_what_examples_are_told_for_the_price_is_the_plan(sample: Sample, room: int) -> None:
+    saved, sizes = sample[0], sample[1] + 1
     price = price_of(saved, sizes, room)
-    # Steps of exactly one density are told alike; a run sees them one after another.
-    dearer, used = kept_at((saved, sizes), price * (1 + 1e-6))
-    assert used <= room
-    assert kept_at((saved, sizes), price)[0] >= dearer
+    (least_ns, least_bytes), (most_ns, most_bytes) = kept_at((saved, sizes), price.per_byte)
+    assert least_bytes + price.part * (most_bytes - least_bytes) <= room * (1 + 1e-9)
+    saves = least_ns + price.part * (most_ns - least_ns)
+    largest = (saved / sizes * sizes.max()).max()  # at most one example is kept in part
+    assert saves >= plan(saved, sizes, room).saved_ns * (1 - 1e-9) - largest
 
 
 @pytest.mark.parametrize(
@@ -91,15 +95,23 @@ def test_each_example_has_a_place_of_its_own() -> None:
     saved = np.array([[10.0, 12.0], [10.0, 400.0]])  # the second is costly to decode
     sizes = np.array([[100.0, 500.0], [100.0, 500.0]])
     price = price_of(saved, sizes, 600)
-    assert place_of(saved[0].tolist(), sizes[0].tolist(), price) == 0
-    assert place_of(saved[1].tolist(), sizes[1].tolist(), price) == 1
+    assert price.part == 1
+    assert places_of(saved[0].tolist(), sizes[0].tolist(), price.per_byte)[1] == 0
+    assert places_of(saved[1].tolist(), sizes[1].tolist(), price.per_byte)[1] == 1
 
 
 def test_what_saves_nothing_is_not_kept() -> None:
-    assert price_of(np.zeros((3, 2)), np.ones((3, 2)), 100) == 0.0
-    assert place_of([0.0, 0.0], [1.0, 1.0], 0.0) == NOWHERE
-    assert place_of([5.0, 5.0], [1.0, 9.0], 0.0) == 0  # the same time for fewer bytes
-    assert price_of(np.ones((3, 1)), np.full((3, 1), 50.0), 10) == float("inf")
+    assert price_of(np.zeros((3, 2)), np.ones((3, 2)), 100) == (0.0, 1.0)
+    assert places_of([0.0, 0.0], [1.0, 1.0], 0.0) == (NOWHERE, NOWHERE)
+    assert places_of([5.0, 5.0], [1.0, 9.0], 0.0) == (0, 0)  # the same time for fewer bytes
+
+
+def test_of_equal_examples_as_many_are_kept_as_fit() -> None:
+    saved, sizes = np.tile([[30.0, 50.0]], (10, 1)), np.tile([[100.0, 500.0]], (10, 1))
+    assert price_of(saved, sizes, 10) == (0.3, pytest.approx(0.01))
+    assert places_of([30.0, 50.0], [100.0, 500.0], 0.3) == (NOWHERE, 0)
+    assert price_of(saved, sizes, 3000) == (0.05, pytest.approx(0.5))
+    assert places_of([30.0, 50.0], [100.0, 500.0], 0.05) == (0, 1)
 
 
 # -- the arrangement

@@ -576,6 +576,7 @@ def test_a_disk_that_fills_is_a_warning_and_no_error(tmp_path: Path, temporary: 
                     handle.writer.offer(item(n))
                 assert handle.writer.flush(30)
             assert handle.store.is_full
+            assert handle.store.add([item(200)])[:2] == (0, 0)
             there = found(handle.store, range(200))
             assert wrong(there) == []
             assert set(range(20)) <= set(there)
@@ -585,6 +586,7 @@ def test_a_disk_that_fills_is_a_warning_and_no_error(tmp_path: Path, temporary: 
         ((n, ((kind, words),)),) = play(tmp_path, textwrap.dedent(body))
         assert kind == "CacheWarning"
         assert "stores no more examples" in words
+        assert "its disk has " in words
         assert os.path.exists(inside) is not temporary
         if not temporary:  # full as the disk is, it can be joined again
             again = f"say(json.dumps(whole({inside!r}, {8 * MIB}, 200)))"

@@ -88,6 +88,7 @@ def auto_cache(
             f"limit={limit!r}: the pools of echoes take about {format_bytes(pool_bytes)} of it, "
             f"and a cache needs at least {format_bytes(LEAST_BYTES)} beside them"
         )
+    saved_ns[sizes > limit_bytes] = 0.0
     examples = examples_here(chain)
     room_bytes = limit_bytes * len(made) / max(1, examples)
     found = arrange(float(made_ns[:, -1].sum()), saved_ns, sizes, room_bytes)

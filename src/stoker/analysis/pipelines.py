@@ -9,11 +9,14 @@ import os
 import resource
 import sys
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
+from stoker.adapters.auto_caching import auto_cache
+from stoker.analysis.model.report import Keeping
 from stoker.analysis.model.trace import Drain, RankTrace, Step, Trace, Turn
 from stoker.analysis.phases import TURNS, PhaseLimits, run_phases
 from stoker.analysis.probe.records import BATCH, END, REPLAYED, STARTED, TRAINS, Row, WorkRecord
@@ -21,9 +24,10 @@ from stoker.analysis.probe.replay import Bank
 from stoker.analysis.probe.residency import resident_pages
 from stoker.analysis.trials.request_trial import try_requests
 from stoker.basics import resources
-from stoker.errors import RemoteError
+from stoker.errors import CacheWarning, RemoteError
 from stoker.pipeline import Pipeline
 from stoker.sources.remote.files import FilesSource, RemoteFolderSource
+from stoker.stages.cache import CacheStage
 from stoker.stats import Stats
 
 # The fewest batches of a phase: one for each block of an interval (analysis/model/rates.py).
@@ -272,7 +276,14 @@ class PipelineJob:
         """Do nothing: a pipeline's stages are known, with a rate each."""
 
     def look_at_example(self) -> None:
-        """Do nothing: a pipeline needs no port."""
+        """Plan caches, as ``stoker.auto_cache`` does; none where it refuses."""
+        with contextlib.suppress(ValueError), warnings.catch_warnings():
+            warnings.simplefilter("ignore", CacheWarning)
+            for stage in auto_cache(self._pipeline).chain.stages:
+                forecast = stage.forecast if isinstance(stage, CacheStage) else None
+                if forecast is not None:
+                    left = forecast.predicted_s / forecast.work_s
+                    self.trace.keeping = Keeping(dict(forecast.kept), left)
 
     def _copy(self, workers: int) -> Pipeline:
         chain = self._pipeline.chain.apart()  # ranks measure for as long as each of them needs

@@ -219,7 +219,7 @@ class ExampleCache:
         """Return the places of items in this store; a new process, or user, begins with none."""
         known_in, places = self._places
         if places is None or known_in is not handle:
-            places = ItemPlaces(handle.store.map, self._examples)
+            places = ItemPlaces(handle.store.map, self._examples, handle.store.ask_for)
             self._places = handle, places
         return places
 
@@ -289,10 +289,13 @@ class ExampleCache:
         return None
 
     def read_ahead(self, numbers: NDArray[np.int64]) -> None:
-        """Have items read from the disk, without waiting, that this process has read before."""
-        handle = self._open_handle()
-        if handle is not None and len(numbers):
-            handle.store.read_ahead(self._places_in(handle).spans(numbers))
+        """Have items read from the disk, without waiting, that this process has read before.
+
+        The order of an epoch is known (NoPFS: Dryden et al., SC 2021): these come soon.
+        """
+        handle = None if self.in_memory else self._open_handle()
+        if handle is not None:
+            self._places_in(handle).read_ahead(numbers)
 
     def count(self, **counts: int) -> None:
         """Add to fields of ``CacheCounts``, if there is a store."""

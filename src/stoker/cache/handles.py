@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sys
 import threading
 import time
@@ -122,9 +123,11 @@ class Handle:
         sys.stderr.flush()
 
     def _warn_failed(self, error: OSError) -> None:
-        warn(
-            f"the cache in {self.store_dir.folder} stores no more examples: {error}. The examples "
-            "in it are still used",
+        folder = self.store_dir.folder
+        free = format_bytes(shutil.disk_usage(self.store_dir.inside).free)
+        warn(  # LMDB calls a full disk an input/output error
+            f"the cache in {folder} stores no more examples: {error} (its disk has {free} free). "
+            "The examples in it are still used",
             CacheWarning,
         )
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import secrets
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -134,10 +134,17 @@ class ItemPlaces:
     Args:
         memory: the file, as mapped.
         examples: the number of examples. More may come.
+        ask_for: told where records are, by their starts and sizes, before these are read.
     """
 
-    def __init__(self, memory: memoryview, examples: int) -> None:
+    def __init__(
+        self,
+        memory: memoryview,
+        examples: int,
+        ask_for: Callable[[Sequence[int], Sequence[int]], None],
+    ) -> None:
         self._memory = memory
+        self._ask_for = ask_for
         # Start, size and form of each example's record.
         self._records = np.zeros((examples, 3), np.int64)
         self._forms: dict[bytes, int] = {}  # by the head of the record
@@ -181,11 +188,10 @@ class ItemPlaces:
             self._forms[head] = form
         return form
 
-    def spans(self, numbers: NDArray[np.int64]) -> list[tuple[int, int]]:
-        """Return the starts and sizes of the known records among these."""
-        within = numbers[numbers < len(self._records)]
-        starts, sizes, _ = self._records[within].T.tolist()
-        return [(start, size) for start, size in zip(starts, sizes, strict=True) if start]
+    def read_ahead(self, numbers: NDArray[np.int64]) -> None:
+        """Ask for the known records among these."""
+        starts, sizes, _ = self._records[numbers[numbers < len(self._records)]].T.tolist()
+        self._ask_for(starts, sizes)
 
     def find_one(self, number: int) -> tuple[Any, int] | None:
         """Return an array or bytes, which the caller owns, and the bytes of its record.
@@ -197,6 +203,7 @@ class ItemPlaces:
         start, size, form = self._records[number].tolist()
         if start == _UNKNOWN or form == _ANY:
             return None
+        self._ask_for([start], [size])
         if form == _BYTES:
             return bytes(self._memory[start + len(BYTES_HEAD) : start + size]), size
         return self._arrays[form - _ARRAY][start].copy(), size
@@ -215,6 +222,7 @@ class ItemPlaces:
             starts, sizes, forms = self._records[numbers].T.tolist()
         except IndexError:  # the dataset has grown
             return [None] * len(numbers), 0, list(range(len(numbers)))
+        self._ask_for(starts, sizes)
         form = forms[0] if forms else _ANY
         if form >= _ARRAY and forms.count(form) == len(forms) and _UNKNOWN not in starts:
             arrays = self._arrays[form - _ARRAY]

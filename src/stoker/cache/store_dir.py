@@ -212,7 +212,7 @@ def _check_table(folder: str, limit_bytes: int) -> str:
             if _META.unpack(file.read(_META.size))[0] != _MAGIC:
                 return "its file is not an LMDB file"
     try:
-        env = lmdb.open(folder, map_size=limit_bytes, readonly=True, lock=False, readahead=False)
+        env = lmdb.open(folder, map_size=limit_bytes, readonly=True, lock=False)
         with env.begin(buffers=True) as txn:
             return find_table_damage(txn, limit_bytes)
     except struct.error:

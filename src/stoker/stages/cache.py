@@ -410,9 +410,8 @@ class CacheStage(ChainStage):
         return [self._known(source, index)[1] for index in indices]
 
     def read_ahead(self, indices: NDArray[np.int64]) -> None:
-        """Have read what is on a disk behind memory, and comes soon."""
-        if self.placed is not None:
-            self.placed.read_ahead(indices)
+        """Have read what is on a disk, and comes soon."""
+        (self.placed or self.cache).read_ahead(indices)
 
     def holds(self, source: IndexedSource, indices: Sequence[int]) -> list[bool]:
         """Tell which examples are there, at any place."""

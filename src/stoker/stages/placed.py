@@ -88,14 +88,11 @@ class PlacedCaches:
         return holding % len(self.tiers[0])
 
     def read_ahead(self, indices: NDArray[np.int64]) -> None:
-        """Have what is on the disk read, without waiting, as far as this process knows where.
-
-        The order of an epoch is known (NoPFS: Dryden et al., SC 2021): these come soon.
-        """
-        if len(self.tiers) == 1:
+        """Have what is on a disk read, without waiting, as far as this process knows where."""
+        if self.holdings[0].in_memory:  # and so all of them
             return
         where = self.where(indices)
-        for number, cache in enumerate(self.tiers[1]):
+        for number, cache in enumerate(self.holdings):
             cache.read_ahead(indices[where == number])
 
     def where(self, indices: NDArray[np.int64]) -> NDArray[np.int8]:

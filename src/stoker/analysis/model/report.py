@@ -82,6 +82,15 @@ class Action(msgspec.Struct, frozen=True):
     """The condition for this action; empty if there is none."""
 
 
+class Keeping(msgspec.Struct, frozen=True):
+    """What ``stoker.auto_cache`` would keep of a pipeline's examples."""
+
+    fractions: dict[str, float]
+    """The fraction of the examples that is kept at each place."""
+    left_fraction: float
+    """Of the work up to the last place, what is left in later epochs."""
+
+
 class PrepPoint(msgspec.Struct, frozen=True):
     """One point of the scaling curve."""
 
@@ -339,6 +348,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """The parts of a pipeline in place of the loader; None if no pipeline can do the same."""
     stages: dict[str, Rate] = {}
     """For a pipeline: examples/s of each stage alone on one worker."""
+    keeping: Keeping | None = None
+    """For a pipeline: the plan of caches; None where none can stand, or would save anything."""
     thread_trial: ThreadTrial | None = None
     """For a pipeline: the trial of its threads against one; None if there was none."""
     ranks: list[Rank] = []

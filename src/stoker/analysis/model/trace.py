@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from stoker.analysis.model.report import Crash, HostLoad
+from stoker.analysis.model.report import Crash, HostLoad, Keeping
 from stoker.analysis.model.stack_samples import SampledBatch
 from stoker.analysis.probe.records import Row, WorkRecord
 from stoker.analysis.trials.cold_reads import Reads
@@ -140,6 +140,7 @@ class Trace:
     stages: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
     """Of a pipeline: examples, and seconds of one worker, of each stage in each warm drain."""
     thread_trial: ThreadTrial | None = None
+    keeping: Keeping | None = None
     """Of a pipeline: the speed of threads, by the last warm drain in which they were tried."""
     after_s: dict[str, float] | None = None
     """Of a pipeline: worker seconds an example behind each place of an echo."""

@@ -217,20 +217,12 @@ def _round_to_3_digits(value: float) -> float:
 
 
 def _advise_stages(report: Report) -> Iterator[Action]:
-    """Advise a cache behind the costly stages, and a faster stage. Only for pipelines."""
+    """Advise a faster stage. Only for pipelines."""
     costs = {name: 1.0 / rate.value for name, rate in report.stages.items()}
     behind_source = list(costs)[1:]
     if not behind_source:
         return
-    behind_s = report.after_s.get("before-augmentation", 0.0)
     total_s = sum(costs[name] for name in behind_source)
-    if total_s > behind_s > 0.0:
-        yield Action(
-            "cache the decoded examples, which are the same in every epoch",
-            ".cache(...) behind the last .map in front of the first .random_map",
-            predict_gain(report, job=lambda case: with_faster_prep(case, total_s / behind_s)),
-            "from the second epoch on, if all of it fits; decoded examples are larger than files",
-        )
     slowest = max(behind_source, key=lambda name: costs[name])
     faster = total_s / (total_s - costs[slowest] / 2)
     yield Action(

@@ -27,7 +27,8 @@ def advise_caches(report: Report) -> Iterator[Action]:
     alone = [*_advise_keeping(report), *_advise_files(report)]
     yield from alone
     best = max((action.gain.value for action in alone), default=1.0)
-    yield from (each for each in _advise_both(report) if each.gain.value >= WORTH * best)
+    both = [*_advise_both(report), *_advise_places(report)]
+    yield from (each for each in both if each.gain.value >= WORTH * best)
 
 
 def _advise_keeping(report: Report) -> Iterator[Action]:
@@ -121,6 +122,23 @@ def _advise_both(report: Report) -> Iterator[Action]:
         gain,
         "from the second epoch on, in a pipeline that reads and prepares in two stages; all "
         f"prepared examples would take {format_bytes(size / held)}",
+    )
+
+
+def _advise_places(report: Report) -> Iterator[Action]:
+    """Advise what ``stoker.auto_cache`` chooses for a pipeline."""
+    keeping = report.keeping
+    if keeping is None:
+        return
+    kept = " and ".join(f"{part:.0%} as {name}" for name, part in keeping.fractions.items())
+    # What is random, and behind the last place, is made anew for each use.
+    later_s = report.after_s.get("before-augmentation", 0.0)
+    yield Action(
+        f"keep examples where they save most: {kept}",
+        "stoker.auto_cache(pipeline)",
+        predict_gain(report, job=lambda case: with_kept(case, 1 - keeping.left_fraction, later_s)),
+        f"from the second epoch on: {keeping.left_fraction:.0%} of the work up to there is left",
+        "each of these is the same in every epoch; a cache refuses others",
     )
 
 

@@ -483,6 +483,7 @@ class _RankFindings:
             port=find_port(self.about, rank.described),
             stages=self.stages,
             thread_trial=trace.thread_trial,
+            keeping=trace.keeping,
         )
 
     def _estimate_packing(self, examples: int | None) -> Packing | None:
@@ -494,9 +495,8 @@ class _RankFindings:
         each = trace.files_examples / max(1, len(trace.files))
         found = estimate_packing(trace.packing_trials, each / len(trace.ranks), examples)
         if found is None:
-            too_short = "too little of its files was read"
-            why = trace.reasons.get("packing") or self.reasons.get("S", too_short)
-            self.reasons["packing"] = why
+            too_short = self.reasons.get("S", "too little of its files was read")
+            self.reasons["packing"] = trace.reasons.get("packing") or too_short
         return found
 
     def _make_loader(self, about: dict[str, Any]) -> Loader:

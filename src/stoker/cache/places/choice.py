@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stoker.cache.places.model import NOWHERE, place_of, price_of
+from stoker.cache.places.model import NOWHERE, Price, places_of, price_of
 
 # Recent examples whose worth is kept: enough to estimate the distribution, few enough to sort every
 # 64 examples. Chosen, not measured.
@@ -63,8 +63,10 @@ class PlaceChoice:
             (PlaceChoice, number): (forms, False) for number, forms in enumerate(sample)
         }
         self._lock = threading.Lock()
-        self._price: float | None = None
-        self._since = 0
+        self._price: Price | None = None
+        # Examples that are to take a step of just the price's density, less those that took it.
+        self._owed = 0.0
+        self._since = self._due = 0  # examples since the last price, and until the next one
 
     def choose(
         self,
@@ -91,18 +93,28 @@ class PlaceChoice:
             seen = len(self._seen)
             if seen < _MIN_SEEN and seen < room().left // _MIN_SEEN:
                 return NOWHERE
-            if self._price is None or self._since >= max(_MIN_SEEN, seen // _MIN_SEEN):
-                self._price = self._price_in(room())
-                self._since = 0
-            place = place_of(saved_ns, sizes, self._price)
+            if self._price is None or self._since >= self._due:
+                now = room()
+                self._price = self._price_in(now)
+                # The fewer are left, the less is made up for later.
+                self._since, self._due = 0, min(seen, now.left) // _MIN_SEEN
+            place, larger = places_of(saved_ns, sizes, self._price.per_byte)
+            if larger != place:  # examples that are equal come to this for the whole class
+                self._owed += self._price.part
+                if self._owed >= 1:
+                    self._owed -= 1
+                    place = larger
             self._seen[name] = forms, place == NOWHERE
             return place
 
-    def _price_in(self, room: Room) -> float:
+    def _price_in(self, room: Room) -> Price:
         """Return the price of a byte: of the left examples, those worth more fill the room."""
         forms, refused = zip(*self._seen.values(), strict=True)
         times, sizes = (np.array(each, float) for each in zip(*forms, strict=True))
         again = np.array(refused, float)
         # How many of the left examples each of these stands for.
         counts = room.unseen / len(again) + (room.left - room.unseen) * again / again.sum()
-        return price_of(times * counts[:, None], sizes * counts[:, None], room.free_bytes)
+        price = price_of(times * counts[:, None], sizes * counts[:, None], room.free_bytes)
+        # Those that were refused have had their turn: the others share what is left for equals.
+        part = price.part * room.left / (room.unseen or room.left)
+        return price._replace(part=min(1.0, part))

@@ -21,8 +21,18 @@ from numpy.typing import NDArray
 
 NOWHERE = -1
 """In place of a place: the example is not kept."""
-# Products and quotients of floats that are equal by algebra differ by less, relatively.
-_ROUNDING = 1e-9
+# Densities that differ by less, relatively, count as equal: quotients of floats that are equal by
+# algebra differ by 1e-15, and measured times by more than this.
+_TIE = 1e-6
+
+
+class Price(NamedTuple):
+    """What a byte of the room costs."""
+
+    per_byte: float
+    """Nanoseconds; steps of a greater density fit, and those of a smaller one do not."""
+    part: float
+    """The fraction that fits of the steps of just this density, by their bytes."""
 
 
 class HullSteps(NamedTuple):
@@ -71,27 +81,34 @@ def steps_of(saved_ns: NDArray[np.float64], sizes: NDArray[np.float64]) -> HullS
     return HullSteps(*(column[order] for column in columns))
 
 
-def price_of(saved_ns: NDArray[np.float64], sizes: NDArray[np.float64], room_bytes: float) -> float:
-    """Return the least worth of a byte, in nanoseconds, at which what is kept fits in the room.
+def price_of(saved_ns: NDArray[np.float64], sizes: NDArray[np.float64], room_bytes: float) -> Price:
+    """Return the price of a byte at which what is kept fits in the room; 0.0 if everything fits."""
+    density, _, _, size_bytes, _ = steps_of(saved_ns, sizes)
+    fits = int(np.searchsorted(np.cumsum(size_bytes), room_bytes, side="right"))
+    if fits == len(density):
+        return Price(0.0, 1.0)
+    denser = density > density[fits] * (1 + _TIE)
+    if 0 < fits == denser.sum():  # none of its equals fits
+        return Price(float(density[fits - 1]), 1.0)
+    equal = ~denser & (density >= density[fits] * (1 - _TIE))
+    left_bytes = room_bytes - float(size_bytes[denser].sum())
+    return Price(float(density[fits]), left_bytes / float(size_bytes[equal].sum()))
 
-    0.0 if everything fits; infinity if nothing does.
+
+def places_of(
+    saved_ns: Sequence[float], sizes: Sequence[float], per_byte: float
+) -> tuple[int, int]:
+    """Return the place at which an example is kept for this price of a byte, or ``NOWHERE``.
+
+    Twice: without a step of just this density, and with it. ``Price.part`` of the examples for
+    which the two differ are to take it.
     """
-    steps = steps_of(saved_ns, sizes)
-    fits = int(np.searchsorted(np.cumsum(steps.size_bytes), room_bytes, side="right"))
-    if fits == len(steps.density):
-        return 0.0
-    return float(steps.density[fits - 1]) if fits else float("inf")
-
-
-def place_of(saved_ns: Sequence[float], sizes: Sequence[float], price: float) -> int:
-    """Return the place at which an example is kept for this price of a byte, or ``NOWHERE``."""
-    best, best_ns, best_worth = NOWHERE, 0.0, 0.0
-    for place, (time, size) in enumerate(zip(saved_ns, sizes, strict=True)):
-        worth = time - price * max(size, 1.0)
-        rounding = _ROUNDING * time
-        if worth > best_worth + rounding or (worth >= best_worth - rounding and time > best_ns):
-            best, best_ns, best_worth = place, time, worth
-    return best
+    places = []
+    for price in (per_byte * (1 + _TIE), per_byte * (1 - _TIE)):
+        worth = [time - price * max(size, 1.0) for time, size in zip(saved_ns, sizes, strict=True)]
+        best = max(worth, default=0.0)
+        places.append(worth.index(best) if best > 0 else NOWHERE)
+    return places[0], places[1]
 
 
 def plan(saved_ns: NDArray[np.float64], sizes: NDArray[np.float64], room_bytes: float) -> BestKept:

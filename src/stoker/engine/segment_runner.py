@@ -114,7 +114,8 @@ class SegmentRunner:
         with self.worker_pool.lock:
             wall = time.perf_counter_ns() - began
             self.cost.note(len(indices), wall)
-            self.worker_pool.made_here(wall)
+            if self.cost.releases_gil:  # so threads may take over from a consumer that is busy
+                self.worker_pool.note(self.cost, len(indices), wall)
             self.account(ns)
         return values
 

@@ -48,7 +48,7 @@ from stoker.engine.items import (
 )
 from stoker.engine.segment_runner import SegmentRunner
 from stoker.engine.work.failure import ENDED, Failure
-from stoker.engine.workers.cost import GATHER_INLINE_BATCH_NS, IMAGE_ROW_NS, INLINE_BATCH_NS
+from stoker.engine.workers.cost import IMAGE_ROW_NS, INLINE_BATCH_NS
 from stoker.engine.workers.tasks import Task
 from stoker.engine.workers.threads import CHUNK_NS
 from stoker.schedule.dealing import RankOrder
@@ -125,7 +125,7 @@ class SegmentStream(PulledStream):
             # Into a pool a thread would take the GIL from the consumer for each batch, which copies
             # meanwhile: 768 KB, gathered once and used four times, cost 1.6 times as much.
             if rows is not None and self._gathers:
-                cost.inline_ns = GATHER_INLINE_BATCH_NS * rows.parts
+                cost.inline_ns = rows.alone_ns
         elif segment.releases_gil:
             cost.releases_gil, cost.gil_row_ns = True, IMAGE_ROW_NS
         self._together = 1  # the most batches that are gathered at once
@@ -168,17 +168,26 @@ class SegmentStream(PulledStream):
         if self._window:  # the consumer alone takes from it
             item: Item | None = self._window.popleft()
         else:
-            with self._planning.lock:
-                self._planning.may_block = may_block
-                if not self._window and self._passes_here:
-                    item = self._copy_next()
-                elif self._window or self._submit_next():
-                    item = self._window.popleft()
-                else:
-                    item = None
+            item = self._make_next(may_block)
         if item is not None and (self._has_pulled or self._gathers):
             self._worker_pool.plan()
         self._has_pulled = True  # the first output is handed out before planning ahead
+        return item
+
+    def _make_next(self, may_block: bool) -> Item | None:
+        began, pool = time.perf_counter_ns(), self._worker_pool
+        with self._planning.lock:
+            self._planning.may_block = may_block
+            if not self._window and self._passes_here:
+                item = self._copy_next()
+            elif self._window or self._submit_next():
+                item = self._window.popleft()
+            else:
+                item = None
+        if item is not None and pool.inline:
+            with pool.lock:
+                made = 1 + len(self._window)
+                pool.made_here(made, time.perf_counter_ns() - began)
         return item
 
     def plan_ahead(self) -> bool:

@@ -467,10 +467,10 @@ class WorkerPool:
         ahead_bytes = threads * _AHEAD_EACH * cost.row_bytes()
         return ahead_bytes <= _AHEAD_FRACTION * usable_memory_bytes()
 
-    def made_here(self, wall: int) -> None:
-        """Record that the consumer made outputs without a task; call with the lock held."""
+    def made_here(self, outputs: int, wall: int) -> None:
+        """Record how long the consumer took to make outputs; call with the lock held."""
         if self._tuning is not None:
-            self._tuning.made_here(wall)
+            self._tuning.made_here(outputs, wall)
 
     def _call_all(self) -> None:
         """Wake all waiting threads: the number of threads changed, or the pool closes."""
@@ -597,16 +597,20 @@ class WorkerPool:
             if last:
                 task.done_ns = began + wall
                 self._settle(task)
-            tuning = None if self.closed else self._tuning  # the next epoch has one of its own
-            if tuning is not None and tuning.note(
-                runner.cost, rows, wall, busy, trial, cpu, self.waited_ns()
-            ):
-                self.active = tuning.active
-                if tuning.is_over:
-                    self._tuning = None
-                self._start()
-                self._call_all()
+            self.note(runner.cost, rows, wall, busy, trial, cpu)
         return last
+
+    def note(
+        self, cost: CostEstimate, rows: int, wall: int, busy: int = 0, trial: Any = None, cpu: int = 0
+    ) -> None:
+        """Tell the tuning of rows, as ``Tuning.note``; call with the lock held."""
+        tuning = None if self.closed else self._tuning  # the next epoch has one of its own
+        if tuning and tuning.note(cost, rows, wall, busy, trial, cpu, self.waited_ns()):
+            self.active = tuning.active
+            if tuning.is_over:
+                self._tuning = None
+            self._start()
+            self._call_all()
 
     def _settle(self, task: Task) -> None:
         task.done = True

@@ -202,7 +202,8 @@ class MemoryColumn(Column):
     def copy_to(self, out: NDArray[Any], indices: NDArray[np.int64]) -> None:
         library = native.library() if self._is_gathered else None
         if library is not None:
-            return library.gather_rows(self._array, np.ascontiguousarray(indices), out)
+            library.gather_rows(self._array, np.ascontiguousarray(indices), out)
+            return
         flat = self._flat
         if flat.ndim != out.ndim:
             out = out.reshape(len(indices), flat.shape[1])

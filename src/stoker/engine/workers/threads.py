@@ -177,8 +177,7 @@ class WorkerPool:
         self.limit = threads
         self._remotes = remotes
         self._rest = rest
-        self.is_whole = False
-        self.closed = False
+        self.is_whole = self.closed = False
         self._autotuner = autotuner
         self._threads: list[threading.Thread] = []
         self._left: set[threading.Thread] = set()
@@ -199,8 +198,7 @@ class WorkerPool:
         self.remote = remotes is not None
         self._threads_each = threads_each
         self._untimed_ns = 0
-        self._waited_ns = 0
-        self._waiting_since_ns = 0
+        self._waited_ns = self._waiting_since_ns = 0
 
     def work_ahead(self) -> None:
         """Have all threads take part from the beginning, and work before they plan.
@@ -468,9 +466,10 @@ class WorkerPool:
         return ahead_bytes <= _AHEAD_FRACTION * usable_memory_bytes()
 
     def made_here(self, outputs: int, wall: int) -> None:
-        """Record how long the consumer took to make outputs; call with the lock held."""
-        if self._tuning is not None:
-            self._tuning.made_here(outputs, wall)
+        """Record how long the consumer, which calls this, took to make outputs."""
+        with self.lock:
+            if self._tuning is not None:
+                self._tuning.made_here(outputs, wall)
 
     def _call_all(self) -> None:
         """Wake all waiting threads: the number of threads changed, or the pool closes."""
@@ -600,15 +599,12 @@ class WorkerPool:
             self.note(runner.cost, rows, wall, busy, trial, cpu)
         return last
 
-    def note(
-        self, cost: CostEstimate, rows: int, wall: int, busy: int = 0, trial: Any = None, cpu: int = 0
-    ) -> None:
-        """Tell the tuning of rows, as ``Tuning.note``; call with the lock held."""
+    def note(self, cost: CostEstimate, rows: int, wall: int, *timed: Any) -> None:
+        """Tell the tuning of rows, as ``Tuning.note`` takes them; call with the lock held."""
         tuning = None if self.closed else self._tuning  # the next epoch has one of its own
-        if tuning and tuning.note(cost, rows, wall, busy, trial, cpu, self.waited_ns()):
+        if tuning and tuning.note(cost, rows, wall, *(timed or (0, None, 0)), self.waited_ns()):
             self.active = tuning.active
-            if tuning.is_over:
-                self._tuning = None
+            self._tuning = None if tuning.is_over else tuning
             self._start()
             self._call_all()
 

@@ -505,8 +505,7 @@ class Tuning:
         batch_ns = sum(each.batch_ns() for each in costs)
         inline_ns = min(each.inline_ns for each in costs)
         if before_ns is not None and outputs:
-            elapsed_ns = self._looked_ns - before_ns
-            own_ns = elapsed_ns - making_ns
+            own_ns = (elapsed_ns := self._looked_ns - before_ns) - making_ns
             # Less never matters, and asking takes 7 us.
             if own_ns > batch_ns * outputs or batch_ns > inline_ns:
                 held_up_ns = self._held_up_ns()

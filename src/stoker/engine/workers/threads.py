@@ -596,13 +596,13 @@ class WorkerPool:
             if last:
                 task.done_ns = began + wall
                 self._settle(task)
-            self.note(runner.cost, rows, wall, busy, trial, cpu)
+            self.note(runner.cost, rows, wall, busy, trial, cpu, self.waited_ns())
         return last
 
     def note(self, cost: CostEstimate, rows: int, wall: int, *timed: Any) -> None:
-        """Tell the tuning of rows, as ``Tuning.note`` takes them; call with the lock held."""
+        """Tell the tuning of rows, as ``Tuning.note``; call with the lock held."""
         tuning = None if self.closed else self._tuning  # the next epoch has one of its own
-        if tuning and tuning.note(cost, rows, wall, *(timed or (0, None, 0)), self.waited_ns()):
+        if tuning and tuning.note(cost, rows, wall, *timed):
             self.active = tuning.active
             self._tuning = None if tuning.is_over else tuning
             self._start()

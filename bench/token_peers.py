@@ -53,9 +53,11 @@ Results (five rounds)::
 Behind, and why:
 
 - windows, torch without workers: it gathers from a mapped file and widens once, 0.4 us a window;
-  inputs and targets are two views of that. Of stoker's 2.6 us, reading each window from the file
-  and widening it into two arrays takes 1.2 (by hand, two arrays from the map: 0.6), the order and
-  the engine 0.6, and threads 0.8 more than ``.workers(0)`` takes. (A profile on a busy machine.)
+  inputs and targets are two views of that. In stoker each can be written to alone, and has
+  ``view(-1)``; and a file that is cut short is an error, not SIGBUS. Of its 1.3 to 1.4 us under
+  ``.workers(0)``, ``pread`` takes 0.6 (0.3 by a map), widening into two arrays 0.2, calls 0.1, the
+  order and the engine 0.3 (profiles on a busy machine). Since these rows the defaults use no
+  threads here, which had cost 0.8 us more.
 - packed, torch without workers: the loop by hand that ``tables.py`` has, too. Hugging Face has
   nothing left to do but to copy rows.
 

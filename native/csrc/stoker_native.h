@@ -67,6 +67,10 @@ OFFERED int64_t stoker_read_files(const char *const *paths, int64_t files, uint8
 // Copies rows of so many bytes behind each other.
 OFFERED void stoker_copy_rows(const uint8_t *const *rows, int64_t count, int64_t row_bytes, uint8_t *out);
 
+// Copies rows by their numbers behind each other: those of so many that begin stride bytes apart.
+OFFERED int stoker_gather_rows(const uint8_t *first, int64_t rows, int64_t stride, int64_t row_bytes,
+                               const int64_t *numbers, int64_t count, uint8_t *out);
+
 // Writes table[channel][byte] for each byte of so many images of so many pixels: 256 numbers of 1, 2
 // or 4 bytes for each channel. Channels lie beside each other in a pixel, or, where planes_in or
 // planes_out says so, one behind the other in an image. Planes do not become pixels.

@@ -1,7 +1,7 @@
-"""JPEG crops, resampling, pixel tables and windows of tokens, in C.
+"""JPEG crops, resampling, pixel tables, rows of arrays and windows of tokens, in C.
 
-Users call ``stoker.images`` and ``stoker.from_tokens``, which call these functions. NumPy allocates
-all memory. Calls release the GIL, but for ``jpeg_size``, which takes a few microseconds.
+Users call ``stoker.images``, ``stoker.from_tokens`` and others, which call these functions. NumPy
+allocates all memory. Calls release the GIL, but for ``jpeg_size``, which takes a few microseconds.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from stoker_native.functions import (
     Crop,
     TooLarge,
     copy_rows,
+    gather_rows,
     jpeg_crop,
     jpeg_crop_many,
     jpeg_decode,
@@ -29,6 +30,7 @@ __all__ = [
     "TooLarge",
     "__version__",
     "copy_rows",
+    "gather_rows",
     "jpeg_crop",
     "jpeg_crop_many",
     "jpeg_decode",

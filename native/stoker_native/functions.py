@@ -93,6 +93,7 @@ def _load() -> ctypes.CDLL:
         "jpeg_crop",
         "pixels_crop",
         "look_up_pixels",
+        "gather_rows",
         "use_path",
     ):
         getattr(library, f"stoker_{name}").restype = c_int
@@ -102,6 +103,9 @@ def _load() -> ctypes.CDLL:
     library.stoker_read_files.restype = c_int64
     library.stoker_copy_rows.argtypes = [POINTER(c_void_p), c_int64, c_int64, c_void_p]
     library.stoker_copy_rows.restype = None
+    library.stoker_gather_rows.argtypes = [
+        c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int64, c_void_p,
+    ]  # fmt: skip
     library.stoker_paths.restype = library.stoker_last_path.restype = c_char_p
     return library
 
@@ -312,6 +316,37 @@ def copy_rows(rows: Sequence[NDArray[Any]], out: NDArray[Any]) -> None:
         raise ValueError("the array of rows is C-ordered")
     addresses = (c_void_p * len(rows))(*[row.ctypes.data for row in rows])
     _library.stoker_copy_rows(addresses, len(rows), out.nbytes // max(len(out), 1), out.ctypes.data)
+
+
+def gather_rows(array: NDArray[Any], numbers: NDArray[np.int64], out: NDArray[Any]) -> None:
+    """Copy rows of an array, by their numbers, in a single call without the GIL.
+
+    Faster than NumPy where a row has 256 bytes to 16 KiB: later rows are on their way into the
+    processor's caches while one is copied.
+
+    Args:
+        array: of one dimension at least, without objects. Each row is C-ordered; how far apart rows
+            begin does not matter.
+        numbers: of rows, from 0 on, ``int64 [n]``, C-ordered.
+        out: of the rows' shape and dtype, ``n`` of them, C-ordered and writable.
+
+    Raises IndexError for a number that is no row's, ValueError for other arguments.
+    """
+    count, dtype = len(numbers), array.dtype
+    if numbers.dtype != np.int64 or numbers.shape != (count,) or not numbers.flags.c_contiguous:
+        raise ValueError("the numbers of rows are C-ordered int64 [n]")
+    if out.shape != (count, *array.shape[1:]) or out.dtype != dtype or dtype.hasobject:
+        raise ValueError(f"{dtype} {list(array.shape)} does not fit {out.dtype} {list(out.shape)}")
+    if not out.flags.c_contiguous or not out.flags.writeable:
+        raise ValueError("rows are copied to a C-ordered, writable array")
+    if not array[:1].flags.c_contiguous:
+        raise ValueError("each row is C-ordered")
+    outcome = _library.stoker_gather_rows(
+        array.ctypes.data, len(array), array.strides[0], out.nbytes // max(count, 1),
+        numbers.ctypes.data, count, out.ctypes.data,
+    )  # fmt: skip
+    if outcome:
+        raise IndexError(f"numbers of rows are 0 to {len(array) - 1}")
 
 
 def look_up_pixels(

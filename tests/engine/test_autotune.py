@@ -124,6 +124,7 @@ def test_threads_are_tried_where_the_consumer_does_something_else(
         cost.note(32, int(CHEAP))
         if tuning.note(cost, 32, int(CHEAP)):
             break
+        tuning.made_here(1, int(CHEAP))
         delay[0] += int(delay_fraction * CHEAP)
         clock[0] += int((own_fraction + delay_fraction) * CHEAP)
         if number % 50 == 20:
@@ -131,16 +132,33 @@ def test_threads_are_tried_where_the_consumer_does_something_else(
     assert tuning.active == threads
 
 
-def test_batches_made_without_a_task_are_not_something_else() -> None:
+@pytest.mark.parametrize(("held_up", "threads"), [(0.9, 0), (0.0, 4)])
+def test_a_batch_costs_no_more_where_others_have_the_processor(
+    held_up: float, threads: int
+) -> None:
+    autotuner, clock, delay = Autotuner(), [0], [0]
+    cost = autotuner.cost(0, 32)
+    tuning = Tuning(4, autotuner, lambda: clock[0], delay_ns=lambda: delay[0])
+    for _ in range(50):
+        clock[0] += int(COSTLY)
+        delay[0] += int(held_up * COSTLY)
+        cost.note(32, int(COSTLY))
+        if tuning.note(cost, 32, int(COSTLY)):
+            break
+        tuning.made_here(1, int(COSTLY))
+    assert tuning.active == threads
+
+
+def test_the_engines_own_work_is_not_something_else() -> None:
+    """Nor are batches that are made without a task."""
     autotuner, clock = Autotuner(), [0]
     cost = autotuner.cost(0, 32)
     tuning = Tuning(4, autotuner, lambda: clock[0])
     for _ in range(100):
-        clock[0] += int(CHEAP)
+        clock[0] += int(6 * CHEAP)
         cost.note(32, int(CHEAP))
         assert not tuning.note(cost, 32, int(CHEAP))
-        clock[0] += int(5 * CHEAP)
-        tuning.made_here(int(5 * CHEAP))
+        tuning.made_here(6, int(6 * CHEAP))
     assert autotuner.own_ns == 0
 
 

@@ -84,3 +84,40 @@ def test_other_batches_are_refused() -> None:
             native.copy_rows([ROW], out)
     with pytest.raises(ValueError, match="of rows is C-ordered"):
         native.copy_rows([ROW], np.zeros((1, 4, 12), np.uint8)[:, :, ::2])
+
+
+@given(
+    st.sampled_from(["u1", ">u2", "f4", "c16", "M8[s]", "S3"]),
+    st.lists(st.integers(0, 9), max_size=2),
+    st.lists(st.integers(0, 6), max_size=9),
+    st.sampled_from([1, 2, -1]),
+)
+def test_rows_are_gathered(dtype: str, shape: list[int], numbers: list[int], step: int) -> None:
+    size = 14 * int(np.prod(shape)) * np.dtype(dtype).itemsize
+    array = np.frombuffer(np.random.default_rng(0).bytes(size), dtype).reshape(14, *shape)[::step]
+    wanted, out = np.array(numbers, np.int64), np.zeros((len(numbers), *shape), dtype)
+    native.gather_rows(array, wanted, out)
+    assert out.tobytes() == array[wanted].tobytes()
+
+
+@pytest.mark.parametrize("number", [-1, 4, 1 << 62])
+def test_rows_that_are_not_there_are_not_gathered(number: int) -> None:
+    with pytest.raises(IndexError, match="0 to 3"):
+        native.gather_rows(ROW, np.array([0, number]), np.zeros((2, 6), np.uint8))
+
+
+@pytest.mark.parametrize(
+    ("array", "numbers", "out"),
+    [
+        (ROW, np.zeros(2, np.int32), np.zeros((2, 6), np.uint8)),
+        (ROW, np.zeros(4, np.int64)[::2], np.zeros((2, 6), np.uint8)),
+        (ROW, np.zeros(2, np.int64), np.zeros((3, 6), np.uint8)),
+        (ROW, np.zeros(2, np.int64), np.zeros((2, 6), np.int8)),
+        (ROW, np.zeros(2, np.int64), WIDE[:2, ::2]),
+        (WIDE[:, ::2], np.zeros(2, np.int64), np.zeros((2, 6), np.uint8)),
+    ],
+    ids=["int32", "numbers", "count", "dtype", "out", "rows"],
+)
+def test_other_rows_are_not_gathered(array: Any, numbers: Any, out: Any) -> None:
+    with pytest.raises(ValueError, match=r"C-ordered|does not fit"):
+        native.gather_rows(array, numbers, out)

@@ -314,8 +314,10 @@ LAYOUTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "every other column": lambda plain: plain[:, :, ::2],
     "one column": lambda plain: plain[:, 1, 1],
     "backwards": lambda plain: plain[::-1],
-    "windows": lambda plain: np.lib.stride_tricks.sliding_window_view(np.r_[plain.ravel(), 1.0], 4),
-    "the same": lambda plain: np.broadcast_to(np.arange(3.0), (len(plain), 3)),
+    "windows": lambda plain: np.lib.stride_tricks.sliding_window_view(
+        np.r_[plain.ravel(), plain[0].ravel()], plain[0].size
+    ),
+    "the same": lambda plain: np.broadcast_to(plain[0], plain.shape),
     "big-endian": lambda plain: plain.astype(">f4")[::3],
     "no bytes": lambda plain: plain[::2, :0],
     "read-only": lambda plain: np.frombuffer(plain.tobytes(), plain.dtype).reshape(plain.shape),
@@ -323,9 +325,15 @@ LAYOUTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 
 @few(20)
-@given(st.sampled_from(sorted(LAYOUTS)), st.integers(0, 12), st.sampled_from([0, 2]))
-def test_any_memory_layout_is_read(layout: str, length: int, workers: int) -> None:
-    array = LAYOUTS[layout](np.arange(12.0 * length, dtype=np.float32).reshape(2 * length, 2, 3))
+@given(
+    st.sampled_from(sorted(LAYOUTS)),
+    st.integers(1, 12),
+    st.sampled_from([3, 40]),
+    st.sampled_from([0, 2]),
+)
+def test_any_memory_layout_is_read(layout: str, length: int, width: int, workers: int) -> None:
+    count = 2 * length * 2 * width
+    array = LAYOUTS[layout](np.arange(count, dtype=np.float32).reshape(2 * length, 2, width))
     pipeline = stoker.from_arrays(array).batch(3).workers(workers)
     for _ in range(2):
         batches = list(pipeline)

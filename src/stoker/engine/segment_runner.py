@@ -77,9 +77,8 @@ class SegmentRunner:
         self._tally = tally
         self._counters = len(self.segment.counters())
         self._calls_users = bool(self.segment.user_objects)
-        self.rows = self.segment.rows
-        if self.segment.batch_maps and worker_pool.remote:
-            self.rows = None
+        is_sent = self.segment.batch_maps and worker_pool.remote
+        self.rows = None if is_sent else self.segment.rows
         self._joiner = Joiner(self.segment.joins) if self.segment.joins else None
 
     def allocate(self, task: Task) -> None:
@@ -114,7 +113,8 @@ class SegmentRunner:
         with self.worker_pool.lock:
             wall = time.perf_counter_ns() - began
             self.cost.note(len(indices), wall)
-            self.worker_pool.made_here(wall)
+            if self.cost.releases_gil:  # so threads may take over from a consumer that is busy
+                self.worker_pool.note(self.cost, len(indices), wall)
             self.account(ns)
         return values
 

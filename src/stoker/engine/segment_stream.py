@@ -48,7 +48,7 @@ from stoker.engine.items import (
 )
 from stoker.engine.segment_runner import SegmentRunner
 from stoker.engine.work.failure import ENDED, Failure
-from stoker.engine.workers.cost import GATHER_INLINE_BATCH_NS, IMAGE_ROW_NS, INLINE_BATCH_NS
+from stoker.engine.workers.cost import IMAGE_ROW_NS, INLINE_BATCH_NS
 from stoker.engine.workers.tasks import Task
 from stoker.engine.workers.threads import CHUNK_NS
 from stoker.schedule.dealing import RankOrder
@@ -125,18 +125,17 @@ class SegmentStream(PulledStream):
             # Into a pool a thread would take the GIL from the consumer for each batch, which copies
             # meanwhile: 768 KB, gathered once and used four times, cost 1.6 times as much.
             if rows is not None and self._gathers:
-                cost.inline_ns = GATHER_INLINE_BATCH_NS * rows.parts
+                cost.inline_ns = rows.alone_ns
         elif segment.releases_gil:
             cost.releases_gil, cost.gil_row_ns = True, IMAGE_ROW_NS
         self._together = 1  # the most batches that are gathered at once
         if rows is not None and self._gathers:
             self._together = rows.together(group)
             cost.chunk_rows = self._together * group
-        if rows is not None and not rows.releases_gil:
-            cost.whole = True
+        cost.whole |= rows is not None and not rows.releases_gil
         work = runner.work
-        is_read_here = feed is None and work.fetcher.reader is None and work.fetcher.lookups is None
-        self._is_read = is_read_here and not segment.into_pool
+        is_read_ahead = work.fetcher.reader is not None or work.fetcher.lookups is not None
+        self._is_read = feed is None and not is_read_ahead and not segment.into_pool
         self._last_ns = 0  # the time of the last output that the consumer made itself
         self._next = 0  # the number of the next output to submit
         self._window: deque[Item] = deque()
@@ -156,9 +155,8 @@ class SegmentStream(PulledStream):
     @property
     def _passes_here(self) -> bool:
         """Whether the consumer copies uses itself, because a task would cost more than the copy."""
-        return self._passes and (
-            self._worker_pool.inline or self._cost.batch_ns() < INLINE_BATCH_NS
-        )
+        is_cheap = self._cost.batch_ns() < INLINE_BATCH_NS
+        return self._passes and (is_cheap or self._worker_pool.inline)
 
     def pull(self, *, may_block: bool = True) -> Item | None:
         """Return the next output, and ask for the window to be refilled.
@@ -168,17 +166,22 @@ class SegmentStream(PulledStream):
         if self._window:  # the consumer alone takes from it
             item: Item | None = self._window.popleft()
         else:
-            with self._planning.lock:
-                self._planning.may_block = may_block
-                if not self._window and self._passes_here:
-                    item = self._copy_next()
-                elif self._window or self._submit_next():
-                    item = self._window.popleft()
-                else:
-                    item = None
+            item = self._make_next(may_block)
         if item is not None and (self._has_pulled or self._gathers):
             self._worker_pool.plan()
         self._has_pulled = True  # the first output is handed out before planning ahead
+        return item
+
+    def _make_next(self, may_block: bool) -> Item | None:
+        began, pool = time.perf_counter_ns(), self._worker_pool
+        with self._planning.lock:
+            self._planning.may_block = may_block
+            if not self._window and self._passes_here:
+                item = self._copy_next()
+            else:
+                item = self._window.popleft() if self._window or self._submit_next() else None
+        if item is not None and pool.inline:
+            pool.made_here(1 + len(self._window), time.perf_counter_ns() - began)
         return item
 
     def plan_ahead(self) -> bool:
@@ -381,8 +384,7 @@ class SegmentStream(PulledStream):
         number = self._next
         if self._has_ended or number == self.total:
             return False
-        here = self._count_here(at_most)
-        count = here or self._task_size(at_most)
+        count = (here := self._count_here(at_most)) or self._task_size(at_most)
         if self.total is not None:
             count = min(count, self.total - number)
         if here:
@@ -446,10 +448,8 @@ class SegmentStream(PulledStream):
         else:
             task: Any = DoneTask(values)
             self._window.extend(
-                [
-                    Item(task, row, number + row, 0, start + end, end - at)
-                    for row, (at, end) in enumerate(cuts.spans(number, stop - start))
-                ]
+                Item(task, row, number + row, 0, start + end, end - at)
+                for row, (at, end) in enumerate(cuts.spans(number, stop - start))
             )
         self._last_ns = (time.perf_counter_ns() - began) // count
 

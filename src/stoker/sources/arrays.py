@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from stoker.basics.buffers import Allocator
 from stoker.basics.process import OwningProcess
+from stoker.images import native
 from stoker.sources.files import FileVersion, version_of
 from stoker.sources.source import (
     GathersRows,
@@ -26,6 +27,8 @@ from stoker.sources.source import (
     Rows,
 )
 
+# Of a row: smaller ones, and larger ones, are copied by NumPy as fast (native/csrc/files.c).
+_GATHERED_BYTES = range(256, 16 << 10)
 _INHERITED: list[Any] = []
 """Files of the parent, which a forked child must not close."""
 
@@ -182,6 +185,9 @@ class MemoryColumn(Column):
             self._array.reshape(len(array), math.prod(array.shape[1:])) if is_flat else self._array
         )
         self._whole = _whole_rows(self._array)
+        row_bytes = math.prod(array.shape[1:]) * array.itemsize
+        is_whole = self._array[:1].flags.c_contiguous and not array.dtype.hasobject
+        self._is_gathered = is_whole and row_bytes in _GATHERED_BYTES
 
     def __reduce__(self) -> tuple[object, ...]:
         place = _place_of(self._given)
@@ -194,6 +200,10 @@ class MemoryColumn(Column):
         return found
 
     def copy_to(self, out: NDArray[Any], indices: NDArray[np.int64]) -> None:
+        library = native.library() if self._is_gathered else None
+        if library is not None:
+            library.gather_rows(self._array, np.ascontiguousarray(indices), out)
+            return
         flat = self._flat
         if flat.ndim != out.ndim:
             out = out.reshape(len(indices), flat.shape[1])
@@ -204,7 +214,7 @@ class MemoryColumn(Column):
             out[...] = self.rows(indices)  # take() would make all of the array contiguous first
 
     def take(self, indices: NDArray[np.int64], recycler: Allocator) -> NDArray[Any]:
-        if self._flat.flags.c_contiguous:
+        if self._flat.flags.c_contiguous or (self._is_gathered and native.library() is not None):
             return super().take(indices, recycler)
         return np.ascontiguousarray(self.rows(indices))  # its order in memory is NumPy's choice
 

@@ -469,7 +469,7 @@ class _MixedRows(Rows):
         self._rows = rows
         self._recycler = Recycler()
         self.releases_gil = all(each.releases_gil for each in rows)
-        self.parts = sum(each.parts for each in rows)
+        self.alone_ns = sum(each.alone_ns for each in rows)  # the GIL is needed between them
 
     def allocate(self, rows: int, recycler: Allocator) -> Any:
         return self._rows[0].allocate(rows, recycler)

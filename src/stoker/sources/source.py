@@ -195,11 +195,13 @@ class Rows(ABC):
 
     Attributes:
         releases_gil: whether gathering releases the GIL, so that threads gather in parallel.
-        parts: the number of separate gathers for a batch; the GIL is needed between them.
+        alone_ns: the consumer gathers batches that take it less, if it does nothing else: with
+            threads it would hardly have them sooner. Only where the GIL is released.
     """
 
     releases_gil: bool = True
-    parts: int = 1
+    # About the engine's own cost for a batch, 30 us (bench/echo_overhead.py).
+    alone_ns: int = 40_000
 
     @abstractmethod
     def allocate(self, rows: int, recycler: Allocator) -> Any:

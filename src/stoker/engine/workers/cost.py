@@ -4,9 +4,6 @@ from __future__ import annotations
 
 # As long as one chunk of a thread: less work than that is not divided further.
 INLINE_BATCH_NS = 1_000_000
-# Gathering releases the GIL, so threads help sooner: from about the engine's own cost for a batch,
-# 30 us (bench/echo_overhead.py).
-GATHER_INLINE_BATCH_NS = 40_000
 # Smaller images are mostly Python's own work, under the GIL. Chosen, not measured.
 IMAGE_ROW_NS = 200_000
 # Pieces of which one costs what later ones do. The first batch of rows that are only copied took 40

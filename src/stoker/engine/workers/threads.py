@@ -177,8 +177,7 @@ class WorkerPool:
         self.limit = threads
         self._remotes = remotes
         self._rest = rest
-        self.is_whole = False
-        self.closed = False
+        self.is_whole = self.closed = False
         self._autotuner = autotuner
         self._threads: list[threading.Thread] = []
         self._left: set[threading.Thread] = set()
@@ -199,8 +198,7 @@ class WorkerPool:
         self.remote = remotes is not None
         self._threads_each = threads_each
         self._untimed_ns = 0
-        self._waited_ns = 0
-        self._waiting_since_ns = 0
+        self._waited_ns = self._waiting_since_ns = 0
 
     def work_ahead(self) -> None:
         """Have all threads take part from the beginning, and work before they plan.
@@ -467,10 +465,11 @@ class WorkerPool:
         ahead_bytes = threads * _AHEAD_EACH * cost.row_bytes()
         return ahead_bytes <= _AHEAD_FRACTION * usable_memory_bytes()
 
-    def made_here(self, wall: int) -> None:
-        """Record that the consumer made outputs without a task; call with the lock held."""
-        if self._tuning is not None:
-            self._tuning.made_here(wall)
+    def made_here(self, outputs: int, wall: int) -> None:
+        """Record how long the consumer, which calls this, took to make outputs."""
+        with self.lock:
+            if self._tuning is not None:
+                self._tuning.made_here(outputs, wall)
 
     def _call_all(self) -> None:
         """Wake all waiting threads: the number of threads changed, or the pool closes."""
@@ -597,16 +596,17 @@ class WorkerPool:
             if last:
                 task.done_ns = began + wall
                 self._settle(task)
-            tuning = None if self.closed else self._tuning  # the next epoch has one of its own
-            if tuning is not None and tuning.note(
-                runner.cost, rows, wall, busy, trial, cpu, self.waited_ns()
-            ):
-                self.active = tuning.active
-                if tuning.is_over:
-                    self._tuning = None
-                self._start()
-                self._call_all()
+            self.note(runner.cost, rows, wall, busy, trial, cpu, self.waited_ns())
         return last
+
+    def note(self, cost: CostEstimate, rows: int, wall: int, *timed: Any) -> None:
+        """Tell the tuning of rows, as ``Tuning.note``; call with the lock held."""
+        tuning = None if self.closed else self._tuning  # the next epoch has one of its own
+        if tuning and tuning.note(cost, rows, wall, *timed):
+            self.active = tuning.active
+            self._tuning = None if tuning.is_over else tuning
+            self._start()
+            self._call_all()
 
     def _settle(self, task: Task) -> None:
         task.done = True

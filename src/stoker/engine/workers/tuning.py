@@ -13,9 +13,9 @@ The number is never between one and all, and the stream does not depend on it. T
    a batch then costs more than 1 ms over all segments, all threads start. They also start for a
    cheaper batch if the consumer does something else between batches for longer than the batch
    costs (a training step; waiting for a processor does not count), so that threads can hide it.
-   Otherwise the consumer stays inline, and looks again later. Three kinds of work release the GIL
-   and get all threads without a trial: gathering from arrays from 0.04 ms a batch on, windows of
-   tokens with ``stoker-native``, and image functions where an image takes 0.2 ms or more.
+   Otherwise the consumer stays inline, and looks again later. Two kinds of work release the GIL and
+   get all threads without a trial: gathering where a batch takes ``Rows.alone_ns``, and image
+   functions where an image takes 0.2 ms or more.
 2. A trial with all threads: at least 12 pieces of work, and 20 ms of each thread. All threads stay
    if together they kept less than half a core busy: they were sleeping (reads, latency). They also
    stay if they waited so little for each other that one thread could never do nearly as much.
@@ -42,12 +42,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 
 from stoker.basics.resources import thread_delay_ns
-from stoker.engine.workers.cost import (
-    FIRST_NOTES,
-    GATHER_INLINE_BATCH_NS,
-    INLINE_BATCH_NS,
-    CostEstimate,
-)
+from stoker.engine.workers.cost import FIRST_NOTES, INLINE_BATCH_NS, CostEstimate
 
 # Fewest pieces of a trial: a few are not slow or fast by chance. Chosen, not measured.
 _TRIAL_TASKS = 12
@@ -281,6 +276,8 @@ _VOTES = 3
 # As a share of the time between two batches: less is within the noise of a trial. bench/step.py
 # gains 9 % at 6 %.
 _WORTH_HIDING = 0.03
+# Of a batch: less is about the engine's own cost for one, 30 us (bench/echo_overhead.py).
+_HIDDEN_NS = 40_000
 
 
 class Autotuner:
@@ -326,12 +323,11 @@ class Autotuner:
         """Return the cost of a segment, which is kept between epochs."""
         return self.costs.setdefault(segment, CostEstimate(rows_per_batch, uses))
 
-    def note_own(self, batch_ns: float, for_each: float) -> None:
-        """Record how long the consumer did something else, for each unit of inline work.
+    def note_own(self, own_ns: float, batch_ns: float) -> None:
+        """Record how long the consumer did something else between two batches of this cost.
 
         A single long pause, as between epochs, changes the mean little.
         """
-        own_ns = batch_ns * max(0.0, for_each)
         # A fifth of each, as of the cost of a row.
         self.own_ns += 0.2 * (min(own_ns, 2 * self.own_ns + batch_ns) - self.own_ns)
 
@@ -402,7 +398,7 @@ class Tuning:
         self._delayed_ns = 0
         self._unlooked_ns = _LOOK_NS
         self._looked_ns: int | None = None
-        self._made_ns = 0
+        self._outputs = self._making_ns = 0  # since the last look
         self.active = min(autotuner.active or 0, limit)
         if self.trial is not None:
             self.trial.resume()
@@ -469,9 +465,10 @@ class Tuning:
             self._looked_ns, self._unlooked_ns = None, _LOOK_NS
         return True
 
-    def made_here(self, wall: int) -> None:
-        """Record that the consumer made batches without a task."""
-        self._made_ns += wall
+    def made_here(self, outputs: int, wall: int) -> None:
+        """Record how long the consumer took to make outputs, the engine's own work included."""
+        self._outputs += outputs
+        self._making_ns += wall
 
     def _grows(self, trial: Trial, cost: CostEstimate) -> bool:
         """Start a trial of twice as many threads, if these sleep and more are allowed."""
@@ -495,8 +492,9 @@ class Tuning:
         self._unlooked_ns += wall
         if self._unlooked_ns < _LOOK_NS:
             return False
-        worked_ns, before_ns = self._unlooked_ns + self._made_ns, self._looked_ns
-        self._unlooked_ns, self._made_ns, self._looked_ns = 0, 0, self._clock_ns()
+        outputs, making_ns, before_ns = self._outputs, self._making_ns, self._looked_ns
+        self._outputs = self._making_ns = self._unlooked_ns = 0
+        self._looked_ns = self._clock_ns()
         costs = tuner.costs.values()
         slow = cost.row_ns is not None and cost.row_ns > INLINE_BATCH_NS
         known = slow or sum(each.work_ns for each in costs) > _INLINE_TRIAL_NS
@@ -505,14 +503,16 @@ class Tuning:
         for each in costs:
             each.inline_row_ns = each.row_ns
         batch_ns = sum(each.batch_ns() for each in costs)
-        if before_ns is not None:
-            elapsed_ns = self._looked_ns - before_ns
-            if elapsed_ns > 2 * worked_ns:  # less never matters, and asking takes 7 us
-                elapsed_ns -= self._held_up_ns()
-            tuner.note_own(batch_ns, elapsed_ns / worked_ns - 1)
-        if not known:
-            return False
-        if batch_ns <= min(each.inline_ns for each in costs) and not self._can_hide(batch_ns):
+        inline_ns = min(each.inline_ns for each in costs)
+        if before_ns is not None and outputs:
+            own_ns = (elapsed_ns := self._looked_ns - before_ns) - making_ns
+            # Less never matters, and asking takes 7 us.
+            if own_ns > batch_ns * outputs or batch_ns > inline_ns:
+                held_up_ns = self._held_up_ns()
+                own_ns -= held_up_ns
+                batch_ns *= max(0.0, 1 - held_up_ns / elapsed_ns)
+            tuner.note_own(max(0, own_ns) / outputs, batch_ns)
+        if not known or (batch_ns <= inline_ns and not self._can_hide(batch_ns)):
             return False
         self.active = self._limit
         if all(each.is_parallel for each in costs):  # then there is nothing to try
@@ -530,5 +530,5 @@ class Tuning:
     def _can_hide(self, batch_ns: float) -> bool:
         """Whether threads could make batches while the consumer does something else."""
         own_ns = self._autotuner.own_ns
-        is_worth = batch_ns > max(GATHER_INLINE_BATCH_NS, _WORTH_HIDING * (own_ns + batch_ns))
+        is_worth = batch_ns > max(_HIDDEN_NS, _WORTH_HIDING * (own_ns + batch_ns))
         return is_worth and own_ns > batch_ns and self._autotuner.rest_ns <= 0

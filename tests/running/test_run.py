@@ -232,7 +232,11 @@ SHAPES = {
     train(make_model(), StatefulDataLoader(Rows(), 8, shuffle=True, num_workers=1))
     """,
     "infinite": """
-    loader = DataLoader(Rows(), 8, shuffle=True)
+    class Shuffled(DataLoader):
+        def __init__(self, rows):
+            super().__init__(rows, batch_size=8, shuffle=True)
+
+    loader = Shuffled(Rows())
     batches = iter(loader)
     model = make_model()
     for step in range(20):

@@ -397,8 +397,8 @@ def test_an_epoch_without_the_change_has_the_same_batches_and_draws() -> None:
     expected = play(loader, None, (99,) * 4, False)
     # No loader is as fast, so the second epoch has the script's own settings.
     choice = LoaderChoice(settings_of(loader), new)
-    pace = EpochPace(choice, 1e12, [].append)
-    changed = ChangedLoader(dataloader, torch, choice, [].append, pace=pace)
+    say = list[str]().append
+    changed = ChangedLoader(dataloader, torch, choice, say, pace=EpochPace(choice, 1e12, say))
     found, seen = [], list[LoaderSettings]()
     torch.manual_seed(7)
     for _ in range(4):

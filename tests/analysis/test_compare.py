@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -62,8 +64,9 @@ def test_a_change_is_told_if_the_intervals_do_not_meet(
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("{", "is no report"),
-        ("[]", "is no report"),
+        ("{", "is not a report"),
+        ("[]", "is not a report"),
+        ('{"x": ' + "[" * 100_000, "is not a report: maximum recursion depth"),
         ("{}", "has the schema ''; this version of stoker compares 'stoker-analysis/1'"),
         ('{"schema": "stoker-gate/2"}', "has the schema 'stoker-gate/2'"),
         ('{"schema": "stoker-gate/1"}', "is not a file of `stoker gate --json`"),
@@ -77,6 +80,19 @@ def test_another_file_is_refused(tmp_path: Path, content: str, said: str) -> Non
     assert result.exit_code == 1
     assert result.output.startswith("stoker compare: ")
     assert said in " ".join(result.output.split())
+
+
+@pytest.mark.full
+def test_a_full_disk_is_told_in_a_line(tmp_path: Path) -> None:
+    report = write_gate(tmp_path / "a.json", 1.0)
+    command = [sys.executable, "-c", "from stoker.cli import main; main()"]
+    with open("/dev/full", "w") as full:
+        found = subprocess.run(
+            [*command, "compare", report, report],
+            stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+    assert found.returncode == 1
+    assert found.stderr == "stoker compare: [Errno 28] No space left on device\n"
 
 
 def test_a_missing_file_and_two_kinds_are_refused(tmp_path: Path) -> None:

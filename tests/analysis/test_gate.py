@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -15,6 +16,8 @@ from typer.testing import CliRunner
 
 from analysis.analyses import environment, write_script
 from analysis.gates import gate, gate_command
+from stoker.analysis.gate.runs import run_once
+from stoker.analysis.scripts.script_run import make_folder
 from stoker.cli import app
 
 WAITING = """
@@ -118,6 +121,27 @@ def test_a_long_script_is_ended_after_its_seconds(tmp_path: Path) -> None:
     write_script(tmp_path, QUICK.replace("epochs=1", "epochs=10**9"))
     found = gate(tmp_path, "--seconds", "0.5", "--fail-if", "rate<0.001", "--", "train.py")
     assert found.returncode == 0, found.stderr
+
+
+PIPELINES = {
+    "without-torch": "loader = stoker.from_iterable(range(48)).batch(2)",
+    "over-a-loader": """
+import torch
+loader = stoker.from_loader(torch.utils.data.DataLoader(range(48), 4)).echo(2)""",
+}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("epochs", [2, 10**9])
+@pytest.mark.parametrize("form", PIPELINES)
+def test_a_pipeline_is_measured(tmp_path: Path, form: str, epochs: int) -> None:
+    loop = f"for _ in range({epochs}):\n    list(loader)\n"
+    (tmp_path / "train.py").write_text(f"import stoker\n{PIPELINES[form]}\n{loop}")
+    with make_folder() as folder:
+        script = str(tmp_path / "train.py")
+        found = run_once([sys.executable, script], folder / "run", 0.5)
+    # The first of each epoch is left out; those of the loader inside would be half as many.
+    assert found.batches == 46 if epochs == 2 else found.batches > 46
 
 
 @pytest.mark.full

@@ -366,19 +366,30 @@ def _mask(examples: list[Any]) -> Any:
     return torch.stack(examples) * random.random()
 
 
-@pytest.mark.parametrize("without_s", [10.0, 21.0])
-def test_a_change_that_makes_training_slower_is_left(without_s: float) -> None:
+@pytest.mark.parametrize(
+    ("without_s", "again_s", "leaves"),
+    [(10.0, 20.0, True), (10.0, 10.0, False), (21.0, 20.0, False)],
+)
+def test_a_change_that_makes_training_slower_is_left(
+    without_s: float, again_s: float, leaves: bool
+) -> None:
     own, new, said = LoaderSettings(0, None, False), LoaderSettings(2, 2, True), list[str]()
-    pace = EpochPace(own, 10.0, said.append)
-    assert pace.end_epoch(new, 100, 90.0, counts=False) == new
-    assert pace.end_epoch(new, 5, 90.0, counts=True) == new
-    assert pace.end_epoch(new, 100, 20.0, counts=True) == own
-    left = pace.end_epoch(own, 100, without_s, counts=True)
-    assert left == (own if without_s < 20.0 else new)
+    pace = EpochPace(LoaderChoice(own, new), 10.0, said.append)
+    for batches, counts in ((100, False), (5, True)):  # compared; too few
+        pace.end_epoch(batches, 90.0, counts=counts)
+        assert pace.settings == new
+    pace.end_epoch(100, 20.0, counts=True)
+    assert pace.settings == own
+    pace.end_epoch(100, without_s, counts=True)
+    assert pace.settings == new
+    pace.end_epoch(100, again_s, counts=True)
+    left = own if leaves else new
+    assert pace.settings == left
     assert [text.partition(" with")[0] for text in said] == (
-        ["training is 0.50 times as fast"] if left == own else []
+        ["training is 0.50 times as fast"] if leaves else []
     )
-    assert pace.end_epoch(left, 100, 90.0, counts=True) == left, "it is tried once"
+    pace.end_epoch(100, 90.0, counts=True)
+    assert pace.settings == left, "it is tried once"
 
 
 def test_an_epoch_without_the_change_has_the_same_batches_and_draws() -> None:
@@ -386,7 +397,8 @@ def test_an_epoch_without_the_change_has_the_same_batches_and_draws() -> None:
     expected = play(loader, None, (99,) * 4, False)
     # No loader is as fast, so the second epoch has the script's own settings.
     choice = LoaderChoice(settings_of(loader), new)
-    changed = ChangedLoader(dataloader, torch, choice, [].append, as_it_is=1e12)
+    say = list[str]().append
+    changed = ChangedLoader(dataloader, torch, choice, say, pace=EpochPace(choice, 1e12, say))
     found, seen = [], list[LoaderSettings]()
     torch.manual_seed(7)
     for _ in range(4):
@@ -394,7 +406,7 @@ def test_an_epoch_without_the_change_has_the_same_batches_and_draws() -> None:
         found += [(batch.tolist(), torch.rand(1).item()) for batch in changed.iterate(loader)]
         found.append(torch.rand(1).item())
     assert found == expected
-    assert seen[:2] == [new, choice.own]
+    assert seen[:3] == [new, choice.own, new]
 
 
 def test_what_a_deterministic_loader_gets() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import signal
 import subprocess
 import sys
@@ -157,6 +158,40 @@ def test_examples_are_kept_where_none_is_random(tmp_path: Path) -> None:
     assert "+import stoker" in found.stderr
 
 
+UNEQUAL = """
+class Told(Rows):
+    def __getitem__(self, index):
+        info = torch.utils.data.get_worker_info()
+        x, y = super().__getitem__(index)
+        return x * (info.num_workers if info else 1), y
+
+if __name__ == "__main__":
+    model = make_model()
+    for epoch in range(3):
+        train(model, DataLoader(Told(), 8, num_workers=1), 1)
+"""
+
+
+@pytest.mark.full
+def test_what_was_undone_stays_so_where_loaders_are_built_anew(tmp_path: Path) -> None:
+    script = write_script(tmp_path, UNEQUAL)
+    report = write_advice(tmp_path, "num_workers=2")
+    plain = start(tmp_path, sys.executable, script.name)
+    found = run(tmp_path, "--apply", report, script.name)
+    assert found.returncode == 0, found.stderr
+    assert found.stdout == plain.stdout
+    assert found.stderr.count("batch 1 differs: ") == 1
+
+
+@pytest.mark.full
+def test_a_closed_standard_output_is_the_scripts_own(tmp_path: Path) -> None:
+    script = write_script(tmp_path, "raise SystemExit(3 if sys.stdout is None else 4)")
+    command = [sys.executable, "-c", COMMAND, "--do", "none", script.name]
+    found = start(tmp_path, "sh", "-c", f"exec {shlex.join(command)} >&-")
+    assert found.returncode == 3, found.stderr
+    assert found.stderr == ""
+
+
 @pytest.mark.full
 def test_an_environment_variable_turns_it_off(tmp_path: Path) -> None:
     script = write_script(tmp_path, PLAIN)
@@ -232,7 +267,11 @@ SHAPES = {
     train(make_model(), StatefulDataLoader(Rows(), 8, shuffle=True, num_workers=1))
     """,
     "infinite": """
-    loader = DataLoader(Rows(), 8, shuffle=True)
+    class Shuffled(DataLoader):
+        def __init__(self, rows):
+            super().__init__(rows, batch_size=8, shuffle=True)
+
+    loader = Shuffled(Rows())
     batches = iter(loader)
     model = make_model()
     for step in range(20):

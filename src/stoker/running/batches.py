@@ -40,7 +40,7 @@ class ChangedLoader:
 
     Attributes:
         choice: its settings.
-        pace: the speed of its epochs.
+        pace: the speed of its epochs, and the settings of the next one.
         say: called with a sentence if something is undone.
         to_compare: how many of the next batches are compared with the untouched loader's.
         stores: keeps stores of examples open when this loader is gone.
@@ -55,15 +55,14 @@ class ChangedLoader:
         *,
         compares: bool = False,
         stores: list[KeptExamples] | None = None,
-        as_it_is: float = 0.0,
+        pace: EpochPace | None = None,
     ) -> None:
-        """``as_it_is``: batches/s without the change; 0 if unknown."""
+        """``pace``: that of loaders before, in whose place this one is built."""
         self.module = module
         self.torch = torch
         self.choice = choice
-        self.settings = choice.new
         self.say = say
-        self.pace = EpochPace(choice.own, as_it_is, say)
+        self.pace = EpochPace(choice, 0.0, say) if pace is None else pace
         # Where workers' seeds stay, their number does, and they read the same batches.
         can = choice.same and choice.twice and not choice.seeds
         self.to_compare = _COMPARED if compares and can else 0
@@ -78,6 +77,11 @@ class ChangedLoader:
         self._last: weakref.ref[RunBatches] | None = None
         self._digests = "", ""
         self._has_drawn = False
+
+    @property
+    def settings(self) -> LoaderSettings:
+        """The settings of now."""
+        return self.pace.settings
 
     def iterate(self, loader: Any) -> RunBatches:
         """Return an iterator of an epoch, as ``iter(loader)`` does."""
@@ -120,7 +124,7 @@ class ChangedLoader:
             return
         else:
             problem = "its dataset has changed"
-        self.settings = msgspec.structs.replace(self.settings, cache_bytes=0)
+        self.pace.settings = msgspec.structs.replace(self.settings, cache_bytes=0)
         self._end_kept()
         self.say(f"{problem}: its examples are read in each epoch from here on")
 
@@ -200,16 +204,16 @@ class ChangedLoader:
     def undo(self, why: str) -> None:
         """Use the script's own settings from now on."""
         self._end_kept()
-        self.settings = self.choice.own
+        self.pace.settings = self.choice.own
         self.to_compare = 0
         self.say(f"{why}; from here on it is loaded as the script says")
 
     def end_epoch(self, batches: int, seconds: float, *, counts: bool) -> None:
         """Note the speed of an epoch, and leave a change that does not pay."""
-        settings = self.pace.end_epoch(self.settings, batches, seconds, counts=counts)
-        if settings != self.settings:
+        before = self.settings
+        self.pace.end_epoch(batches, seconds, counts=counts)
+        if self.settings != before:
             self._end_kept()
-            self.settings = settings
 
     def _end_kept(self) -> None:
         if self._kept is not None:

@@ -97,8 +97,8 @@ def run(
             if watch or watch_port is not None:
                 environment["STOKER_WATCH"] = "-" if watch_port is None else str(watch_port)
             environment |= _find_startup()
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in filter(None, (sys.stdout, sys.stderr)):  # None: closed by who started it
+            stream.flush()
         os.execvpe(command[0], command, environment)
 
 

@@ -18,7 +18,7 @@ from stoker.running.batches import ChangedLoader
 from stoker.running.edits import show_edits
 from stoker.running.kept_examples import KeptExamples
 from stoker.running.loaders import LoaderChoice, choose
-from stoker.running.outcome import RunOutcome
+from stoker.running.outcome import EpochPace, RunOutcome
 from stoker.running.plan import read_plan
 
 
@@ -81,7 +81,7 @@ class _RunningProcess:
     def _begin(self) -> None:
         self._pid = os.getpid()
         self._known: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-        self._choices: dict[Any, LoaderChoice] = {}
+        self._choices: dict[Any, tuple[LoaderChoice, EpochPace]] = {}
         self._stores: list[KeptExamples] = []
         self._times: dict[Any, int] = {}
         self._left: set[str] = set()
@@ -135,31 +135,35 @@ class _RunningProcess:
         examples = content_digest(loader.dataset), content_digest(loader.collate_fn)
         kind = site, loader.num_workers, loader.batch_size, examples
         self._outcome.note(site)
-        choice = self._choices.get(kind)
         times = self._times[kind] = self._times.get(kind, 0) + 1
-        if choice is None:
+
+        def tell(text: str) -> None:
+            self._say(f"{site}: {text}")
+
+        if kind not in self._choices:
             choice = choose(loader, self._module, self._plan, site)
-            self._choices[kind] = choice
-            self._say(f"{site}: {describe(choice)}")
+            is_analyzed = site == self._plan.loader
+            as_it_is = (self._plan.examples_per_s or 0.0) / self._plan.batch_size * is_analyzed
+            pace = EpochPace(choice, as_it_is, tell)
+            self._choices[kind] = choice, pace
+            tell(describe(choice))
+            if choice.is_changed and is_analyzed:
+                self._outcome.watch(pace, choice)
             if self._plan.print_diff and choice.is_changed and not _read_rank()[0]:
                 say(show_edits(place, choice).removesuffix("\n"))
+        choice, pace = self._choices[kind]
         if not choice.is_changed:
             return None
-        is_analyzed = site == self._plan.loader
-        changed = ChangedLoader(
+        return ChangedLoader(
             self._module,
             self._torch,
             choice,
-            lambda text: self._say(f"{site}: {text}"),
-            # A loader may be built anew for every epoch.
+            tell,
             stores=self._stores,
             # Once, and once more with examples from the cache.
-            compares=times <= 1 + bool(choice.new.cache_bytes),
-            as_it_is=(self._plan.examples_per_s or 0.0) / self._plan.batch_size * is_analyzed,
+            compares=times <= 1 + bool(choice.new.cache_bytes) and pace.settings == choice.new,
+            pace=pace,
         )
-        if is_analyzed:
-            self._outcome.watch(changed.pace, choice)
-        return changed
 
     def _say(self, text: str) -> None:
         rank, ranks = _read_rank()

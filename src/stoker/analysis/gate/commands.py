@@ -114,7 +114,7 @@ def gate(
             junit.write_bytes(write_junit(record))
         if markdown is not None:
             markdown.write_text(write_markdown(record))
-    Console(highlight=False, soft_wrap=True).print(write_text(record), markup=False)
+        Console(highlight=False, soft_wrap=True).print(write_text(record), markup=False)
     raise typer.Exit(_EXITS[record.verdict])
 
 
@@ -170,13 +170,13 @@ def compare(
         found = compare_files(before, after)
         if not found:
             raise ValueError("the two reports have no figure in common")
-    table = Table("", before.name, after.name, "change", "", box=None, pad_edge=False)
-    for each in found:
-        old, new = each.before, each.after
-        cells = [
-            f"{each.show(rate.value)} ({each.show(rate.low)} to {each.show(rate.high)})"
-            for rate in (old, new)
-        ]
-        change = f"{new.value / old.value:.2f}x" if old.value > 0 else ""
-        table.add_row(each.name, *cells, change, each.verdict)
-    Console(highlight=False).print(table)
+        table = Table("", before.name, after.name, "change", "", box=None, pad_edge=False)
+        for each in found:
+            old, new = each.before, each.after
+            cells = [
+                f"{each.show(rate.value)} ({each.show(rate.low)} to {each.show(rate.high)})"
+                for rate in (old, new)
+            ]
+            change = f"{new.value / old.value:.2f}x" if old.value > 0 else ""
+            table.add_row(each.name, *cells, change, each.verdict)
+        Console(highlight=False).print(table)

@@ -12,7 +12,7 @@ from stoker.analysis.gate.conditions import FALLS, METRICS
 from stoker.analysis.gate.intervals import estimate_interval
 from stoker.analysis.gate.record import GATE_SCHEMA, read_record
 from stoker.analysis.gate.summaries import show_figure
-from stoker.analysis.model.report import SCHEMA, Rate, read_report, report_bytes
+from stoker.analysis.model.report import SCHEMA, Rate, read_json, read_report
 
 _SHARES = "compute", "prep_stall", "fetch_stall"
 _FALLS = FALLS | {"compute", "speed", "G", "P", "S", "C"}
@@ -63,10 +63,7 @@ def compare_files(before: Path, after: Path) -> list[Compared]:
 
 
 def _read_schema(path: Path) -> str:
-    try:
-        schema = msgspec.json.decode(report_bytes(path), type=_Schema).schema
-    except msgspec.MsgspecError as error:
-        raise ValueError(f"{path} is no report: {error}") from None
+    schema = read_json(path, _Schema, "a report").schema
     if schema not in (SCHEMA, GATE_SCHEMA):
         raise ValueError(
             f"{path} has the schema {schema!r}; this version of stoker compares {SCHEMA!r} "

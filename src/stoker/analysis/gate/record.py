@@ -8,7 +8,7 @@ import msgspec
 
 from stoker.analysis.gate.figures import RunFigures
 from stoker.analysis.gate.judging import Judgement
-from stoker.analysis.model.report import HostLoad
+from stoker.analysis.model.report import HostLoad, read_json
 
 GATE_SCHEMA = "stoker-gate/1"
 
@@ -39,12 +39,7 @@ def write_record(record: GateRecord, path: Path) -> None:
 
 def read_record(path: Path) -> GateRecord:
     """Read a record. Raises OSError, or ValueError for a file that is none of this version."""
-    try:
-        record = msgspec.json.decode(path.read_bytes(), type=GateRecord)
-    except msgspec.MsgspecError as error:
-        raise ValueError(
-            f"{path} is not a file of `stoker gate --json` ({GATE_SCHEMA}): {error}"
-        ) from None
+    record = read_json(path, GateRecord, f"a file of `stoker gate --json` ({GATE_SCHEMA})")
     if record.schema != GATE_SCHEMA:
         raise ValueError(
             f"{path} has the schema {record.schema!r}; this version of stoker reads "

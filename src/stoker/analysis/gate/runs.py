@@ -97,7 +97,7 @@ def run_once(
     """
     trace = Trace(list(command))
     deadline = time.monotonic() + _STARTUP_S + seconds
-    session = Session(trace, folder, deadline, seconds, {}, cwd)
+    session = Session(trace, folder, deadline, seconds, {"pipelines": True}, cwd)
     try:
         try:
             session.wait_until(lambda: _has_lasted(session, seconds), "as-it-is", _LOOK_S)
@@ -108,7 +108,9 @@ def run_once(
                 raise AnalysisError(_explain(trace)) from None
         ranks = _find_trainers(session)
         if not ranks:
-            raise AnalysisError("the script trained without iterating a DataLoader of PyTorch")
+            raise AnalysisError(
+                "the script trained without iterating a DataLoader of PyTorch, or a pipeline"
+            )
         session.site = ranks[0].loader(ranks[0].slot)["site"]
         session.finish()
     finally:

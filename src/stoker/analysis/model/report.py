@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from textwrap import indent
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -17,6 +17,7 @@ from stoker.analysis.model.model import Measured, warm_rate
 from stoker.analysis.porting import Port, Prepared
 from stoker.stats import ThreadTrial
 
+_Read = TypeVar("_Read")
 SCHEMA = "stoker-analysis/1"
 # Of the processors: what background services take is less, and hardly moves a rate. Chosen, not
 # measured.
@@ -467,27 +468,25 @@ def write_report(report: Report, path: Path) -> None:
     path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
 
 
-def report_bytes(path: Path) -> bytes:
-    """Return the content of a report's file. Raises OSError."""
-    if not path.exists():
-        raise FileNotFoundError(
-            f"there is no report {path}: stoker analyze --json {path} train.py writes one"
-        )
-    return path.read_bytes()
-
-
 def read_report(path: Path) -> Report:
     """Read a report. Raises OSError, or ValueError for a file that is none of this version."""
-    content = report_bytes(path)
-    try:
-        report = msgspec.json.decode(content, type=Report)
-    except msgspec.MsgspecError as error:
-        raise ValueError(
-            f"{path} is not a report of `stoker analyze --json` ({SCHEMA}): {error}"
-        ) from None
+    report = read_json(path, Report, f"a report of `stoker analyze --json` ({SCHEMA})")
     if report.schema != SCHEMA:
         raise ValueError(
             f"{path} has the schema {report.schema!r}; this version of stoker reads {SCHEMA!r}. "
             "Run the analysis again"
         )
     return report
+
+
+def read_json(path: Path, kind: type[_Read], called: str) -> _Read:
+    """Read a JSON file of structs. Raises OSError, or ValueError: it is not what it is called."""
+    if not path.exists():
+        raise FileNotFoundError(
+            f"there is no report {path}: stoker analyze --json {path} train.py writes one"
+        )
+    content = path.read_bytes()
+    try:
+        return msgspec.json.decode(content, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"{path} is not {called}: {error}") from None

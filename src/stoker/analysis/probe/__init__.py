@@ -4,7 +4,8 @@ The probe waits for ``torch.utils.data.dataloader`` and then replaces four metho
 ``DataLoader.__init__`` (where a loader was built), ``DataLoader.__iter__`` (start-up),
 ``_BaseDataLoaderIter.__next__`` (waiting; later on, replay and drains) and
 ``_DatasetKind.create_fetcher`` (work in the workers, only in drains). Until a loader is iterated, a
-fifth hook, in ``torch.autograd``, notes training without a loader. The probe draws no random
+fifth hook, in ``torch.autograd``, notes training without a loader. Where only batches are counted
+and timed (`stoker gate`), stoker's pipelines have two hooks, too. The probe draws no random
 number of the script's, starts no thread, and holds no batch and no loader. It removes itself when
 it fails.
 """
@@ -21,6 +22,7 @@ from types import ModuleType
 _LOADER = "torch.utils.data.dataloader"
 _STATEFUL = "torchdata.stateful_dataloader.stateful_dataloader"
 _AUTOGRAD = "torch.autograd"
+_PIPELINE = "stoker.pipeline"
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
@@ -28,7 +30,7 @@ class _AfterImport(importlib.abc.MetaPathFinder):
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
-        self._awaited = {_LOADER, _STATEFUL, _AUTOGRAD}
+        self._awaited = {_LOADER, _STATEFUL, _AUTOGRAD, _PIPELINE}
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -52,6 +54,8 @@ class _AfterImport(importlib.abc.MetaPathFinder):
                     hooks.attach(module, self.folder)
                 elif fullname == _STATEFUL:
                     hooks.attach_subclass(module.StatefulDataLoader)
+                elif fullname == _PIPELINE:
+                    hooks.attach_pipelines(module, self.folder)
                 else:
                     backward_watch.watch_backward(module, self.folder)
             except Exception as error:

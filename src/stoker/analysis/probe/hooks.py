@@ -1,4 +1,7 @@
-"""The hooks on PyTorch's data loader, which count and time batches."""
+"""The hooks on PyTorch's data loader and on stoker's pipelines, which count and time batches.
+
+What is iterated inside of another one's ``next()`` is a part of it, and not counted by itself.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,28 @@ import contextlib
 import functools
 import os
 import sys
+import threading
 import time
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 from . import backward_watch, drain_session, epochs, replay, stacks, workers
 from .loaders import LoaderState, ProbedProcess, find_builders
-from .records import BATCH, END, ERROR, REPLAYED, STARTED, SYNCHRONISED, TRAINS
+from .records import BATCH, END, ERROR, REPLAYED, STARTED, SYNCHRONISED, TRAINS, read_json
 
 _clock = time.perf_counter_ns
 _cover: Any = None  # puts hooks on a class of loaders, once attached
+_current: list[ProbedProcess] = []  # of this process; a fork leaves its parent's behind
+
+
+class _Thread(threading.local):
+    """A thread of the script; ``is_inside`` a hooked call."""
+
+    is_inside = False
+
+
+_thread = _Thread()
 
 
 def attach_subclass(loader_class: Any) -> None:
@@ -27,11 +42,9 @@ def attach_subclass(loader_class: Any) -> None:
 def attach(module: ModuleType, folder: str) -> None:
     """Put the hooks on the classes of ``torch.utils.data.dataloader``."""
     global _cover
-    torch = sys.modules["torch"]
-    grad_enabled = torch.is_grad_enabled
+    grad_enabled = sys.modules["torch"].is_grad_enabled
     advance = module._BaseDataLoaderIter.__next__
     create = module._DatasetKind.create_fetcher
-    current: list[ProbedProcess] = []  # of this process; a fork leaves its parent's behind
     hidden: list[tuple[Any, str, Any]] = []
 
     def put(owner: Any, name: str, hook: Any) -> None:
@@ -44,12 +57,6 @@ def attach(module: ModuleType, folder: str) -> None:
             setattr(owner, name, original)
         note_failure(folder, where, error)
 
-    def process() -> ProbedProcess:
-        if not current or current[0].pid != os.getpid():
-            backward_watch.stop_watching()
-            current[:] = [ProbedProcess(folder, torch)]
-        return current[0]
-
     def cover(loader_class: Any) -> None:
         make, start = loader_class.__init__, loader_class.__iter__
 
@@ -61,10 +68,10 @@ def attach(module: ModuleType, folder: str) -> None:
 
         @functools.wraps(start)
         def __iter__(self: Any) -> Any:
-            if drain_session.draining or module.get_worker_info() is not None:
+            if drain_session.draining or module.get_worker_info() is not None or _is_part():
                 return start(self)
             try:
-                seen = process().adopt(self)
+                seen = _find_process(folder).adopt(self)
                 entered = _clock()
             except Exception as error:
                 disable("iter", error)
@@ -74,7 +81,8 @@ def attach(module: ModuleType, folder: str) -> None:
             conducted = seen.conducted
             iterator = start(self) if conducted is None else epochs.begin_epoch(self, conducted)
             try:
-                seen.note_epoch(self, iterator, entered, STARTED | TRAINS * grad_enabled())
+                seen.keep_parts(self, iterator)
+                seen.note_epoch(iterator, entered, STARTED | TRAINS * grad_enabled())
             except Exception as error:
                 disable("iter", error)
             return iterator
@@ -85,26 +93,11 @@ def attach(module: ModuleType, folder: str) -> None:
     @functools.wraps(advance)
     def __next__(self: Any) -> Any:
         seen = self.__dict__.get("_stoker")
-        if seen is None:
+        if seen is None or _thread.is_inside:
             return advance(self)
-        number = seen.count
-        if number >= seen.process.recorder.header[seen.replay_at]:
+        if seen.count >= seen.process.recorder.header[seen.replay_at]:
             return _conduct(self, seen, advance)
-        entered = _clock()
-        kind = ERROR
-        try:
-            batch = advance(self)
-            kind = BATCH
-            seen.count = number + 1
-            return batch
-        except StopIteration:
-            kind = END
-            seen.length = self._num_yielded
-            raise
-        finally:
-            if grad_enabled():
-                kind |= TRAINS
-            seen.process.recorder.write(seen.slot, seen.epoch, number, entered, _clock(), kind)
+        return _time(advance, self, seen, grad_enabled)
 
     def create_fetcher(*args: Any, **kwargs: Any) -> Any:
         fetcher = create(*args, **kwargs)
@@ -121,6 +114,95 @@ def attach(module: ModuleType, folder: str) -> None:
     cover(module.DataLoader)
     put(module._BaseDataLoaderIter, "__next__", __next__)
     put(module._DatasetKind, "create_fetcher", staticmethod(create_fetcher))
+
+
+def attach_pipelines(module: ModuleType, folder: str) -> None:
+    """Put hooks on the classes of ``stoker.pipeline``, if the plan asks for that.
+
+    Pipelines are counted and timed; the phases of an analysis need a loader.
+    """
+    if not (read_json(os.path.join(folder, "plan.json")) or {}).get("pipelines"):
+        return
+    pipeline, iterators = module.Pipeline, module.PipelineIterator
+    start, advance = pipeline.__iter__, iterators.__next__
+
+    @functools.wraps(start)
+    def __iter__(self: Any) -> Any:
+        if _is_part():
+            return start(self)
+        try:
+            if "_stoker_built" not in self.__dict__:  # a chain is built in many places
+                self.__dict__["_stoker_built"], self.__dict__["_stoker_place"] = find_builders()
+            seen = _find_process(folder).adopt(self)
+        except Exception as error:
+            note_failure(folder, "iter", error)
+            return start(self)
+        entered = _clock()
+        _thread.is_inside = True
+        try:
+            iterator = start(self)
+        finally:
+            _thread.is_inside = False
+        if seen is not None:
+            seen.note_epoch(iterator, entered, STARTED | TRAINS * _has_gradients())
+        return iterator
+
+    @functools.wraps(advance)
+    def __next__(self: Any) -> Any:
+        seen = self.__dict__.get("_stoker")
+        if seen is None or _thread.is_inside:
+            return advance(self)
+        if seen.count >= seen.process.recorder.header[seen.replay_at]:
+            seen.process.end()
+        return _time(advance, self, seen, _has_gradients)
+
+    pipeline.__iter__, iterators.__next__ = __iter__, __next__
+
+
+def _has_gradients() -> bool:
+    torch: Any = sys.modules.get("torch")
+    return torch is None or bool(torch.is_grad_enabled())
+
+
+def _is_part() -> bool:
+    """True in a hooked call, and in the threads of a pipeline's."""
+    threads: Any = sys.modules.get("stoker.engine.workers.threads")
+    return _thread.is_inside or (threads is not None and threads.is_worker())
+
+
+def _find_process(folder: str) -> ProbedProcess:
+    if not _current or _current[0].pid != os.getpid():
+        backward_watch.stop_watching()
+        _current[:] = [ProbedProcess(folder)]
+    return _current[0]
+
+
+def _time(
+    advance: Callable[[Any], Any],
+    iterator: Any,
+    seen: LoaderState,
+    has_gradients: Callable[[], bool],
+) -> Any:
+    """Return ``advance(iterator)``, and write a row of it."""
+    number = seen.count
+    _thread.is_inside = True
+    entered = _clock()
+    kind = ERROR
+    try:
+        batch = advance(iterator)
+        kind = BATCH
+        seen.count = number + 1
+        return batch
+    except StopIteration:
+        kind = END
+        seen.length = getattr(iterator, "_num_yielded", None)
+        raise
+    finally:
+        left = _clock()
+        _thread.is_inside = False
+        if has_gradients():
+            kind |= TRAINS
+        seen.process.recorder.write(seen.slot, seen.epoch, number, entered, left, kind)
 
 
 def _conduct(iterator: Any, seen: LoaderState, advance: Any) -> Any:

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import weakref
-from types import FrameType, ModuleType
+from types import FrameType
 from typing import Any, NoReturn
 
 from . import drain_session, epochs, exit_log, replay
@@ -63,7 +63,7 @@ class LoaderState:
         self.loader = weakref.ref(loader)
         self.describes = _describe_loader(loader)
         self.batch_size = loader.batch_size
-        self.workers = loader.num_workers
+        self.workers = getattr(loader, "num_workers", 0)  # a pipeline has none
         self.place = loader.__dict__.get("_stoker_place")
         self.epoch = -1
         self.count = 0
@@ -73,11 +73,15 @@ class LoaderState:
         self.rest: Any = None  # of its epoch's indices, once the bank is full
         self.conducted: type | None = None  # of its iterators, once they read nothing any more
 
-    def note_epoch(self, loader: Any, iterator: Any, entered: int, kind: int) -> None:
-        self.epoch += 1
-        iterator.__dict__["_stoker"] = self
+    def keep_parts(self, loader: Any, iterator: Any) -> None:
+        """Keep what replay and drains need of a loader."""
         iterator.__dict__["_stoker_loader"] = epochs.take_parts(loader)
         self.process.iterators.add(iterator)
+
+    def note_epoch(self, iterator: Any, entered: int, kind: int) -> None:
+        """Note that an iterator was made."""
+        self.epoch += 1
+        iterator.__dict__["_stoker"] = self
         recorder = self.process.recorder
         recorder.write(self.slot, self.epoch, self.count, entered, _clock(), kind)
 
@@ -85,10 +89,9 @@ class LoaderState:
 class ProbedProcess:
     """The probe in one process that iterates loaders."""
 
-    def __init__(self, folder: str, torch: ModuleType) -> None:
+    def __init__(self, folder: str) -> None:
         self.folder = folder
         self.pid = os.getpid()
-        self.torch = torch
         self.recorder = Recorder(folder)
         self.told_to_end = False
         self.takeover: drain_session.DrainSession | None = None
@@ -100,6 +103,11 @@ class ProbedProcess:
 
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         exit_log.watch_end(self.recorder)
+
+    @property
+    def torch(self) -> Any:
+        """PyTorch, which a script with a loader has imported."""
+        return sys.modules["torch"]
 
     def adopt(self, loader: Any) -> LoaderState | None:
         """Give a loader a slot; None if none is left."""
@@ -196,6 +204,8 @@ def find_builders() -> tuple[tuple[str, ...], tuple[str, int]]:
 
 
 def _describe_loader(loader: Any) -> str:
+    if hasattr(loader, "chain"):  # a pipeline
+        return type(loader.chain.source).__name__
     size = "no automatic batches" if loader.batch_size is None else f"batch {loader.batch_size}"
     if loader.batch_size is None and loader.batch_sampler is not None:
         size = f"batches by {type(loader.batch_sampler).__name__}"

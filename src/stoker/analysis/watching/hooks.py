@@ -71,15 +71,14 @@ def watch_class(loader_class: Any) -> None:
         watch = _find_watch()
         if watch is None and _on_start and _is_trainer():
             watch = _start_unasked(_on_start[0])
-        if watch is None or watch.entered_ns or is_worker():  # a loader inside of another
+        if watch is None or is_worker() or watch.reader().entered_ns:  # a loader inside of another
             return start(self)
-        epoch = watch.begin(_name(self))
-        began_ns = watch.entered_ns = time.perf_counter_ns()
+        epoch, reader = watch.begin(_name(self)), watch.reader()
+        reader.entered_ns = time.perf_counter_ns()
         try:
             iterator = start(self)
         finally:
-            watch.entered_ns = 0
-            watch.wait_ns += time.perf_counter_ns() - began_ns
+            reader.leave()
         if hasattr(iterator, "__dict__"):
             _time_class(type(iterator))
             iterator.__dict__["_stoker_watch"] = epoch
@@ -127,8 +126,6 @@ def _time_class(kind: type) -> None:
     @functools.wraps(advance)
     def __next__(self: Any) -> Any:
         epoch = self.__dict__.get("_stoker_watch")
-        if epoch is None or epoch.watch.entered_ns:
-            return advance(self)
-        return epoch.next(advance, self)
+        return advance(self) if epoch is None else epoch.next(advance, self)
 
     owner.__next__ = __next__

@@ -47,19 +47,53 @@ class LoaderTimes:
         self.steps = DurationHistogram()
 
 
+class ReaderTimes:
+    """The times of a thread that iterates loaders.
+
+    Attributes:
+        entered_ns: when it began to wait for the present batch; 0 while it does not wait.
+        wait_ns: time spent waiting, over the whole run.
+        left_ns: when it last ended to wait.
+    """
+
+    __slots__ = ("_since_ns", "entered_ns", "left_ns", "task", "wait_ns")
+
+    def __init__(self) -> None:
+        self._since_ns = self.left_ns = _clock()
+        self.entered_ns = self.wait_ns = 0
+        self.task = f"self/task/{threading.get_native_id()}"
+
+    def leave(self) -> int:
+        """End a wait; return the time."""
+        self.left_ns = now_ns = _clock()
+        self.wait_ns += now_ns - self.entered_ns
+        self.entered_ns = 0
+        return now_ns
+
+    def measure_ns(self, now_ns: int, *, goes_on: bool) -> tuple[int, int]:
+        """Return its waiting so far, and its time: up to now if it goes on, else while it read."""
+        entered_ns = self.entered_ns
+        waits_ns = self.wait_ns + (now_ns - entered_ns if entered_ns else 0)
+        until_ns = now_ns if goes_on or entered_ns else self.left_ns
+        return waits_ns, until_ns - self._since_ns
+
+
 class EpochTimes:
     """Times the calls of one iterator."""
 
-    __slots__ = ("_left_ns", "_times", "watch")
+    __slots__ = ("_left_ns", "_times", "_watch")
 
     def __init__(self, watch: RunWatch, times: LoaderTimes) -> None:
-        self.watch, self._times = watch, times
+        self._watch, self._times = watch, times
         self._left_ns = 0
 
     def next(self, advance: Callable[[Any], Any], iterator: Any) -> Any:
-        """Return ``advance(iterator)``, and count its time."""
-        watch, left_ns = self.watch, self._left_ns
-        entered_ns = watch.entered_ns = _clock()
+        """Return ``advance(iterator)``, and count its time, unless another iterator's is it."""
+        watch, left_ns = self._watch, self._left_ns
+        reader = watch.reader()
+        if reader.entered_ns:
+            return advance(iterator)
+        entered_ns = reader.entered_ns = _clock()
         try:
             batch = advance(iterator)
         except StopIteration:
@@ -69,14 +103,13 @@ class EpochTimes:
             watch.tell_dead(iterator)
             raise
         finally:
-            now_ns = _clock()
-            watch.entered_ns = 0
-            watch.wait_ns += now_ns - entered_ns
-        watch.batches += 1
+            now_ns = reader.leave()
         self._left_ns = now_ns
-        if left_ns:  # else it is the first of its epoch
-            self._times.waits.add(now_ns - entered_ns)
-            self._times.steps.add(entered_ns - left_ns)
+        with watch.lock:
+            watch.batches += 1
+            if left_ns:  # else it is the first of its epoch
+                self._times.waits.add(now_ns - entered_ns)
+                self._times.steps.add(entered_ns - left_ns)
         return batch
 
 
@@ -84,19 +117,20 @@ class RunWatch:
     """A watched process; made by ``stoker.watch``.
 
     Attributes:
-        entered_ns: when the loop began to wait for the present batch; 0 while it does not wait.
-        wait_ns: time spent waiting, over the whole run.
         batches: of all loaders.
+        lock: held while they are counted: several threads may read loaders.
         is_closed: True once it watches no more.
     """
 
     def __init__(self, port: int | None = None) -> None:
-        self.entered_ns = self.wait_ns = self.batches = 0
+        self.batches = 0
+        self.lock = threading.Lock()
         self.pid = os.getpid()
         self.is_closed = False
         self._loaders: dict[str, LoaderTimes] = {}
         self._since_ns = 0
-        self._reader = ""  # the thread that iterates
+        self._readers: list[ReaderTimes] = []
+        self._thread_local = threading.local()
         self._warnings: list[str] = []
         self._looks = [0, 0]  # while the loop waited: workers computed, nobody did
         self._detector = SlowdownDetector()
@@ -132,11 +166,19 @@ class RunWatch:
 
     # What the hooks call
 
+    def reader(self) -> ReaderTimes:
+        """Return the times of the thread that calls."""
+        try:
+            found: ReaderTimes = self._thread_local.reader
+        except AttributeError:
+            found = self._thread_local.reader = ReaderTimes()
+            self._readers.append(found)
+        return found
+
     def begin(self, name: str) -> EpochTimes:
         """Begin an epoch of a loader of this name."""
         if not self._since_ns:
             self._since_ns = _clock()
-        self._reader = f"self/task/{threading.get_native_id()}"
         self._is_stale = True
         return EpochTimes(self, self._loaders.setdefault(name, LoaderTimes(name)))
 
@@ -155,10 +197,11 @@ class RunWatch:
 
     def stats(self) -> WatchStats:
         """Return the run so far. May be called from any thread."""
-        now_ns, entered_ns = _clock(), self.entered_ns
-        waited_ns = self.wait_ns + (now_ns - entered_ns if entered_ns else 0)
-        elapsed_ns = max(1, now_ns - self._since_ns) if self._since_ns else 1
-        stall = min(1.0, waited_ns / elapsed_ns)
+        now_ns = _clock()
+        latest = max([*self._readers], key=lambda reader: reader.left_ns, default=None)
+        times = [each.measure_ns(now_ns, goes_on=each is latest) for each in [*self._readers]]
+        together_ns = sum(lasted_ns for _, lasted_ns in times)
+        stall = min(1.0, sum(waited_ns for waited_ns, _ in times) / max(1, together_ns))
         prep = fetch = None
         computed, waited = self._looks
         if computed + waited >= _FEWEST_LOOKS:
@@ -168,7 +211,7 @@ class RunWatch:
         waits = DurationHistogram() if main is None else main.waits
         return WatchStats(
             rank=_read_rank()[0],
-            elapsed_s=elapsed_ns / 1e9 if self._since_ns else 0.0,
+            elapsed_s=(now_ns - self._since_ns) / 1e9 if self._since_ns else 0.0,
             batches=self.batches,
             compute_fraction=1.0 - stall,
             stall_fraction=stall,
@@ -223,8 +266,7 @@ class RunWatch:
                 return self._over.wait(pause_s)
             except TimeoutError:
                 began_s = time.thread_time()
-            if self.entered_ns:
-                self._look()
+            self._look()
             if _clock() - window.began_ns >= _WINDOW_S * 1e9:
                 found, window = window.end(), _WindowStart(self)
                 self._course = [*self._course, found][-_LONGEST_COURSE:]
@@ -237,16 +279,23 @@ class RunWatch:
                     self._say(str(self.stats()))
             pause_s = max(_TICK_S, (time.thread_time() - began_s) / _SHARE)
 
+    def _list_waiting(self) -> list[ReaderTimes]:
+        return [reader for reader in [*self._readers] if reader.entered_ns]
+
     def _look(self) -> None:
-        """See what the workers do while the loop waits."""
+        """See what the workers do while a loop waits."""
+        waiting = self._list_waiting()
+        if not waiting:
+            return
         if self._is_stale:
             self._is_stale, self._children = False, readings.list_children()
         # Without workers, it is the reader that computes or waits.
         threads = [one for one in threading.enumerate() if one.name.startswith(WORKER_NAME)]
-        tasks = [self._reader, *(f"self/task/{thread.native_id}" for thread in threads)]
+        tasks = [reader.task for reader in waiting]
+        tasks += [f"self/task/{thread.native_id}" for thread in threads]
         tasks += map(str, self._children)
         computes = any(readings.read_state(task) == "R" for task in tasks)
-        if self.entered_ns:  # still
+        if self._list_waiting():  # still
             self._looks[not computes] += 1
 
     def _warn(self, text: str) -> None:
@@ -280,10 +329,11 @@ class _WindowStart:
         watch, main = self._watch, self._main
         seconds = (_clock() - self.began_ns) / 1e9
         batches = self._waits.count - self._count
-        entered_ns = watch.entered_ns
+        entered_ns = [reader.entered_ns for reader in watch._list_waiting()]
         wait_s = (self._waits.total_ns - self._waited_ns) / 1e9 / max(1, batches)
         if not batches:
-            wait_s = (_clock() - entered_ns) / 1e9 if entered_ns and main is not None else 0.0
+            waits = entered_ns and main is not None
+            wait_s = (_clock() - min(entered_ns)) / 1e9 if waits else 0.0
         after = readings.read_workers([*watch._children, watch.pid])
         nothing = readings.WorkerReading(0.0, 0.0, 0)
         pairs = {pid: (self._workers.get(pid, nothing), now) for pid, now in after.items()}

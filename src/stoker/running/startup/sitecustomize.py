@@ -63,7 +63,7 @@ def _prepare(loader_class: Any, attach: str) -> None:
         except Exception as error:
             problem = f"{type(error).__name__}: {error}"
             print(f"stoker run: all loaders are left as they are: {problem}", file=sys.stderr)
-        self.__init__(*args, **kwargs)
+        loader_class.__init__(self, *args, **kwargs)  # not a subclass's, which calls this one
 
     # The hook looks for the line that builds the loader, and passes over code of no file.
     __init__.__code__ = __init__.__code__.replace(co_filename="<stoker run>")

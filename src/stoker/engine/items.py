@@ -17,7 +17,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from stoker.basics import resources
 from stoker.engine.checkpoint import Resumable
@@ -54,8 +54,19 @@ class Item:
     settled: bool = False
 
 
-Use = tuple[Item, int, int]
-"""One use of an item: the item, the address use_key of this use, and its age."""
+class ItemUses(NamedTuple):
+    """Uses of items, in order: lists of one length.
+
+    Attributes:
+        items: the items; of examples that are read anew for each use, their indices in the source.
+        ordinals, use_keys: the addresses of these uses (see ``rng``).
+        ages: steps since each item's last use, as in ``Draw.ages``.
+    """
+
+    items: list[Any]
+    ordinals: list[int]
+    use_keys: list[int]
+    ages: list[int]
 
 
 HEAD = -1
@@ -323,11 +334,11 @@ class Inputs(Resumable, ABC):
         """
 
     @abstractmethod
-    def take(self, count: int) -> list[Use]:
+    def take(self, count: int) -> ItemUses:
         """Return the next uses, fewer only at the end."""
 
     @abstractmethod
-    def recompute_uses(self, start: int, count: int) -> list[Use]:
+    def recompute_uses(self, start: int, count: int) -> ItemUses:
         """Return uses ``start ..`` once more, outside the order."""
 
 

@@ -30,8 +30,11 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterator
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from stoker.basics import pytree
 from stoker.engine.checkpoint import UpstreamRequest, damage_error
@@ -39,11 +42,10 @@ from stoker.engine.items import (
     DoneTask,
     Inputs,
     Item,
+    ItemUses,
     Planning,
     PulledStream,
-    Use,
     WouldBlock,
-    done_item,
     with_value,
 )
 from stoker.engine.segment_runner import SegmentRunner
@@ -117,6 +119,7 @@ class SegmentStream(PulledStream):
         rows = runner.rows
         self._gathers_alone = rows is not None and not segment.batch_maps
         self._gathers = self._gathers_alone and not segment.into_pool
+        self._reads_again = feed is not None and segment.source is not None
         self._passes = feed is not None and segment.batches_in and segment.is_plain
         if feed is not None and segment.is_plain and not segment.batch_maps:
             cost.light = True
@@ -288,6 +291,8 @@ class SegmentStream(PulledStream):
             return item
         start, stop = self._cuts.start(number), self._cuts.start(number + 1)
         uses = None if self.feed is None else self.feed.recompute_uses(start, stop - start)
+        if uses is not None and self._reads_again:
+            return self._submit_rows(number, [uses], [0])[0]
         return self._submit(number, 1, uses)[0]
 
     def indices(self, start: int, stop: int) -> list[int]:
@@ -357,18 +362,18 @@ class SegmentStream(PulledStream):
         assert self._planning.is_held()
         assert self.feed is not None
         uses = self.feed.take(1)
-        if not uses or self._next == self.total:
+        if not uses.items or self._next == self.total:
             return None
-        item = uses[0][0]
+        (item,) = uses.items
         self._worker_pool.wait(item.task)
         self._next += 1
         began = time.perf_counter_ns()
         (value,) = self._runner.stored_values([item], own=False)
         self._cost.note(1, time.perf_counter_ns() - began)
-        return self._use_of(uses[0], DoneTask([value]), self.feed.fresh)
+        return self._use_of(uses, DoneTask([value]), self.feed.fresh)
 
-    def _use_of(self, use: Use, task: Any, fresh: int) -> Item:
-        item, use_key, age = use
+    def _use_of(self, uses: ItemUses, task: Any, fresh: int) -> Item:
+        (item,), _, (use_key,), (age,) = uses
         assert self.feed is not None
         if self.feed.in_order:  # examples read ahead for later items do not count
             return with_value(item, task, use_key, item.fresh)
@@ -390,15 +395,19 @@ class SegmentStream(PulledStream):
             return True
         self._last_ns = 0
         uses = None
+        if self._reads_again:
+            self._window.extend(self._submit_rows(number, *self._take_batches(number, count)))
+            self._next += count
+            return True
         if self.feed is not None:
             if not self._batches:
                 count = self.feed.together(count)
             uses = self.feed.take(self._cuts.start(number + count) - self._cuts.start(number))
             batch = self.segment.batch
-            if not uses or (batch and batch.drop_last and len(uses) < batch.n):
+            if not uses.items or (batch and batch.drop_last and len(uses.items) < batch.n):
                 self._has_ended = True
-                if not any(map(_has_stream_ended, uses)):
-                    self.dropped_inputs = len(uses)
+                if not any(map(_has_stream_ended, uses.items)):
+                    self.dropped_inputs = len(uses.items)
                     return False
         self._next += count
         self._window.extend(self._submit(number, count, uses))
@@ -436,22 +445,34 @@ class SegmentStream(PulledStream):
         return min(self._together, max(quickly, _GATHERED))
 
     def _make(self, number: int, count: int) -> None:
-        assert self._order is not None
-        began, cuts = time.perf_counter_ns(), self._cuts
-        start, stop = cuts.start(number), min(cuts.start(number + count), self._examples)
-        values = self._runner.make_now(number, self._order.span(start, stop), start)
-        self._next += count
-        if count == 1:  # the usual case without workers; a loop would cost as much as the batch
-            self._window.append(done_item(values[0], number, 0, stop, stop - start))
+        began, cuts, inputs = time.perf_counter_ns(), self._cuts, self._runner.work.inputs
+        if self._reads_again:
+            uses, fresh = self._take_batches(number, count)
+            ordinals, indices = _rows_of(uses)
+            values = self._runner.make_now(number, indices, lambda: inputs.places(ordinals))
+            self._window.extend(_echoed(DoneTask(values), number, uses, fresh))
         else:
-            task: Any = DoneTask(values)
-            self._window.extend(
-                [
-                    Item(task, row, number + row, 0, start + end, end - at)
-                    for row, (at, end) in enumerate(cuts.spans(number, stop - start))
-                ]
+            assert self._order is not None
+            start, stop = cuts.start(number), min(cuts.start(number + count), self._examples)
+            indices = self._order.span(start, stop)
+            values = self._runner.make_now(
+                number, indices, lambda: inputs.places(range(start, stop))
             )
+            task: Any = DoneTask(values)
+            spans = ((0, stop - start),) if count == 1 else cuts.spans(number, stop - start)
+            for row, (at, end) in enumerate(spans):
+                self._window.append(Item(task, row, number + row, 0, start + end, end - at))
+        self._next += count
         self._last_ns = (time.perf_counter_ns() - began) // count
+
+    def _take_batches(self, number: int, count: int) -> tuple[list[ItemUses], list[int]]:
+        """Take the uses of batches of rows in memory, and the fresh examples up to each."""
+        assert self.feed is not None
+        uses, fresh = [], []
+        for start, stop in pairwise(map(self._cuts.start, range(number, number + count + 1))):
+            uses.append(self.feed.take(stop - start))
+            fresh.append(self.feed.fresh)
+        return uses, fresh
 
     def _task_size(self, at_most: int | None) -> int:
         """Return how many outputs the next task makes."""
@@ -468,7 +489,7 @@ class SegmentStream(PulledStream):
             count = min(group, cost.chunk(CHUNK_NS)) if cost.row_ns else 1
         return count if at_most is None else min(count, at_most)
 
-    def _submit(self, number: int, count: int, uses: list[Use] | None) -> list[Item]:
+    def _submit(self, number: int, count: int, uses: ItemUses | None) -> list[Item]:
         """Submit ``count`` outputs from ``number`` on; several batches only if gathered."""
         needs: set[Task] = set()
         if uses is None:
@@ -481,17 +502,25 @@ class SegmentStream(PulledStream):
             task.fresh = stop
             self._runner.work.fetcher.expect(task.indices)
         else:
-            task = Task(self._runner, number, len(uses))
-            items, use_keys, _ = zip(*uses, strict=True)
-            task.items, task.use_keys = list(items), list(use_keys)
-            task.places = self._runner.work.inputs.places([item.ordinal for item in items])
+            task = Task(self._runner, number, len(uses.items))
+            task.items, task.use_keys = uses.items, uses.use_keys
+            task.places = self._runner.work.inputs.places(uses.ordinals)
             task.fresh = self.fresh
-            needs = {item.task for item in items if not item.task.done}
+            needs = {item.task for item in uses.items if not item.task.done}
         self._runner.allocate(task)
         self._worker_pool.submit(task, needs)
         return self._outputs(task, number, uses)
 
-    def _outputs(self, task: Task, number: int, uses: list[Use] | None) -> list[Item]:
+    def _submit_rows(self, number: int, uses: list[ItemUses], fresh: list[int]) -> list[Item]:
+        """Submit batches of rows in memory, from ``number`` on."""
+        ordinals, indices = _rows_of(uses)
+        task = Task(self._runner, number, len(ordinals))
+        task.indices, task.places = indices, self._runner.work.inputs.places(ordinals)
+        self._runner.allocate(task)
+        self._worker_pool.submit(task)
+        return _echoed(task, number, uses, fresh)
+
+    def _outputs(self, task: Task, number: int, uses: ItemUses | None) -> list[Item]:
         rows, first = task.rows, self._cuts.start(number)
         if self._gathers:
             starts = range(0, rows, self._group)
@@ -501,27 +530,40 @@ class SegmentStream(PulledStream):
                 for i, (start, stop) in enumerate(zip(starts, stops, strict=True))
             ]
         if self.segment.batch is not None:
-            output = Item(task, 0, number, 0, task.fresh, rows)
             if uses is not None:
-                output.repeats = rows - len(set(task.places))
-                assert task.use_keys is not None
-                output.examples = task.use_keys, [age for _, _, age in uses]
-            return [output]
+                return _echoed(task, number, [uses], [task.fresh])
+            return [Item(task, 0, number, 0, task.fresh, rows)]
         if uses is None:
             return [Item(task, row, first + row, 0, first + row + 1, 1) for row in range(rows)]
         if self._batches:
-            return [self._use_of(uses[0], task, task.fresh)]
+            return [self._use_of(uses, task, task.fresh)]
         assert self.feed is not None
         return [
             Item(
                 task, row, item.ordinal, key,
                 item.fresh if self.feed.in_order else task.fresh, 1, age=age,
             )
-            for row, (item, key, age) in enumerate(uses)
+            for row, (item, _, key, age) in enumerate(zip(*uses, strict=True))
         ]  # fmt: skip
 
 
-def _has_stream_ended(use: Use) -> bool:
-    item = use[0]
+def _rows_of(uses: list[ItemUses]) -> tuple[list[int], NDArray[np.int64]]:
+    """Return the ordinals of uses of rows in memory, and their indices in the source."""
+    indices = np.array([index for each in uses for index in each.items], np.int64)
+    return [ordinal for each in uses for ordinal in each.ordinals], indices
+
+
+def _echoed(task: Any, number: int, uses: list[ItemUses], fresh: list[int]) -> list[Item]:
+    """Return the outputs of a task that makes batches of echoed examples, from ``number`` on."""
+    outputs = []
+    for row, (each, upto) in enumerate(zip(uses, fresh, strict=True)):
+        rows = len(each.ordinals)
+        output = Item(task, row, number + row, 0, upto, rows, rows - len({*each.ordinals}))
+        output.examples = each.use_keys, each.ages
+        outputs.append(output)
+    return outputs
+
+
+def _has_stream_ended(item: Item) -> bool:
     value = item.task.values[item.row] if item.task.done else None
     return type(value) is Failure and value.part == ENDED

@@ -470,6 +470,7 @@ class _MixedRows(Rows):
         self._recycler = Recycler()
         self.releases_gil = all(each.releases_gil for each in rows)
         self.parts = sum(each.parts for each in rows)
+        self.in_memory = all(each.in_memory for each in rows)
 
     def allocate(self, rows: int, recycler: Allocator) -> Any:
         return self._rows[0].allocate(rows, recycler)

@@ -196,10 +196,12 @@ class Rows(ABC):
     Attributes:
         releases_gil: whether gathering releases the GIL, so that threads gather in parallel.
         parts: the number of separate gathers for a batch; the GIL is needed between them.
+        in_memory: whether all rows lie in memory: an echo then keeps no copies of its own.
     """
 
     releases_gil: bool = True
     parts: int = 1
+    in_memory: bool = False
 
     @abstractmethod
     def allocate(self, rows: int, recycler: Allocator) -> Any:

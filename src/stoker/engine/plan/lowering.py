@@ -189,6 +189,7 @@ class Lowering:
         self._close()
         if self._parts and self._parts[-1].needs_work_behind:
             self._parts.append(self._new())
+        self._parts = _reading_again(self._parts)
         into_pool = is_followed = leaks = False  # of the parts after this one
         in_turn = True
         for at, part in reversed(list(enumerate(self._parts))):
@@ -255,3 +256,16 @@ class Lowering:
                 Segment(batch=segment.batch, batch_maps=segment.batch_maps, renumbered=again)
             )
         return pieces
+
+
+def _reading_again(parts: list[Part]) -> list[Part]:
+    """Return a plan in which uses of rows in memory are read from there, not from a pool.
+
+    Only if they are then stacked: what functions get is a pool's, which knows who may write to it.
+    """
+    match parts:
+        case [Segment(source=IndexedSource() as source) as first, EchoPoint() as echo, Segment(), *_]:
+            rows = replace(parts[2], source=source).rows
+            if first.is_plain and first.batch is None and echo.echo.counts and rows and rows.in_memory:
+                return [echo, replace(parts[2], source=source), *parts[3:]]
+    return parts

@@ -365,3 +365,17 @@ def done_item(value: Any, ordinal: int, use_key: int, fresh: int, rows: int) -> 
     """Return an item whose value is computed already."""
     task: Any = DoneTask([value])
     return Item(task, 0, ordinal, use_key, fresh, rows)
+
+
+def echoed(task: Any, number: int, uses: list[ItemUses], fresh: list[int]) -> list[Item]:
+    """Return the outputs of a task that makes batches of these uses, from ``number`` on.
+
+    ``fresh`` are the fresh examples of the epoch up to each.
+    """
+    outputs = []
+    for row, (each, upto) in enumerate(zip(uses, fresh, strict=True)):
+        rows = len(each.ordinals)
+        output = Item(task, row, number + row, 0, upto, rows, rows - len({*each.ordinals}))
+        output.examples = each.use_keys, each.ages
+        outputs.append(output)
+    return outputs

@@ -33,7 +33,6 @@ from stoker.stages.batching.joining import Joiner
 from stoker.stages.batching.pack import Packed
 from stoker.stages.batching.user_collate import collate_examples
 
-
 Places = Callable[[], Sequence[int]]
 """Returns the places of examples. Most batches that are gathered need none."""
 

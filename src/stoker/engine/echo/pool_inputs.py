@@ -9,9 +9,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Generic, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
 from stoker.basics import pytree
 from stoker.basics.compact_integers import check_integer
 from stoker.engine.checkpoint import Bounds, Node, UpstreamRequest, damage_error
@@ -176,9 +173,11 @@ class EchoInputs(Inputs, Generic[AnyPool]):
         drawn = self._drawn
         while len(drawn.ordinals) < count and self._step():
             pass
-        self._drawn = ItemUses(*(column[count:] for column in drawn))
-        for column in drawn:
-            del column[count:]
+        self._drawn = ItemUses([], [], [], [])
+        if len(drawn.ordinals) > count:
+            self._drawn = ItemUses(*(column[count:] for column in drawn))
+            for column in drawn:
+                del column[count:]
         return drawn
 
     @abstractmethod
@@ -213,7 +212,9 @@ class EchoInputs(Inputs, Generic[AnyPool]):
             pool.step * group < taken and not pool.exhausted
         ):
             raise damage_error("its pool does not come to where the run was")
-        again = frozenset(held).union(pool.held_ordinals().tolist())
+        again = frozenset[int]()
+        if self.upstream is not None:
+            again = again.union(held, pool.held_ordinals().tolist())
         return UpstreamRequest(pool.admitted, pool.admitted, snapshot.oldest, again)
 
     def catch_up(self) -> None:
@@ -261,25 +262,25 @@ class EchoInputs(Inputs, Generic[AnyPool]):
     def _schedule(self, draw: Draw, skip: int) -> None:
         self._tally.distance_sum += draw.distance_sum
         self._tally.distances += draw.repeats
-        self._uses += len(draw.uses)
-        self._first_uses += int(np.count_nonzero(draw.uses == 0))
-        numbers = draw.ordinals[skip:]
-        self._use(numbers, draw.uses[skip:].tolist(), numbers[draw.last[skip:]])
+        numbers, uses = draw.ordinals, draw.uses.tolist()
+        self._uses += len(uses)
+        self._first_uses += uses.count(0)
+        self._use(numbers[skip:].tolist(), uses[skip:], numbers[skip:][draw.last[skip:]].tolist())
         self._drawn.ages.extend(draw.ages[skip:].tolist())
 
-    def _use(self, numbers: NDArray[Any], uses: list[int], last: NDArray[Any]) -> None:
+    def _use(self, numbers: list[int], uses: list[int], last: list[int]) -> None:
         """Add uses of these items to those drawn; these are the last ones of some."""
-        items, drawn, each = self._items, self._drawn, numbers.tolist()
+        items, drawn = self._items, self._drawn
         try:
-            used = [items[number] for number in each]
+            used = [items[number] for number in numbers]
         except KeyError:  # after a resume: an item is made again when it is next used
-            for number in each:
+            for number in numbers:
                 if number not in items:
                     items[number] = self.upstream.recompute(number)
-            used = [items[number] for number in each]
+            used = [items[number] for number in numbers]
         for item in used:
             item.scheduled += 1
-        for number in last.tolist():
+        for number in last:
             items.pop(number).settled = True
         drawn.items.extend(used)
         drawn.ordinals.extend([item.ordinal for item in used])

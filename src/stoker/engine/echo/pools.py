@@ -112,9 +112,7 @@ class Pools:
         worker_pool: WorkerPool,
     ) -> RowInputs:
         """Return the inputs of the segment behind an echo of rows in memory."""
-        feed = RowInputs(
-            point, lambda feed: self._make(feed, worker_pool), source, order, tally
-        )
+        feed = RowInputs(point, lambda feed: self._make(feed, worker_pool), source, order, tally)
         self.feeds.append(feed)
         return feed
 

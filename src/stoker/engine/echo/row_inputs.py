@@ -7,16 +7,32 @@ lies, as it would be from the pool. So the segment behind gathers batches as it 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
-from numpy.typing import NDArray
+import numpy as np
 
 from stoker.engine.echo.pool_inputs import PooledInputs
 from stoker.engine.items import EpochCounters, ItemUses
 from stoker.engine.plan.points import EchoPoint
 from stoker.engine.workers.threads import WorkerPool
 from stoker.schedule.dealing import RankOrder
+from stoker.schedule.sizing.cuts import Cuts
 from stoker.sources.origin import IndexedSource
+
+
+class RowBatches:
+    """Uses of rows in memory, a batch each, and the fresh examples of the epoch up to each.
+
+    Attributes:
+        uses, fresh: as given.
+        ordinals, indices: of all rows, one batch after another; indices in the source.
+    """
+
+    def __init__(self, uses: list[ItemUses], fresh: list[int]) -> None:
+        self.uses, self.fresh = uses, fresh
+        self.ordinals = [ordinal for each in uses for ordinal in each.ordinals]
+        self.indices = np.array([index for each in uses for index in each.items], np.int64)
 
 
 class RowInputs(PooledInputs):
@@ -54,6 +70,14 @@ class RowInputs(PooledInputs):
         self._items.clear()
         super().clear()
 
+    def batches(self, cuts: Cuts, number: int, count: int) -> RowBatches:
+        """Return the next batches: ``number`` and those behind it."""
+        uses, fresh = [], []
+        for start, stop in pairwise(map(cuts.start, range(number, number + count + 1))):
+            uses.append(self.take(stop - start))
+            fresh.append(self.fresh)
+        return RowBatches(uses, fresh)
+
     def _step(self) -> bool:
         pool = self.pool
         first, count = pool.admitted, pool.fresh_needed()
@@ -67,17 +91,17 @@ class RowInputs(PooledInputs):
         self._schedule(pool.draw(), 0)
         return True
 
-    def _use(self, numbers: NDArray[Any], uses: list[int], last: NDArray[Any]) -> None:
-        drawn, items, each = self._drawn, self._items, numbers.tolist()
+    def _use(self, numbers: list[int], uses: list[int], last: list[int]) -> None:
+        drawn, items = self._drawn, self._items
         try:
-            drawn.items.extend([items[number] for number in each])
+            drawn.items.extend([items[number] for number in numbers])
         except KeyError:  # after a resume
-            for number in set(each) - items.keys():
+            for number in set(numbers) - items.keys():
                 (items[number],) = self._indices_of(range(number, number + 1))
-            drawn.items.extend([items[number] for number in each])
-        for number in last.tolist():
+            drawn.items.extend([items[number] for number in numbers])
+        for number in last:
             del items[number]
-        drawn.ordinals.extend(each)
+        drawn.ordinals.extend(numbers)
         drawn.use_keys.extend(uses)  # no echo is above it
 
     def _indices_of(self, numbers: range) -> list[int]:

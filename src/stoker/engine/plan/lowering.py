@@ -264,8 +264,13 @@ def _reading_again(parts: list[Part]) -> list[Part]:
     Only if they are then stacked: what functions get is a pool's, which knows who may write to it.
     """
     match parts:
-        case [Segment(source=IndexedSource() as source) as first, EchoPoint() as echo, Segment(), *_]:
-            rows = replace(parts[2], source=source).rows
-            if first.is_plain and first.batch is None and echo.echo.counts and rows and rows.in_memory:
-                return [echo, replace(parts[2], source=source), *parts[3:]]
+        case [
+            Segment(source=IndexedSource() as source, is_plain=True, batch=None),
+            EchoPoint() as point,
+            Segment() as behind,
+            *rest,
+        ] if point.echo.counts is not None:
+            behind = replace(behind, source=source)
+            if behind.rows is not None and behind.rows.in_memory:
+                return [point, behind, *rest]
     return parts

@@ -19,10 +19,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from stoker.basics import resources
 from stoker.engine.checkpoint import Resumable
 from stoker.engine.work.generators import UndeclaredRng
 from stoker.engine.workers.tasks import Task
+from stoker.schedule.sizing.cuts import Cuts
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -340,6 +343,28 @@ class Inputs(Resumable, ABC):
     @abstractmethod
     def recompute_uses(self, start: int, count: int) -> ItemUses:
         """Return uses ``start ..`` once more, outside the order."""
+
+
+class RowBatches:
+    """Uses of rows in memory, a batch each, and the fresh examples of the epoch up to each.
+
+    Attributes:
+        uses, fresh: as given.
+        ordinals, indices: of all rows, one batch after another; indices in the source.
+    """
+
+    def __init__(self, uses: list[ItemUses], fresh: list[int]) -> None:
+        self.uses, self.fresh = uses, fresh
+        self.ordinals = [ordinal for each in uses for ordinal in each.ordinals]
+        self.indices = np.array([index for each in uses for index in each.items], np.int64)
+
+
+class RowFeed(Inputs):
+    """Inputs that are rows in memory, which are read anew for each use."""
+
+    @abstractmethod
+    def batches(self, cuts: Cuts, number: int, count: int) -> RowBatches:
+        """Return the next batches: ``number`` and those behind it."""
 
 
 class DoneTask:

@@ -33,7 +33,6 @@ from typing import Any
 
 from stoker.basics import pytree
 from stoker.engine.checkpoint import UpstreamRequest, damage_error
-from stoker.engine.echo.row_inputs import RowBatches, RowInputs
 from stoker.engine.items import (
     DoneTask,
     Inputs,
@@ -41,6 +40,8 @@ from stoker.engine.items import (
     ItemUses,
     Planning,
     PulledStream,
+    RowBatches,
+    RowFeed,
     WouldBlock,
     echoed,
     with_value,
@@ -290,7 +291,7 @@ class SegmentStream(PulledStream):
             return item
         start, stop = self._cuts.start(number), self._cuts.start(number + 1)
         uses: Any = None if self.feed is None else self.feed.recompute_uses(start, stop - start)
-        if isinstance(self.feed, RowInputs):
+        if isinstance(self.feed, RowFeed):
             uses = RowBatches([uses], [0])
         return self._submit(number, 1, uses)[0]
 
@@ -401,7 +402,7 @@ class SegmentStream(PulledStream):
             return True
         self._last_ns = 0
         uses: ItemUses | RowBatches | None = None
-        if isinstance(self.feed, RowInputs):
+        if isinstance(self.feed, RowFeed):
             uses = self.feed.batches(self._cuts, number, count)
         elif self.feed is not None:
             if not self._batches:
@@ -450,7 +451,7 @@ class SegmentStream(PulledStream):
 
     def _make(self, number: int, count: int) -> None:
         began, cuts, inputs = time.perf_counter_ns(), self._cuts, self._runner.work.inputs
-        if isinstance(self.feed, RowInputs):
+        if isinstance(self.feed, RowFeed):
             rows = self.feed.batches(cuts, number, count)
             places = functools.partial(inputs.places, rows.ordinals)
             values = self._runner.make_now(number, rows.indices, places)

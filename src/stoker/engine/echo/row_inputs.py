@@ -10,10 +10,8 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
-
 from stoker.engine.echo.pool_inputs import PooledInputs
-from stoker.engine.items import EpochCounters, ItemUses
+from stoker.engine.items import EpochCounters, ItemUses, RowBatches, RowFeed
 from stoker.engine.plan.points import EchoPoint
 from stoker.engine.workers.threads import WorkerPool
 from stoker.schedule.dealing import RankOrder
@@ -21,21 +19,7 @@ from stoker.schedule.sizing.cuts import Cuts
 from stoker.sources.origin import IndexedSource
 
 
-class RowBatches:
-    """Uses of rows in memory, a batch each, and the fresh examples of the epoch up to each.
-
-    Attributes:
-        uses, fresh: as given.
-        ordinals, indices: of all rows, one batch after another; indices in the source.
-    """
-
-    def __init__(self, uses: list[ItemUses], fresh: list[int]) -> None:
-        self.uses, self.fresh = uses, fresh
-        self.ordinals = [ordinal for each in uses for ordinal in each.ordinals]
-        self.indices = np.array([index for each in uses for index in each.items], np.int64)
-
-
-class RowInputs(PooledInputs):
+class RowInputs(PooledInputs, RowFeed):
     """The uses of rows in memory.
 
     Args:
@@ -71,7 +55,6 @@ class RowInputs(PooledInputs):
         super().clear()
 
     def batches(self, cuts: Cuts, number: int, count: int) -> RowBatches:
-        """Return the next batches: ``number`` and those behind it."""
         uses, fresh = [], []
         for start, stop in pairwise(map(cuts.start, range(number, number + count + 1))):
             uses.append(self.take(stop - start))

@@ -383,7 +383,7 @@ def same(x: Any) -> Any:
 
 def test_a_pool_tells_its_bytes() -> None:
     data = np.zeros((100, 1000), np.float64)
-    pipeline = stoker.from_arrays(data, seed=0).echo(2, pool="80KB").batch(4).workers(0)
+    pipeline = stoker.from_dataset(list(data), seed=0).echo(2, pool="80KB").batch(4).workers(0)
     iterator = iter(pipeline)
     next(iterator)
     (pool,) = pipeline.stats().pools

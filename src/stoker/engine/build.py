@@ -237,9 +237,15 @@ class EpochStreams:
                     )
                     self.scans.append(scanned)
                 case EchoPoint():
-                    assert self._stream is not None
                     pool, planning = self._where(part)
-                    self._feed = self.pools.feed(part, self._stream, self.tally, pool, planning)
+                    if self._stream is not None:
+                        self._feed = self.pools.feed(part, self._stream, self.tally, pool, planning)
+                    else:  # of rows in memory
+                        assert plan.indexed is not None
+                        assert self._order is not None
+                        self._feed = self.pools.feed_of_rows(
+                            part, plan.indexed, self._order, self.tally, pool
+                        )
                 case DevicePoint():
                     self._stream = self.last = DeviceStream(
                         self.last, part.to.mover(), self.worker_pool, self.mask

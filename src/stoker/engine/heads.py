@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any
 
@@ -22,9 +22,9 @@ from stoker.engine.items import (
     HeadStream,
     Inputs,
     Item,
+    ItemUses,
     PulledStream,
     Stream,
-    Use,
     WouldBlock,
     done_item,
     with_value,
@@ -233,19 +233,26 @@ class Direct(Inputs):
     def together(self, count: int) -> int:
         return count
 
-    def take(self, count: int) -> list[Use]:
-        return [_only_use(item) for item in self.upstream.pull_many(count)]
+    def take(self, count: int) -> ItemUses:
+        return _only_uses(self.upstream.pull_many(count))
 
-    def recompute_uses(self, start: int, count: int) -> list[Use]:
+    def recompute_uses(self, start: int, count: int) -> ItemUses:
         stop = start + count
         if self.upstream.end is not None:
             stop = min(stop, self.upstream.end)
-        return [_only_use(self.upstream.recompute(number)) for number in range(start, stop)]
+        return _only_uses(map(self.upstream.recompute, range(start, stop)))
 
 
-def _only_use(item: Item) -> Use:
-    item.scheduled, item.settled = 1, True
-    return item, item.use_key, item.age
+def _only_uses(found: Iterable[Item]) -> ItemUses:
+    items = list(found)
+    for item in items:
+        item.scheduled, item.settled = 1, True
+    return ItemUses(
+        items,
+        [item.ordinal for item in items],
+        [item.use_key for item in items],
+        [item.age for item in items],
+    )
 
 
 class LoaderHead(HeadStream):

@@ -17,12 +17,15 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from stoker.basics import resources
 from stoker.engine.checkpoint import Resumable
 from stoker.engine.work.generators import UndeclaredRng
 from stoker.engine.workers.tasks import Task
+from stoker.schedule.sizing.cuts import Cuts
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -54,8 +57,19 @@ class Item:
     settled: bool = False
 
 
-Use = tuple[Item, int, int]
-"""One use of an item: the item, the address use_key of this use, and its age."""
+class ItemUses(NamedTuple):
+    """Uses of items, in order: lists of one length.
+
+    Attributes:
+        items: the items; of examples that are read anew for each use, their indices in the source.
+        ordinals, use_keys: the addresses of these uses (see ``rng``).
+        ages: steps since each item's last use, as in ``Draw.ages``.
+    """
+
+    items: list[Any]
+    ordinals: list[int]
+    use_keys: list[int]
+    ages: list[int]
 
 
 HEAD = -1
@@ -323,12 +337,34 @@ class Inputs(Resumable, ABC):
         """
 
     @abstractmethod
-    def take(self, count: int) -> list[Use]:
+    def take(self, count: int) -> ItemUses:
         """Return the next uses, fewer only at the end."""
 
     @abstractmethod
-    def recompute_uses(self, start: int, count: int) -> list[Use]:
+    def recompute_uses(self, start: int, count: int) -> ItemUses:
         """Return uses ``start ..`` once more, outside the order."""
+
+
+class RowBatches:
+    """Uses of rows in memory, a batch each, and the fresh examples of the epoch up to each.
+
+    Attributes:
+        uses, fresh: as given.
+        ordinals, indices: of all rows, one batch after another; indices in the source.
+    """
+
+    def __init__(self, uses: list[ItemUses], fresh: list[int]) -> None:
+        self.uses, self.fresh = uses, fresh
+        self.ordinals = [ordinal for each in uses for ordinal in each.ordinals]
+        self.indices = np.array([index for each in uses for index in each.items], np.int64)
+
+
+class RowFeed(Inputs):
+    """Inputs that are rows in memory, which are read anew for each use."""
+
+    @abstractmethod
+    def batches(self, cuts: Cuts, number: int, count: int) -> RowBatches:
+        """Return the next batches: ``number`` and those behind it."""
 
 
 class DoneTask:
@@ -354,3 +390,17 @@ def done_item(value: Any, ordinal: int, use_key: int, fresh: int, rows: int) -> 
     """Return an item whose value is computed already."""
     task: Any = DoneTask([value])
     return Item(task, 0, ordinal, use_key, fresh, rows)
+
+
+def echoed(task: Any, number: int, uses: list[ItemUses], fresh: list[int]) -> list[Item]:
+    """Return the outputs of a task that makes batches of these uses, from ``number`` on.
+
+    ``fresh`` are the fresh examples of the epoch up to each.
+    """
+    outputs = []
+    for row, (each, upto) in enumerate(zip(uses, fresh, strict=True)):
+        rows = len(each.ordinals)
+        output = Item(task, row, number + row, 0, upto, rows, rows - len({*each.ordinals}))
+        output.examples = each.use_keys, each.ages
+        outputs.append(output)
+    return outputs

@@ -33,6 +33,9 @@ from stoker.stages.batching.joining import Joiner
 from stoker.stages.batching.pack import Packed
 from stoker.stages.batching.user_collate import collate_examples
 
+Places = Callable[[], Sequence[int]]
+"""Returns the places of examples. Most batches that are gathered need none."""
+
 
 class SegmentRunner:
     """Runs the tasks of a segment: a ``TaskRunner``.
@@ -94,22 +97,22 @@ class SegmentRunner:
         else:
             task.builder = Builder(task.rows, batch.collate, self._recycler)
 
-    def make_now(self, number: int, indices: Any, start: int) -> list[Any]:
-        """Return outputs from ``number`` on, of fresh examples ``start ...``, without a task.
+    def make_now(self, number: int, indices: Any, places: Places) -> list[Any]:
+        """Return outputs from ``number`` on, of examples read at these places, without a task.
 
         The consumer calls this.
         """
         if CALLING and self._calls_users:
             with USER_LOCK:
-                return self._make(number, indices, start)
-        return self._make(number, indices, start)
+                return self._make(number, indices, places)
+        return self._make(number, indices, places)
 
     def _own_work(self) -> Work:
         return self.work if self._copies is None else self._copies.work(self.work)
 
-    def _make(self, number: int, indices: Any, start: int) -> list[Any]:
+    def _make(self, number: int, indices: Any, places: Places) -> list[Any]:
         began, ns = time.perf_counter_ns(), [0] * self._counters
-        values = self._outputs(self.work, number, indices, start, ns)
+        values = self._outputs(self.work, number, indices, places, ns)
         with self.worker_pool.lock:
             wall = time.perf_counter_ns() - began
             self.cost.note(len(indices), wall)
@@ -119,17 +122,16 @@ class SegmentRunner:
         return values
 
     def _outputs(
-        self, work: Work, number: int, indices: Any, start: int, ns: list[int]
+        self, work: Work, number: int, indices: Any, places: Places, ns: list[int]
     ) -> list[Any]:
-        """Return outputs from ``number`` on, made of fresh examples ``start ...``."""
+        """Return outputs from ``number`` on, made of the examples read at these places."""
         values = self._gather_batches(indices, ns) if self.rows is not None else None
         if values is None:
-            values = work.fetcher.fetch(indices, ns)
-            places = work.inputs.places(range(start, start + len(indices)))
-            work.apply(values, places, None, ns)
+            values, at_places = work.fetcher.fetch(indices, ns), places()
+            work.apply(values, at_places, None, ns)
             if self.segment.batch is not None:
                 values = [
-                    self._batch(values[at:end], number + i, places, at, ns)
+                    self._batch(values[at:end], number + i, at_places, at, ns)
                     for i, (at, end) in enumerate(self.cuts.spans(number, len(values)))
                 ]
         self._finish(work, values, number, ns, len(indices))
@@ -203,8 +205,7 @@ class SegmentRunner:
             work = self._own_work() if calls else self.work
             held = CALLING and calls and work is self.work
             with USER_LOCK if held else contextlib.nullcontext():
-                first = self.cuts.start(task.number)
-                values = self._outputs(work, task.number, task.indices, first, ns)
+                values = self._outputs(work, task.number, task.indices, lambda: task.places, ns)
             if self.worker_pool.may_deliver():
                 task.values = values
         elif remote is not None and self.work.worth_sending:

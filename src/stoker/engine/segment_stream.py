@@ -1,13 +1,12 @@
 """The outputs of a segment, in order, through a bounded window.
 
 A segment is the work between two pools (or filters, or a device). Each output is an ``Item``. Items
-are computed by tasks: one batch, or some examples for a pool (at least an eighth of a batch,
-because a task costs time), or a few batches that are gathered straight from arrays. What is done in
-a task is in ``segment_runner``.
+are computed by tasks (``segment_runner``): one batch, or some examples for a pool (at least an
+eighth of a batch), or a few batches that are gathered straight from arrays.
 
 The window holds the outputs that were submitted and not taken yet:
 
-- in general ``max(2 * group, 8 * workers * chunk)`` examples, in whole outputs;
+- in general ``max(2 * group, 8 * workers * chunk)`` examples, fewer large ones;
 - few batches where they are gathered from arrays or tables (``Rows.together``);
 - at least twice as many as a source that reads ahead has requests;
 - around an adaptive echo, see ``echo/adaptive_inputs``;
@@ -16,17 +15,16 @@ The window holds the outputs that were submitted and not taken yet:
   a task); gathered batches of at most 1 ms together;
 - nothing after inputs that block in the consumer's thread (a loader, a device).
 
-A use that takes less than a millisecond to copy is copied by the consumer when it asks for it: a
-task would cost more.
+A use that takes less than a millisecond to copy is copied by the consumer when it asks for it.
 
 The consumer calls ``pull`` of the last stream, workers call its ``plan_ahead``. The other methods
 of ``Stream`` are called with the planning lock held. Outputs are appended to a window under that
-lock. From the last window the consumer alone takes, without the lock; from the others the planner
-takes.
+lock. From the last window the consumer takes, without the lock; from the others the planner does.
 """
 
 from __future__ import annotations
 
+import functools
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -39,11 +37,13 @@ from stoker.engine.items import (
     DoneTask,
     Inputs,
     Item,
+    ItemUses,
     Planning,
     PulledStream,
-    Use,
+    RowBatches,
+    RowFeed,
     WouldBlock,
-    done_item,
+    echoed,
     with_value,
 )
 from stoker.engine.segment_runner import SegmentRunner
@@ -65,6 +65,9 @@ _HERE_OUTPUTS = 8
 _HERE_EXAMPLES = 32
 # A fifth of `INLINE_BATCH_NS`: as late as the first output may come for the sake of the others.
 _HERE_NS = 200_000
+# More than two batches ahead only if they take less memory: pages of which new memory is made. With
+# eight of 24 MB ahead, epochs of eight took 1.5 times the processor time (bench/cache_hits.py).
+_AHEAD_BYTES = 32 << 20
 # Batches of one task that gathers. Two threads, of the bare gather's rate: 1.84 by four, 1.39 to
 # 1.46 by one; inline 10.2 us a small batch, not 15.4.
 _GATHERED = 4
@@ -141,7 +144,7 @@ class SegmentStream(PulledStream):
         self._window: deque[Item] = deque()
         self._has_ended = False
         self._has_pulled = False
-        self._output_bytes: int | None = None  # of a finished output
+        self._output_bytes = 0  # of a finished output
         self.dropped_inputs = 0  # by drop_last, if the length was unknown
         self.earlier: dict[int, SegmentStream] = {}  # makes outputs below 0 again, by epochs since
 
@@ -290,7 +293,9 @@ class SegmentStream(PulledStream):
             item.ordinal = number
             return item
         start, stop = self._cuts.start(number), self._cuts.start(number + 1)
-        uses = None if self.feed is None else self.feed.recompute_uses(start, stop - start)
+        uses: Any = None if self.feed is None else self.feed.recompute_uses(start, stop - start)
+        if isinstance(self.feed, RowFeed):
+            uses = RowBatches([uses], [0])
         return self._submit(number, 1, uses)[0]
 
     def indices(self, start: int, stop: int) -> list[int]:
@@ -323,18 +328,23 @@ class SegmentStream(PulledStream):
 
     def ahead(self) -> int:
         """Return how many outputs the window holds besides the requested one."""
-        outputs, most = self._wanted_ahead(), self._worker_pool.most_ahead
+        most = self._worker_pool.most_ahead
+        if not self._output_bytes or (most is not None and most.size_bytes):
+            self._weigh()
+        outputs = self._wanted_ahead()
         if most is None or not outputs:
             return outputs
         if most.batches is not None:
             return min(outputs, most.batches * (1 if self._batches else self._group))
-        for item in tuple(self._window):
-            if item.task.done:
-                self._output_bytes = pytree.data_bytes(item.task.values[item.row])
-                break
         if not self._output_bytes or most.size_bytes is None:
             return 1  # until the size of outputs is known
         return min(outputs, max(1, most.size_bytes // self._output_bytes))
+
+    def _weigh(self) -> None:
+        for item in tuple(self._window):
+            if item.task.done:
+                self._output_bytes = pytree.data_bytes(item.task.values[item.row])
+                return
 
     def _wanted_ahead(self) -> int:
         pool = self._worker_pool
@@ -342,8 +352,10 @@ class SegmentStream(PulledStream):
             return 0
         if self._gathers:
             return 2 * self._at_once()
-        chunk = self._cost.chunk(pool.target_ns)
-        examples = max(2 * self._group, 8 * pool.workers * chunk, self._read_ahead)
+        many, each = 8 * pool.workers * self._cost.chunk(pool.target_ns), self._output_bytes
+        if many * each > _AHEAD_BYTES * (self._group if self._batches else 1):
+            many = 8 * pool.workers
+        examples = max(2 * self._group, many, self._read_ahead)
         if self.segment.is_followed:  # otherwise jitter alone would cause repeats
             examples = max(FOLLOWED_BATCHES * self._group, examples)
         elif self.feed is not None and self.feed.follows:  # early decisions see fewer ready items
@@ -360,18 +372,18 @@ class SegmentStream(PulledStream):
         assert self._planning.is_held()
         assert self.feed is not None
         uses = self.feed.take(1)
-        if not uses or self._next == self.total:
+        if not uses.items or self._next == self.total:
             return None
-        item = uses[0][0]
+        (item,) = uses.items
         self._worker_pool.wait(item.task)
         self._next += 1
         began = time.perf_counter_ns()
         (value,) = self._runner.stored_values([item], own=False)
         self._cost.note(1, time.perf_counter_ns() - began)
-        return self._use_of(uses[0], DoneTask([value]), self.feed.fresh)
+        return self._use_of(uses, DoneTask([value]), self.feed.fresh)
 
-    def _use_of(self, use: Use, task: Any, fresh: int) -> Item:
-        item, use_key, age = use
+    def _use_of(self, uses: ItemUses, task: Any, fresh: int) -> Item:
+        (item,), _, (use_key,), (age,) = uses
         assert self.feed is not None
         if self.feed.in_order:  # examples read ahead for later items do not count
             return with_value(item, task, use_key, item.fresh)
@@ -391,16 +403,18 @@ class SegmentStream(PulledStream):
             self._make(number, count)
             return True
         self._last_ns = 0
-        uses = None
-        if self.feed is not None:
+        uses: ItemUses | RowBatches | None = None
+        if isinstance(self.feed, RowFeed):
+            uses = self.feed.batches(self._cuts, number, count)
+        elif self.feed is not None:
             if not self._batches:
                 count = self.feed.together(count)
             uses = self.feed.take(self._cuts.start(number + count) - self._cuts.start(number))
             batch = self.segment.batch
-            if not uses or (batch and batch.drop_last and len(uses) < batch.n):
+            if not uses.items or (batch and batch.drop_last and len(uses.items) < batch.n):
                 self._has_ended = True
-                if not any(map(_has_stream_ended, uses)):
-                    self.dropped_inputs = len(uses)
+                if not any(map(_has_stream_ended, uses.items)):
+                    self.dropped_inputs = len(uses.items)
                     return False
         self._next += count
         self._window.extend(self._submit(number, count, uses))
@@ -438,20 +452,32 @@ class SegmentStream(PulledStream):
         return min(self._together, max(quickly, _GATHERED))
 
     def _make(self, number: int, count: int) -> None:
-        assert self._order is not None
-        began, cuts = time.perf_counter_ns(), self._cuts
-        start, stop = cuts.start(number), min(cuts.start(number + count), self._examples)
-        values = self._runner.make_now(number, self._order.span(start, stop), start)
-        self._next += count
-        if count == 1:  # the usual case without workers; a loop would cost as much as the batch
-            self._window.append(done_item(values[0], number, 0, stop, stop - start))
+        began, cuts, inputs = time.perf_counter_ns(), self._cuts, self._runner.work.inputs
+        if isinstance(self.feed, RowFeed):
+            rows = self.feed.batches(cuts, number, count)
+            places = functools.partial(inputs.places, rows.ordinals)
+            values = self._runner.make_now(number, rows.indices, places)
+            self._window.extend(echoed(DoneTask(values), number, rows.uses, rows.fresh))
         else:
+            assert self._order is not None
+            start, stop = cuts.start(number), min(cuts.start(number + count), self._examples)
+            places = functools.partial(inputs.places, range(start, stop))
+            values = self._runner.make_now(number, self._order.span(start, stop), places)
             task: Any = DoneTask(values)
-            self._window.extend(
-                Item(task, row, number + row, 0, start + end, end - at)
-                for row, (at, end) in enumerate(cuts.spans(number, stop - start))
-            )
+            if count == 1:  # the usual case without workers; a loop would cost as much as the batch
+                self._window.append(Item(task, 0, number, 0, stop, stop - start))
+            else:
+                self._window.extend(self._fresh_outputs(task, number, stop - start))
+        self._next += count
         self._last_ns = (time.perf_counter_ns() - began) // count
+
+    def _fresh_outputs(self, task: Any, number: int, rows: int) -> list[Item]:
+        """Return the outputs of a task of so many fresh examples, from ``number`` on."""
+        first = self._cuts.start(number)
+        return [
+            Item(task, i, number + i, 0, first + stop, stop - start)
+            for i, (start, stop) in enumerate(self._cuts.spans(number, rows))
+        ]
 
     def _task_size(self, at_most: int | None) -> int:
         """Return how many outputs the next task makes."""
@@ -468,60 +494,46 @@ class SegmentStream(PulledStream):
             count = min(group, cost.chunk(CHUNK_NS)) if cost.row_ns else 1
         return count if at_most is None else min(count, at_most)
 
-    def _submit(self, number: int, count: int, uses: list[Use] | None) -> list[Item]:
+    def _submit(self, number: int, count: int, uses: ItemUses | RowBatches | None) -> list[Item]:
         """Submit ``count`` outputs from ``number`` on; several batches only if gathered."""
-        needs: set[Task] = set()
+        start = self._cuts.start(number)
+        stop = min(self._cuts.start(number + count), self._examples)
+        ordinals = range(start, stop) if uses is None else uses.ordinals
+        needs, task = set[Task](), Task(self._runner, number, len(ordinals))
+        task.places = self._runner.work.inputs.places(ordinals)
         if uses is None:
-            start = self._cuts.start(number)
-            stop = min(self._cuts.start(number + count), self._examples)
-            task = Task(self._runner, number, stop - start)
             assert self._order is not None
             task.indices = self._order.span(start, stop)
-            task.places = self._runner.work.inputs.places(range(start, stop))
             task.fresh = stop
             self._runner.work.fetcher.expect(task.indices)
+        elif isinstance(uses, RowBatches):
+            task.indices = uses.indices
         else:
-            task = Task(self._runner, number, len(uses))
-            items, use_keys, _ = zip(*uses, strict=True)
-            task.items, task.use_keys = list(items), list(use_keys)
-            task.places = self._runner.work.inputs.places([item.ordinal for item in items])
-            task.fresh = self.fresh
-            needs = {item.task for item in items if not item.task.done}
+            task.items, task.use_keys, task.fresh = uses.items, uses.use_keys, self.fresh
+            needs = {item.task for item in uses.items if not item.task.done}
         self._runner.allocate(task)
         self._worker_pool.submit(task, needs)
         return self._outputs(task, number, uses)
 
-    def _outputs(self, task: Task, number: int, uses: list[Use] | None) -> list[Item]:
-        rows, first = task.rows, self._cuts.start(number)
-        if self._gathers:
-            starts = range(0, rows, self._group)
-            stops = [min(start + self._group, rows) for start in starts]
-            return [
-                Item(task, i, number + i, 0, first + stop, stop - start)
-                for i, (start, stop) in enumerate(zip(starts, stops, strict=True))
-            ]
-        if self.segment.batch is not None:
-            output = Item(task, 0, number, 0, task.fresh, rows)
-            if uses is not None:
-                output.repeats = rows - len(set(task.places))
-                assert task.use_keys is not None
-                output.examples = task.use_keys, [age for _, _, age in uses]
-            return [output]
+    def _outputs(self, task: Task, number: int, uses: ItemUses | RowBatches | None) -> list[Item]:
         if uses is None:
-            return [Item(task, row, first + row, 0, first + row + 1, 1) for row in range(rows)]
+            return self._fresh_outputs(task, number, task.rows)
+        if isinstance(uses, RowBatches):
+            return echoed(task, number, uses.uses, uses.fresh)
+        if self.segment.batch is not None:
+            return echoed(task, number, [uses], [task.fresh])
         if self._batches:
-            return [self._use_of(uses[0], task, task.fresh)]
+            return [self._use_of(uses, task, task.fresh)]
         assert self.feed is not None
         return [
             Item(
                 task, row, item.ordinal, key,
                 item.fresh if self.feed.in_order else task.fresh, 1, age=age,
             )
-            for row, (item, key, age) in enumerate(uses)
+            for row, (item, _, key, age) in enumerate(zip(*uses, strict=True))
         ]  # fmt: skip
 
 
-def _has_stream_ended(use: Use) -> bool:
-    item = use[0]
+def _has_stream_ended(item: Item) -> bool:
     value = item.task.values[item.row] if item.task.done else None
     return type(value) is Failure and value.part == ENDED

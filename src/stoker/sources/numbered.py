@@ -208,6 +208,7 @@ class _NumberedRows(Rows):
     def __init__(self, within: Rows, field: str) -> None:
         self._within, self._field = within, field
         self.releases_gil, self.alone_ns = within.releases_gil, within.alone_ns + Rows.alone_ns
+        self.in_memory = within.in_memory
 
     def allocate(self, rows: int, recycler: Allocator) -> Any:
         numbers = recycler.array((rows,), np.dtype(np.int64))

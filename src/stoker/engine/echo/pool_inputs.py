@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Generic, TypeVar
 
-import numpy as np
-
 from stoker.basics import pytree
 from stoker.basics.compact_integers import check_integer
 from stoker.engine.checkpoint import Bounds, Node, UpstreamRequest, damage_error
-from stoker.engine.items import EpochCounters, Inputs, Item, Stream, Use
+from stoker.engine.items import EpochCounters, Inputs, Item, ItemUses, Stream
 from stoker.engine.plan.points import EchoPoint
 from stoker.engine.work.failure import Failure
+from stoker.engine.workers.threads import WorkerPool
 from stoker.schedule.pools import adaptive, fixed_snapshot
 from stoker.schedule.pools.adaptive import AdaptivePool, AdaptiveSnapshot
 from stoker.schedule.pools.fixed import Draw, Pool
@@ -83,7 +82,7 @@ class EchoInputs(Inputs, Generic[AnyPool]):
         point: the echo's point in the plan.
         make_pool: makes the schedule of this epoch, when the first use is requested: its size may
             depend on the first item.
-        upstream: the stream of fresh items.
+        upstream: the stream of fresh items; None if they are rows that lie in memory.
     """
 
     keeps = True
@@ -94,16 +93,16 @@ class EchoInputs(Inputs, Generic[AnyPool]):
         self,
         point: EchoPoint,
         make_pool: Callable[[Any], AnyPool],
-        upstream: Stream,
+        upstream: Stream | None,
         tally: EpochCounters,
     ) -> None:
         self.point = point
         self.echo = point.echo
         self._make_pool = make_pool
-        self.upstream: Stream = upstream
-        self.blocking = upstream.blocking
-        self._items: dict[int, Item] = {}
-        self._draws: deque[Use] = deque()
+        self.upstream: Any = upstream
+        self.blocking = upstream is not None and upstream.blocking
+        self._items: dict[int, Any] = {}  # ``Item`` by number
+        self._drawn = ItemUses([], [], [], [])
         self._draws_again: dict[int, list[tuple[int, int, int]]] = {}
         self._tally = tally
         self._uses = self._first_uses = 0  # drawn so far
@@ -140,6 +139,14 @@ class EchoInputs(Inputs, Generic[AnyPool]):
             return min(each * seen, read)
         return read * seen // admitted
 
+    def first_value(self, worker_pool: WorkerPool) -> Any:
+        """Return the first item, or the ``Failure`` in its place; None if there is none."""
+        item = self.upstream.peek()
+        if item is None:
+            return None
+        worker_pool.wait(item.task)
+        return item.task.values[item.row]
+
     def item_bytes(self) -> int:
         """Return the bytes of an item in the pool; 0 if it is empty."""
         for item in list(self._items.values()):
@@ -153,25 +160,25 @@ class EchoInputs(Inputs, Generic[AnyPool]):
         for item in self._items.values():
             item.task.waiting = None
         self._items.clear()
-        self._draws.clear()
+        self._drawn = ItemUses([], [], [], [])
         self._make_pool = _over  # it refers to the run, which refers to this
 
     def together(self, count: int) -> int:
-        if not self._draws:
+        if not self._drawn.ordinals:
             self._step()
-        return min(count, len(self._draws) or count)
+        return min(count, len(self._drawn.ordinals) or count)
 
-    def take(self, count: int) -> list[Use]:
+    def take(self, count: int) -> ItemUses:
         """Return the next uses, fewer only at the end."""
-        drawn = self._draws
-        while len(drawn) < count:
-            if not self._step():
-                break
-        if len(drawn) <= count:
-            uses = list(drawn)
-            drawn.clear()
-            return uses
-        return [drawn.popleft() for _ in range(count)]
+        drawn = self._drawn
+        while len(drawn.ordinals) < count and self._step():
+            pass
+        self._drawn = ItemUses([], [], [], [])
+        if len(drawn.ordinals) > count:
+            self._drawn = ItemUses(*(column[count:] for column in drawn))
+            for column in drawn:
+                del column[count:]
+        return drawn
 
     @abstractmethod
     def _step(self) -> bool:
@@ -205,12 +212,14 @@ class EchoInputs(Inputs, Generic[AnyPool]):
             pool.step * group < taken and not pool.exhausted
         ):
             raise damage_error("its pool does not come to where the run was")
-        again = frozenset(held).union(pool.held_ordinals().tolist())
+        again = frozenset[int]()
+        if self.upstream is not None:
+            again = again.union(held, pool.held_ordinals().tolist())
         return UpstreamRequest(pool.admitted, pool.admitted, snapshot.oldest, again)
 
     def catch_up(self) -> None:
         """Finish the work that ``resume`` left."""
-        self._fresh = self.upstream.fresh
+        self._fresh = self.pool.admitted if self.upstream is None else self.upstream.fresh
         if self._has_begun is not None:
             self._schedule(*self._has_begun)
             self._has_begun = None
@@ -231,36 +240,53 @@ class EchoInputs(Inputs, Generic[AnyPool]):
         Raises StateError if the node cannot be right.
         """
 
-    def recompute_uses(self, start: int, count: int) -> list[Use]:
+    def recompute_uses(self, start: int, count: int) -> ItemUses:
         """Return uses from before a resume, their items made again."""
-        group, uses = self.pool.group, []
+        uses = ItemUses([], [], [], [])
+        for number, use, age in self._drawn_before(start, count):
+            item = self.upstream.recompute(number)
+            item.scheduled, item.settled = 1, True
+            each = item, item.ordinal, fold_use(item.use_key, use), age
+            for column, value in zip(uses, each, strict=True):
+                column.append(value)
+        return uses
+
+    def _drawn_before(self, start: int, count: int) -> list[tuple[int, int, int]]:
+        """Return items, uses and ages that were drawn before a resume; fewer at the end."""
+        group, found = self.pool.group, []
         for number in range(start, start + count):
             drawn = self._draws_again[number // group]
-            if number % group >= len(drawn):
-                break
-            ordinal, use, age = drawn[number % group]
-            item = self.upstream.recompute(ordinal)
-            item.scheduled, item.settled = 1, True
-            uses.append((item, fold_use(item.use_key, use), age))
-        return uses
+            found += drawn[number % group :][:1]
+        return found
 
     def _schedule(self, draw: Draw, skip: int) -> None:
         self._tally.distance_sum += draw.distance_sum
         self._tally.distances += draw.repeats
-        self._uses += len(draw.uses)
-        self._first_uses += int(np.count_nonzero(draw.uses == 0))
-        columns = (draw.ordinals, draw.uses, draw.last, draw.ages)
-        items, append = self._items, self._draws.append
-        for number, use, last, age in zip(*(c[skip:].tolist() for c in columns), strict=True):
-            item = items.get(number)
-            if item is None:  # after a resume: made again when it is next used
-                item = items[number] = self.upstream.recompute(number)
+        numbers, uses = draw.ordinals, draw.uses.tolist()
+        self._uses += len(uses)
+        self._first_uses += uses.count(0)
+        self._use(numbers[skip:].tolist(), uses[skip:], numbers[skip:][draw.last[skip:]].tolist())
+        self._drawn.ages.extend(draw.ages[skip:].tolist())
+
+    def _use(self, numbers: list[int], uses: list[int], last: list[int]) -> None:
+        """Add uses of these items to those drawn; these are the last ones of some."""
+        items, drawn = self._items, self._drawn
+        try:
+            used = [items[number] for number in numbers]
+        except KeyError:  # after a resume: an item is made again when it is next used
+            for number in numbers:
+                if number not in items:
+                    items[number] = self.upstream.recompute(number)
+            used = [items[number] for number in numbers]
+        for item in used:
             item.scheduled += 1
-            if last:
-                item.settled = True
-                del items[number]
-            key = item.use_key
-            append((item, fold_use(key, use) if key else use, age))
+        for number in last:
+            items.pop(number).settled = True
+        drawn.items.extend(used)
+        drawn.ordinals.extend([item.ordinal for item in used])
+        if self.echo.position:
+            uses = list(map(fold_use, [item.use_key for item in used], uses))
+        drawn.use_keys.extend(uses)
 
     def _recall(self, draw: Draw, step: int, wanted: bool, skip: int | None) -> set[int]:
         """Record a draw from before a resume; return the numbers of its items still needed."""
@@ -279,13 +305,14 @@ class PooledInputs(EchoInputs[Pool]):
         self,
         point: EchoPoint,
         make_pool: Callable[[PooledInputs], Pool],
-        upstream: Stream,
+        upstream: Stream | None,
         tally: EpochCounters,
     ) -> None:
         super().__init__(point, make_pool, upstream, tally)
-        self.total = None if upstream.total is None else self.echo.count(upstream.total)
+        items = None if upstream is None else upstream.total
+        self.total = None if items is None else self.echo.count(items)
         # If the number of items is unknown, one is peeked at, so that the end is seen in time.
-        self._unknown = upstream.total is None and not upstream.blocking
+        self._unknown = upstream is not None and items is None and not upstream.blocking
         self._prefetcher: deque[Item] = deque()
         self._items_before: int | None = None  # items in the epoch, from the state
         self._replaying = False

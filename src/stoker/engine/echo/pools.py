@@ -15,6 +15,7 @@ from stoker.basics.warn import warn
 from stoker.engine.echo.adaptive_inputs import AdaptiveInputs, OnDemandPolicy, Policy, Replay
 from stoker.engine.echo.pool_inputs import EchoInputs, PooledInputs
 from stoker.engine.echo.rank_sync import UNIT, AgreedPolicy, Ranks
+from stoker.engine.echo.row_inputs import RowInputs
 from stoker.engine.items import EpochCounters, Planning, Stream
 from stoker.engine.plan.plan import Plan
 from stoker.engine.plan.points import EchoPoint
@@ -23,9 +24,11 @@ from stoker.engine.work.failure import Failure
 from stoker.engine.workers.threads import WorkerPool
 from stoker.engine.workers.tuning import Autotuner
 from stoker.schedule import rng
+from stoker.schedule.dealing import RankOrder
 from stoker.schedule.leg import Leg
 from stoker.schedule.pools.adaptive import AdaptivePool
 from stoker.schedule.pools.fixed import Pool
+from stoker.sources.origin import IndexedSource
 from stoker.stages.echo import DEFAULT_POOL_BATCHES, DEFAULT_POOL_MEMORY_FRACTION, Echo
 from stoker.stages.stage import PoolSize
 from stoker.stages.to import usable_bytes
@@ -100,6 +103,19 @@ class Pools:
         self.feeds.append(feed)
         return feed
 
+    def feed_of_rows(
+        self,
+        point: EchoPoint,
+        source: IndexedSource,
+        order: RankOrder,
+        tally: EpochCounters,
+        worker_pool: WorkerPool,
+    ) -> RowInputs:
+        """Return the inputs of the segment behind an echo of rows in memory."""
+        feed = RowInputs(point, lambda feed: self._make(feed, worker_pool), source, order, tally)
+        self.feeds.append(feed)
+        return feed
+
     def _policy(self, point: EchoPoint, stream: Stream, planning: Planning) -> Policy:
         echo = point.echo
         if echo.record is not None:
@@ -171,15 +187,15 @@ class Pools:
         looks = self._plan.loader is not None or feed.point.on_device
         if echo.pool is not None and not looks:
             return PoolSize(echo.pool)
-        item = feed.upstream.peek()
-        if item is None:
+        value = feed.first_value(worker_pool)
+        if value is None:
             return PoolSize(echo.pool or DEFAULT_POOL_BATCHES * group)
-        worker_pool.wait(item.task)
-        value = item.task.values[item.row]
         if type(value) is Failure:
             raise value.error
         each = max(1, pytree.nbytes(value))
         device = next((d for d in map(pytree.device_of, pytree.leaves(value)) if d), None)
+        if feed.upstream is None:
+            return PoolSize(_size(echo, each, group, resources.usable_memory_bytes))
         usable = functools.partial(usable_bytes, device) if device else feed.upstream.usable_bytes
         known = PoolSize(_size(echo, each, group, usable), each)
         if device:

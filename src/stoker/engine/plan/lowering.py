@@ -189,6 +189,7 @@ class Lowering:
         self._close()
         if self._parts and self._parts[-1].needs_work_behind:
             self._parts.append(self._new())
+        self._parts = _reading_again(self._parts)
         into_pool = is_followed = leaks = False  # of the parts after this one
         in_turn = True
         for at, part in reversed(list(enumerate(self._parts))):
@@ -255,3 +256,21 @@ class Lowering:
                 Segment(batch=segment.batch, batch_maps=segment.batch_maps, renumbered=again)
             )
         return pieces
+
+
+def _reading_again(parts: list[Part]) -> list[Part]:
+    """Return a plan in which uses of rows in memory are read from there, not from a pool.
+
+    Only if they are then stacked: what functions get is a pool's, which knows who may write to it.
+    """
+    match parts:
+        case [
+            Segment(source=IndexedSource() as source, is_plain=True, batch=None),
+            EchoPoint() as point,
+            Segment() as behind,
+            *rest,
+        ] if point.echo.counts is not None:
+            behind = replace(behind, source=source)
+            if behind.rows is not None and behind.rows.in_memory:
+                return [point, behind, *rest]
+    return parts

@@ -229,21 +229,21 @@ class Pool:
         if self.group == 1 and not self.ended:
             return self._draw_one()
         slots = self._drain() if self.ended else self._uniform(self.step, self._item_count)
-        ordinals, remaining, after = (
-            self._ordinal[slots],
-            self._remaining[slots],
-            self._after[slots],
-        )
+        ordinals, remaining = self._ordinal[slots], self._remaining[slots]
+        after = self._after[slots]
         uses = self._uses[slots] - remaining
         remaining -= 1
-        repeats = int(np.count_nonzero(after))
-        distance_sum = (self.step + 1) * repeats - int(np.add.reduce(after))
-        ages = np.where(after > 0, self.step + 1 - after, np.where(uses > 0, -1, 0))
+        ages = (self.step + 1 - after) * (after > 0)
+        repeats, again = int(np.count_nonzero(after)), int(np.count_nonzero(uses))
+        distance_sum = int(np.add.reduce(ages))
+        if repeats < again:  # after a resume
+            ages[(after == 0) & (uses > 0)] = -1
         self._after[slots] = self.step + 1
         duplicates = 0
         if self.ended and len(slots) > self._count_before:
             duplicates = _number_repeats(slots, uses, remaining)
-        self.seen += len(slots) - int(np.count_nonzero(uses))
+            again = int(np.count_nonzero(uses))
+        self.seen += len(slots) - again
         self._remaining[slots] = remaining  # of a slot that occurs twice the last value stays
         last = remaining == 0
         free = slots[last]
@@ -435,8 +435,7 @@ class Pool:
         self._after[draws] = after
         self._ordinal[draws[refills]] = ordinals[refills]
         self._uses[draws[refills]] = uses_given[refills]
-        self._holes = draws[-group:][free[-group:]]
-        self._extent = slots.stop
+        self._holes, self._extent = draws[-group:][free[-group:]], slots.stop
         self._item_count = slots.stop - len(self._holes)
         self.admitted = first + len(refills) + len(slots)
         unseen = self._uses[: self._extent] == self._remaining[: self._extent]
@@ -451,7 +450,8 @@ class Pool:
         fractions = np.empty((len(sizes), int(widths[0])))  # the first are as wide as any
         for number, row in enumerate(fractions):
             self._random.at(self._key, self.step + number).random(out=row)
-        slots = (fractions * sizes[:, None]).astype(np.int64)
+        fractions *= sizes[:, None].astype(np.float64)  # else NumPy converts them piece by piece
+        slots = fractions.astype(np.int64)
         in_order = np.sort(slots.astype(np.int32))
         repeats = (in_order[:, 1:] == in_order[:, :-1]).any(1) | (widths < widths[0])
         for number in np.flatnonzero(repeats).tolist():

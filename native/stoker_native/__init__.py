@@ -1,4 +1,4 @@
-"""JPEG crops, resampling, pixel tables and windows of tokens, in C.
+"""JPEG crops, resampling, PNGs, pixel tables and windows of tokens, in C.
 
 Users call ``stoker.images`` and ``stoker.from_tokens``, which call these functions. NumPy allocates
 all memory. Calls release the GIL, but for ``jpeg_size``, which takes a few microseconds.
@@ -22,6 +22,7 @@ from stoker_native.functions import (
     read_windows,
     use_path,
 )
+from stoker_native.png import png_decode
 from stoker_native.version import __version__
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "look_up_pixels",
     "paths",
     "pixels_crop",
+    "png_decode",
     "read_files",
     "read_windows",
     "use_path",

@@ -1,4 +1,4 @@
-"""``stoker-native``, the optional library in C: crops, pixel tables, windows of tokens."""
+"""``stoker-native``, the optional library in C: crops, PNGs, pixel tables, windows of tokens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def library() -> ModuleType | None:
         import stoker_native
     except ModuleNotFoundError:
         return None
-    if not hasattr(stoker_native, "look_up_pixels"):  # the newest of its functions
+    if not hasattr(stoker_native, "png_decode"):  # the newest of its functions
         raise ImportError(
             f"stoker-native {stoker_native.__version__} is too old for this stoker: install the "
             "one that comes with it, pip install ./native"

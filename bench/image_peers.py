@@ -33,8 +33,9 @@ Results (five rounds)::
     DALI                            1534    1.36 (1.31 .. 1.39)
     [end]
 
-A loop in C is not here: its program warms up before it counts. ``images.py`` has it, by rates.
-Not here: FFCV 1.0.2, whose wheel is built against Debian's libopencv-dev, which this machine lacks.
+A loop in C, in one thread, is in ``image_kinds.py``.
+FFCV builds where Debian's libopencv-dev and libturbojpeg0-dev are; it writes a file of its own, of
+JPEGs that it encodes anew.
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ PEERS = {
     "Grain, simplejpeg": ("grain_jpegs", "grain_jpegs", ""),
     "tf.data": ("tensorflow", "tensorflow_jpegs", ""),
     "DALI": ("dali", "dali_crops", ""),
+    "FFCV": ("ffcv", "ffcv_jpegs", ""),
 }
 FILES = 1_000
 LEAST_RATE = 1.0

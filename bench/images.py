@@ -138,7 +138,7 @@ class Task:
 
 def written(files: list[bytes], folder: Path, count: int) -> Path:
     """Write files, and links to them, until there are so many."""
-    suffix = "jpg" if files[0].startswith(b"\xff\xd8") else "png"
+    suffix = {b"\xff\xd8": "jpg", b"\x89P": "png"}.get(files[0][:2], "webp")
     (folder / "0").mkdir(parents=True)
     for number, data in enumerate(files):
         (folder / "0" / f"{number:05}.{suffix}").write_bytes(data)
@@ -166,12 +166,14 @@ def resized(files: list[bytes], size: tuple[int, int]) -> list[bytes]:
     return made
 
 
-def as_png(files: list[bytes]) -> list[bytes]:
-    """Encode the pixels of the same files without loss."""
+def encoded(files: list[bytes], kind: str, mode: str = "RGB", **how: Any) -> list[bytes]:
+    """Encode the pixels of the same files in another way."""
     made = []
     for data in files:
         out = io.BytesIO()
-        Image.open(io.BytesIO(data)).save(out, "PNG")
+        image = Image.open(io.BytesIO(data)).convert(mode)
+        image.info = {}  # colour profiles, of which OpenCV warns
+        image.save(out, kind, **how)
         made.append(out.getvalue())
     return made
 
@@ -186,14 +188,16 @@ def cifar(archive: str | None, count: int, others: list[bytes]) -> list[bytes]:
         return [file.read() for file in found if file is not None]
 
 
-def compiled(source: str, folder: Path) -> Path:
-    """Compile the C program that is the limit."""
-    program = folder / "limit"
+def compiled(source: str, folder: Path, side: int = 224, clock: str = "MONOTONIC") -> Path:
+    """Compile the C program that is the limit, for images of this side, and with this clock."""
+    program, own = folder / f"limit-{side}", folder / f"limit-{side}.c"
+    text = Path(source).read_text().replace("224", str(side)).replace("672", str(3 * side))
+    own.write_text(text.replace("CLOCK_MONOTONIC", f"CLOCK_{clock}"))
     command: list[Any] = [
         "cc",
         "-O3",
         "-march=native",
-        source,
+        own,
         "-o",
         program,
         "-ljpeg",
@@ -204,14 +208,14 @@ def compiled(source: str, folder: Path) -> Path:
     return program
 
 
-def limit(program: Path, folder: Path, seconds: float) -> dict[str, float]:
-    """Run the C program on files, with as many threads as there are workers."""
+def limit(program: Path, folder: Path, seconds: float, threads: int = WORKERS) -> dict[str, float]:
+    """Run the C program on files; it warms up before it counts."""
     names = folder.parent / f"{folder.name}.list"
     names.write_text("".join(f"{path}\n" for path in sorted((folder / "0").iterdir())))
-    arguments: list[Any] = [names, "crop_resize", str(WORKERS), str(seconds), "file"]
+    arguments: list[Any] = [names, "crop_resize", str(threads), str(seconds), "file"]
     out = subprocess.run([program, *arguments], capture_output=True, text=True, check=True).stdout
     per_s = json.loads(out.partition("RESULT ")[2])["ips"]
-    return {"steady_examples": per_s, "steady_s": 1.0}
+    return {"steady_examples": per_s, "steady_s": 1.0, "examples": per_s, "processor_s": threads}
 
 
 def arms_of(
@@ -314,7 +318,7 @@ def tasks(place: str | None, small: str | None, quick: bool, within: Path) -> It
     for name in ("echo 2", "echo 4"):
         yield Task(name, photographs, has_limit=False)
     tiny = cifar(small, BATCH if quick else FILES, few)
-    for name, made in (("small JPEGs", tiny), ("small PNGs", as_png(tiny))):
+    for name, made in (("small JPEGs", tiny), ("small PNGs", encoded(tiny, "PNG"))):
         folder = written(made, within / name.replace(" ", "-"), count)
         yield Task(name, folder, side=32, has_limit=False)
     large = (400, 300) if quick else (2_000, 1_500)

@@ -70,5 +70,6 @@ assert n.paths() == ["neon", "scalar"]'
 # Python cannot start itself here, so the mutated files have a call of their own.
 "${arm[@]}" -m pytest -q -c /dev/null --noconftest -p no:cacheprovider -W ignore \
     --hypothesis-profile=ci -m "not full" -k "not mutated" "$here/../tests/images/test_native_jpegs.py" \
-    "$here/../tests/sources/test_native_windows.py" "$here/../tests/images/test_native_tables.py"
+    "$here/../tests/sources/test_native_windows.py" "$here/../tests/images/test_native_tables.py" \
+    "$here/../tests/images/test_native_pngs.py"
 "${arm[@]}" "$here/../tests/images/fuzz_jpegs.py" 2000

@@ -30,5 +30,6 @@ for python in "$@"; do
     "$work/venv/bin/python" -c 'import sys, stoker_native as n; print(sys.version, n.__file__, n.paths())'
     "$work/venv/bin/python" -m pytest -q -c /dev/null --noconftest -p no:cacheprovider -W ignore \
         --hypothesis-profile=ci -m "not full" "$here/../tests/images/test_native_jpegs.py" \
-        "$here/../tests/sources/test_native_windows.py" "$here/../tests/images/test_native_tables.py"
+        "$here/../tests/sources/test_native_windows.py" "$here/../tests/images/test_native_tables.py" \
+        "$here/../tests/images/test_native_pngs.py"
 done

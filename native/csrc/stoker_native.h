@@ -51,6 +51,12 @@ OFFERED void stoker_jpeg_crop_many(int64_t count, const uint8_t *const *data, co
 OFFERED int stoker_pixels_crop(const uint8_t *pixels, int32_t height, int32_t width, int32_t channels,
                        int64_t row_bytes, const struct crop *crop, uint8_t *out, char *message);
 
+// Writes RGB [height][width][3] of what the zlib stream of a PNG with 8 bits a channel holds: rows of
+// 1 + width * channels bytes. Channels are grey, or red, green and blue, with alpha, which is left
+// out, or without.
+OFFERED int stoker_png_pixels(const uint8_t *filtered, int32_t height, int32_t width, int32_t channels,
+                      uint8_t *out, char *message);
+
 // Reads windows of length + 1 integers from open files, each from a byte of its file on. All but the
 // last integer go into its row of inputs [windows][length], all but the first into its row of
 // targets. Integers have 1, 2, 4 or 8 bytes; those of 8 are signed. Returns how many windows are

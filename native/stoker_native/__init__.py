@@ -1,4 +1,4 @@
-"""JPEG crops, resampling, pixel tables, rows of arrays and windows of tokens, in C.
+"""JPEG crops, resampling, PNGs, pixel tables, rows of arrays and windows of tokens, in C.
 
 Users call ``stoker.images``, ``stoker.from_tokens`` and others, which call these functions. NumPy
 allocates all memory. Calls release the GIL, but for ``jpeg_size``, which takes a few microseconds.
@@ -23,6 +23,7 @@ from stoker_native.functions import (
     read_windows,
     use_path,
 )
+from stoker_native.png import png_decode
 from stoker_native.version import __version__
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "look_up_pixels",
     "paths",
     "pixels_crop",
+    "png_decode",
     "read_files",
     "read_windows",
     "use_path",

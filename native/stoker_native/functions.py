@@ -79,6 +79,7 @@ def _load() -> ctypes.CDLL:
     library.stoker_pixels_crop.argtypes = [
         c_void_p, c_int32, c_int32, c_int32, c_int64, crop, out, c_char_p,
     ]  # fmt: skip
+    library.stoker_png_pixels.argtypes = [c_char_p, c_int32, c_int32, c_int32, out, c_char_p]
     library.stoker_use_path.argtypes = [c_char_p]
     library.stoker_read_windows.argtypes = [
         c_void_p, c_void_p, c_int64, c_int32, c_int32, c_int64, c_void_p, c_void_p,
@@ -92,6 +93,7 @@ def _load() -> ctypes.CDLL:
         "jpeg_decode",
         "jpeg_crop",
         "pixels_crop",
+        "png_pixels",
         "look_up_pixels",
         "gather_rows",
         "use_path",
@@ -231,6 +233,24 @@ def pixels_crop(pixels: NDArray[np.uint8], crop: Crop) -> NDArray[np.uint8]:
         pixels.ctypes.data, height, width, channels, pixels.strides[0],
         byref(crop), _address(out), message,
     )  # fmt: skip
+    if outcome:
+        _fail(outcome, message)
+    return out
+
+
+def png_pixels(filtered: bytes, height: int, width: int, channels: int) -> NDArray[np.uint8]:
+    """Return RGB ``uint8 [height, width, 3]`` of what a PNG's zlib stream holds.
+
+    Args:
+        filtered: rows of ``1 + width * channels`` bytes, the first one the row's filter.
+        channels: 1 (grey), 2 (grey, alpha), 3 (RGB) or 4 (RGB, alpha) of 8 bits; alpha is left out.
+
+    Raises OSError if there is no such filter, ValueError for other arguments.
+    """
+    if min(height, width, channels) < 1 or len(filtered) != height * (1 + width * channels):
+        raise ValueError(f"{len(filtered)} bytes are not {height} x {width} x {channels} filtered")
+    out, message = np.empty((height, width, 3), np.uint8), _scratch.message
+    outcome = _library.stoker_png_pixels(filtered, height, width, channels, _address(out), message)
     if outcome:
         _fail(outcome, message)
     return out

@@ -252,9 +252,9 @@ def test_sanitizers_find_nothing_in_mutated_files(sanitized: dict[str, str]) -> 
 
 
 @pytest.mark.full
-def test_sanitizers_find_nothing_in_windows_and_tables(sanitized: dict[str, str]) -> None:
+def test_sanitizers_find_nothing_in_other_tests(sanitized: dict[str, str]) -> None:
     tests = [ROOT / "tests" / "sources" / "test_native_windows.py"]
-    tests.append(ROOT / "tests" / "images" / "test_native_tables.py")
+    tests += [ROOT / "tests" / "images" / f"test_native_{what}.py" for what in ("tables", "pngs")]
     alone = ["-c", os.devnull, "--noconftest", "-p", "no:cacheprovider", "-q"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *alone, *tests],

@@ -1,4 +1,4 @@
-"""A random resized crop by simplejpeg and OpenCV, for peers that leave decoding to the user."""
+"""A random resized crop by OpenCV, for peers that leave decoding to the user."""
 
 from __future__ import annotations
 
@@ -6,15 +6,25 @@ from collections.abc import Callable
 from typing import Any
 
 import cv2
-import simplejpeg
+import numpy as np
 from serve_jpegs import SIDE, box
 
 cv2.setNumThreads(0)
 
 
-def cropped(data: bytes, uniform: Callable[[], float]) -> Any:
-    """Return ``uint8 [SIDE, SIDE, 3]`` of a JPEG, half of them flipped."""
-    image = simplejpeg.decode_jpeg(data, "RGB")
+def decoded(data: bytes, by: str = "simplejpeg") -> Any:
+    """Return ``uint8 [height, width, 3]`` of a JPEG; of other files by OpenCV, and where ``by`` is
+    "opencv"."""
+    if by == "opencv" or not data.startswith(b"\xff\xd8"):
+        return cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR_RGB)
+    import simplejpeg
+
+    return simplejpeg.decode_jpeg(data, "RGB")
+
+
+def cropped(data: bytes, uniform: Callable[[], float], by: str = "simplejpeg") -> Any:
+    """Return ``uint8 [SIDE, SIDE, 3]`` of a file, half of them flipped."""
+    image = decoded(data, by)
     top, left, height, width = box(*image.shape[:2], uniform)
     cut = image[top : top + height, left : left + width]
     made = cv2.resize(cut, (SIDE, SIDE), interpolation=cv2.INTER_LINEAR)

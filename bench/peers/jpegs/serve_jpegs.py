@@ -2,7 +2,7 @@
 
 A peer's file has ``epochs(folder, variant, batch, workers)``, which returns a function that starts
 an epoch: an iterable of (images, labels), ``uint8 [batch, SIDE, SIDE, 3]``. The files are
-``folder/LABEL/NAME.jpg``, or ``.png``.
+``folder/LABEL/NAME.jpg``, ``.png`` or ``.webp``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SIDE = int(os.environ.get("SIDE", "224"))
 
 def files_of(folder: str) -> list[tuple[str, int]]:
     """Return all files and their labels."""
-    found = sorted(Path(folder).glob("*/*.*g"))
+    found = sorted(Path(folder).glob("*/*.*"))
     labels = {name: number for number, name in enumerate(sorted({p.parent.name for p in found}))}
     return [(str(path), labels[path.parent.name]) for path in found]
 

@@ -11,18 +11,16 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import cv2
 import numpy as np
-from serve_jpegs import SIDE, box, files_of
+from crops import cropped
+from serve_jpegs import files_of
 from spdl.pipeline import PipelineBuilder
 
 CHUNK = 16  # files a task: single ones cost more to hand over
 
 
 def epochs(folder: str, variant: str, batch: int, workers: int) -> Callable[[], Iterable[Any]]:
-    cv2.setNumThreads(0)
-    if variant == "simplejpeg":
-        from crops import cropped
+    by = variant or "opencv"
     files = files_of(folder)
     rng = np.random.default_rng()
 
@@ -31,14 +29,7 @@ def epochs(folder: str, variant: str, batch: int, workers: int) -> Callable[[], 
         for at, seed in some:
             path, label = files[at]
             draws = np.random.default_rng(seed)
-            if variant == "simplejpeg":
-                made.append((cropped(Path(path).read_bytes(), draws.random), label))
-                continue
-            data = np.frombuffer(Path(path).read_bytes(), np.uint8)
-            image = cv2.imdecode(data, cv2.IMREAD_COLOR_RGB)
-            top, left, height, width = box(*image.shape[:2], draws.random)
-            cut = cv2.resize(image[top : top + height, left : left + width], (SIDE, SIDE))
-            made.append((cv2.flip(cut, 1) if draws.random() < 0.5 else cut, label))
+            made.append((cropped(Path(path).read_bytes(), draws.random, by), label))
         return made
 
     def chunks() -> Iterator[list[tuple[int, int]]]:

@@ -1,7 +1,8 @@
 """stoker over JPEGs: with and without its library in C, with the codec's scaling, with echoes.
 
-Variants: ``fast``, ``pillow``, ``dct``; ``echo-E`` decodes in full and crops each of E uses,
-``hand-E`` does the same by hand: two threads decode ahead, the loop copies and crops.
+Variants: ``fast``, ``pillow``, ``dct``; ``decode`` decodes in full, and keeps a corner; ``echo-E``
+decodes in full and crops each of E uses, ``hand-E`` does the same by hand: two threads decode
+ahead, the loop copies and crops.
 """
 
 from __future__ import annotations
@@ -30,10 +31,19 @@ def epochs(folder: str, variant: str, batch: int, workers: int) -> Callable[[], 
     if kind == "hand":
         return lambda: by_hand(folder, crop, int(factor), batch, workers)
     train: Any = stoker.from_folder(folder, seed=0).shuffle()
-    if kind == "echo":
-        train = train.map(stoker.images.decode, on="image").echo(int(factor), pool=8 * batch)
-    train = train.random_map(crop, on="image").batch(batch, drop_last=True).workers(workers)
+    if kind in ("echo", "decode"):
+        train = train.map(stoker.images.decode, on="image")
+    if kind == "decode":
+        train = train.map(corner, on="image")
+    else:
+        train = train.echo(int(factor), pool=8 * batch) if factor else train
+        train = train.random_map(crop, on="image")
+    train = train.batch(batch, drop_last=True).workers(workers)
     return lambda: train
+
+
+def corner(image: Any) -> Any:
+    return image[:SIDE, :SIDE]
 
 
 def by_hand(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 import warnings
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,26 +27,11 @@ def by_pillow(path: str) -> Any:
     return made[:, ::-1].copy() if random.random() < 0.5 else made
 
 
-def by_opencv(path: str) -> Any:
-    import cv2
-
-    cv2.setNumThreads(0)
-    with open(path, "rb") as file:
-        image = cv2.imdecode(np.frombuffer(file.read(), np.uint8), cv2.IMREAD_COLOR_RGB)
-    top, left, height, width = box(*image.shape[:2], random.random)
-    made = cv2.resize(
-        image[top : top + height, left : left + width],
-        (SIDE, SIDE),
-        interpolation=cv2.INTER_LINEAR,
-    )
-    return cv2.flip(made, 1) if random.random() < 0.5 else made
-
-
-def by_simplejpeg(path: str) -> Any:
+def by_hand(path: str, by: str) -> Any:
     from crops import cropped
 
     with open(path, "rb") as file:
-        return cropped(file.read(), random.random)
+        return cropped(file.read(), random.random, by)
 
 
 class Crops(Dataset[Any]):
@@ -62,7 +48,7 @@ class Crops(Dataset[Any]):
         return self._crop(path), label
 
 
-CROPS = {"pillow": by_pillow, "opencv": by_opencv, "simplejpeg": by_simplejpeg}
+CROPS = {"pillow": by_pillow} | {by: partial(by_hand, by=by) for by in ("opencv", "simplejpeg")}
 
 
 def epochs(folder: str, variant: str, batch: int, workers: int) -> Callable[[], Iterable[Any]]:

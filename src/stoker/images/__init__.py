@@ -1,7 +1,7 @@
 """Images: decoding, cropping and random changes (extras ``[images]`` and ``[fast]``).
 
-With ``stoker-native``, a crop of a JPEG decodes only the part that it needs. Without it, Pillow
-does all the work, and gives the same pixels within one level.
+With ``stoker-native``, a crop of a JPEG decodes only the part that it needs, and most PNGs are
+decoded faster. Without it, Pillow does all the work, and gives the same pixels within one level.
 """
 
 from stoker.images.advising import CropAdvice, advise

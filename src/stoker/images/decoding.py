@@ -57,7 +57,7 @@ def decode(
     max_pixels: int = MAX_PIXELS,
     formats: Sequence[str] = FORMATS,
 ) -> NDArray[np.uint8]:
-    """Decode an encoded image: a JPEG with ``stoker-native`` if it is installed, else with Pillow.
+    """Decode an encoded image: JPEG and PNG with ``stoker-native`` where it is, else with Pillow.
 
     Example: ``.map(stoker.images.decode, on="image")``
 
@@ -84,15 +84,10 @@ def decode(
             no such format.
     """
     data, limits = file_bytes(data), limits_of(max_pixels)
-    library = native.library()
-    if library is None or not is_jpeg(data) or not _has_jpeg(formats):
-        image = decode_with_pillow(data, max_pixels, formats)
-        return _orient(pixels_of(image), _orientation(data, formats) if orient else 1)
-    turn = _orientation(data) if orient else 1
-    height, width = library.jpeg_size(data)
-    _check_pixels(height, width, max_pixels)  # before memory is allocated
-    pixels = library.jpeg_decode(data, (0, 0, width, height), **limits)
-    return _orient(pixels, turn)
+    pixels = _in_c(data, limits, formats)
+    if pixels is None:
+        pixels = pixels_of(decode_with_pillow(data, max_pixels, formats))
+    return _orient(pixels, _orientation(data, formats) if orient else 1)
 
 
 @reads_only
@@ -110,7 +105,7 @@ def size(data: bytes, *, orient: bool = False, formats: Sequence[str] = FORMATS)
     """
     data = file_bytes(data)
     library = native.library()
-    if library is not None and is_jpeg(data) and _has_jpeg(formats):
+    if library is not None and is_jpeg(data) and _allows("JPEG", formats):
         height, width = library.jpeg_size(data)
     else:
         with _open(data, formats) as image:
@@ -200,6 +195,27 @@ def pixels_of(image: Any) -> NDArray[np.uint8]:
     return out if channels > 1 else out[..., 0]
 
 
+def _in_c(data: bytes, limits: dict[str, int], formats: Sequence[str]) -> NDArray[np.uint8] | None:
+    """Decode a file with ``stoker-native``; None if Pillow has to do it. Raises as ``decode``."""
+    library, max_pixels = native.library(), limits["max_pixels"]
+    if library is None:
+        return None
+    if not is_jpeg(data):
+        if not _allows("PNG", formats):
+            return None
+        warned_of = pillow().MAX_IMAGE_PIXELS or max_pixels  # more are for Pillow to judge
+        png: NDArray[np.uint8] | None = library.png_decode(
+            data, max_pixels=min(max_pixels, warned_of)
+        )
+        return png
+    if not _allows("JPEG", formats):
+        return None
+    height, width = library.jpeg_size(data)
+    _check_pixels(height, width, max_pixels)  # before memory is allocated
+    jpeg: NDArray[np.uint8] = library.jpeg_decode(data, (0, 0, width, height), **limits)
+    return jpeg
+
+
 def _as_rgb(image: Any) -> Any:
     if image.mode.startswith("I"):
         return pillow().fromarray(_from_deep(np.asarray(image)))
@@ -227,8 +243,8 @@ def _open(data: bytes, formats: Sequence[str] = FORMATS) -> Any:
         raise OSError(f"the image is damaged: {error}") from error
 
 
-def _has_jpeg(formats: Sequence[str]) -> bool:
-    return formats is FORMATS or "JPEG" in formats
+def _allows(name: str, formats: Sequence[str]) -> bool:
+    return formats is FORMATS or name in _check_formats(formats)
 
 
 def _check_formats(formats: Sequence[str]) -> list[str]:

@@ -82,7 +82,7 @@ def many_of(fn: Any) -> Many | None:
     """Return what does the work of an image function on many images; None if nothing does."""
     if not isinstance(fn, (ImageMap, RandomImageMap)):
         return None
-    return fn.many if hasattr(native.library(), "jpeg_crop_many") else None
+    return None if native.library() is None else fn.many
 
 
 def _each(images: Any, fn: Callable[[Any], Any]) -> Any:

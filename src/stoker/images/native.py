@@ -1,4 +1,4 @@
-"""``stoker-native``, the optional library in C: crops, pixel tables, rows, windows of tokens."""
+"""``stoker-native``, the optional library in C: crops, PNGs, tables, rows, windows of tokens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ def library() -> ModuleType | None:
         import stoker_native
     except ModuleNotFoundError:
         return None
-    if not hasattr(stoker_native, "gather_rows"):  # the newest of its functions
+    newest = "gather_rows", "png_decode"  # of its functions
+    if not all(hasattr(stoker_native, name) for name in newest):
         raise ImportError(
             f"stoker-native {stoker_native.__version__} is too old for this stoker: install the "
             "one that comes with it, pip install ./native"

@@ -1,0 +1,167 @@
+"""Other JPEGs, PNGs and WebPs: processor time an image, beside loops by hand and in C.
+
+Random boxes as in ``images.py``, in one thread: stoker's whole pipeline inline, against a loop that
+reads the same files and decodes them by simplejpeg or OpenCV, and against the C program that is the
+limit. Photographs as they are, progressive, grey, as PNGs and as WebPs; files of 32 x 32 pixels;
+photographs of 12 megapixels, decoded in full.
+
+Command::
+
+    python bench/image_kinds.py --jpegs imagenet-sample.tar --cifar cifar10-jpg.tar.xz --peers all
+        --install --limit jpeg_floor.c
+
+Machine: two cores of an AMD EPYC, 24 GiB; Python 3.11.7, Pillow 13.0.0, OpenCV 5.0.0.93.
+
+Results::
+
+    [results/image_kinds.json]
+    files                                  arm  us an image   stoker's rate over it
+    -------------------------------------------------------------------------------
+    photographs                         stoker      1,015.6
+                                    simplejpeg      1,250.0     1.21 (1.15 .. 1.23)
+                                        OpenCV      1,484.4     1.43 (1.31 .. 1.46)
+                                         limit        813.9  0.801 (0.741 .. 0.809)
+    progressive                         stoker      2,187.5
+                                    simplejpeg      2,421.9        1.11 (1 .. 1.18)
+                                        OpenCV      2,578.1     1.18 (1.13 .. 1.18)
+                                         limit      2,084.8  0.936 (0.895 .. 0.953)
+    grey                                stoker        664.1
+                                    simplejpeg        703.1        1.13 (1 .. 1.29)
+                                        OpenCV        781.3     1.22 (1.06 .. 1.33)
+                                         limit        463.1  0.697 (0.655 .. 0.807)
+    small JPEGs                         stoker         45.4
+                                    simplejpeg         30.2     0.667 (0.5 .. 0.75)
+                                        OpenCV         35.3  0.778 (0.591 .. 0.875)
+                                         limit         11.5  0.254 (0.204 .. 0.294)
+    PNGs                                stoker      3,593.8
+                                        OpenCV      4,687.5     1.33 (1.28 .. 1.36)
+    small PNGs                          stoker         63.0
+                                        OpenCV         52.9   0.84 (0.769 .. 0.943)
+    WebPs                               stoker      3,359.4
+                                        OpenCV      2,656.3   0.81 (0.791 .. 0.814)
+    12 megapixels, decoded in full      stoker     30,000.0
+                                    simplejpeg     61,250.0    1.63 (0.833 .. 2.26)
+                                        OpenCV     51,250.0      1.42 (1.37 .. 3.3)
+    [end]
+
+Missed: C is the smaller part of a file of 32 x 32; the rest is Python's, to read it, to draw and
+place its box, to stack it. That is a twentieth of a grey JPEG, and antialiasing a tenth. Pillow
+decodes WebPs to four channels, and copies them twice: a libwebp of stoker's own would be one more
+library to bundle and to mend.
+
+Caveats: loops by hand draw in Python's order, shuffle nothing but names, and resize with the two
+nearest pixels, as the C program does; stoker resizes with antialiasing, and its draws can be
+repeated. simplejpeg has libjpeg-turbo 3, stoker and the C program here Debian's 2.1.5. The kernel
+counts processor time in ticks of 10 ms.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+from gil import jpegs
+from harness import Ratio, Report, parser, report
+from peers import environment, racing
+
+from images import BATCH, Task, cifar, colour, compiled, encoded, limit, resized, written
+
+PEERS = {
+    "simplejpeg": ("webdataset_jpegs", "simplejpeg"),
+    "OpenCV": ("webdataset_jpegs", "opencv"),
+}
+"""Their environment, and what decodes in the loop by hand."""
+
+WHOLE = "12 megapixels, decoded in full"
+GOALS = {
+    "photographs": ("limit", 0.8),
+    "progressive": ("limit", 0.8),
+    "grey": ("limit", 0.8),
+    "small JPEGs": ("limit", 0.6),
+    "PNGs": ("OpenCV", 1.0),
+    "small PNGs": ("OpenCV", 1.0),
+    "WebPs": ("OpenCV", 1.0),
+    WHOLE: ("simplejpeg", 1.0),
+}
+"""How fast stoker has to be, as a fraction of which arm."""
+
+
+def tasks(place: str | None, small: str | None, quick: bool, within: Path) -> Iterator[Task]:
+    """Write the files of each kind."""
+    files = colour(jpegs(place, 8 if quick else 2 * BATCH))[: 2 * BATCH]
+    tiny = cifar(small, 8 if quick else 2_000, files)
+    kinds = {
+        "photographs": lambda: files,
+        "progressive": lambda: encoded(files, "JPEG", quality=90, progressive=True),
+        "grey": lambda: encoded(files, "JPEG", "L", quality=90),
+        "small JPEGs": lambda: tiny,
+        "PNGs": lambda: encoded(files, "PNG"),
+        "small PNGs": lambda: encoded(tiny, "PNG"),
+        "WebPs": lambda: encoded(files, "WEBP", quality=80),
+        WHOLE: lambda: resized(files[:8], (400, 300) if quick else (4_000, 3_000)),
+    }
+    for number, (name, made) in enumerate(kinds.items()):
+        side = 32 if name.startswith("small") else 224
+        folder = written(made(), within / str(number), 1)
+        yield Task(name, folder, side, has_limit=GOALS[name][0] == "limit")
+
+
+def arms_of(task: Task, peers: list[str]) -> dict[str, list[object]]:
+    """Return what runs for a kind of files, as words of command lines."""
+    program = environment.HERE / "jpegs" / "serve_jpegs.py"
+    batch = min(BATCH, len(list(task.folder.glob("*/*"))))
+    is_whole = task.name == WHOLE
+
+    def arm(python: str | Path, peer: str, variant: str) -> list[object]:
+        return [python, "-W", "ignore", program, peer, task.folder, variant, batch, 0]
+
+    arms = {"stoker": arm(sys.executable, "stoker_jpegs", "decode" if is_whole else "fast")}
+    for name in peers:
+        place, by = PEERS[name]
+        if by == "opencv" or GOALS[task.name][0] != "OpenCV":
+            variant = f"{by}-decode" if is_whole else by
+            arms[name] = arm(environment.python(place), "loop_jpegs", variant)
+    return arms
+
+
+def evaluate(made: Report) -> None:
+    """Hold stoker against each arm, kind by kind."""
+    table = []
+    for task in dict.fromkeys(row["task"] for row in made.rows):
+        us = {row["arm"]: row["processor_us"] for row in made.rows if row["task"] == task}
+        for arm, each in us.items():
+            share = "" if arm == "stoker" else Ratio.of(each, us["stoker"])
+            table.append((task if arm == "stoker" else "", arm, f"{median(each):,.1f}", share))
+        peer, least = GOALS[task]
+        if peer in us:
+            made.expect(f"{task}: {peer}", Ratio.of(us[peer], us["stoker"]).median, least)
+    made.show(("files", "arm", "us an image", "stoker's rate over it"), table)
+
+
+def main() -> None:
+    options = parser(__doc__, evaluate)
+    options.add_argument("--jpegs", help="a folder or a tar of JPEGs; by default some are made")
+    options.add_argument("--cifar", help="a tar of JPEGs of 32 x 32; by default some are made")
+    options.add_argument("--limit", help="the C program that is the limit, its source")
+    racing.add_options(options, PEERS)
+    arguments = options.parse_args()
+    peers, quick = racing.chosen(arguments, PEERS), arguments.quick
+    rounds, seconds = (1, 0.05) if quick else (arguments.rounds, 0.5)
+    with report(__file__, arguments) as made, tempfile.TemporaryDirectory() as folder:
+        for task in tasks(arguments.jpegs, arguments.cifar, quick, Path(folder)):
+            others = {}
+            if arguments.limit and task.has_limit:
+                program = compiled(arguments.limit, Path(folder), task.side, "THREAD_CPUTIME_ID")
+                others["limit"] = partial(limit, program, task.folder, seconds, 1)
+            side = str(task.side)
+            found = racing.raced(arms_of(task, peers), seconds, rounds, others, SIDE=side)
+            for name, (_, samples) in found.items():
+                made.add(task=task.name, arm=name, processor_us=racing.processor_us(samples))
+
+
+if __name__ == "__main__":
+    main()

@@ -298,9 +298,10 @@ def test_a_segment_is_fed_with_each_item_once(length: int, counts: list[int]) ->
     left = list(range(length))
     for count in counts:
         uses = feed.take(count)
-        assert [value(item) for item, _, _ in uses] == left[:count]
-        assert all((use_key, age) == (item.use_key, item.age) for item, use_key, age in uses)
-        assert all(item.scheduled == 1 and item.settled for item, _, _ in uses)
+        assert [value(item) for item in uses.items] == left[:count]
+        assert uses.use_keys == [item.use_key for item in uses.items]
+        assert uses.ages == [item.age for item in uses.items]
+        assert all(item.scheduled == 1 and item.settled for item in uses.items)
         del left[:count]
         assert feed.fresh == length - len(left)
     assert feed.in_order

@@ -41,7 +41,7 @@ CHAINS: dict[str, Chain] = {
 
 def told(pipeline: stoker.Pipeline) -> list[tuple[object, ...]]:
     """Return what is known of each batch: its rows, uses, ages, and fresh examples so far."""
-    found = []
+    found: list[tuple[object, ...]] = []
     for batch in pipeline:
         uses, stats = pipeline.last, pipeline.stats()
         at = stats.fresh_examples, stats.uses, stats.repeats_in_batches

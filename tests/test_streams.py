@@ -106,7 +106,7 @@ def test_lists_generators_and_functions_are_streams(workers: int, kind: str) -> 
 
 def test_a_stream_of_bare_examples_needs_no_batch() -> None:
     assert list(stoker.from_iterable(list("abc"))) == ["a", "b", "c"]
-    assert list(stoker.from_iterable("abc").map(str.upper).echo(1)) == ["A", "B", "C"]
+    assert list(stoker.from_iterable(list("abc")).map(str.upper).echo(1)) == ["A", "B", "C"]
 
 
 @pytest.mark.parametrize("iterator", [iter([1]), (x for x in [1]), map(str, [1]), zip([1])])

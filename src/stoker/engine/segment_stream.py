@@ -125,10 +125,6 @@ class SegmentStream(PulledStream):
             cost.light = True
         if self._passes or (rows is not None and self._gathers_alone and rows.releases_gil):
             cost.releases_gil = True
-            # Into a pool a thread would take the GIL from the consumer for each batch, which copies
-            # meanwhile: 768 KB, gathered once and used four times, cost 1.6 times as much.
-            if rows is not None and self._gathers:
-                cost.inline_ns = rows.alone_ns
         elif segment.releases_gil:
             cost.releases_gil, cost.gil_row_ns = True, IMAGE_ROW_NS
         self._together = 1  # the most batches that are gathered at once

@@ -469,7 +469,6 @@ class _MixedRows(Rows):
         self._rows = rows
         self._recycler = Recycler()
         self.releases_gil = all(each.releases_gil for each in rows)
-        self.alone_ns = sum(each.alone_ns for each in rows)  # the GIL is needed between them
         self.in_memory = all(each.in_memory for each in rows)
 
     def allocate(self, rows: int, recycler: Allocator) -> Any:

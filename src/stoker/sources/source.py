@@ -195,14 +195,10 @@ class Rows(ABC):
 
     Attributes:
         releases_gil: whether gathering releases the GIL, so that threads gather in parallel.
-        alone_ns: the consumer gathers batches that take it less, if it does nothing else: with
-            threads it would hardly have them sooner. Only where the GIL is released.
         in_memory: whether all rows lie in memory: an echo then keeps no copies of its own.
     """
 
     releases_gil: bool = True
-    # About the engine's own cost for a batch, 30 us (bench/echo_overhead.py).
-    alone_ns: int = 40_000
     in_memory: bool = False
 
     @abstractmethod

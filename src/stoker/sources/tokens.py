@@ -74,10 +74,6 @@ class TokenSource(OwnSource, GathersRows[Any], Fingerprinted[Any], HasSignature[
         TypeError: wrong kinds of arguments; no ``dtype`` for raw files.
     """
 
-    # Two threads need 1.6 to 2.1 times the processor time, most of it to wait for memory that the
-    # other one wrote: 129 us a batch of 64 x 1,024, and 82 without threads; of 512, 1,345 and 623.
-    alone_ns = 1_000_000
-
     def __init__(
         self,
         files: Paths,

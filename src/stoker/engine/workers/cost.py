@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-# As long as one chunk of a thread: less work than that is not divided further.
+# As long as one chunk of a thread: less work than that is not divided further. Threads that gather
+# rows wait for memory that the other ones wrote: below this two took 1.2 to 2.1 times the processor
+# time, and from 0.6 to 1.3 times as long.
 INLINE_BATCH_NS = 1_000_000
 # Smaller images are mostly Python's own work, under the GIL. Chosen, not measured.
 IMAGE_ROW_NS = 200_000

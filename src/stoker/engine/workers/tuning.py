@@ -14,8 +14,8 @@ The number is never between one and all, and the stream does not depend on it. T
    cheaper batch if the consumer does something else between batches for longer than the batch
    costs (a training step; waiting for a processor does not count), so that threads can hide it.
    Otherwise the consumer stays inline, and looks again later. Two kinds of work release the GIL and
-   get all threads without a trial: gathering where a batch takes ``Rows.alone_ns``, and image
-   functions where an image takes 0.2 ms or more.
+   get all threads without a trial: gathering of rows, and image functions where an image takes
+   0.2 ms or more.
 2. A trial with all threads: at least 12 pieces of work, and 20 ms of each thread. All threads stay
    if together they kept less than half a core busy: they were sleeping (reads, latency). They also
    stay if they waited so little for each other that one thread could never do nearly as much.
@@ -461,7 +461,6 @@ class Tuning:
         self._autotuner.judge(threads, now.speedup)
         self.active = self._autotuner.active or 0
         if not threads:  # until a batch turns out to be costly after all
-            cost.inline_ns = INLINE_BATCH_NS
             self._looked_ns, self._unlooked_ns = None, _LOOK_NS
         return True
 

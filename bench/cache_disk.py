@@ -22,9 +22,9 @@ Results::
     [results/cache_disk.json]
                          MB read  epoch, s  times as fast as each as a whole
     ------------------------------------------------------------------------
-    as the kernel likes      419      2.75             0.314 (0.131 .. 0.61)
-    each as a whole           35      1.13                        1 (1 .. 1)
-    ahead, in order           27      0.48              1.54 (0.716 .. 3.35)
+    as the kernel likes      777      1.44            0.145 (0.0229 .. 1.13)
+    each as a whole           44      0.12                        1 (1 .. 1)
+    ahead, in order           38      0.08              1.47 (0.282 .. 3.09)
     [end]
 
 Caveats: a loop device, whose requests wait for a busy host; where its bytes per second are the

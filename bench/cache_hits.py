@@ -26,35 +26,33 @@ Results::
     items                             us an item       LMDB by hand / it
     --------------------------------------------------------------------
     3 KB: LMDB by hand                       1.4              1 (1 .. 1)
-    3 KB: pipeline, inline                   1.4     1.01 (1.01 .. 1.03)
-    3 KB: pipeline, two threads              1.2      1.2 (1.07 .. 1.26)
-    3 KB: files by hand                      6.5  0.222 (0.206 .. 0.226)
-    3 KB: LMDB by hand, one by one           1.8              1 (1 .. 1)
-    3 KB: cached, one by one                 2.3  0.792 (0.711 .. 0.823)
-    3 KB: cached, many at once               0.8      1.86 (1.83 .. 1.9)
-    110 KB: LMDB by hand                     6.4              1 (1 .. 1)
-    110 KB: pipeline, inline                 8.9  0.722 (0.696 .. 0.733)
-    110 KB: pipeline, two threads            8.8  0.729 (0.697 .. 0.738)
-    110 KB: files by hand                   23.8   0.27 (0.258 .. 0.276)
-    110 KB: LMDB by hand, one by one         5.9              1 (1 .. 1)
-    110 KB: cached, one by one               7.0  0.853 (0.837 .. 0.877)
-    110 KB: cached, many at once             5.8      1.1 (1.07 .. 1.13)
-    3 MB: LMDB by hand                     222.4              1 (1 .. 1)
-    3 MB: pipeline, inline                 277.3  0.803 (0.791 .. 0.819)
-    3 MB: pipeline, two threads            517.1   0.433 (0.39 .. 0.591)
-    3 MB: files by hand                    571.1  0.393 (0.347 .. 0.394)
-    3 MB: LMDB by hand, one by one         132.8              1 (1 .. 1)
-    3 MB: cached, one by one               135.5   0.964 (0.929 .. 1.01)
-    3 MB: cached, many at once             194.7     1.13 (1.13 .. 1.17)
+    3 KB: pipeline, inline                   1.4     1.01 (0.99 .. 1.05)
+    3 KB: pipeline, two threads              1.0     1.35 (1.08 .. 1.44)
+    3 KB: files by hand                      6.3  0.216 (0.209 .. 0.225)
+    3 KB: LMDB by hand, one by one           1.7              1 (1 .. 1)
+    3 KB: cached, one by one                 2.3  0.744 (0.741 .. 0.755)
+    3 KB: cached, many at once               0.7     1.96 (1.93 .. 2.16)
+    110 KB: LMDB by hand                     5.9              1 (1 .. 1)
+    110 KB: pipeline, inline                 7.9  0.739 (0.701 .. 0.767)
+    110 KB: pipeline, two threads            7.6  0.765 (0.714 .. 0.806)
+    110 KB: files by hand                   21.5   0.277 (0.27 .. 0.288)
+    110 KB: LMDB by hand, one by one         5.6              1 (1 .. 1)
+    110 KB: cached, one by one               6.1  0.925 (0.897 .. 0.959)
+    110 KB: cached, many at once             5.6     1.04 (1.02 .. 1.16)
+    3 MB: LMDB by hand                     199.7              1 (1 .. 1)
+    3 MB: pipeline, inline                 199.7   0.997 (0.993 .. 1.04)
+    3 MB: pipeline, two threads            280.0   0.713 (0.288 .. 0.83)
+    3 MB: files by hand                    446.8   0.445 (0.17 .. 0.458)
+    3 MB: LMDB by hand, one by one         115.6              1 (1 .. 1)
+    3 MB: cached, one by one               115.2    1.01 (0.962 .. 1.01)
+    3 MB: cached, many at once             164.9     1.23 (1.18 .. 1.23)
     [end]
 
 An item that a process has read before is found by its number, without key and lookup, where it
 lies in the store's file, and a pipeline that stacks items, or crops them first, copies it once. At
-110 KB that leaves memory: by hand each batch is written to where the last one was; in these rows
-each of the short epochs (16 batches) began with new memory. Since then a pipeline keeps up to
-64 MiB of free batches between epochs, which was not measured here again. Two threads at 3 MB missed
-by pages of new memory: four batches of 24 MB and more were ahead, which an epoch of eight made anew
-(12 page faults an item, inline 0). Now two are ahead, which was not measured here again.
+110 KB that leaves memory: by hand each batch is written to where the last one was. Two threads at 3
+MB miss by pages of new memory, which an epoch of eight batches makes anew in part (6 page faults an
+item, inline 0); in epochs of 32 batches they took 1.12 times inline's time, on a busy machine.
 """
 
 from __future__ import annotations

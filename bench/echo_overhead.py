@@ -27,46 +27,44 @@ Results::
     [results/echo_overhead.json]
     batches                                us a batch             stoker / it
     -------------------------------------------------------------------------
-    64x224x224x3: stoker                        486.9              1 (1 .. 1)
-    64x224x224x3: repeat, copying               428.8  0.877 (0.744 .. 0.958)
-    64x224x224x3: repeat, copying, 8 held       436.5   0.848 (0.718 .. 1.04)
-    64x224x224x3: repeat, no copies             242.7  0.523 (0.452 .. 0.584)
-    256x32x32x3: stoker                          70.9              1 (1 .. 1)
-    256x32x32x3: repeat, copying                 30.4  0.423 (0.394 .. 0.451)
-    256x32x32x3: repeat, copying, 8 held         33.2   0.449 (0.42 .. 0.493)
-    256x32x32x3: repeat, no copies               23.4  0.326 (0.296 .. 0.547)
+    64x224x224x3: stoker                        426.6              1 (1 .. 1)
+    64x224x224x3: repeat, copying               373.4  0.865 (0.815 .. 0.907)
+    64x224x224x3: repeat, copying, 8 held       322.3  0.745 (0.672 .. 0.823)
+    64x224x224x3: repeat, no copies             196.0  0.464 (0.402 .. 0.493)
+    256x32x32x3: stoker                          67.8              1 (1 .. 1)
+    256x32x32x3: repeat, copying                 33.5  0.507 (0.467 .. 0.509)
+    256x32x32x3: repeat, copying, 8 held         34.7   0.513 (0.473 .. 0.53)
+    256x32x32x3: repeat, no copies               26.4  0.399 (0.375 .. 0.405)
 
     choosing                us an example
     -------------------------------------
-    while fresh items come          0.088
-    draining                        0.045
+    while fresh items come          0.076
+    draining                        0.036
 
     rows of 12 KB, four uses       uses a second of CPU              of by hand
     ---------------------------------------------------------------------------
-    rows stacked by hand                        688,135              1 (1 .. 1)
-    echo before the batch                       302,330  0.441 (0.433 .. 0.447)
-    echo before the batch, inline               310,942   0.45 (0.447 .. 0.477)
-    batches copied by hand                    2,424,992              1 (1 .. 1)
-    echo behind the batch                     1,171,500   0.48 (0.474 .. 0.494)
-    echo behind the batch, inline             1,203,814   0.497 (0.48 .. 0.504)
+    rows stacked by hand                        725,617              1 (1 .. 1)
+    echo before the batch                       767,301     1.05 (1.05 .. 1.09)
+    echo before the batch, inline               791,453      1.1 (1.04 .. 1.15)
+    batches copied by hand                    2,442,139              1 (1 .. 1)
+    echo behind the batch                     1,171,883     0.479 (0.45 .. 0.5)
+    echo behind the batch, inline             1,221,339  0.499 (0.489 .. 0.524)
 
     to 60 % of an epoch      s         drawing / it
     -----------------------------------------------
-    resume_at            0.169  2.78 (2.57 .. 2.96)
+    resume_at            0.123  2.96 (2.93 .. 3.02)
     [end]
 
 Whole batches: a use takes the engine some 22 us inline (of rows of 16 bytes), and as much again
 where threads gather, for the GIL. The rest is memory: the repeat copies into the same memory again
 and again, the pool does not.
 
-To 60 % misses: a quarter is NumPy's generator, which is placed and asked anew for each of the
-31,251 draws. The permutation of 10^6 examples and the set of the 100,000 items in the pool take
-some 0.02 s each. The rest is some thirty passes over arrays of all draws, which the same draws
-need. Since these rows a generator is placed in 0.6 us, not 1.9 (beside other work), which was not
-measured here again.
+To 60 % misses: a third is NumPy's generator, which is placed and asked anew for each of the 31,251
+draws. The permutation of 10^6 examples and the set of the 100,000 items in the pool take some 0.02 s
+each. The rest is some thirty passes over arrays of all draws, which the same draws need.
 
-Since these rows an echo right behind arrays in memory stores no copies: a use is gathered from the
-array, and NumPy converts sizes once for many draws. Neither was measured here again.
+An echo right behind arrays in memory stores no copies: a use is gathered from the array. Other
+sources' items are pooled, as before.
 
 Behind the batch, 46 of a use's 66 us are copies: 29 of a batch of the pool, whose 12 MB the caches
 do not hold (by hand the same batch is copied four times, 14 us each), 17 of gathering.

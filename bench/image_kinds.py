@@ -11,37 +11,38 @@ Command::
         --install --limit jpeg_floor.c
 
 Machine: two cores of an AMD EPYC, 24 GiB; Python 3.11.7, Pillow 13.0.0, OpenCV 5.0.0.93.
+Nothing ran beside it.
 
 Results::
 
     [results/image_kinds.json]
     files                                  arm  us an image   stoker's rate over it
     -------------------------------------------------------------------------------
-    photographs                         stoker      1,015.6
-                                    simplejpeg      1,250.0     1.21 (1.15 .. 1.23)
-                                        OpenCV      1,484.4     1.43 (1.31 .. 1.46)
-                                         limit        813.9  0.801 (0.741 .. 0.809)
-    progressive                         stoker      2,187.5
-                                    simplejpeg      2,421.9        1.11 (1 .. 1.18)
-                                        OpenCV      2,578.1     1.18 (1.13 .. 1.18)
-                                         limit      2,084.8  0.936 (0.895 .. 0.953)
-    grey                                stoker        664.1
-                                    simplejpeg        703.1        1.13 (1 .. 1.29)
-                                        OpenCV        781.3     1.22 (1.06 .. 1.33)
-                                         limit        463.1  0.697 (0.655 .. 0.807)
-    small JPEGs                         stoker         45.4
-                                    simplejpeg         30.2     0.667 (0.5 .. 0.75)
-                                        OpenCV         35.3  0.778 (0.591 .. 0.875)
-                                         limit         11.5  0.254 (0.204 .. 0.294)
-    PNGs                                stoker      3,593.8
-                                        OpenCV      4,687.5     1.33 (1.28 .. 1.36)
-    small PNGs                          stoker         63.0
-                                        OpenCV         52.9   0.84 (0.769 .. 0.943)
-    WebPs                               stoker      3,359.4
-                                        OpenCV      2,656.3   0.81 (0.791 .. 0.814)
-    12 megapixels, decoded in full      stoker     30,000.0
-                                    simplejpeg     61,250.0    1.63 (0.833 .. 2.26)
-                                        OpenCV     51,250.0      1.42 (1.37 .. 3.3)
+    photographs                         stoker        906.3
+                                    simplejpeg      1,074.2     1.21 (1.17 .. 1.25)
+                                        OpenCV      1,152.3     1.29 (1.21 .. 1.32)
+                                         limit        758.9  0.842 (0.823 .. 0.867)
+    progressive                         stoker      2,070.3
+                                    simplejpeg      2,187.5     1.04 (1.04 .. 1.08)
+                                        OpenCV      2,226.6     1.08 (1.06 .. 1.12)
+                                         limit      1,944.6  0.944 (0.919 .. 0.971)
+    grey                                stoker        558.0
+                                    simplejpeg        636.2     1.14 (1.14 .. 1.21)
+                                        OpenCV        716.1     1.28 (1.24 .. 1.35)
+                                         limit        453.5  0.819 (0.799 .. 0.827)
+    small JPEGs                         stoker         30.2
+                                    simplejpeg         25.2  0.835 (0.818 .. 0.866)
+                                        OpenCV         30.2    1.02 (0.981 .. 1.04)
+                                         limit         10.4  0.343 (0.338 .. 0.353)
+    PNGs                                stoker      3,242.2
+                                        OpenCV      4,218.8     1.31 (1.29 .. 1.36)
+    small PNGs                          stoker         52.4
+                                        OpenCV         45.4  0.865 (0.865 .. 0.899)
+    WebPs                               stoker      2,929.7
+                                        OpenCV      2,421.9   0.838 (0.803 .. 0.84)
+    12 megapixels, decoded in full      stoker     22,916.7
+                                    simplejpeg     31,250.0    1.32 (0.964 .. 1.75)
+                                        OpenCV     40,625.0     1.78 (1.68 .. 2.13)
     [end]
 
 Missed: C is the smaller part of a file of 32 x 32; the rest is Python's, to read it, to draw and

@@ -22,47 +22,39 @@ Command::
 Results::
 
     [results/tables.json]
-    a second                        by hand     stoker  clock           processor time  inline  goal
+    a second                        by hand      stoker  clock          processor time  inline  goal
     ------------------------------------------------------------------------------------------------
-    numbers in chunks, 256        1,598,841  1,060,135   0.50   0.694 (0.641 .. 0.746)    0.75  0.85
-    numbers in chunks, 4,096      2,766,921  1,754,096   0.66   0.826 (0.786 .. 0.867)    0.86  0.85
-    parquet, numbers, 256         1,151,058  1,196,580   1.05     1.14 (0.914 .. 1.38)    1.33  0.90
-    parquet, numbers, 4,096       2,914,401  2,604,983   0.85   0.468 (0.465 .. 0.471)    0.60  0.90
-    parquet, text, 256            1,224,715  1,379,326   1.60   0.892 (0.836 .. 0.947)    0.99  0.90
-    parquet, text, 4,096          3,321,802  1,615,733   0.49   0.481 (0.406 .. 0.556)    0.58  0.90
-    parquet, nulls, 256           1,181,825  1,014,634   0.98   0.846 (0.827 .. 0.864)    0.80  0.90
-    parquet, nulls, 4,096           566,678    308,182   0.62   0.537 (0.499 .. 0.575)    0.47  0.90
-    parquet, lists, 256             377,582    903,279   2.52      1.53 (1.44 .. 1.62)    1.85  0.90
-    parquet, lists, 4,096            94,766    597,827   6.63      1.67 (1.38 .. 1.96)    1.37  0.90
-    hugging face, 256                21,727    423,140  19.02      45.2 (42.1 .. 48.3)   46.41  1.00
-    hugging face, selected, 256      26,302    800,856  32.09      69.5 (66.2 .. 72.8)   65.53  1.00
-    windows of an array          12,197,664  7,179,410   0.59   0.587 (0.505 .. 0.607)    0.59  0.90
-    packed to 2,049                  94,122     82,952   0.88  0.877 (0.0201 .. 0.887)    0.79  1.50
-    mix of four token files         255,851    671,629   2.65      1.61 (1.23 .. 1.81)    2.97  1.40
+    numbers in chunks, 256        7,352,771   7,145,232   0.97  0.966 (0.959 .. 0.974)    0.97  0.85
+    numbers in chunks, 4,096      8,656,769   8,017,551   0.93  0.927 (0.922 .. 0.951)    0.93  0.85
+    parquet, numbers, 256         4,812,159   8,375,558   1.74      1.75 (1.7 .. 1.81)    1.74  0.90
+    parquet, numbers, 4,096      14,234,278   8,896,223   0.63  0.632 (0.602 .. 0.647)    0.62  0.90
+    parquet, text, 256            6,666,980   5,996,827   0.87   0.891 (0.832 .. 1.04)    0.89  0.90
+    parquet, text, 4,096          9,101,792   5,783,297   0.64   0.637 (0.49 .. 0.665)    0.64  0.90
+    parquet, nulls, 256           6,365,266   5,623,148   0.88  0.881 (0.611 .. 0.906)    0.91  0.90
+    parquet, nulls, 4,096         8,925,300   5,824,762   0.64  0.638 (0.329 .. 0.679)    0.65  0.90
+    parquet, lists, 256           3,623,355   5,508,687   1.47     1.49 (1.44 .. 1.62)    1.54  0.90
+    parquet, lists, 4,096         5,394,299   5,782,407   1.09    1.09 (0.283 .. 1.25)    1.11  0.90
+    hugging face, 256               211,909  11,100,637  52.98       53 (49.6 .. 57.7)   54.05  1.00
+    hugging face, selected, 256     118,376   9,766,946  82.36     82.3 (81.3 .. 83.9)   88.53  1.00
+    windows of an array          15,861,778   8,115,592   0.51  0.515 (0.506 .. 0.534)    0.52  0.90
+    packed to 2,049                 100,979      88,551   0.88  0.875 (0.859 .. 0.877)    0.77  1.50
+    mix of four token files         261,049     749,398   2.87     2.87 (2.79 .. 2.96)    2.94  1.40
     [end]
 
 Goals are ratios of processor time, by hand over stoker. Behind, and why:
 
-- numbers in chunks: of 205 ns a row at batches of 256, gathering takes 140 (by hand 172, in smaller
-  gathers), the order 40 (by hand it is there beforehand), views of batches 8, the engine the rest.
 - Parquet at 4,096: half to two thirds is Arrow's reading of row groups, one by one as they are
   wanted. By hand sixteen are read by one call, into memory that is freed behind it. The order by
   blocks takes 40 ns a row, by hand 10. Text takes 55 ns a row from sixteen groups, which are
-  joined by hand. An epoch that finds its row groups in memory takes 95 ns a row of numbers, by
-  hand 175.
-- windows: a batch takes 9 us, and 5 by hand. Rows are copied in as little time as by hand. The rest
-  is the order, which by hand is there beforehand, 1.5 us, and the engine, 1.8. Since these rows the
-  order is computed in blocks, and ``stoker-native`` fetches later rows while one is copied: a batch
-  took 0.82 of the time before, on a busy machine.
-- packed: a sequence takes 12 us inline (11 by hand), of which joining, one copy straight into the
-  batch, takes 4, most of it from documents that no cache holds and into the batch. The rest is
-  Python: finding where sequences end, reading the documents, two tasks a batch. In two of the
-  rounds at the defaults threads were tried, which cost most of the first: the engine's own time
-  between its tasks was taken for the loop's. Since these rows it is not.
+  joined by hand.
+- windows: a batch takes 8 us, and 4 by hand. Rows are copied in as little time as by hand. The rest
+  is the order, which by hand is there beforehand, 1.5 us, and the engine, 1.8.
+- packed: a sequence takes 11 us (10 by hand), of which joining, one copy straight into the batch,
+  takes 4, most of it from documents that no cache holds and into the batch. The rest is Python:
+  finding where sequences end, reading the documents, two tasks a batch.
 
-Caveats: the load average was 18, on two cores, so rates mean little; there were two rounds, and
-ratios of processor time moved by a fifth between runs. The rows of windows, packed sequences and
-token files were measured later, in five rounds, with nothing beside them.
+Caveats: rows of the table and of Parquet were behind while the machine was busy (0.47 to 0.83 where
+these have 0.63 to 0.97); nothing ran beside these.
 """
 
 from __future__ import annotations

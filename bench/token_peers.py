@@ -57,7 +57,7 @@ Behind, and why:
   ``view(-1)``; and a file that is cut short is an error, not SIGBUS. Of its 1.3 to 1.4 us under
   ``.workers(0)``, ``pread`` takes 0.6 (0.3 by a map), widening into two arrays 0.2, calls 0.1, the
   order and the engine 0.3 (profiles on a busy machine). Since these rows the defaults use no
-  threads here, which had cost 0.8 us more.
+  threads here, which had cost 0.8 us more; they were not measured again.
 - packed, torch without workers: the loop by hand that ``tables.py`` has, too. Hugging Face has
   nothing left to do but to copy rows.
 

@@ -60,8 +60,8 @@ where threads gather, for the GIL. The rest is memory: the repeat copies into th
 and again, the pool does not.
 
 To 60 % misses: a third is NumPy's generator, which is placed and asked anew for each of the 31,251
-draws. The permutation of 10^6 examples and the set of the 100,000 items in the pool take some 0.02 s
-each. The rest is some thirty passes over arrays of all draws, which the same draws need.
+draws. The permutation of 10^6 examples and the set of the 100,000 items in the pool take some
+0.02 s each. The rest is some thirty passes over arrays of all draws, which the same draws need.
 
 An echo right behind arrays in memory stores no copies: a use is gathered from the array. Other
 sources' items are pooled, as before.

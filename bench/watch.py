@@ -10,7 +10,8 @@ Command::
 
 Target: less than 1 % of a processor for a loop of 10 ms a batch, both parts together.
 
-Machine: two cores of an AMD EPYC, 24 GiB, no GPU; Python 3.11.7, torch 2.13.0. Nothing ran beside it.
+Machine: two cores of an AMD EPYC, 24 GiB, no GPU; Python 3.11.7, torch 2.13.0. Nothing
+ran beside it.
 
 Results::
 

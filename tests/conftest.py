@@ -168,11 +168,19 @@ def _has_children() -> bool:
 
 
 def _child_processes() -> set[psutil.Process]:
-    """All descendants of this process; processes that have ended are reaped on the way."""
+    """All descendants of this process that run; `multiprocessing` reaps its own on the way."""
     multiprocessing.active_children()
     if not _has_children():  # mostly, and looking through all processes takes long
         return set()
-    return set(psutil.Process().children(recursive=True))
+    return set(filter(_runs, psutil.Process().children(recursive=True)))
+
+
+def _runs(process: psutil.Process) -> bool:
+    """Whether it has not ended: nobody but its parent can end a zombie."""
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _describe(process: psutil.Process) -> str:

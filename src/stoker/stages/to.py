@@ -216,10 +216,8 @@ class PinnedMemory:
             try:
                 with torch.cuda.device(self._device):
                     tensor = torch.empty(size, dtype=torch.uint8, pin_memory=True)
-            except (
-                RuntimeError,
-                AssertionError,
-            ):  # none is left; or no such device, as Mover tells
+            except (RuntimeError, AssertionError):
+                # None is left; or there is no such device, which Mover tells.
                 return allocate_aligned(size)
             memory: Any = (ctypes.c_char * size).from_address(tensor.data_ptr())
             block = _PinnedBlock((size,), np.uint8, memory)

@@ -323,10 +323,11 @@ class PooledInputs(EchoInputs[Pool]):
         If only the end tells, it is searched for among the first ``at_least`` items.
         """
         if not self._unknown:
-            return self.upstream.total
+            total: int | None = self.upstream.total
+            return total
         if self._replaying:
-            total = self._items_before
-            return total if total is not None and total < at_least else None
+            before = self._items_before
+            return before if before is not None and before < at_least else None
         return None if self._have(at_least) else len(self._prefetcher)
 
     def clear(self) -> None:

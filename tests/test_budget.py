@@ -175,12 +175,16 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
     ),
     "worth": (lambda it: it.cache(stoker.budget(LEAST), admit="worth"), "is for a store of one"),
     "nodes": (
-        lambda it: it.cache(stoker.budget(LEAST), cluster="torchrun", version="1"),
-        "which a budget does not count",
+        lambda it: it.cache(
+            stoker.budget(LEAST, behind=stoker.budget(LEAST, path="/tmp/x")),
+            cluster="torchrun",
+            version="1",
+        ),
+        "behind= is for a cache on one host",
     ),
     "wrapped nodes": (
         lambda it: stoker.cached([1], stoker.budget(LEAST), cluster="torchrun", version="1"),
-        "which a budget does not count",
+        "is for pipelines",
     ),
     "little": (lambda it: stoker.budget("10KB"), "at least 1.0 MiB"),
     "damage of a budget": (lambda it: stoker.budget(on_damage="no"), "'rebuild' or 'refuse'"),

@@ -17,7 +17,7 @@ from stoker.basics.warn import warn
 from stoker.cache.places.budget import CacheBudget
 from stoker.errors import CacheWarning
 from stoker.pipeline import Pipeline
-from stoker.stages.cache import caches_over, check_limit_over_nodes
+from stoker.stages.cache import caches_over
 from stoker.stats import CacheStats
 
 if TYPE_CHECKING:
@@ -90,13 +90,13 @@ def cached(
     name = f"{type(dataset).__name__} of {len(dataset)}"
     if insecure and cluster is None:
         raise ValueError("insecure=True is for a cache over several nodes (cluster=)")
-    if isinstance(limit, CacheBudget) and limit.behind is not None:
+    if isinstance(limit, CacheBudget) and (limit.behind is not None or cluster is not None):
         raise ValueError(
-            "a budget with a disk behind it is for pipelines: stoker.from_dataset(dataset).cache("
-            "budget). Around a dataset, give a budget in memory or one with path="
+            "a budget with a disk behind it, or over several nodes (cluster=), is for pipelines: "
+            "stoker.from_dataset(dataset).cache(budget). Around a dataset, give a limit, or a "
+            "budget on this host in memory or with path="
         )
     if cluster is not None:
-        check_limit_over_nodes(limit)
         settings |= {"cluster": cluster, "insecure": bool(insecure)}
         return CachedDataset(dataset, _over_nodes(dataset, limit, version, name, **settings))
     hosts = hosts_of_job()

@@ -402,6 +402,16 @@ class ExampleCache:
         return 0 if handle is None else handle.store.totals_of(self._chain)[0]
 
     @property
+    def examples(self) -> int:
+        """The number of examples that there are."""
+        return self._examples
+
+    @property
+    def part_here(self) -> float:
+        """The fraction of all examples that this host's store is to keep, if all fit."""
+        return 1.0
+
+    @property
     def queued_items(self) -> int:
         """The items of all chains that this process has yet to write."""
         handle = self._open_handle()

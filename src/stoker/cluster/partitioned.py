@@ -14,11 +14,12 @@ import xxhash
 
 from stoker.basics.fingerprint import Fingerprint
 from stoker.cache import location
-from stoker.cache.counters import DAMAGED, MAP_VERSION, MEMBERS, MEMBERS_ALIVE, NEWEST_NS
+from stoker.cache.counters import DAMAGED, ITEMS, MAP_VERSION, MEMBERS, MEMBERS_ALIVE, NEWEST_NS
 from stoker.cache.example_cache import ExampleCache
 from stoker.cache.handles import Handle, close_with_worker
 from stoker.cache.layout import StoredItem, checksum_of
 from stoker.cache.location import LEAST_BYTES, Limit
+from stoker.cache.places.budget import CacheBudget
 from stoker.cache.store import MISSING
 from stoker.cluster.cache_spec import CacheSpec
 from stoker.cluster.cluster_view import LOCAL
@@ -97,7 +98,8 @@ class PartitionedCache(ExampleCache):
     store of the least size, for the counters.
 
     Args:
-        limit: the size of this host's store, if the job starts the keepers itself.
+        limit: the size of this host's store, if the job starts the keepers itself; a budget, if it
+            may have several places in its chain.
         join: joins the cluster.
         spec: the cache's specification, the same on all nodes.
         path: the folder of the store on this host, or None.
@@ -108,7 +110,7 @@ class PartitionedCache(ExampleCache):
 
     def __init__(
         self,
-        limit: Limit,
+        limit: Limit | CacheBudget,
         *,
         join: Join,
         spec: CacheSpec,
@@ -123,6 +125,11 @@ class PartitionedCache(ExampleCache):
                 "a cache over several nodes admits examples in the order in which they come: "
                 'leave out admit=, or give admit="first"'
             )
+        if isinstance(limit, CacheBudget) and limit.behind is not None:
+            raise ValueError(
+                "behind= is for a cache on one host: over several nodes (cluster=), give the "
+                "budget a path= to keep all of it on their disks"
+            )
         super().__init__(
             limit,
             path=path,
@@ -136,7 +143,8 @@ class PartitionedCache(ExampleCache):
         self._join = join
         self._spec = spec
         self._digest = spec.digest()
-        self._path = None if path is None else os.fspath(path)
+        given = path if self.budget is None else self.budget.path
+        self._path = None if given is None else os.fspath(given)
         self._membership: Membership | None = None
 
     def _begin(self) -> None:
@@ -163,6 +171,8 @@ class PartitionedCache(ExampleCache):
 
         Raises CacheError if there is no cluster to join, or if it keeps another cache.
         """
+        if self.budget is not None:
+            self.budget.use_for(self._digest, self.describes)
         if self._membership is None:
             self._use_store(self._join(self._spec, self.limit, self._path))
         is_first = super().open()
@@ -328,6 +338,18 @@ class PartitionedCache(ExampleCache):
             members_alive=int(head[MEMBERS_ALIVE]),
             map_version=int(head[MAP_VERSION]),
         )
+
+    @property
+    def own_items(self) -> int:
+        """The items in this host's store; it keeps nothing else."""
+        handle = self._open_handle()
+        return 0 if handle is None else int(handle.store.counters.head[ITEMS])
+
+    @property
+    def part_here(self) -> float:
+        members = self.owner_map().members
+        here = sum(each.weight_bytes for each in members if each.name == self.node)
+        return here / sum(each.weight_bytes for each in members) if here else 0.0
 
     @property
     def node(self) -> str:

@@ -65,10 +65,14 @@ class CachesOverNodes(Protocol):
         insecure: bool,
         source: IndexedSource,
         operations: Sequence[Any],
+        places: Sequence[int],
         version: str | None,
         **settings: Any,
     ) -> Any:
-        """Return the cache of what comes out of a source and operations."""
+        """Return the cache of what comes out of a source and operations.
+
+        ``places`` are those before it, each as how many operations it stands behind.
+        """
         ...
 
     def of_dataset(
@@ -92,15 +96,6 @@ def caches_over(cluster: object) -> CachesOverNodes:
     named = isinstance(cluster, str) and cluster in plugins.names(plugins.CACHES)
     found: CachesOverNodes = plugins.load(plugins.CACHES, str(cluster) if named else "hosts")
     return found
-
-
-def check_limit_over_nodes(limit: object) -> None:
-    """Raise ValueError for a budget, which several caches share: nodes have stores of their own."""
-    if isinstance(limit, CacheBudget):
-        raise ValueError(
-            "a cache over several nodes (cluster=) has a store of its own on each node, which a "
-            "budget does not count: give it a limit"
-        )
 
 
 class LeftOutBefore:
@@ -143,6 +138,8 @@ class CacheStage(ChainStage):
         cluster: who knows which node keeps what, if several keep a part each.
         placed: the caches at this and earlier places, if they share a budget.
         forecast: what was planned for this and earlier places, if anything was.
+        over: the ``cluster`` as it was named.
+        behind: if there is one, how many operations the cache stands behind.
     """
 
     cache: ExampleCache
@@ -150,6 +147,8 @@ class CacheStage(ChainStage):
     cluster: OwnersKnown | None = None
     placed: PlacedCaches | None = None
     forecast: Forecast | None = None
+    over: object = None
+    behind: int = 0
     traits = Traits(keeps_fields=True, caches=True)
 
     @staticmethod
@@ -185,19 +184,28 @@ class CacheStage(ChainStage):
         describes = ".".join([source.name, *(operation.name for operation in operations)])
         if insecure and cluster is None:
             raise ValueError("insecure=True is for a cache over several nodes (cluster=)")
+        if earlier and any(stage.over != cluster for stage in earlier):
+            raise ValueError("all places of a pipeline are on one host, or over the same cluster=")
         if cluster is not None:
-            check_limit_over_nodes(limit)
             over_nodes = caches_over(cluster).of_chain(
                 limit,
                 cluster=cluster,
                 insecure=bool(insecure),
                 source=source,
                 operations=operations,
+                places=[stage.behind for stage in earlier],
                 version=version,
                 describes=describes,
                 **settings,
             )
-            return CacheStage(over_nodes, bool(keep_pages), over_nodes)
+            stage = CacheStage(
+                over_nodes, bool(keep_pages), over_nodes, over=cluster, behind=len(operations)
+            )
+            if not earlier:
+                return stage
+            from stoker.stages.placed import PlacedOverNodes
+
+            return replace(stage, placed=PlacedOverNodes(over_nodes, len(earlier) + 1))
         cache = ExampleCache(
             limit,
             identity=chain_identity(source, operations, version),
@@ -324,6 +332,9 @@ class CacheStage(ChainStage):
             if len(asked) < len(keys):
                 self.cache.count(misses=len(keys) - len(asked))
             found = [MISSING] * len(keys)
+            if (placed := self.placed) is not None:
+                last = len(placed.holdings) - 1
+                values = [self._halfway(placed, last, value) for value in values]
             for at, value in zip(asked, values, strict=True):
                 found[at] = value
         if self.placed is not None and Missing in map(type, found):
@@ -358,9 +369,10 @@ class CacheStage(ChainStage):
         """Return what was found in a holding: as it is if it has passed the last place."""
         from stoker.cache.store import Missing
 
-        place = placed.place_of(holding)
-        is_done = type(value) is Missing or place == placed.place_of(len(placed.holdings) - 1)
-        return value if is_done else Halfway(value, place)
+        if type(value) is Missing:
+            return value
+        place, value = placed.found_at(holding, value)
+        return value if place == placed.places - 1 else Halfway(value, place)
 
     def _find_elsewhere(
         self,
@@ -428,10 +440,8 @@ class CacheStage(ChainStage):
 
     def keep_form(self, miss: Miss, place: int, value: Any) -> None:
         """Note what a miss is at an earlier place. Raises TypeError for what cannot be stored."""
-        from stoker.stages.placed import Form
-
         if self.placed is not None and self.placed.takes:
-            miss.forms.append(Form.of(place, value, miss.cost_ns))
+            miss.forms.append(self.placed.form(place, value, miss.cost_ns))
 
     def offer(
         self,
@@ -461,10 +471,8 @@ class CacheStage(ChainStage):
         file = None if self.keep_pages else source.local_path(miss.index)
         if self.placed is None:
             return self.cache.offer(miss.key, value, miss.cost_ns, file)
-        from stoker.stages.placed import Form
-
         assert miss.fingerprint is not None
-        last = Form.of(self.placed.place_of(len(self.placed.holdings) - 1), value, miss.cost_ns)
+        last = self.placed.form(self.placed.places - 1, value, miss.cost_ns)
         forms = [last] if left_out else [*miss.forms, last]
         self.placed.offer(miss.fingerprint, miss.index, forms, file)
 

@@ -7,6 +7,7 @@ from the source, and its forms at all places are weighed against each other (``c
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,9 +20,11 @@ from stoker.cache.layout import room_of
 from stoker.cache.places.arrangement import SPARED
 from stoker.cache.places.choice import Forms, PlaceChoice, Room
 from stoker.cache.places.model import NOWHERE
+from stoker.cache.store import MISSING
 from stoker.replicas.thread_safety import thread_safe
 from stoker.stats import CacheCounts, CacheStats, PlaceStats
 from stoker.transport.codec.encoder import encode
+from stoker.transport.codec.record import LeftOut
 
 if TYPE_CHECKING:
     from stoker.cache.example_cache import ExampleCache
@@ -36,12 +39,6 @@ class Form(NamedTuple):
     saved_ns: int
     """The time that making it took."""
 
-    @classmethod
-    def of(cls, place: int, value: Any, saved_ns: int) -> Form:
-        """Encode a value. Raises TypeError for what cannot be stored."""
-        record = encode(value)
-        return cls(place, record, sum(map(len, record)), saved_ns)
-
 
 @thread_safe
 class PlacedCaches:
@@ -53,6 +50,7 @@ class PlacedCaches:
         sample: forms that were measured before.
 
     Attributes:
+        places: how many places there are.
         tiers: the caches of each place, in memory, then on the disk behind it if there is one.
         holdings: the same caches in one row; the last is looked up first.
     """
@@ -63,6 +61,7 @@ class PlacedCaches:
         examples: int,
         sample: Sequence[Forms] = (),
     ) -> None:
+        self.places = len(caches)
         slow = [cache.behind for cache in caches if cache.behind is not None]
         self.tiers = (tuple(caches), tuple(slow)) if slow else (tuple(caches),)
         self.holdings = (*slow, *caches)
@@ -83,9 +82,16 @@ class PlacedCaches:
         self.__dict__.update(state)
         self._begin()
 
-    def place_of(self, holding: int) -> int:
-        """Return the place of a holding."""
-        return holding % len(self.tiers[0])
+    def found_at(self, holding: int, found: Any) -> tuple[int, Any]:
+        """Return the place of what was found in a holding, and its value."""
+        return holding % self.places, found
+
+    def form(self, place: int, value: Any, saved_ns: int) -> Form:
+        """Encode a value. Raises TypeError for what cannot be stored."""
+        return _form(place, encode(value), saved_ns)
+
+    def _cache_of(self, tier: tuple[ExampleCache, ...], place: int) -> ExampleCache:
+        return tier[place]
 
     def read_ahead(self, indices: NDArray[np.int64]) -> None:
         """Have what is on a disk read, without waiting, as far as this process knows where."""
@@ -131,7 +137,7 @@ class PlacedCaches:
 
     def note(self) -> str:
         """Say where examples are kept."""
-        shared = "or at a place before it, " if len(self.tiers[0]) > 1 else ""
+        shared = "or at a place before it, " if self.places > 1 else ""
         if len(self.tiers) > 1:
             shared += "in memory or on the disk behind it, "
         return f"{shared}wherever each example saves most for its bytes"
@@ -146,7 +152,7 @@ class PlacedCaches:
             forms: what it is at each place, or at some of them.
             file: its local file, which the page cache may drop then.
         """
-        saved_ns, sizes = ([0.0] * len(self.tiers[0]) for _ in range(2))
+        saved_ns, sizes = ([0.0] * self.places for _ in range(2))
         for form in forms:
             saved_ns[form.place], sizes[form.place] = form.saved_ns, room_of(form.size_bytes)
         for tier, choice in zip(self.tiers, self._choices, strict=False):
@@ -155,19 +161,24 @@ class PlacedCaches:
             at = choice.choose(index, saved_ns, sizes, functools.partial(self._room, tier[-1]))
             if at != NOWHERE:
                 form = next(form for form in forms if form.place == at)
-                key = tier[at].key(fingerprint, index)
-                return tier[at].enter(key, form.record, form.size_bytes, file)
+                cache = self._cache_of(tier, at)
+                key = cache.key(fingerprint, index)
+                return cache.enter(key, form.record, form.size_bytes, file)
         self.tiers[0][-1].count(refused=1, refused_bytes=forms[-1].size_bytes)
 
     def _room(self, store: ExampleCache) -> Room:
         """Return the room of a tier's store, for all examples that no tier has."""
         held = sum(cache.own_items for cache in self.holdings)
         held += sum(tier[-1].queued_items for tier in self.tiers)
+        return self._room_beside(held, store.free_bytes, store.limit_bytes)
+
+    def _room_beside(self, held: float, free_bytes: float, limit_bytes: float) -> Room:
+        """Return the room for the examples that are not held."""
         examples, counts = max(1, self._examples), self.counts()
-        left = max(1, examples - held)
+        left = max(1, examples - int(held))
         # What does not fit at the end is read again in every epoch, and costs more than larger
         # forms save. So they get less than all, the less the more examples are yet to come.
-        free_bytes = store.free_bytes - store.limit_bytes * SPARED * left / examples
+        free_bytes -= limit_bytes * SPARED * left / examples
         return Room.of(max(0.0, free_bytes), left, counts.admitted, counts.misses)
 
     def flush(self) -> None:
@@ -202,6 +213,54 @@ class PlacedCaches:
             own_bytes=sum(place.size_bytes for place in places),
             places=places,
         )
+
+
+@thread_safe
+class PlacedOverNodes(PlacedCaches):
+    """Places of a chain over the nodes of a cluster: one item for each example, with its place.
+
+    So one request finds an example, at whatever place it is kept. Each process that makes an
+    example chooses its place, by the costs that it measures and the room on its own host; the
+    item's owner stores it.
+
+    Args:
+        cache: over the nodes, for what comes out of the last place.
+        places: how many there are.
+    """
+
+    def __init__(self, cache: ExampleCache, places: int) -> None:
+        super().__init__([cache], cache.examples)
+        self.places = places
+
+    def found_at(self, holding: int, found: Any) -> tuple[int, Any]:
+        if type(found) is LeftOut:
+            return self.places - 1, found
+        match found:
+            case int(place), value if type(place) is int and 0 <= place < self.places:
+                return place, value
+        return self.places - 1, MISSING  # no such item was stored by this chain
+
+    def form(self, place: int, value: Any, saved_ns: int) -> Form:
+        record = encode(value if type(value) is LeftOut else (place, value))
+        return _form(place, record, saved_ns)
+
+    def _cache_of(self, tier: tuple[ExampleCache, ...], place: int) -> ExampleCache:
+        return tier[-1]
+
+    def _room(self, store: ExampleCache) -> Room:
+        """Return the room of all stores, by that of this host: each owns in proportion to it."""
+        part = store.part_here * store.examples / max(1, self._examples)
+        if not part:  # no store here: the owners refuse what does not fit
+            return Room(math.inf, 1, 1)
+        held = (store.own_items + store.queued_items) / part
+        return self._room_beside(held, store.free_bytes / part, store.limit_bytes / part)
+
+    def stats(self, since: CacheCounts | None = None) -> CacheStats:
+        return self.holdings[0].stats(since)
+
+
+def _form(place: int, record: list[bytes], saved_ns: int) -> Form:
+    return Form(place, record, sum(map(len, record)), saved_ns)
 
 
 def _together(each: Sequence[CacheCounts]) -> CacheCounts:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 
 from stoker.basics.resources import format_bytes
+from stoker.errors import CacheError
 
 
 class CacheBudget:
@@ -43,12 +44,25 @@ class CacheBudget:
         self.keep = keep
         self.on_damage = on_damage
         self.behind = behind
+        self._used_for: tuple[bytes, str] | None = None
         if self.path is not None:
             location.check_local(self.path)
             self.folder = self.path
         else:
             name = f"budget-{digest(private_identity('budget')).hex()[:12]}"
             self.folder = os.path.join(location.memory_folder(), name)
+
+    def use_for(self, contents: bytes, describes: str) -> None:
+        """Note what it holds over several nodes, where each content has stores of its own.
+
+        Raises CacheError if it holds something else already.
+        """
+        known = self._used_for = self._used_for or (contents, describes)
+        if known[0] != contents:
+            raise CacheError(
+                f"{self!r} holds {known[1]} over several nodes, where a budget is for one "
+                f"pipeline: give {describes} a budget of its own"
+            )
 
     def __repr__(self) -> str:
         return f"stoker.budget({str(self)!r})"
@@ -69,7 +83,8 @@ def budget(
 
     Together they never hold more, whichever threads, processes and jobs fill them. In one pipeline,
     caches at several places keep each example at one of them (docs/caching.md). In several
-    pipelines and ``stoker.cached`` datasets, examples enter as they come.
+    pipelines and ``stoker.cached`` datasets, examples enter as they come. Over several nodes
+    (``cluster=``) it is for one pipeline, and the limit is that of each node.
 
     Args:
         limit: bytes (``"64GiB"``), a share of usable memory (``0.5``; with ``path`` of the free

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.analyses import analyze, write_script
+from analysis.analyses import analyze, measured, write_script
 from stoker.analysis.model.stack_samples import (
     CodeFrame,
     SampledStack,
@@ -247,12 +247,14 @@ if __name__ == "__main__":
         "num_workers=1, multiprocessing_context='spawn', persistent_workers=True",
     ],
 )
+@measured
 def test_the_report_says_which_transform_takes_the_time(options: str, tmp_path: Path) -> None:
     script = write_script(tmp_path, SCRIPT.format(options=options))
     done = analyze(tmp_path, script, minutes=3.0)
     assert done.report is not None, done.errors
     assert done.rates["P"] is not None, done.report["reasons"]
     found = done.report["preparing"]
+    assert found["work"], found
     assert found["work"][0]["name"] == "Decode"
     assert found["work"][0]["interval"]["low"] > 0.4
     assert "in Decode" in done.out

@@ -429,7 +429,7 @@ class SegmentStream(PulledStream):
             return max(at_most, min(_HERE_EXAMPLES, int(_HERE_NS / cost.row_ns)))
         each_ns = max(cost.batch_ns(), self._last_ns)
         # A batch made here has all its examples in memory at once: few bytes in so little time.
-        inline_ns = _HERE_NS if pool.limit and not self._gathers_alone else cost.inline_ns
+        inline_ns = _HERE_NS if pool.limit and not self._gathers_alone else INLINE_BATCH_NS
         if not 0 < each_ns < inline_ns and (pool.limit or not self._gathers_alone):
             return 0
         if not self._gathers_alone:

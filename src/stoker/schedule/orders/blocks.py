@@ -97,14 +97,16 @@ class BlockOrder:
         """Return the indices of a window as they lie in their blocks."""
         slices = np.arange(WINDOW)
         blocks = (number - slices) % len(self._sizes)
-        sizes = self._sizes[blocks]
+        starts, sizes = self._starts[blocks], self._sizes[blocks]
         low = _cut(sizes, slices)
-        lengths = _cut(sizes, slices + 1) - low
-        of = np.repeat(slices, lengths)
-        within = np.arange(len(of)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        places = (self._turns[blocks] + low)[of] + within
-        indices: NDArray[np.int64] = self._starts[blocks][of] + places % sizes[of]
-        return indices
+        firsts = (self._turns[blocks] + low) % sizes
+        stops = firsts + _cut(sizes, slices + 1) - low
+        pieces = []
+        for start, size, first, stop in np.stack([starts, sizes, firsts, stops], 1).tolist():
+            pieces.append(np.arange(start + first, start + min(stop, size)))
+            if stop > size:  # from the block's beginning on
+                pieces.append(np.arange(start, start + stop - size))
+        return np.concatenate(pieces)
 
 
 def runs(length: int, size: int) -> NDArray[np.int64]:

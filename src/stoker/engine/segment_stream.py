@@ -449,12 +449,7 @@ class SegmentStream(PulledStream):
 
     def _make(self, number: int, count: int) -> None:
         began, cuts, inputs = time.perf_counter_ns(), self._cuts, self._runner.work.inputs
-        if isinstance(self.feed, RowFeed):
-            rows = self.feed.batches(cuts, number, count)
-            places = functools.partial(inputs.places, rows.ordinals)
-            values = self._runner.make_now(number, rows.indices, places)
-            self._window.extend(echoed(DoneTask(values), number, rows.uses, rows.fresh))
-        else:
+        if self.feed is None:
             assert self._order is not None
             start, stop = cuts.start(number), min(cuts.start(number + count), self._examples)
             places = functools.partial(inputs.places, range(start, stop))
@@ -464,6 +459,12 @@ class SegmentStream(PulledStream):
                 self._window.append(Item(task, 0, number, 0, stop, stop - start))
             else:
                 self._window.extend(self._fresh_outputs(task, number, stop - start))
+        else:
+            assert isinstance(self.feed, RowFeed)
+            rows = self.feed.batches(cuts, number, count)
+            places = functools.partial(inputs.places, rows.ordinals)
+            values = self._runner.make_now(number, rows.indices, places)
+            self._window.extend(echoed(DoneTask(values), number, rows.uses, rows.fresh))
         self._next += count
         self._last_ns = (time.perf_counter_ns() - began) // count
 

@@ -97,16 +97,16 @@ class BlockOrder:
         """Return the indices of a window as they lie in their blocks."""
         slices = np.arange(WINDOW)
         blocks = (number - slices) % len(self._sizes)
-        starts, sizes = self._starts[blocks], self._sizes[blocks]
+        sizes = self._sizes[blocks]
         low = _cut(sizes, slices)
-        firsts = (self._turns[blocks] + low) % sizes
-        stops = firsts + _cut(sizes, slices + 1) - low
-        pieces = []
-        for start, size, first, stop in np.stack([starts, sizes, firsts, stops], 1).tolist():
-            pieces.append(np.arange(start + first, start + min(stop, size)))
-            if stop > size:  # from the block's beginning on
-                pieces.append(np.arange(start, start + stop - size))
-        return np.concatenate(pieces)
+        lengths = _cut(sizes, slices + 1) - low
+        firsts, ends = (self._turns[blocks] + low) % sizes, np.cumsum(lengths)
+        indices: NDArray[np.int64] = np.arange(ends[-1])
+        indices += np.repeat(self._starts[blocks] + firsts - (ends - lengths), lengths)
+        beyond = firsts + lengths - sizes
+        for at in np.flatnonzero(beyond > 0).tolist():  # from the block's beginning on
+            indices[ends[at] - beyond[at] : ends[at]] -= sizes[at]
+        return indices
 
 
 def runs(length: int, size: int) -> NDArray[np.int64]:

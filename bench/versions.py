@@ -42,10 +42,10 @@ Results::
 
 These rows are of commit 7a7d349 against 010c37c, with nothing beside them, by one process of each
 version for all rounds. That is why a warm cache of 110 KB was behind: an item takes a process 6.9
-to 8.6 us, the same in all its rounds, and the median of eight processes is 8.1 for both versions.
-Copies by hand from a file in memory scatter alike, from 4.4 to 6.0 us: it matters where a process
-got its pages. Memory of 1.55 was the row's other arm, which Python had not collected. Now each
-round has processes of its own, and collects.
+to 8.6 us, much the same in all its rounds, and the median of eight processes is 8.1 for both
+versions (on a busy machine). Copies by hand from a file in memory scatter alike, from 4.4 to 6.0
+us; that it is by where a process got its pages is a guess. Memory of 1.55 was the row's other arm,
+which Python had not collected. Now each round has processes of its own, and collects.
 
 Rows of small batches inline (*batches of 1*, *of 8*, *windows*) had become dearer by 0.6 us a
 batch: 30 of 1,700 bytecodes, a lock, and a test for an abstract class. Half of it is gone since.

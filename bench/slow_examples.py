@@ -69,6 +69,9 @@ Results::
     patience="30s"                       46.5  24.1
     [end]
 
+With ``patience=`` threads read, map and deliver examples one by one, so that it is known which one
+is stuck: 57 calls an example more, of which its stamps are six.
+
 Caveats: it sleeps, so that a processor is never short. ``DataLoader`` hands out whole batches out
 of order, each made by one worker; SPDL makes batches of the examples that are ready, each of which
 is a task of its own there. A replay waits for the examples that the recorded run had, and the times

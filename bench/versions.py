@@ -1,9 +1,9 @@
 """Did a change make anything slower? The rows of ``paths.py``, by two versions of stoker.
 
-Each row is run by both versions, each in a process of its own, in turns: the median of the ratios
-of each round, of what the clock says (examples/s, after over before) and of processor time an
-example (before over after), so above 1 is better in both columns. The version before is a commit,
-checked out beside; the version after is the working tree. Each runs its own ``paths.py``.
+Each row is run by both versions, in turns, each in a process of its own for each round: the median
+of the ratios of each round, of what the clock says (examples/s, after over before) and of processor
+time an example (before over after), so above 1 is better in both columns. The version before is a
+commit, checked out beside; the version after is the working tree. Each runs its own ``paths.py``.
 
 Command::
 
@@ -40,11 +40,18 @@ Results::
     first batch, 100,000 files     0.994 (0.898 .. 0.996)  0.994 (0.898 .. 0.997)   0.999
     [end]
 
-These rows are of commit 7a7d349 against 010c37c, with nothing beside them. Behind 0.97: a warm
-cache of 110 KB whose items are not stacked, inline and with four and eight threads, which is not
-explained (cache_hits.py, where items are stacked, shows no loss); dicts and ragged examples,
-which moved by a tenth from round to round. By the clock alone *every other column* is at 0.75:
-such batches take less than a millisecond, and are no longer gathered by two threads.
+These rows are of commit 7a7d349 against 010c37c, with nothing beside them, by one process of each
+version for all rounds. That is why a warm cache of 110 KB was behind: an item takes a process 6.9
+to 8.6 us, much the same in all its rounds, and the median of eight processes is 8.1 for both
+versions (on a busy machine). Copies by hand from a file in memory scatter alike, from 4.4 to 6.0
+us; that it is by where a process got its pages is a guess. Memory of 1.55 was the row's other arm,
+which Python had not collected. Now each round has processes of its own, and collects.
+
+Rows of small batches inline (*batches of 1*, *of 8*, *windows*) had become dearer by 0.6 us a
+batch: 30 of 1,700 bytecodes, a lock, and a test for an abstract class. Half of it is gone since.
+Dicts and ragged examples moved by a tenth from round to round. By the clock alone *every other
+column* is at 0.75: such batches take less than a millisecond, and are no longer gathered by two
+threads, unless the consumer does something else for longer than that.
 
 Caveats: on shared cores the clock says little, and processor time of single rows still moves by a
 few hundredths from run to run. Both versions use the same stoker-native, that of the environment.
@@ -54,6 +61,7 @@ Both rows of a round run within seconds of each other; pages and frequencies are
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import resource
@@ -105,6 +113,7 @@ def serve(name: str, jpegs: str | None, quick: bool) -> None:
     [row] = [row for row in paths.rows_of(jpegs) if row.name == name]
     with ExitStack() as within:
         arm = row.arms(quick, within)["stoker"]
+        gc.collect()  # the other arms, and what they hold
         arm()
         print("ready", flush=True)
         for _ in sys.stdin:
@@ -188,13 +197,13 @@ def main() -> None:
         trees = {"before": before, "after": ROOT}
         rows = [row for row in rows_of(arguments.jpegs) if arguments.only in row.name]
         for row in rows[: 2 if arguments.quick else None]:  # paths.py --quick runs each of them
-            processes = {v: started(tree, row.name, arguments) for v, tree in trees.items()}
-            try:
-                for process in processes.values():
-                    assert process.stdout is not None
-                    if process.stdout.readline() != "ready\n":
-                        raise SystemExit(f"{row.name}: a version does not run this row")
-                for number in range(1 if arguments.quick else arguments.rounds):
+            for number in range(1 if arguments.quick else arguments.rounds):
+                processes = {v: started(tree, row.name, arguments) for v, tree in trees.items()}
+                try:
+                    for process in processes.values():
+                        assert process.stdout is not None
+                        if process.stdout.readline() != "ready\n":
+                            raise SystemExit(f"{row.name}: a version does not run this row")
                     for version in list(processes)[:: 1 if number % 2 else -1]:
                         rate, cpu_s, nbytes = measured(processes[version])
                         made.add(
@@ -205,9 +214,9 @@ def main() -> None:
                             processor_s_each=cpu_s,
                             own_bytes=nbytes,
                         )
-            finally:
-                for process in processes.values():
-                    process.__exit__(None, None, None)  # closes its pipes, and waits
+                finally:
+                    for process in processes.values():
+                        process.__exit__(None, None, None)  # closes its pipes, and waits
             print(row.name, flush=True)
 
 

@@ -429,7 +429,7 @@ class SegmentStream(PulledStream):
             return max(at_most, min(_HERE_EXAMPLES, int(_HERE_NS / cost.row_ns)))
         each_ns = max(cost.batch_ns(), self._last_ns)
         # A batch made here has all its examples in memory at once: few bytes in so little time.
-        inline_ns = _HERE_NS if pool.limit and not self._gathers_alone else cost.inline_ns
+        inline_ns = _HERE_NS if pool.limit and not self._gathers_alone else INLINE_BATCH_NS
         if not 0 < each_ns < inline_ns and (pool.limit or not self._gathers_alone):
             return 0
         if not self._gathers_alone:
@@ -449,12 +449,7 @@ class SegmentStream(PulledStream):
 
     def _make(self, number: int, count: int) -> None:
         began, cuts, inputs = time.perf_counter_ns(), self._cuts, self._runner.work.inputs
-        if isinstance(self.feed, RowFeed):
-            rows = self.feed.batches(cuts, number, count)
-            places = functools.partial(inputs.places, rows.ordinals)
-            values = self._runner.make_now(number, rows.indices, places)
-            self._window.extend(echoed(DoneTask(values), number, rows.uses, rows.fresh))
-        else:
+        if self.feed is None:
             assert self._order is not None
             start, stop = cuts.start(number), min(cuts.start(number + count), self._examples)
             places = functools.partial(inputs.places, range(start, stop))
@@ -464,6 +459,12 @@ class SegmentStream(PulledStream):
                 self._window.append(Item(task, 0, number, 0, stop, stop - start))
             else:
                 self._window.extend(self._fresh_outputs(task, number, stop - start))
+        else:
+            assert isinstance(self.feed, RowFeed)
+            rows = self.feed.batches(cuts, number, count)
+            places = functools.partial(inputs.places, rows.ordinals)
+            values = self._runner.make_now(number, rows.indices, places)
+            self._window.extend(echoed(DoneTask(values), number, rows.uses, rows.fresh))
         self._next += count
         self._last_ns = (time.perf_counter_ns() - began) // count
 

@@ -31,7 +31,6 @@ class CostEstimate:
         self.chunk_rows = rows_per_batch  # the largest chunk
         self.releases_gil = False  # whether almost all of it is done without the GIL
         self.gil_row_ns = 0  # if so: rows must take longer than this, the part that needs the GIL
-        self.inline_ns = INLINE_BATCH_NS  # a batch that costs less is made inline
         self.work_ns = 0
         self.rows = 0
         self.notes = 0  # how often some were measured

@@ -467,9 +467,10 @@ class WorkerPool:
 
     def made_here(self, outputs: int, wall: int) -> None:
         """Record how long the consumer, which calls this, took to make outputs."""
-        with self.lock:
-            if self._tuning is not None:
-                self._tuning.made_here(outputs, wall)
+        tuning = self._tuning
+        if tuning is not None:
+            with self.lock:
+                tuning.made_here(outputs, wall)
 
     def _call_all(self) -> None:
         """Wake all waiting threads: the number of threads changed, or the pool closes."""

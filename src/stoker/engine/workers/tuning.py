@@ -502,16 +502,15 @@ class Tuning:
         for each in costs:
             each.inline_row_ns = each.row_ns
         batch_ns = sum(each.batch_ns() for each in costs)
-        inline_ns = min(each.inline_ns for each in costs)
         if before_ns is not None and outputs:
             own_ns = (elapsed_ns := self._looked_ns - before_ns) - making_ns
             # Less never matters, and asking takes 7 us.
-            if own_ns > batch_ns * outputs or batch_ns > inline_ns:
+            if own_ns > batch_ns * outputs or batch_ns > INLINE_BATCH_NS:
                 held_up_ns = self._held_up_ns()
                 own_ns -= held_up_ns
                 batch_ns *= max(0.0, 1 - held_up_ns / elapsed_ns)
             tuner.note_own(max(0, own_ns) / outputs, batch_ns)
-        if not known or (batch_ns <= inline_ns and not self._can_hide(batch_ns)):
+        if not known or (batch_ns <= INLINE_BATCH_NS and not self._can_hide(batch_ns)):
             return False
         self.active = self._limit
         if all(each.is_parallel for each in costs):  # then there is nothing to try

@@ -100,10 +100,12 @@ class BlockOrder:
         sizes = self._sizes[blocks]
         low = _cut(sizes, slices)
         lengths = _cut(sizes, slices + 1) - low
-        of = np.repeat(slices, lengths)
-        within = np.arange(len(of)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        places = (self._turns[blocks] + low)[of] + within
-        indices: NDArray[np.int64] = self._starts[blocks][of] + places % sizes[of]
+        firsts, ends = (self._turns[blocks] + low) % sizes, np.cumsum(lengths)
+        indices: NDArray[np.int64] = np.arange(ends[-1])
+        indices += np.repeat(self._starts[blocks] + firsts - (ends - lengths), lengths)
+        beyond = firsts + lengths - sizes
+        for at in np.flatnonzero(beyond > 0).tolist():  # from the block's beginning on
+            indices[ends[at] - beyond[at] : ends[at]] -= sizes[at]
         return indices
 
 

@@ -214,7 +214,6 @@ class GroupedRows(Rows):
         if self._all is not None:
             groups, places = self._all
         else:
-            which, rows = self._numbering.find_many(indices)
             numbers, which = _find_distinct(which, len(self._numbering.ends))
             groups = [self._group(number) for number in numbers.tolist()]
             places = _stack_places(groups)

@@ -315,6 +315,8 @@ def test_files_that_copies_hold_open_stay_open_and_go_with_the_pipeline(tmp_path
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+# Python 3.13 and later say it of what threads opened, which no other thread may close.
+@pytest.mark.filterwarnings("ignore:unclosed database:ResourceWarning")
 def test_what_belongs_to_its_thread_is_opened_anew_in_the_next_epoch(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "db") as made:
         made.execute("create table t (x integer)")
@@ -339,6 +341,8 @@ def test_what_belongs_to_its_thread_is_opened_anew_in_the_next_epoch(tmp_path: P
     p = stoker.from_dataset(data, seed=0).shuffle().batch(4).workers(4)
     for _ in range(3):
         assert sum(int(batch.sum()) for batch in p) == sum(range(LENGTH))
+    del p, data
+    gc.collect()
 
 
 # -- what cannot be copied

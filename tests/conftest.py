@@ -11,6 +11,7 @@ import gc
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 import tomllib
@@ -82,7 +83,7 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("cov_source", None):
+    if config.getoption("cov_source", None) or sys.version_info[:2] == (3, 14):
         kept = [item for item in items if not item.get_closest_marker("interrupts")]
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = kept

@@ -817,6 +817,7 @@ def test_processes_on_one_folder_share_a_store(tmp_path: Path) -> None:
 ENDS = {"end": "", "exception": 'raise RuntimeError("over")', "ctrl-c": "stay()", "kill": "stay()"}
 
 STORES = """
+    multiprocessing.set_start_method("fork")  # by forkserver, the default of 3.14, workers run this
     kept = os.path.join({folder!r}, "kept")
     chain = stoker.from_dataset(Examples(20), seed=0)
     made = [

@@ -192,14 +192,12 @@ PROGRAMS: dict[str, Program] = {
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_what_is_wrong_when_shared_comes_right(name: str, tmp_path: Path) -> None:
     inline = PROGRAMS[name](tmp_path).workers(0)
-    threads = PROGRAMS[name](tmp_path).workers(8)
-    took_part = []
+    threads = PROGRAMS[name](tmp_path).workers(8, patience="1h")  # then all take part at once
     for _ in range(2):
         expected = stream(inline)
         assert len(expected) >= 10
         assert stream(threads) == expected
-        took_part.append(threads.stats().workers)
-    assert took_part[0] > 0  # a cache may leave nothing for them to do
+    assert threads.stats().workers == 8
 
 
 @pytest.mark.parametrize("at_once", [False, True])
@@ -317,6 +315,8 @@ def test_files_that_copies_hold_open_stay_open_and_go_with_the_pipeline(tmp_path
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+# Python 3.13 and later say it of what threads opened, which no other thread may close.
+@pytest.mark.filterwarnings("ignore:unclosed database:ResourceWarning")
 def test_what_belongs_to_its_thread_is_opened_anew_in_the_next_epoch(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "db") as made:
         made.execute("create table t (x integer)")
@@ -341,6 +341,8 @@ def test_what_belongs_to_its_thread_is_opened_anew_in_the_next_epoch(tmp_path: P
     p = stoker.from_dataset(data, seed=0).shuffle().batch(4).workers(4)
     for _ in range(3):
         assert sum(int(batch.sum()) for batch in p) == sum(range(LENGTH))
+    del p, data
+    gc.collect()
 
 
 # -- what cannot be copied
@@ -490,7 +492,7 @@ FRAGILE: dict[str, Callable[[Fragile], stoker.Pipeline[Any]]] = {
 @pytest.mark.parametrize("name", FRAGILE)
 def test_a_copy_that_fails_is_replaced_by_the_original(name: str) -> None:
     inline = FRAGILE[name](Fragile()).workers(0)
-    threads = FRAGILE[name](Fragile()).workers(4)
+    threads = FRAGILE[name](Fragile()).workers(4, patience="1h")  # then all take part at once
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(2):

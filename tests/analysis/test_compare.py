@@ -66,7 +66,7 @@ def test_a_change_is_told_if_the_intervals_do_not_meet(
     [
         ("{", "is not a report"),
         ("[]", "is not a report"),
-        ('{"x": ' + "[" * 100_000, "is not a report: maximum recursion depth"),
+        ('{"x": ' + "[" * 100_000, "is not a report"),  # 3.14 may have the stack for it
         ("{}", "has the schema ''; this version of stoker compares 'stoker-analysis/1'"),
         ('{"schema": "stoker-gate/2"}', "has the schema 'stoker-gate/2'"),
         ('{"schema": "stoker-gate/1"}', "is not a file of `stoker gate --json`"),

@@ -26,6 +26,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, Protocol
 
+from stoker.basics.future import start_thread
 from stoker.basics.resources import (
     ThreadTimer,
     format_bytes,
@@ -483,10 +484,7 @@ class WorkerPool:
             self._threads.append(self._thread(number))
 
     def _thread(self, number: int) -> threading.Thread:
-        name = f"{WORKER_NAME}-{number}"
-        thread = threading.Thread(target=self._run, args=(number,), name=name, daemon=True)
-        thread.start()
-        return thread
+        return start_thread(f"{WORKER_NAME}-{number}", self._run, number)
 
     def _run(self, number: int) -> None:
         remotes = self._remotes

@@ -538,7 +538,7 @@ class WorkerPool:
 
     def _next_rows(self, task: Task) -> tuple[int, int]:
         start, cost = task.claimed, task.runner.cost
-        rows = cost.chunk(self.target_ns)
+        rows = task.rows if cost.whole else cost.chunk(self.target_ns)
         if cost.releases_gil:
             # A chunk is read, cropped, and copied in one call each, without the GIL, which a call
             # waits for at its end: with many threads that took longer than the work (bench/gpu.py).

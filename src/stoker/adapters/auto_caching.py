@@ -165,7 +165,7 @@ def _resolve(limit: Any, path: str | os.PathLike[str] | None) -> int:
     limit = location.parse_limit(limit)
     if path is None:
         return location.resolve_limit(limit, location.memory_folder(), in_memory=True)
-    folder = os.path.realpath(os.path.expanduser(path))
+    folder = location.local_folder(path)
     existing = inventory.read_summary(folder)
     if existing is not None:
         return existing.about.limit_bytes

@@ -235,6 +235,7 @@ CACHES: Mistakes = [
     (lambda: p().cache(-5), "a cache needs at least 1.0 MiB"),
     (lambda: p().cache("1MiB", path="kept"), "Give version=, and change it whenever"),
     (lambda: p().cache("1MiB", admit="lru"), "must be 'first' or 'worth'"),
+    (lambda: s.budget("1MiB", path=3), "path= is a folder on a local disk"),
     (lambda: p().cache("1MiB").cache("1MiB"), "choose a place for it"),
     (lambda: p().echo(2).cache(), "put .cache() before it"),
     (lambda: p().random_map(lambda x, rng: x).cache(), "the same in every epoch. Put .cache()"),

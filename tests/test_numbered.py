@@ -93,13 +93,18 @@ def test_rows_of_tables_are_numbered(tmp_path: Path) -> None:
     assert stoker.from_parquet(tmp_path / "a.parquet").key(35) == "a.parquet, row 35"
 
 
-def test_a_cache_keeps_them(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["dict", "named"])
+def test_a_cache_keeps_them(tmp_path: Path, kind: str) -> None:
     for name in ("id", "nr"):  # other examples, so another store
-        train = stoker.from_dataset(Data("dict"), seed=0).numbered(name).shuffle()
-        train = train.cache("1MiB", path=tmp_path, version="1").batch(10)
+        train = stoker.from_dataset(Data(kind), seed=0).numbered(name).shuffle()
+        train = train.cache("1MiB", path=tmp_path, version="1").batch(10).workers(0)
         for _ in range(2):
             for batch in train:
-                assert np.array_equal(batch["x"], batch[name] / 2)
+                fields = batch if kind == "dict" else batch._asdict()
+                assert np.array_equal(fields["x"], fields[name] / 2)
+        stats = train.stats().cache
+        assert stats is not None
+        assert stats.hits == N
 
 
 def test_parts_of_a_mixture_and_mixtures_are_numbered() -> None:

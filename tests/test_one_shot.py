@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from stoker.basics.future import OneShot
+from stoker.basics.future import OneShot, start_thread
 
 AMPLE_S = 60.0
 
@@ -77,3 +77,36 @@ def test_an_interrupted_wait_leaves_it_to_be_given() -> None:
         giving = given_by_another_thread(answer, 5)
         assert answer.wait(AMPLE_S) == 5
         giving.join()
+
+
+@pytest.mark.parametrize("deaths", [0, 2])
+def test_a_thread_that_dies_as_it_begins_is_replaced(deaths: int) -> None:
+    given: OneShot[threading.Thread] = OneShot()
+    with dying(deaths):
+        thread = start_thread("mine", lambda: given.give(threading.current_thread()))
+    assert given.wait(AMPLE_S) is thread
+
+
+def test_threads_that_all_die_as_they_begin_are_an_error() -> None:
+    with dying(99), pytest.raises(RuntimeError, match="before it calls a function: mine"):
+        start_thread("mine", print)
+
+
+@contextlib.contextmanager
+def dying(deaths: int) -> Iterator[None]:
+    """Let so many threads die before their function, as a tracer does that cannot be installed."""
+
+    def trace(*_: object) -> None:
+        nonlocal deaths
+        deaths -= 1
+        if deaths >= 0:
+            raise RuntimeError("Cannot install a trace function")
+
+    previous, hook = threading.gettrace(), threading.excepthook
+    threading.settrace(trace)
+    threading.excepthook = lambda _: None
+    try:
+        yield
+    finally:
+        threading.settrace(previous)  # type: ignore[arg-type]
+        threading.excepthook = hook

@@ -159,12 +159,17 @@ def test_what_stands_behind_resumes_and_workers_change_nothing(case: Case, behin
     testing.check_resume(build, every=2)
 
 
-@pytest.mark.parametrize("kind", ["process", "thread"])
-def test_caches_maps_and_processes_go_before(kind: str) -> None:
+def in_turn(examples: list[Any]) -> Any:
+    return tuple(map(np.array, zip(*examples, strict=True)))
+
+
+@pytest.mark.parametrize(("kind", "collate"), [("process", in_turn), ("thread", None)])
+def test_caches_maps_and_processes_go_before(kind: str, collate: Any) -> None:
     def build(n: int) -> stoker.Pipeline:
         cached = TOKENS.begun().cache("2MiB", version="1")
         drawn = cached.map(np.asarray).random_map(drawing)
-        return TOKENS.batched(drawn).workers(n, kind=kind if n else "thread")
+        train = TOKENS.batched(drawn, collate=collate)
+        return train.workers(n, kind=kind if n else "thread")
 
     here, there = ([(i.tolist(), d.tolist()) for i, d in build(n)] for n in (0, 2))
     assert here == there

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
+import pickle
 import warnings
 from fractions import Fraction
 from typing import Any
@@ -420,3 +422,21 @@ def test_check_resume_finds_a_map_that_is_not_deterministic() -> None:
 
     with pytest.raises(AssertionError):
         testing.check_resume(build)
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.copy, copy.deepcopy, lambda p: pickle.loads(pickle.dumps(p))]
+)
+@pytest.mark.parametrize("epochs", [stoker.Pipeline.repeat, lambda p: p])
+def test_a_copy_goes_on_where_the_pipeline_is_and_moves_by_itself(copied: Any, epochs: Any) -> None:
+    train = epochs(stoker.from_arrays(np.arange(12)).shuffle().echo(2).batch(4)).steps(5).workers(0)
+    for move in (None, train.resume_at, None):
+        if move is not None:
+            move(2)
+        twin, going = copied(train), iter(train)
+        assert stream(twin) == [
+            *map(frozen, itertools.islice(going, 1)),
+            *(rest := stream(copied(train))),
+        ]
+        assert rest == [*map(frozen, going)]
+        assert copied(train).epoch == train.epoch

@@ -81,20 +81,25 @@ def with_field(value: Any, name: str, field: Any) -> Any:
         return value
     if not isinstance(value, tuple):
         return (value, field)
-    return _longer(type(value), name)(*value, field) if names else (*value, field)
+    return longer(type(value), name)(*value, field) if names else (*value, field)
 
 
-@functools.cache
-def _longer(kind: Any, name: str) -> Any:
-    """Return a named tuple class with one more field; it pickles if ``kind`` does."""
+# Without a limit, damaged records could fill the memory with classes.
+@functools.lru_cache(maxsize=256)
+def longer(kind: Any, name: str) -> Any:
+    """Return a named tuple class with one more field; it pickles if ``kind`` does.
+
+    It has the name of ``kind``, by which records find it. Raises ValueError for an invalid name.
+    """
     make: Any = namedtuple  # no checker can know its fields
-    made = make(kind.__name__, (*kind._fields, name))
+    made = make(kind.__name__, (*kind._fields, name), module=kind.__module__)
+    made.__qualname__ = kind.__qualname__
     made.__reduce__ = lambda self: (_remade, (kind, name, tuple(self)))
     return made
 
 
 def _remade(kind: Any, name: str, values: tuple[Any, ...]) -> Any:
-    return _longer(kind, name)(*values)
+    return longer(kind, name)(*values)
 
 
 def map_leaves(fn: Callable[[Any], Any], value: Any) -> Any:

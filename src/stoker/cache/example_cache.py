@@ -112,8 +112,7 @@ class ExampleCache:
             name = re.sub(r"[^\w.-]+", "-", describes).strip("-")[-40:]
             self.folder = os.path.join(location.memory_folder(), f"{name}-{self._chain.hex()[:12]}")
         else:
-            self.folder = os.path.realpath(os.path.expanduser(path))
-            location.check_local(self.folder)
+            self.folder = location.local_folder(path)
         self.describes = describes
         self._examples = examples
         self._admit = admit

@@ -88,13 +88,21 @@ def check_memory_folder() -> None:
         ) from None
 
 
-def check_local(folder: str) -> None:
-    """Raise ValueError for a folder on a network file system: LMDB's locks do not work there."""
+def local_folder(path: str | os.PathLike[str]) -> str:
+    """Return a folder of a store by its whole name.
+
+    Raises TypeError for an object that names none, ValueError for a folder on a network file
+    system: LMDB's locks do not work there.
+    """
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"path= is a folder on a local disk, such as '/scratch/x', not {path!r}")
+    folder = os.path.realpath(os.path.expanduser(path))
     kind = _file_system(folder)
     if _NETWORK.match(kind):
         raise ValueError(
             f"path={folder!r} is on a network file system ({kind}): give a path on a local disk"
         )
+    return folder
 
 
 def list_store(path: str) -> None:

@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from stoker.basics.future import start_thread
 from stoker.basics.signals import defer_interrupts
 from stoker.cache.layout import StoredItem
 from stoker.cache.store import Added, Busy, Store
@@ -65,9 +66,7 @@ class Writer:
             self._queued_bytes += item.size_bytes
             if self._thread is None:
                 with defer_interrupts():
-                    thread = threading.Thread(target=self._run, name="stoker-cache", daemon=True)
-                    thread.start()
-                    self._thread = thread
+                    self._thread = start_thread("stoker-cache", self._run)
             if len(self._queue) == 1 or self._queued_bytes >= _COMMIT_BYTES:
                 self._changed.notify_all()
         return True

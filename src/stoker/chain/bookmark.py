@@ -64,6 +64,12 @@ class Bookmark:
         return None if run is None or run.closed or run.is_inherited else run
 
     @property
+    def is_untouched(self) -> bool:
+        """True before anything moved it."""
+        is_begun = self._run is not None or self.position is not None or self._asked_to_skip() > 0
+        return not is_begun and not self.epoch
+
+    @property
     def next_chain(self) -> Chain:
         """The chain of the running epoch; without one, of the next epoch."""
         return self.chain if self._live_run() is not None else self.chain.with_current_length()

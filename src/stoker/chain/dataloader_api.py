@@ -47,6 +47,14 @@ class DataLoaderApi:
     def __len__(self) -> int:
         return self._cursor.count()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copy or pickle a pipeline: the copy has a cursor of its own, at the same position."""
+        state = None if self._cursor.is_untouched else self.state_dict()
+        return type(self), (self.chain,), state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.load_state_dict(state)
+
     def __bool__(self) -> bool:
         return True  # else it would ask for the length, which may not be known
 

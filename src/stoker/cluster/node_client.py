@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from stoker.basics.future import start_thread
 from stoker.basics.process import OwningProcess
 from stoker.basics.signals import defer_interrupts
 from stoker.basics.warn import warn
@@ -154,9 +155,7 @@ class NodeClient:
                 thread.join(max(0.0, until_s - time.monotonic()))
 
     def _start(self, name: str, run: Callable[[], None]) -> None:
-        thread = threading.Thread(target=run, name=name, daemon=True)
-        thread.start()
-        self._threads.append(thread)
+        self._threads.append(start_thread(name, run))
 
     def _maintain(self) -> None:
         cluster = self._cluster

@@ -40,13 +40,12 @@ class CacheBudget:
         from stoker.cache.identity import digest, private_identity
 
         self.limit = location.parse_limit(limit)
-        self.path = None if path is None else os.path.realpath(os.path.expanduser(path))
+        self.path = None if path is None else location.local_folder(path)
         self.keep = keep
         self.on_damage = on_damage
         self.behind = behind
         self._used_for: tuple[bytes, str] | None = None
         if self.path is not None:
-            location.check_local(self.path)
             self.folder = self.path
         else:
             name = f"budget-{digest(private_identity('budget')).hex()[:12]}"

@@ -216,8 +216,7 @@ def _open(folder: str | None, limit: location.Limit, address: str) -> Handle:
             name += f"-{os.getpid()}"
         path = os.path.join(location.make_memory_folder(), name)
     else:
-        path = os.path.realpath(os.path.expanduser(folder))
-        location.check_local(path)
+        path = location.local_folder(folder)
     in_memory = location.is_in_memory(path)
     inventory.sweep(path)
     join = functools.partial(

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Iterator
 from itertools import islice
 
+from stoker.basics.future import start_thread
 from stoker.basics.signals import defer_interrupts
 from stoker.engine.items import HeadStream, Item, Planning, PulledStream, WouldBlock
 from stoker.engine.workers.threads import WorkerPool
@@ -146,11 +147,7 @@ class Prefetcher(PulledStream):
     def _begin(self) -> None:
         if self._thread is None and not self._is_closed:
             with defer_interrupts():
-                thread = threading.Thread(
-                    target=self._read, name=f"{WORKER_NAME}-reading", daemon=True
-                )
-                thread.start()
-                self._thread = thread
+                self._thread = start_thread(f"{WORKER_NAME}-reading", self._read)
 
     def _read(self) -> None:
         try:

@@ -26,7 +26,7 @@ class CostEstimate:
         self.row_ns: float | None = None
         self.inline_row_ns: float | None = None  # done by the consumer, without other threads
         self.asleep_row_ns: float | None = None  # by a trial with a single thread
-        self.whole = False  # whether chunks are always of ``chunk_rows``
+        self.whole = False  # whether a task is one chunk, however many rows its batch has
         self.light = False  # whether rows are only copied, so that first chunks may be large
         self.chunk_rows = rows_per_batch  # the largest chunk
         self.releases_gil = False  # whether almost all of it is done without the GIL

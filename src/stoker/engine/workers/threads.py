@@ -26,6 +26,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, Protocol
 
+from stoker.basics.future import start_thread
 from stoker.basics.resources import (
     ThreadTimer,
     format_bytes,
@@ -484,10 +485,7 @@ class WorkerPool:
             self._threads.append(self._thread(number))
 
     def _thread(self, number: int) -> threading.Thread:
-        name = f"{WORKER_NAME}-{number}"
-        thread = threading.Thread(target=self._run, args=(number,), name=name, daemon=True)
-        thread.start()
-        return thread
+        return start_thread(f"{WORKER_NAME}-{number}", self._run, number)
 
     def _run(self, number: int) -> None:
         remotes = self._remotes
@@ -541,7 +539,7 @@ class WorkerPool:
 
     def _next_rows(self, task: Task) -> tuple[int, int]:
         start, cost = task.claimed, task.runner.cost
-        rows = cost.chunk(self.target_ns)
+        rows = task.rows if cost.whole else cost.chunk(self.target_ns)
         if cost.releases_gil:
             # A chunk is read, cropped, and copied in one call each, without the GIL, which a call
             # waits for at its end: with many threads that took longer than the work (bench/gpu.py).

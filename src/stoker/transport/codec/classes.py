@@ -10,6 +10,8 @@ from collections import namedtuple
 from collections.abc import Sequence
 from typing import Any
 
+from stoker.basics.pytree import longer
+
 # Classes made here for named tuples that this process has not imported. Without a limit, damaged
 # records could fill the memory with classes.
 _MAX_MADE_CLASSES = 256
@@ -26,8 +28,14 @@ def find_class(name: str, names: Sequence[str], *, is_tuple: bool) -> type | Non
         for part in path.split("."):
             # Not getattr(): a module's ``__getattr__`` or a property would run its code.
             found = getattr(found, "__dict__", {}).get(part)
-        if isinstance(found, type) and _field_names(found, is_tuple=is_tuple) == list(names):
+        if not isinstance(found, type):
+            continue
+        own = _field_names(found, is_tuple=is_tuple)
+        if own == list(names):
             return found
+        if is_tuple and own and own == list(names[: len(own)]):  # with fields of ``numbered()``
+            made: type = functools.reduce(longer, names[len(own) :], found)
+            return made
     return None
 
 

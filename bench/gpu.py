@@ -60,11 +60,11 @@ cannot for ResNet-50; crops on the GPU are what to use there.
 kernels. They are what lies between 1 - idle and the share of the bound: steps took 1.55 times as
 long beside 16 threads, 1.36 beside processes, 1.07 beside a ``DataLoader``.
 
-What brought 16 threads here from 1,976 examples/s with 4.4 cores (beside an H200, where the better
-``DataLoader`` gave 4,332): a chunk of files is read, cropped and copied in one call each, so that
-an example releases the GIL 0.7 times and not 4 (counted on two cores; 3,888 examples/s here); and
-batches are made in pinned memory, where they were copied before, by as many OpenMP threads of torch
-as cores (5,153 here, 11.4 cores).
+What brought 16 threads here: a chunk of files is read, cropped and copied in one call each, so that
+an example releases the GIL 0.7 times and not 4 (counted on two cores); and batches are made in
+pinned memory, where they were copied before, by as many OpenMP threads of torch as cores. Before
+either, 16 threads were slower than the better ``DataLoader``. Rates of then are not given: they
+were single runs on two kinds of GPU, and no row holds them.
 
 Caveats: photographs are repeated, each under a thousand names, so that no epoch ends while an arm
 is measured. A batch of the bound is hot in no cache that matters: it is larger than the GPU's. The

@@ -34,8 +34,8 @@ Results (five rounds)::
     [end]
 
 A loop in C, in one thread, is in ``image_kinds.py``.
-FFCV builds where Debian's libopencv-dev and libturbojpeg0-dev are; it writes a file of its own, of
-JPEGs that it encodes anew.
+FFCV builds where Debian's libopencv-dev and libturbojpeg0-dev are; before its first batch it writes
+a file of its own, of JPEGs that it encodes anew, and compiles its loader.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ static int64_t read_open(int descriptor, uint8_t *out, int64_t capacity) {
         if (got < 0) return -1;
         if (got == 0) return size;
         size += got;
+        if (size == found.st_size) return size;  // more was asked for: it has not grown
     }
     return -1;
 }

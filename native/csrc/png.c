@@ -28,10 +28,13 @@ static inline int unfilter(int filter, const uint8_t *restrict from, const uint8
         case UP:
             for (size_t i = 0; i < n; i++) row[i] = from[i] + above[i];
             return DONE;
-        case AVERAGE:
-            for (size_t i = 0; i < n; i++)
-                row[i] = from[i] + (((i < step ? 0 : row[i - step]) + above[i]) >> 1);
+        case AVERAGE: {
+            uint8_t left[4] = {0};
+            for (size_t i = 0; i < n; i += step)
+                for (size_t c = 0; c < step; c++)
+                    left[c] = row[i + c] = from[i + c] + ((left[c] + above[i + c]) >> 1);
             return DONE;
+        }
         case PAETH: {
             uint8_t left[4] = {0}, corner[4] = {0};
             for (size_t i = 0; i < n; i += step)

@@ -131,9 +131,9 @@ class _Scratch(threading.local):
 _scratch = _Scratch()
 
 
-def _address(out: Any) -> Any:
-    """Return the address of a new array for a call; ``out.ctypes`` takes three times as long."""
-    return byref(ctypes.c_char.from_buffer(out)) if out.size else None
+def _address(out: Any) -> int | None:
+    """Return the address of a new array for a call; ``out.ctypes`` takes four times as long."""
+    return ctypes.addressof(ctypes.c_char.from_buffer(out)) if out.size else None
 
 
 def jpeg_size(data: bytes) -> tuple[int, int]:
@@ -208,7 +208,7 @@ def jpeg_crop_many(
         (c_size_t * count)(*map(len, files)),
         (Crop * count)(*crops),
         byref(Limits(max_pixels, max_scan_pixels)),
-        (c_void_p * count)(*[out.ctypes.data for out in made]),
+        (c_void_p * count)(*map(_address, made)),
         outcomes,
     )
     return [None if outcome else out for out, outcome in zip(made, outcomes, strict=True)]
@@ -229,8 +229,9 @@ def pixels_crop(pixels: NDArray[np.uint8], crop: Crop) -> NDArray[np.uint8]:
         pixels = np.ascontiguousarray(pixels)
     out = np.empty((max(crop.out_height, 0), max(crop.out_width, 0), channels), np.uint8)
     message = _scratch.message
+    first = _address(pixels) if pixels.flags.carray else pixels.ctypes.data
     outcome = _library.stoker_pixels_crop(
-        pixels.ctypes.data, height, width, channels, pixels.strides[0],
+        first, height, width, channels, pixels.strides[0],
         byref(crop), _address(out), message,
     )  # fmt: skip
     if outcome:

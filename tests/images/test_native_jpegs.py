@@ -256,6 +256,7 @@ def test_sanitizers_find_nothing_in_other_tests(sanitized: dict[str, str]) -> No
     tests = [ROOT / "tests" / "sources" / "test_native_windows.py"]
     tests += [ROOT / "tests" / "images" / f"test_native_{what}.py" for what in ("tables", "pngs")]
     alone = ["-c", os.devnull, "--noconftest", "-p", "no:cacheprovider", "-q"]
+    alone += ["--hypothesis-profile=ci"]  # without deadlines: sanitizers are slow
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *alone, *tests],
         env={**os.environ, **sanitized},

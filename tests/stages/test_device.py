@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import stoker
+from stoker.stages.to import To
 from stoker.testing import check_resume, equal
 
 
@@ -32,6 +33,12 @@ def test_the_cpu_shares_memory_and_yields_tensors() -> None:
     for array, tensor in zip(plain, plain.to("cpu"), strict=True):
         assert isinstance(tensor, torch.Tensor)
         assert np.array_equal(array, tensor.numpy())
+
+
+def test_memory_that_cannot_be_pinned_is_usual_memory() -> None:
+    memory = To.of("cuda:0").allocate(1000)  # where there is a GPU, it is pinned
+    memory[:] = bytes(range(250)) * 4
+    assert bytes(memory) == bytes(range(250)) * 4
 
 
 @pytest.mark.parametrize("swapped", [">i4", "<i4", ">u2", ">f8"])

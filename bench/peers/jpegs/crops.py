@@ -12,17 +12,17 @@ from serve_jpegs import SIDE, box
 cv2.setNumThreads(0)
 
 
-def decoded(data: bytes, by: str = "simplejpeg") -> Any:
+def decoded(data: bytes | memoryview, by: str = "simplejpeg") -> Any:
     """Return ``uint8 [height, width, 3]`` of a JPEG; of other files by OpenCV, and where ``by`` is
     "opencv"."""
-    if by == "opencv" or not data.startswith(b"\xff\xd8"):
+    if by == "opencv" or data[:2] != b"\xff\xd8":
         return cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR_RGB)
     import simplejpeg
 
     return simplejpeg.decode_jpeg(data, "RGB")
 
 
-def cropped(data: bytes, uniform: Callable[[], float], by: str = "simplejpeg") -> Any:
+def cropped(data: bytes | memoryview, uniform: Callable[[], float], by: str = "simplejpeg") -> Any:
     """Return ``uint8 [SIDE, SIDE, 3]`` of a file, half of them flipped."""
     image = decoded(data, by)
     top, left, height, width = box(*image.shape[:2], uniform)

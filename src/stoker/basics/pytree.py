@@ -335,7 +335,9 @@ class Field:
         on = self.on
         if isinstance(example, tuple):
             if isinstance(on, str):
-                return example._replace(**{on: value})  # type: ignore[attr-defined]
+                at = example._fields.index(on)  # type: ignore[attr-defined]
+                # ``_replace`` takes three times as long.
+                return example._make((*example[:at], value, *example[at + 1 :]))  # type: ignore[attr-defined]
             parts = list(example)
             parts[on] = value
             return rebuild(example, parts)

@@ -188,7 +188,7 @@ def _resized(
     beyond: bool = False,
 ) -> tuple[Callable[..., Any], Many]:
     """Return functions of one image and of many."""
-    resizing = Resizing(antialias, beyond, dct_scaling)
+    resizing = Resizing(bool(antialias), beyond, bool(dct_scaling))
     open_image = partial(reading.open, scaled=dct_scaling)
     show = partial(reading.resize, resizing=resizing)
     fn = partial(_seen, open_image=open_image, place=place, show=show)

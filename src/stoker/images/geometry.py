@@ -13,15 +13,13 @@ field, the image. The other fields are found by their shapes:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 
-@dataclass(frozen=True)
-class Box:
+class Box(NamedTuple):
     """A part of an image, in pixels from its upper left corner."""
 
     top: float
@@ -30,8 +28,7 @@ class Box:
     width: float
 
 
-@dataclass(frozen=True)
-class ImageWindow:
+class ImageWindow(NamedTuple):
     """A box of an image, the height and width that it is shown with, and whether it is flipped."""
 
     box: Box

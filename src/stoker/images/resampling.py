@@ -57,9 +57,9 @@ class Resizing:
 
     def crop(self, window: ImageWindow) -> Any:
         """Return a window as the library takes it."""
-        box, (height, width) = window.box, window.size
-        flags = map(bool, (window.flip, self.antialias, self.beyond, self.dct_scaling))
-        return _library().Crop(box.left, box.top, box.width, box.height, height, width, *flags)
+        (top, left, height, width), size, flip = window
+        flags = bool(flip), self.antialias, self.beyond, self.dct_scaling
+        return _library().Crop(left, top, width, height, *size, *flags)
 
 
 @dataclass(frozen=True)

@@ -117,11 +117,11 @@ class FolderSource(OwnSource, Fingerprinted[Any], Labeled[Any], ReadsFiles[Any])
         self.classes, labels = class_folders.number(found, self.folder)
         self._files: list[tuple[str, int]] = []
         left_out: list[str] = []
-        above = len(os.path.join(self.folder, ""))
+        self._above = os.path.join(self.folder, "")
         for name, label in zip(found, labels, strict=True):
             below = os.path.join(self.folder, name)
             files = sorted(files_below(below, class_folders.suffixes, left_out))
-            self._files += [(file[above:], label) for file in files]
+            self._files += [(file[len(self._above) :], label) for file in files]
         warn_left_out(self.name, left_out)
         class_folders.refuse_empty(len(self._files), len(found), self.folder)
 
@@ -139,7 +139,7 @@ class FolderSource(OwnSource, Fingerprinted[Any], Labeled[Any], ReadsFiles[Any])
     def fetch(self, indices: Indices) -> list[Any]:
         files = [self._files[index] for index in indices]
         kind = self._class_folders.kind
-        found = read_files([os.path.join(self.folder, file) for file, _ in files])
+        found = read_files([self._above + file for file, _ in files])
         return [kind(data, label) for data, (_, label) in zip(found, files, strict=True)]
 
     def identity(self) -> str | None:
@@ -152,10 +152,10 @@ class FolderSource(OwnSource, Fingerprinted[Any], Labeled[Any], ReadsFiles[Any])
     def fingerprint(self, index: int) -> Fingerprint:
         """Return the file's current fingerprint, and its label."""
         file, label = self._files[index]
-        return of_file(file, os.stat(os.path.join(self.folder, file)), label)
+        return of_file(file, os.stat(self._above + file), label)
 
     def path(self, index: int) -> str | None:
-        return os.path.join(self.folder, self._files[index][0])
+        return self._above + self._files[index][0]
 
     def local_path(self, index: int) -> str | None:
         return self.path(index)

@@ -193,8 +193,8 @@ def usable_bytes(device: Any) -> int:
 class PinnedMemory:
     """Allocates page-locked memory, which a GPU reads while the processor goes on.
 
-    Batches are made there, so that nothing copies them on the host before the GPU does: such a copy
-    of 38 MB takes the training loop's thread 5 ms and more.
+    Batches are made there, so that the training loop's thread does not copy them on the host before
+    the GPU does.
 
     Args:
         device: the name of the device of CUDA that reads it.
@@ -209,21 +209,17 @@ class PinnedMemory:
         """Return new memory, usual memory if no more can be pinned. Any thread may ask."""
         import torch
 
-        with self._lock:
+        with self._lock, contextlib.suppress(RuntimeError):  # of the device, which has none left
             held = sum(block.nbytes for block in self._blocks.values())
-            if held + size > _MAX_PINNED_BYTES:
-                return allocate_aligned(size)
-            try:
+            if held + size <= _MAX_PINNED_BYTES:
                 with torch.cuda.device(self._device):
                     tensor = torch.empty(size, dtype=torch.uint8, pin_memory=True)
-            except (RuntimeError, AssertionError):
-                # None is left; or there is no such device, which Mover tells.
-                return allocate_aligned(size)
-            memory: Any = (ctypes.c_char * size).from_address(tensor.data_ptr())
-            block = _PinnedBlock((size,), np.uint8, memory)
-            block.tensor = tensor
-            self._blocks[id(block)] = block
-            return block.data
+                memory: Any = (ctypes.c_char * size).from_address(tensor.data_ptr())
+                block = _PinnedBlock((size,), np.uint8, memory)
+                block.tensor = tensor
+                self._blocks[id(block)] = block
+                return block.data
+        return allocate_aligned(size)
 
 
 class _PinnedBlock(np.ndarray[Any, Any]):
@@ -325,7 +321,7 @@ class Mover:
                 buffers[number] = buffer
             pinned = buffer[: leaf.numel()].view(leaf.shape)
             # torch copies in its OpenMP threads, as many as cores, which then spin and take the
-            # cores from workers: 16 workers beside a GPU made 3,900 examples/s, without it 5,100.
+            # cores from workers (bench/gpu.py).
             if array is None:
                 pinned.copy_(leaf)
             else:

@@ -39,9 +39,9 @@ def plan_keeping(report: Report) -> tuple[int, float] | None:
 def find_kept_s(report: Report) -> float:
     """Return worker seconds for an example from a cache, until it is in a batch.
 
-    If the job prepares more slowly than its loader alone, finding takes longer, too. Measured behind
-    a step, which leaves the processor's caches cold: 8 to 64 pictures 110 to 330 us more, and as
-    many from a cache 60 to 230 us.
+    If the job prepares more slowly than its loader alone, finding takes longer, too. Measured
+    behind a step, which leaves the processor's caches cold: 8 to 64 pictures take 110 to 330 us
+    more, and as many from a cache 60 to 230 us.
     """
     apart, job = to_measured_apart(report), to_measured(report)
     slower = prep_rate(apart.prep, apart.workers) / prep_rate(job.prep, job.workers)

@@ -21,8 +21,9 @@ Command::
 
 Target: the same losses in each script.
 
-Machine: two cores of an AMD EPYC, alone. The figures are of one round: a prediction and a run some
-seconds later. Each epoch takes one to six seconds, and epochs differ by some percent. Python
+Machine: two cores of an AMD EPYC, at a load of 1.7 to 4.7 (in each row; vae and mnist_rnn had the
+most). The figures are of one round: a prediction and a run some seconds later. Each epoch takes one
+to six seconds, and epochs differ by some percent. Python
 3.11.7, PyTorch 2.13.0 on processors, so that training and workers share them; torchvision 0.28.0
 without its compiled operators, pytorch-ignite 0.5.5, Lightning 2.6.6, Accelerate 1.15, TRL
 1.16. The scripts of the last five rows are byte for byte those of the packages.

@@ -11,6 +11,7 @@ import contextlib
 import difflib
 import inspect
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -132,6 +133,15 @@ def report_errors(
     except expected as error:
         typer.echo(f"stoker {command}: {error}", err=True)
         raise typer.Exit(1) from None
+
+
+def check_outputs(*paths: Path | None) -> None:
+    """Raise ValueError for a file that cannot be written, before the work whose result it gets."""
+    for path in paths:
+        if path is not None and path.is_dir():
+            raise ValueError(f"cannot write {path}: it is a folder")
+        if path is not None and not path.absolute().parent.is_dir():
+            raise ValueError(f"cannot write {path}: there is no folder {path.absolute().parent}")
 
 
 def _version(wanted: bool) -> None:

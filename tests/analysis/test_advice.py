@@ -13,7 +13,8 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from analysis.recordings import Parts, recorded
-from analysis.reports import ALONE, COMPUTE, FETCH, PREP, REPORTS, job
+from analysis.reports import ALONE, COMPUTE, FETCH, PREP, REPORTS, about, job
+from stoker.analysis.model.changes import find_kept_s
 from stoker.analysis.model.echo_prices import Kind, find_price
 from stoker.analysis.model.model import Change, predict
 from stoker.analysis.model.report import (
@@ -241,6 +242,18 @@ def test_workers_that_no_longer_decode_take_nothing_from_training(parts: Parts) 
     (kept,) = (a for a in advise(report) if "stoker.cached" in a.code)
     assert kept.gain.value == pytest.approx(188 / parts.rate, rel=0.05)
     assert ("num_workers=0 brings" in kept.why) == (parts.workers > 0)
+
+
+def test_examples_are_found_more_slowly_where_they_are_prepared_more_slowly() -> None:
+    found = job(G=200, P={0: 200}, workers=0, S=None, after_s={"after-augmentation": 2e-6})
+    own_s = find_kept_s(found)
+    assert own_s == pytest.approx(1.4e-5)
+    seen = found.as_it_is
+    assert seen is not None
+    for rate, slower in ((90, (1 / 90 - 1 / 200) * 200), (120, 1.0)):
+        split = Split(rate / 200, 1 - rate / 200, 0.0)
+        slow = replace(found, as_it_is=replace(seen, rate=about(rate)), split=split)
+        assert find_kept_s(slow) == pytest.approx(slower * own_s)
 
 
 def test_batches_ahead_are_advised_where_training_on_them_was_faster() -> None:

@@ -50,6 +50,7 @@ if __name__ == "__main__":
         (["--fail-if", "rate<base", "--base", "b", "t.py"], "--base b: there is no t.py in it"),
         (["--fail-if", "rate<base", "--base", "b", "/t.py"], "give /t.py relative to them"),
         (["--fail-if", "stall>1%", "--junit", "no/x.xml", "t.py"], "cannot write no/x.xml"),
+        (["--fail-if", "stall>1%", "--json", "b", "t.py"], "cannot write b: it is a folder"),
     ],
 )
 def test_bad_arguments_are_refused_before_anything_runs(

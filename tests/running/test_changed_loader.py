@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import random
+import signal
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -243,6 +247,22 @@ def test_two_iterators_of_one_loader_at_a_time() -> None:
     torch.manual_seed(1)
     pairs = zip(changed.iterate(loader), changed.iterate(loader), strict=True)
     assert [(a.tolist(), b.tolist()) for a, b in pairs] == expected
+
+
+def test_a_process_that_the_script_forks_leaves_workers_that_persist() -> None:
+    loader = DataLoader(Squares(8), 4)
+    changed = change(loader, LoaderSettings(1, 2, True))
+    expected = [batch.tolist() for batch in changed.iterate(loader)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # from Python 3.12 on
+        child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        del changed
+        gc.collect()
+        os._exit(0)
+    assert os.waitpid(child, 0) == (child, 0)
+    assert [batch.tolist() for batch in changed.iterate(loader)] == expected
 
 
 def test_a_dataset_that_changes_between_epochs_reaches_workers_that_persist() -> None:

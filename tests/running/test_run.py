@@ -92,6 +92,9 @@ def test_a_plan_is_handed_over_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None
     assert plan.loader == PREP.loader.name
     assert (plan.workers, plan.gain) == (6, 1.5)
     assert make_plan(report, ["redraw"]).workers is None
+    many = Action("", "DataLoader(..., num_workers=99999999999)", about(1.5), "")
+    with pytest.raises(ValueError, match="damaged"):
+        make_plan(msgspec.structs.replace(PREP, actions=[many]), ["workers"])
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from stoker.cli import FOR_A_SCRIPT, Script, report_errors
+from stoker.cli import FOR_A_SCRIPT, Script, check_outputs, report_errors
 
 analyze_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -75,11 +75,7 @@ def analyze(
     errors = Console(stderr=True, highlight=False)
     stopped = "stopped; no process of the script is left"
     with report_errors("analyze", ValueError, AnalysisError, stopped=stopped):
-        for path in (json, html, trace):
-            if path is not None and not path.absolute().parent.is_dir():
-                raise ValueError(
-                    f"cannot write {path}: there is no folder {path.absolute().parent}"
-                )
+        check_outputs(json, html, trace)
         command = make_command(script)
         errors.print(terminal.describe_plan(command, budget * 60), markup=False)
         with errors.status("") as status:

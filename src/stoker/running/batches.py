@@ -12,6 +12,7 @@ import contextlib
 import functools
 import itertools
 import multiprocessing
+import os
 import time
 import warnings
 import weakref
@@ -23,7 +24,7 @@ import msgspec
 
 from stoker.basics.fingerprint import content_digest
 from stoker.errors import CacheError
-from stoker.running.comparison import DEAD_WORKER, BatchComparison
+from stoker.running.comparison import DEAD_WORKER, BatchComparison, IndicesBehind
 from stoker.running.kept_examples import KeptExamples
 from stoker.running.loaders import LoaderChoice, LoaderSettings, LoaderView, acts_at_end
 from stoker.running.outcome import EpochPace
@@ -33,6 +34,8 @@ _COMPARED = 50
 # Stores that stay open when their loaders are gone: of training, validation and a few others. Where
 # each epoch has another dataset, its stores must not add up. Chosen, not measured.
 _STORES = 4
+# PyTorch's iterators with workers of this process.
+_OPEN: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 class ChangedLoader:
@@ -178,7 +181,9 @@ class ChangedLoader:
             if self.choice.own.workers == 0:
                 # From Python 3.12 on, for processes with threads; the script asked for no workers.
                 warnings.simplefilter("ignore", DeprecationWarning)
-            return self.module._MultiProcessingDataLoaderIter(LoaderView(loader, changed))
+            found = self.module._MultiProcessingDataLoaderIter(LoaderView(loader, changed))
+        _OPEN.add(found)
+        return found
 
     def make_untouched(self, loader: Any, order: Any, seeds: Any) -> Any:
         """Return a new iterator with the script's own settings, for comparison.
@@ -308,7 +313,7 @@ class RunBatches:
 
     def _start_comparison(self, order: BatchOrder) -> None:
         try:
-            indices = _IndicesBehind(order)
+            indices = IndicesBehind(order)
             batches = self._changed.make_untouched(self._loader, indices, self._seeds)
         except (OSError, RuntimeError) as error:
             order.copies = None
@@ -411,6 +416,15 @@ class RunBatches:
     def __del__(self) -> None:
         with contextlib.suppress(AttributeError):
             self._end()
+
+
+def _leave_workers() -> None:
+    """Have a forked process, which ends its copies of iterators, leave its parent's workers."""
+    for batches in _OPEN:
+        batches._shutdown = True
+
+
+os.register_at_fork(after_in_child=_leave_workers)
 
 
 def _shut_down(batches: Any) -> None:
@@ -520,27 +534,3 @@ class _IndicesOfWorkers:
 
     def __next__(self) -> Any:
         return self._order.draw()
-
-
-class _IndicesBehind:
-    """The indices that the changed loader's workers were given, for the untouched one's."""
-
-    def __init__(self, order: BatchOrder) -> None:
-        self._order = order
-        self._behind: deque[Any] = deque() if order.copies is None else order.copies
-        self._is_alone = False
-
-    def go_on_alone(self) -> None:
-        """Draw what comes behind them; nothing is kept for a second loader any more."""
-        self._order.copies = None
-        self._is_alone = True
-
-    def __iter__(self) -> _IndicesBehind:
-        return self
-
-    def __next__(self) -> Any:
-        if self._behind:
-            return self._behind.popleft()
-        if self._is_alone:
-            return self._order.draw()
-        raise StopIteration

@@ -7,6 +7,7 @@ not read: files that it opened would be shared with workers that start later.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -81,3 +82,27 @@ class BatchComparison:
         self._go_on_alone()
         if self._batches._num_workers:
             self._batches._shutdown_workers()
+
+
+class IndicesBehind:
+    """The indices that the changed loader's workers were given, for the untouched one's."""
+
+    def __init__(self, order: Any) -> None:
+        self._order = order
+        self._behind: deque[Any] = deque() if order.copies is None else order.copies
+        self._is_alone = False
+
+    def go_on_alone(self) -> None:
+        """Draw what comes behind them; nothing is kept for a second loader any more."""
+        self._order.copies = None
+        self._is_alone = True
+
+    def __iter__(self) -> IndicesBehind:
+        return self
+
+    def __next__(self) -> Any:
+        if self._behind:
+            return self._behind.popleft()
+        if self._is_alone:
+            return self._order.draw()
+        raise StopIteration

@@ -11,6 +11,7 @@ import msgspec
 
 from stoker.analysis.model.changes import find_kept_s, plan_keeping, with_kept, with_workers
 from stoker.analysis.model.gains import WORTH, predict_gain
+from stoker.analysis.model.model import MOST_CORES
 from stoker.analysis.model.report import Report
 
 VARIABLE = "STOKER_RUN_PLAN"
@@ -59,7 +60,8 @@ def make_plan(
 ) -> RunPlan:
     """Return what a report advises of the kinds in ``do``.
 
-    Raises ValueError for a report of a pipeline, whose code is the user's to edit.
+    Raises ValueError for a report of a pipeline, whose code is the user's to edit, and for one that
+    is damaged.
     """
     if report.stages:
         raise ValueError(
@@ -70,6 +72,8 @@ def make_plan(
     for action in report.actions if "workers" in do else ():
         if (found := _WORKERS.search(action.code)) is not None:
             workers, gain = int(found[1]), max(gain, action.gain.value)
+            if workers > MOST_CORES:
+                raise ValueError(f"this report is damaged: it advises {workers} workers")
         elif (found := _PREFETCH.search(action.code)) is not None:
             prefetch, gain = int(found[1]), max(gain, action.gain.value)
         elif action.code == _PERSISTENT:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from stoker.cli import FOR_A_SCRIPT, Script, report_errors
+from stoker.cli import FOR_A_SCRIPT, Script, check_outputs, report_errors
 
 _EXITS = {"not worse": 0, "worse": 3, "undecided": 4}
 
@@ -91,7 +91,7 @@ def gate(
     with report_errors("gate", ValueError, AnalysisError, stopped=stopped):
         conditions = [parse_condition(text) for text in fail_if]
         _check_base(base, script, [c.text for c in conditions if c.needs_base])
-        _check_folders(json, junit, markdown)
+        check_outputs(json, junit, markdown)
         command = make_command(script)
         host: list[HostLoad] = []
         say = partial(errors.print, markup=False)
@@ -139,12 +139,6 @@ def _check_base(base: Path | None, script: list[str], comparing: list[str]) -> N
         )
     if first.exists() and not (base / first).exists():
         raise ValueError(f"--base {base}: there is no {first} in it")
-
-
-def _check_folders(*paths: Path | None) -> None:
-    for path in paths:
-        if path is not None and not path.absolute().parent.is_dir():
-            raise ValueError(f"cannot write {path}: there is no folder {path.absolute().parent}")
 
 
 def compare(

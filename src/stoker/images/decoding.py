@@ -343,7 +343,6 @@ def _orient(pixels: NDArray[np.uint8], turn: int) -> NDArray[np.uint8]:
     return pixels[::down, ::across].copy()
 
 
-@functools.cache  # to import it anew takes a microsecond, half of what a small PNG costs here
 def pillow() -> Any:
     """Return ``PIL.Image``. Raises ImportError that says how to install it."""
     try:

@@ -18,31 +18,31 @@ Results::
     [results/image_kinds.json]
     files                                  arm  us an image   stoker's rate over it
     -------------------------------------------------------------------------------
-    photographs                         stoker        906.3
-                                    simplejpeg      1,074.2     1.21 (1.17 .. 1.25)
-                                        OpenCV      1,152.3     1.29 (1.21 .. 1.32)
-                                         limit        758.9  0.842 (0.823 .. 0.867)
-    progressive                         stoker      2,070.3
-                                    simplejpeg      2,187.5     1.04 (1.04 .. 1.08)
-                                        OpenCV      2,226.6     1.08 (1.06 .. 1.12)
-                                         limit      1,944.6  0.944 (0.919 .. 0.971)
-    grey                                stoker        558.0
-                                    simplejpeg        636.2     1.14 (1.14 .. 1.21)
-                                        OpenCV        716.1     1.28 (1.24 .. 1.35)
-                                         limit        453.5  0.819 (0.799 .. 0.827)
-    small JPEGs                         stoker         30.2
-                                    simplejpeg         25.2  0.835 (0.818 .. 0.866)
-                                        OpenCV         30.2    1.02 (0.981 .. 1.04)
-                                         limit         10.4  0.343 (0.338 .. 0.353)
-    PNGs                                stoker      3,242.2
-                                        OpenCV      4,218.8     1.31 (1.29 .. 1.36)
-    small PNGs                          stoker         52.4
-                                        OpenCV         45.4  0.865 (0.865 .. 0.899)
-    WebPs                               stoker      2,929.7
-                                        OpenCV      2,421.9   0.838 (0.803 .. 0.84)
-    12 megapixels, decoded in full      stoker     22,916.7
-                                    simplejpeg     31,250.0    1.32 (0.964 .. 1.75)
-                                        OpenCV     40,625.0     1.78 (1.68 .. 2.13)
+    photographs                         stoker        937.5
+                                    simplejpeg      1,113.3     1.19 (1.17 .. 1.25)
+                                        OpenCV      1,171.9     1.25 (1.23 .. 1.27)
+                                         limit        785.2  0.835 (0.816 .. 0.842)
+    progressive                         stoker      2,148.4
+                                    simplejpeg      2,304.7     1.09 (1.04 .. 1.13)
+                                        OpenCV      2,343.8     1.09 (1.06 .. 1.13)
+                                         limit      2,042.4  0.943 (0.916 .. 0.986)
+    grey                                stoker        580.4
+                                    simplejpeg        664.1     1.16 (1.02 .. 1.21)
+                                        OpenCV        703.1    1.24 (0.908 .. 1.31)
+                                         limit        459.7  0.825 (0.548 .. 0.851)
+    small JPEGs                         stoker         25.2
+                                    simplejpeg         24.3  0.964 (0.963 .. 0.982)
+                                        OpenCV         30.2      1.18 (1.16 .. 1.2)
+                                         limit         10.0   0.395 (0.39 .. 0.407)
+    PNGs                                stoker      3,281.2
+                                        OpenCV      4,218.8      1.26 (1.26 .. 1.3)
+    small PNGs                          stoker         49.6
+                                        OpenCV         45.4  0.898 (0.882 .. 0.931)
+    WebPs                               stoker      2,851.6
+                                        OpenCV      2,421.9   0.84 (0.824 .. 0.861)
+    12 megapixels, decoded in full      stoker     22,500.0
+                                    simplejpeg     22,916.7       1 (0.965 .. 1.78)
+                                        OpenCV     41,250.0     1.81 (1.74 .. 3.45)
     [end]
 
 Missed: C is half of the time of a file of 32 x 32, and libjpeg half of that; the rest is Python's,

@@ -13,24 +13,24 @@ Command::
 
     python bench/image_peers.py --jpegs imagenet-sample.tar --peers all --install
 
-Machine: two cores of an AMD EPYC shared with other work (load 14 to 36), 24 GiB, Linux 6.18; Python
-3.11.7.
+Machine: two cores of an AMD EPYC with nothing beside the rows, 24 GiB, Linux 6.18; Python 3.11.7.
 
 Results (five rounds)::
 
     [results/image_peers.json]
     photographs             processor us  stoker's rate over it
     -----------------------------------------------------------
-    stoker                          1151             1 (1 .. 1)
-    stoker, Pillow                  2315    2.03 (1.99 .. 2.32)
-    torch, Pillow                   2301    1.99 (1.82 .. 2.12)
-    torch, simplejpeg               1364    1.21 (1.11 .. 1.22)
-    WebDataset, simplejpeg          1605    1.35 (1.27 .. 1.57)
-    LitData, simplejpeg             1534     1.33 (1.31 .. 1.4)
-    SPDL, simplejpeg                1335    1.18 (1.14 .. 1.23)
-    Grain, simplejpeg               1385    1.23 (1.13 .. 1.27)
-    tf.data                         1264   1.09 (0.951 .. 1.32)
-    DALI                            1534    1.36 (1.31 .. 1.39)
+    stoker                           900             1 (1 .. 1)
+    stoker, Pillow                  1900    2.08 (2.04 .. 2.12)
+    torch, Pillow                   1935     2.15 (2.1 .. 2.27)
+    torch, simplejpeg               1250     1.4 (1.35 .. 1.44)
+    WebDataset, simplejpeg          1378    1.52 (1.16 .. 1.61)
+    LitData, simplejpeg             1534    1.69 (1.54 .. 1.89)
+    SPDL, simplejpeg                1243   1.39 (0.998 .. 1.42)
+    Grain, simplejpeg               1288    1.43 (1.02 .. 1.51)
+    tf.data                         1136   1.27 (0.895 .. 1.33)
+    DALI                            1591    1.76 (1.41 .. 1.82)
+    FFCV                            1248    1.39 (1.36 .. 1.49)
     [end]
 
 A loop in C, in one thread, is in ``image_kinds.py``.

@@ -27,27 +27,27 @@ Results (five rounds)::
     [results/token_peers.json]
     windows             cpu us             it / stoker   a second  speed  epoch ms  start s
     ---------------------------------------------------------------------------------------
-    stoker                2.54              1 (1 .. 1)    725,887      1      3.31     0.31
-    torch                0.569  0.224 (0.168 .. 0.332)  1,859,396  0.386     0.333     0.92
-    torch, 2 workers      17.2     6.53 (5.02 .. 7.58)     81,867   8.59      3.81     0.93
-    Hugging Face          5.34     2.19 (1.51 .. 2.24)    195,002   3.89      4.48     0.53
-    Grain, array            11        4.24 (3.21 .. 5)    110,652    6.5      2.16     0.10
-    Grain, ArrayRecord    27.8       11 (7.95 .. 12.6)     57,289   12.7      3.91     0.10
-    tf.data               8.48      3.4 (2.67 .. 3.77)    238,660   3.01      13.8     1.82
-    LitData               42.7     17.1 (12.3 .. 17.9)     43,148   16.8      12.8     1.06
-    Streaming             84.5     34.8 (26.4 .. 37.5)     17,678   42.6      51.1     2.52
-    Megatron              90.2       36 (25.5 .. 40.5)     17,921   41.5      12.4     2.85
+    stoker                1.29              1 (1 .. 1)    821,220      1      1.28     0.17
+    torch                0.596  0.459 (0.441 .. 0.468)  1,797,499  0.457      0.32     1.27
+    torch, 2 workers      16.1     12.5 (11.7 .. 12.8)     90,090   9.16      3.05     0.84
+    Hugging Face           5.2        4 (3.93 .. 4.12)    199,081   4.08      4.23     1.36
+    Grain, array          11.1     8.62 (8.48 .. 8.87)    112,155   7.39      2.05     0.09
+    Grain, ArrayRecord    27.6     21.5 (19.9 .. 22.8)     58,446   14.2      3.34     0.10
+    tf.data               8.41      6.53 (6.2 .. 7.56)    250,258   3.28      13.9     1.69
+    LitData               36.7     28.5 (28.1 .. 30.9)     52,995   15.8      8.66     1.00
+    Streaming             79.4     61.6 (56.4 .. 64.7)     19,134   43.2      50.8     2.35
+    Megatron              77.9       60 (57.6 .. 63.6)     20,341   39.9      11.4     2.44
 
-    packed                       cpu us             it / stoker  a second  speed  epoch ms  start s
-    -----------------------------------------------------------------------------------------------
-    stoker                         15.3              1 (1 .. 1)    68,314      1      1.59     0.33
-    torch                          12.4  0.813 (0.759 .. 0.875)    81,188  0.835     0.455     0.85
-    torch, 2 workers                195       13.4 (11.9 .. 15)     6,124   11.5      5.38     0.91
-    Hugging Face, packed before    11.8  0.791 (0.724 .. 0.858)    87,344  0.782      2.41     0.79
-    Grain, ConcatThenSplit          166     10.1 (9.07 .. 11.4)     6,908   9.13         4     0.10
-    tf.data, rebatch               81.4     5.27 (4.98 .. 5.42)    19,915   3.34      10.7     1.88
-    LitData, packed before         88.9      5.8 (5.38 .. 6.15)    16,167   4.19      6.07     1.07
-    Megatron, GPTDataset            293       19.4 (18 .. 23.4)     4,537   14.5      6.35     2.99
+    packed                       cpu us          it / stoker  a second  speed  epoch ms  start s
+    --------------------------------------------------------------------------------------------
+    stoker                         14.2           1 (1 .. 1)    72,228      1      1.26     0.10
+    torch                            12   0.846 (0.687 .. 1)    84,038  0.859     0.411     0.73
+    torch, 2 workers                177  12.5 (10.3 .. 18.3)     6,403   10.5      4.65     0.75
+    Hugging Face, packed before    12.2    0.835 (0.71 .. 1)    86,608  0.814      2.39     1.29
+    Grain, ConcatThenSplit          130  9.16 (8.48 .. 10.6)     8,864   8.13      4.09     0.10
+    tf.data, rebatch               76.1  5.26 (4.98 .. 5.44)    19,910   3.52      9.87     1.43
+    LitData, packed before         85.1  6.08 (5.92 .. 6.19)    17,074   4.24      5.99     0.88
+    Megatron, GPTDataset            251  17.8 (17.6 .. 22.2)     5,454   13.4       7.1     2.38
     [end]
 
 Behind, and why:
@@ -56,8 +56,7 @@ Behind, and why:
   inputs and targets are two views of that. In stoker each can be written to alone, and has
   ``view(-1)``; and a file that is cut short is an error, not SIGBUS. Of its 1.3 to 1.4 us under
   ``.workers(0)``, ``pread`` takes 0.6 (0.3 by a map), widening into two arrays 0.2, calls 0.1, the
-  order and the engine 0.3 (profiles on a busy machine). Since these rows the defaults use no
-  threads here, which had cost 0.8 us more; they were not measured again.
+  order and the engine 0.3 (profiles on a busy machine).
 - packed, torch without workers: the loop by hand that ``tables.py`` has, too. Hugging Face has
   nothing left to do but to copy rows.
 

@@ -350,7 +350,8 @@ def foretell(made: Report) -> None:
         statistics.median(row["items_per_s"] for row in gets if row["case"] == case)
         for case in ("a whole copy here", "three keepers")
     )
-    network = (1 - 1 / 3) / (1 / remote - 1 / local)  # of three keepers two are elsewhere
+    # Of three keepers two are elsewhere. A few gets (--quick) may find these as fast as one here.
+    network = (1 - 1 / 3) / max(1 / remote - 1 / local, 1e-9)
     rows: list[tuple[object, ...]] = []
     for world in dict.fromkeys(row["nodes"] for row in slow):
         own_bytes = slow[0]["bytes"] / world  # of an epoch, on each node

@@ -96,6 +96,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason="needs a GPU"))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def coverage_is_forked_whole(request: pytest.FixtureRequest) -> None:
+    """Have forks wait for the lock that coverage's tracers take when they meet a file.
+
+    A process that was forked while another thread had it waited for ever, at its first new file.
+    """
+    if not request.config.getoption("cov_source", None):
+        return
+    from coverage import Coverage
+
+    measuring = Coverage.current()
+    if measuring is not None and measuring._collector is not None:
+        lock = measuring._collector.data_lock = threading.RLock()  # type: ignore[assignment]
+        os.register_at_fork(
+            before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release
+        )
+
+
 def pytest_collection_finish() -> None:
     # What was imported and collected stays: no later collection need go over it again.
     gc.collect()

@@ -424,7 +424,8 @@ def _leave_workers() -> None:
         batches._shutdown = True
 
 
-os.register_at_fork(after_in_child=_leave_workers)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_workers)
 
 
 def _shut_down(batches: Any) -> None:

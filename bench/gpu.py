@@ -2,15 +2,16 @@
 
 JPEGs are read from a warm page cache, random boxes of 8 to 100 % of their area are resized to
 224 x 224, half of them flipped, and 256 of them are normalized on the GPU, where a ResNet takes a
-step in bf16 (autocast, channels last, SGD with momentum, no ``torch.compile``). Every arm has as
-many workers as the setting has cores:
+step in bf16 (autocast, channels last, SGD with momentum, no ``torch.compile``). A ``DataLoader``
+has as many workers as the setting has cores, stoker as many threads as it chooses:
 
 - bound: one batch, kept on the GPU, again and again; the loader costs nothing;
 - torch, Pillow: ``DataLoader`` with torchvision's transforms (v2) of Pillow's images;
 - torch, decode_jpeg: the same of tensors by ``torchvision.io.decode_jpeg``; both with
   ``persistent_workers`` and ``pin_memory``, and ``uint8`` up to the GPU;
+- torch, 7 in 8: the latter with 14 workers for 16 cores, as many as stoker's threads;
 - stoker: the pipeline of docs/images.md, as it is, in threads;
-- stoker, processes: with ``.workers(n, kind="process")``;
+- stoker, processes: with ``.workers(n, kind="process")``, as many;
 - echo, decoded: ``.map(decode).echo()`` in front of the crops, which stay on the host;
 - echo, on the GPU: crops of 256 x 256 are copied to the GPU, then ``.echo()``, and each use is
   cropped to 224 x 224 at a random place, and flipped, there.
@@ -103,12 +104,13 @@ from torch.nn.functional import cross_entropy
 
 import stoker
 from stoker import images
+from stoker.basics.resources import default_threads
 
 SIDE = 224
 LARGE_SIDE = 256  # of crops that the GPU crops again
 WINDOWS = 5
 NAMES = 80_000  # of photographs: no epoch ends within 5 s of 14,000/s, and each visit begins one
-LOADERS = ("torch, Pillow", "torch, decode_jpeg")
+LOADERS = ("torch, Pillow", "torch, decode_jpeg", "torch, 7 in 8")
 ECHOES = ("echo, decoded", "echo, on the GPU")
 ALL = ("bound", *LOADERS, "stoker", "stoker, processes", *ECHOES)
 
@@ -259,7 +261,7 @@ def piped(name: str, folder: str, setting: Setting, device: torch.device) -> Any
         crop = images.random_resized_crop(LARGE_SIDE)
     train = train.random_map(crop, on="image").batch(setting.batch, drop_last=True)
     if name == "stoker, processes":
-        train = train.workers(setting.cores, kind="process")
+        train = train.workers(default_threads(), kind="process")
     train = train.to(str(device))
     if name == "echo, on the GPU":
         train = train.echo().random_map(cropped_there, on="image")
@@ -321,7 +323,7 @@ def data_loader(name: str, folder: str, setting: Setting, device: torch.device) 
         setting.batch,
         shuffle=True,
         drop_last=True,
-        num_workers=setting.cores,
+        num_workers=default_threads() if name == "torch, 7 in 8" else setting.cores,
         persistent_workers=True,
         pin_memory=device.type == "cuda",
     )

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.basics.resources import (
+    default_threads,
     format_bytes,
     parse_bytes,
     thread_busy_ns,
@@ -81,6 +82,14 @@ def test_cores_are_shared_out_over_the_ranks_of_a_host(monkeypatch: pytest.Monke
     for ranks in (1, 2, 3, 1000):
         monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
         assert usable_cores() == max(1, cores // ranks)
+
+
+@pytest.mark.parametrize(("cores", "threads"), [(1, 1), (4, 4), (7, 7), (8, 7), (16, 14), (64, 56)])
+def test_one_core_in_eight_is_left_to_the_training_loop(
+    monkeypatch: pytest.MonkeyPatch, cores: int, threads: int
+) -> None:
+    monkeypatch.setattr("stoker.basics.resources.usable_cores", lambda: cores)
+    assert default_threads() == threads
 
 
 @pytest.mark.parametrize("nonsense", ["", "0", "many", "-2"])

@@ -590,8 +590,8 @@ class Pipeline(DataLoaderApi, Generic[T]):
     ) -> Pipeline[T]:
         """Set the number of workers.
 
-        The default is as many threads as there are usable cores, and up to 64 while they mostly
-        wait.
+        The default is as many threads as usable cores, of each eight cores seven, and up to 64
+        while they mostly wait.
 
         Each thread calls its own copies of the dataset and the functions. If an object cannot be
         copied, one thread at a time calls it, with a warning; ``stoker.thread_safe`` shares it.

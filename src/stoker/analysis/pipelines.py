@@ -94,7 +94,7 @@ class PipelineJob:
             "site": repr(pipeline),
             "describes": pipeline.chain.source.name,
             "batch_size": None,
-            "workers": resources.usable_cores() if self._workers is None else self._workers,
+            "workers": resources.default_threads() if self._workers is None else self._workers,
         }
         self._rank = RankTrace(_PID, 0, {"loaders": [about]}, slot=0)
         self._batch_size = 1.0

@@ -55,7 +55,7 @@ class Chain:
         is_seed_open: whether rank 0's seed may still replace a drawn one, as nothing depends on it.
         budget: the budget for skipping examples.
         stages: in order; each is bound to the stages before it.
-        workers: the number and kind of workers; None for as many threads as usable cores.
+        workers: the number and kind of workers; None for ``default_threads``.
         steps: the most outputs of an epoch, from ``.steps(n)``; None without a limit.
         flows: whether data epochs follow each other beneath the epochs of ``steps``: ``.repeat()``.
         applied: the user's stages; a stage comes before the stages that contain it.
@@ -604,5 +604,5 @@ class Chain:
                 )
 
     def workers_here(self) -> Workers:
-        """Return the workers: the user's choice, or as many threads as usable cores."""
-        return self.workers or Workers(resources.usable_cores(), "thread", grows=True)
+        """Return the workers: the user's choice, or threads."""
+        return self.workers or Workers(resources.default_threads(), "thread", grows=True)

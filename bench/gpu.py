@@ -31,41 +31,45 @@ Command::
 Targets: stoker at least as fast as the better ``DataLoader``; an echo at least 0.95 of the bound.
 
 Machine: one NVIDIA H100, 16 cores of an Intel Xeon and 126 GiB in a virtual machine, otherwise
-idle (the load of 2 at the start is that of a run before); Python 3.12.3, NumPy 2.5.2, torch 2.11.0,
-torchvision 0.26. One turn; the first setting ran once before, with less of stoker (below).
+idle (the load at the start is that of writing the files); Python 3.12.3, NumPy 2.5.2, torch 2.11.0,
+torchvision 0.26. One turn.
 
 Results::
 
     [results/gpu.json]
     resnet18, 16 cores  examples/s            of the bound   idle  factor  fresh/s  cores   first
     ---------------------------------------------------------------------------------------------
-    bound                   12,027              1 (1 .. 1)   0.0%    1.00   12,027    1.0  0.01 s
-    torch, Pillow            3,277  0.272 (0.228 .. 0.468)  71.0%    1.00    3,277   15.9  2.45 s
-    torch, decode_jpeg       3,981   0.331 (0.212 .. 0.56)  64.5%    1.00    3,981   15.4  1.01 s
-    stoker                   5,446  0.453 (0.399 .. 0.477)  29.9%    1.00    5,446   11.0  0.29 s
-    stoker, processes        4,447   0.37 (0.349 .. 0.416)  49.7%    1.00    4,447   10.7  0.65 s
+    bound                   12,025              1 (1 .. 1)   0.0%    1.00   12,025    1.0  0.01 s
+    torch, Pillow            2,983  0.248 (0.177 .. 0.352)  74.0%    1.00    2,983   15.6  1.77 s
+    torch, decode_jpeg       4,334    0.36 (0.322 .. 0.46)  61.4%    1.00    4,334   15.8  1.22 s
+    torch, 7 in 8            4,044  0.336 (0.293 .. 0.367)  66.3%    1.00    4,044   13.8  1.29 s
+    stoker                   6,931  0.576 (0.536 .. 0.603)  26.4%    1.00    6,931   14.0  0.26 s
+    stoker, processes        6,729   0.56 (0.532 .. 0.623)  33.7%    1.00    6,729   14.8  0.54 s
 
     resnet50, 4 cores   examples/s            of the bound   idle  factor  fresh/s  cores   first
     ---------------------------------------------------------------------------------------------
-    bound                    3,988              1 (1 .. 1)   0.0%    1.00    3,988    1.0  0.02 s
-    torch, decode_jpeg       1,274  0.319 (0.238 .. 0.417)  68.1%    1.00    1,274    4.0  0.96 s
-    stoker                   2,191   0.55 (0.499 .. 0.593)  42.3%    1.00    2,191    3.9  0.37 s
-    echo, decoded            3,019  0.757 (0.676 .. 0.898)   4.2%    3.43      880    3.4  0.32 s
-    echo, on the GPU         3,875  0.972 (0.939 .. 0.985)   1.6%    2.03    1,913    3.9  0.35 s
+    bound                    3,988              1 (1 .. 1)   0.0%    1.00    3,988    1.0  0.03 s
+    torch, decode_jpeg       1,357   0.34 (0.282 .. 0.479)  66.0%    1.00    1,357    4.0  1.12 s
+    stoker                   2,315  0.581 (0.523 .. 0.639)  40.6%    1.00    2,315    4.0  0.37 s
+    echo, decoded            2,888  0.724 (0.691 .. 0.801)   1.4%    2.92      988    3.7  0.49 s
+    echo, on the GPU         3,926  0.984 (0.984 .. 0.985)   1.7%    1.93    2,040    4.0  0.44 s
     [end]
 
 Missed, and why: an echo of decoded images makes each use's crop on the host, which four cores
 cannot for ResNet-50; crops on the GPU are what to use there.
 
-*Idle* does not see pauses within a step, while the training loop waits for the GIL to launch its
-kernels. They are what lies between 1 - idle and the share of the bound: steps took 1.55 times as
-long beside 16 threads, 1.36 beside processes, 1.07 beside a ``DataLoader``.
+*Idle* does not see pauses within a step, while the training loop waits for the GIL, or for a core,
+to launch its kernels. They are what lies between 1 - idle and the share of the bound: steps take
+1.28 times as long beside 14 threads, 1.18 beside processes, 1.07 beside a ``DataLoader``.
 
-What brought 16 threads here: a chunk of files is read, cropped and copied in one call each, so that
-an example releases the GIL 0.7 times and not 4 (counted on two cores); and batches are made in
-pinned memory, where they were copied before, by as many OpenMP threads of torch as cores. Before
-either, 16 threads were slower than the better ``DataLoader``. Rates of then are not given: they
-were single runs on two kinds of GPU, and no row holds them.
+What brought many threads here: a chunk of files is read, cropped and copied in one call each, so
+that an example releases the GIL 0.7 times and not 4 (counted on two cores); batches are made in
+pinned memory, where they were copied before, by as many OpenMP threads of torch as cores. Then
+three turns of four settings, ResNet-18, one after the other (examples/s, medians): 16 threads with
+chunks of 8 photographs 4,126, 14 threads 4,266; with a chunk of 50 ms or a thread's share of a
+batch, here 16 to 18 photographs, 16 threads 5,033, 14 threads 5,946, which is what stoker does now.
+Chunks of twice as many (5,784), and threads of a lower priority (5,720), brought nothing more. With
+15, 13, 12 and 8 threads and chunks of 8 it was no faster than with 14 (one turn).
 
 Caveats: photographs are repeated, each under a thousand names, so that no epoch ends while an arm
 is measured. A batch of the bound is hot in no cache that matters: it is larger than the GPU's. The

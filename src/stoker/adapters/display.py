@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from stoker.adapters.printing import printing_above
-from stoker.basics.future import OneShot
+from stoker.basics.future import OneShot, start_thread
 from stoker.basics.signals import defer_interrupts
 from stoker.pipeline import Pipeline
 
@@ -74,9 +73,8 @@ def _in_notebook(picture: Callable[[], str]) -> Iterator[None]:
 
     over: OneShot[None] = OneShot()
     handle = display(mime_bundle(), raw=True, display_id=True)
-    thread = threading.Thread(target=refresh, name="stoker-live", daemon=True)
     with defer_interrupts():
-        thread.start()
+        thread = start_thread("stoker-live", refresh)
     try:
         yield
     finally:

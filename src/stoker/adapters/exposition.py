@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import threading
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
 from stoker.adapters.scalars import metrics
 from stoker.basics import process
+from stoker.basics.future import start_thread
 from stoker.basics.signals import defer_interrupts
 from stoker.basics.validate import is_whole_number
 from stoker.transport.link import join_address
@@ -63,8 +63,7 @@ class MetricsServer:
             server = PrometheusServer((_HOST, port), sources)
             self._listening = server.socket
             process.close_in_children(self._listening)
-            self._thread = threading.Thread(target=server.serve, name="stoker-metrics", daemon=True)
-            self._thread.start()
+            self._thread = start_thread("stoker-metrics", server.serve)
         self.port: int = self._listening.getsockname()[1]
         self.url = f"http://{join_address(_HOST, self.port)}/metrics"
 

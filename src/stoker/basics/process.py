@@ -12,10 +12,11 @@ import os
 import select
 import signal
 import sys
-import threading
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING
+
+from stoker.basics.future import start_thread
 
 if TYPE_CHECKING:
     import socket  # only for types: importing it takes time
@@ -110,4 +111,4 @@ def end_with(
         finally:
             os._exit(1)
 
-    threading.Thread(target=watch, name="stoker-parent-watch", daemon=True).start()
+    start_thread("stoker-parent-watch", watch)

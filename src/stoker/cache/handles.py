@@ -16,6 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
+from stoker.basics.future import start_thread
 from stoker.basics.resources import format_bytes
 from stoker.basics.signals import Deferred, again_soon, defer_interrupts
 from stoker.basics.warn import warn
@@ -184,7 +185,7 @@ class Handles:
             # The garbage collector may have freed the last cache in the writer's own thread, which
             # cannot join itself.
             if handle.writer.is_here:
-                threading.Thread(target=handle.close, name="stoker-closing", daemon=True).start()
+                start_thread("stoker-closing", handle.close)
             else:
                 handle.close()
 

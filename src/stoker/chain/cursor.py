@@ -7,12 +7,12 @@ cursor unchanged. After ``len()`` batches the epoch is over, even if nobody aske
 from __future__ import annotations
 
 import itertools
-import threading
 import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from stoker.basics.buffers import Recycler, allocate_aligned
+from stoker.basics.future import start_thread
 from stoker.basics.resources import process_group
 from stoker.basics.validate import is_whole_number
 from stoker.chain import state
@@ -320,7 +320,7 @@ class Cursor(Bookmark):
                 self._go_back()
         finally:  # even if Ctrl-C comes in between
             if is_worker():  # the garbage collector found an abandoned iterator in this thread
-                threading.Thread(target=run.close, name="stoker-closing", daemon=True).start()
+                start_thread("stoker-closing", run.close)
             else:
                 run.close()
 

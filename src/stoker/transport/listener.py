@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from stoker.basics import process
+from stoker.basics.future import start_thread
 from stoker.transport.link import Link, LinkError, join_address
 
 if TYPE_CHECKING:
@@ -76,10 +77,7 @@ class Listener:
         process.close_in_children(self._socket)
         self.address = join_address(host, self._socket.getsockname()[1])
         """``host:port``, with the actual port."""
-        self._thread = threading.Thread(
-            target=self._accept, name=f"stoker-{purpose}-accept", daemon=True
-        )
-        self._thread.start()
+        self._thread = start_thread(f"stoker-{purpose}-accept", self._accept)
 
     def close(self) -> None:
         """Stop accepting, end all connections, and wait up to 5 s for their threads."""

@@ -15,7 +15,7 @@ from stoker.analysis.watching.histogram import DurationHistogram
 from stoker.analysis.watching.page import write_watch_page
 from stoker.analysis.watching.slowdown import SlowdownDetector, WatchWindow
 from stoker.analysis.watching.stats import WatchStats
-from stoker.basics.future import OneShot
+from stoker.basics.future import OneShot, start_thread
 from stoker.basics.resources import process_group
 from stoker.basics.signals import defer_interrupts
 from stoker.basics.warn import say
@@ -141,11 +141,10 @@ class RunWatch:
         if self._server is not None:
             self._say(f"{self._server.url.removesuffix('metrics')} shows this run")
         self._over: OneShot[None] = OneShot()
-        self._thread = threading.Thread(target=self._look_on, name="stoker-watch", daemon=True)
         # Not atexit, which children of multiprocessing leave out.
         self._end = util.Finalize(None, self.close, exitpriority=0)
         with defer_interrupts():
-            self._thread.start()
+            self._thread = start_thread("stoker-watch", self._look_on)
 
     @property
     def url(self) -> str | None:

@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from stoker.basics.future import start_thread
 from stoker.cluster.workers.link_channel import FlatValue, Inbox, say_alive
 from stoker.cluster.workers.worker_spec import WorkerSpec
 from stoker.engine.workers.requests import WorkExecutor
@@ -61,7 +62,7 @@ class PreparingActor:
         self._runner = WorkExecutor()
         self._turn = threading.Lock()
         self._at_work: dict[Link, threading.Lock] = {}
-        threading.Thread(target=self._beat, name="stoker-beat", daemon=True).start()
+        start_thread("stoker-beat", self._beat)
         node = ray.util.get_node_ip_address()
         self._listener = Listener(
             node,

@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
+from stoker.basics.future import start_thread
 from stoker.basics.resources import usable_cores
 from stoker.cluster.workers.active_actors import CONNECTIONS_EACH, ActiveActors
 from stoker.cluster.workers.actor_pool import ActorPool
@@ -74,10 +75,7 @@ class RayWorkers:
 
     def begin(self, pool: WorkerPool) -> None:
         """From now on report to the worker pool how many actors take part."""
-        self._thread = threading.Thread(
-            target=self._run, args=(pool,), name="stoker-ray-watch", daemon=True
-        )
-        self._thread.start()
+        self._thread = start_thread("stoker-ray-watch", self._run, pool)
 
     def run(self, request: Request) -> AbstractContextManager[Answer | None]:
         """Run a request on an actor, as ``ActiveActors.run``."""

@@ -25,6 +25,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
+from stoker.basics.future import start_thread
 from stoker.basics.resources import format_seconds
 from stoker.basics.warn import is_inside_library, is_inside_package
 from stoker.engine.work.failure import Failure
@@ -137,7 +138,7 @@ class Watch:
         self._jobs: dict[int, Job] = {}
         self._running = threading.Lock()  # no Event: Ctrl-C could leave the lock in it held
         self._running.acquire()
-        self._thread = threading.Thread(target=self._run, name="stoker-watch", daemon=True)
+        self._thread: threading.Thread | None = None
 
     @property
     def _of_pool(self) -> WatchedPool:
@@ -146,14 +147,15 @@ class Watch:
 
     def open(self) -> None:
         """Begin to watch."""
-        self._thread.start()
+        self._thread = start_thread("stoker-watch", self._run)
 
     def close(self) -> None:
         """End watching."""
         if self._running.locked():
             self._running.release()
-        if self._thread.is_alive() and self._thread is not threading.current_thread():
-            self._thread.join(_END_S)
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(_END_S)
         self._pool = None  # it refers to this
 
     def begin(self, number: int, task: Any, rows: range, remote: Any) -> Job:

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from stoker.basics.future import start_thread
 from stoker.errors import FeedError
 from stoker.feed import messages
 from stoker.feed.feeder.log import EpochEnd, FeedPosition, PipelineFailed, StagedItem
@@ -42,8 +43,7 @@ class Producer:
         self._requested_starts: list[FeedPosition | None] = []  # None for any epoch
         self._allowed = self._produced = 0
         self._closed = False
-        self._thread = threading.Thread(target=self._run, name="stoker-feed", daemon=True)
-        self._thread.start()
+        self._thread = start_thread("stoker-feed", self._run)
 
     def begin(self, position: FeedPosition | None) -> None:
         """Continue at this position. With None, begin any epoch and report its position."""

@@ -6,14 +6,13 @@ nodes find a feed lost, only one of them starts it again.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
 import msgspec
 
-from stoker.basics.future import OneShot
+from stoker.basics.future import OneShot, start_thread
 from stoker.errors import ClusterError
 from stoker.transport.ray_session import RayStore, check_installed, require_ray
 
@@ -120,7 +119,7 @@ def _with_timeout(call: Callable[[], T]) -> T:
             answer.give(error=error)
 
     # A thread of its own: it may never end.
-    threading.Thread(target=run, name="stoker-feed-directory", daemon=True).start()
+    start_thread("stoker-feed-directory", run)
     try:
         return answer.wait(_ANSWER_S)
     except Exception as error:  # Ray raises many types

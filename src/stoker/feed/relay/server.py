@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+from stoker.basics.future import start_thread
 from stoker.engine.heads import batch_rows
 from stoker.errors import FeedError
 from stoker.feed import local_socket, messages
@@ -123,8 +124,7 @@ class RelayedJob:
 
     def serve(self) -> None:
         """Serve until the relay leaves. Raises Malformed, EOFError or OSError."""
-        thread = threading.Thread(target=self._send_epochs, name="stoker-feed-relayed", daemon=True)
-        thread.start()
+        thread = start_thread("stoker-feed-relayed", self._send_epochs)
         try:
             while True:
                 self._handle(self._end.receive())

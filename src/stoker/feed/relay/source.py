@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.basics import resources
+from stoker.basics.future import start_thread
 from stoker.errors import FeedError
 from stoker.feed.feeder.log import FeedPosition
 from stoker.feed.feeder.preparation import FeedSpec, Output
@@ -99,10 +100,7 @@ class RelayPreparation:
         return RemoteOutputs(self, blocks)
 
     def watch(self, lost: Callable[[], None]) -> None:
-        self._watch_thread = threading.Thread(
-            target=self._watch, args=(lost,), name="stoker-feed-watch", daemon=True
-        )
-        self._watch_thread.start()
+        self._watch_thread = start_thread("stoker-feed-watch", self._watch, lost)
 
     def close(self) -> None:
         with self._lock:
@@ -266,9 +264,7 @@ class RemoteOutputs:
             self._end = end
             if self._is_closed:
                 end.close()
-        threading.Thread(
-            target=self._receive, args=(end, received), name="stoker-feed-receive", daemon=True
-        ).start()
+        start_thread("stoker-feed-receive", self._receive, end, received)
         return end
 
     def _drop_connection(self, error: Exception) -> None:

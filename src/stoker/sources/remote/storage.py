@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import importlib
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from stoker.basics.future import start_thread
 from stoker.sources.files import read_file
 from stoker.sources.remote.failures import StalledError, TruncatedError, UnusableError
 
@@ -224,5 +224,5 @@ async def _run_in_thread(function: Callable[[], Any]) -> Any:
             ended = future.set_exception, error
         loop.call_soon_threadsafe(finish, *ended)
 
-    threading.Thread(target=run, name="remote-call", daemon=True).start()
+    start_thread("remote-call", run)
     return await future

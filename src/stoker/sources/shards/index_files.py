@@ -15,7 +15,6 @@ import itertools
 import os
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Sequence
 
@@ -23,7 +22,7 @@ import msgspec
 import numpy as np
 import xxhash
 
-from stoker.basics.future import OneShot
+from stoker.basics.future import OneShot, start_thread
 from stoker.basics.resources import user_folder
 from stoker.sources.files import FileVersion
 from stoker.sources.patterns import Names
@@ -71,11 +70,8 @@ def index_shards(
                 results[number].give(error=error)
 
     threads = [
-        threading.Thread(target=run, name=f"stoker-index-{number}", daemon=True)
-        for number in range(min(at_once, len(paths)))
+        start_thread(f"stoker-index-{number}", run) for number in range(min(at_once, len(paths)))
     ]
-    for thread in threads:
-        thread.start()
     shown = False
     indexes: list[ShardIndex] = []
     due_s = time.monotonic() + _SHOW_EVERY_S

@@ -262,7 +262,7 @@ def test_a_feeder_that_is_killed_goes_on_for_relays(
     with somewhere() as feed, tempfile.TemporaryDirectory() as home:
         share = sharing(kind, feed.name, patience_s=2.0, listen=feed.listen)
         whom = [(behind, feed.url() if relay else feed.name) for behind, relay in kills]
-        first = start(share, Play(epochs=9, step_s=0.02), Path(home) / "first")
+        first = start(share, Play(epochs=10_000, step_s=0.02), Path(home) / "first")
         wait_until(lambda: feeder_of(feed.name), "the feeder is there")
         makes = [share, *(joining(feed.url(HOSTS[n % 2])) for n in range(len(cast)))]
         play_out(makes, [stays, *cast], kind, whom)

@@ -13,7 +13,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from analysis.recordings import Parts, keep, recorded
-from analysis.reports import ALONE, COMPUTE, FETCH, PREP, REPORTS, about, job
+from analysis.reports import ALONE, COMPUTE, FETCH, PREP, REPORTS, job
 from stoker.analysis.model.echo_prices import Kind, find_price
 from stoker.analysis.model.model import Change, predict
 from stoker.analysis.model.report import (

@@ -344,8 +344,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     startup_s: float = 0.0
     """Seconds from ``iter()`` to the first batch of an epoch, where workers start anew in each."""
     kept: list[PrepPoint] = []
-    """The loader, and training, with some examples in a cache in memory, by number of workers; empty
-    where that was not tried, as of examples that are random."""
+    """The loader, and training, with some examples in a cache in memory, by number of workers;
+    empty where that was not tried, as of examples that are random."""
     prepared: Prepared | None = None
     """Examples as the dataset returns them; None where no cache could hold them, or of a stream."""
     port: Port | None = None

@@ -41,9 +41,7 @@ def _advise_keeping(report: Report) -> Iterator[Action]:
     assert report.prepared is not None
     whole = find_kept(report)
     gain = predict_gain(report, job=lambda case: with_kept(case, held, whole))
-    alone = predict_gain(
-        report, job=lambda case: with_workers(with_kept(case, held, whole), 0)
-    )
+    alone = predict_gain(report, job=lambda case: with_workers(with_kept(case, held, whole), 0))
     why = "from the second epoch on. An example was the same in each reading, so nothing is random"
     if report.loader.workers and alone.value >= gain.value / WORTH:
         why += f". Workers are not needed then: num_workers=0 brings {alone.value:.2f} times"

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import stoker
+from stoker.basics.signals import raise_interrupt
 
 
 class TooLate(Exception):
@@ -200,3 +201,17 @@ def test_an_error_that_only_looks_like_it_is_the_example_s() -> None:
         return value
 
     assert len(read(numbers().map(fn, on_error=1).workers(0))) == 11
+
+
+def test_a_ctrl_c_that_another_exception_hides_is_raised() -> None:
+    def end() -> None:
+        try:
+            raise KeyboardInterrupt
+        finally:
+            raise RuntimeError("DataLoader worker (pid 7) exited unexpectedly")
+
+    with pytest.raises(RuntimeError) as ended:
+        end()
+    with pytest.raises(KeyboardInterrupt):
+        raise_interrupt(ended.value)
+    raise_interrupt(RuntimeError("DataLoader worker (pid 7) is killed"))

@@ -74,6 +74,10 @@ def test_a_prep_bound_script_is_told_apart_and_the_advice_runs(tmp_path: Path) -
     assert "will start" in found.errors
     assert "it edits no file" in " ".join(found.errors.lower().split())
 
+    # Both were measured with the cache that is advised.
+    assert [point["workers"] for point in report["kept"]] == [0, 1], report["notes"]
+    assert all(point["trained"] is not None for point in report["kept"])
+
     # What is said to be pasted in place of the loader runs there.
     (kept,) = (a for a in report["actions"] if "stoker.cached" in a["code"])
     (ported,) = (a for a in report["actions"] if "port the loader" in a["title"])

@@ -13,6 +13,7 @@ from torch.utils import data
 from stoker.analysis.probe import drain_session, epochs, replay
 
 LENGTH, BATCH = 64, 8
+READS = torch.zeros((), dtype=torch.int64).share_memory_()  # of all examples, by workers too
 
 
 class Numbers(data.Dataset):  # type: ignore[misc]
@@ -20,6 +21,7 @@ class Numbers(data.Dataset):  # type: ignore[misc]
         return LENGTH
 
     def __getitem__(self, index: int) -> Any:
+        READS.add_(1)
         return torch.full((4,), float(index))
 
 
@@ -65,7 +67,7 @@ def test_what_the_first_drain_read_is_read_again(shape: str, workers: int, tmp_p
         command = {
             "tag": str(tmp_path / name), "workers": workers, "fresh": fresh, "once": once,
             "seconds": 0.0, "longest": 60.0, "least": 5 if fresh else 12, "skip": 0,
-            "samples": not fresh,
+            "samples": not fresh, "kept": False,
         }  # fmt: skip
         answer = drains.drain(command)
         assert answer["error"] is None
@@ -88,9 +90,24 @@ def test_what_the_first_drain_read_is_read_again(shape: str, workers: int, tmp_p
     drain_session._stop(batches)
     size = 1 if shape == "no automatic batches" else BATCH
     assert all(batch.numel() == 4 * size for batch in seen)
-    if shape != "iterable":  # whose worker goes on to its end
-        for one, other in zip(seen[:5], seen[5:10], strict=True):
-            assert torch.equal(one, other)
+    if shape == "iterable":  # whose worker goes on to its end
+        return
+    for one, other in zip(seen[:5], seen[5:10], strict=True):
+        assert torch.equal(one, other)
+
+    drains.look_at_example()
+    assert drains.keep_examples({"batches": 3, "seconds": 60.0}) == {"batches": 3}
+    reads, store = int(READS), Path(drains._kept._cache.folder)
+    assert store.is_dir()
+    for count in (workers, 1 - workers):
+        batches = drains.iterate(count, kept=True)
+        for one in [*seen[:3], *seen[:3]]:
+            assert torch.equal(next(batches), one)
+        drain_session._stop(batches)
+    assert int(READS) == reads  # none was read again
+    del batches
+    drains.close()
+    assert not store.exists()
 
 
 @pytest.mark.parametrize("again", [True, False])

@@ -320,5 +320,6 @@ def test_a_slow_start_takes_nothing_from_a_drain() -> None:
     command = {
         "fresh": False, "once": False, "tag": "drain", "workers": 0,
         "seconds": 0.1, "longest": 0.2, "least": 12, "samples": False,
+        "kept": False,
     }  # fmt: skip
     assert len(drains.drain(command)["arrivals_ns"]) >= 2

@@ -23,7 +23,7 @@ from torch.utils.data import (  # noqa: E402
     dataloader,
 )
 
-from stoker.running.batches import ChangedLoader  # noqa: E402
+from stoker.running.batches import ChangedLoader, RunBatches  # noqa: E402
 from stoker.running.loaders import LoaderChoice, LoaderSettings, choose  # noqa: E402
 from stoker.running.outcome import EpochPace  # noqa: E402
 from stoker.running.plan import RunPlan  # noqa: E402
@@ -481,3 +481,9 @@ def test_each_trainer_has_its_share_of_the_cores(monkeypatch: pytest.MonkeyPatch
     shared = choice_of(DataLoader(Squares(), 4), workers=6, cores=8)
     assert shared.new.workers == 2
     assert "share of the cores" in shared.why
+
+
+def test_an_iterator_that_an_interrupt_left_unmade_is_dropped() -> None:
+    unmade = RunBatches.__new__(RunBatches)
+    assert not hasattr(unmade, "_num_yielded")
+    unmade.__del__()

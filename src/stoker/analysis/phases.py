@@ -130,7 +130,13 @@ class DrivenJob(Protocol):
         """
 
     def look_at_example(self) -> None:
-        """Inspect some of the examples, after all drains."""
+        """Inspect some of the examples, after all other drains."""
+
+    def keep_examples(self) -> None:
+        """Drain and train on some examples in a cache, where they are the same in each reading.
+
+        (``RankTrace.drains["kept-W"]``, ``RankTrace.trained_kept[W]``.)
+        """
 
     def try_requests(self) -> None:
         """Measure the cost of a request, if examples are files behind URLs."""
@@ -150,6 +156,7 @@ def run_phases(job: DrivenJob) -> None:
     job.done.add("drains")
     _drain_cold(job)
     job.look_at_example()
+    job.keep_examples()
     _try_packing(job)
     job.try_requests()
 

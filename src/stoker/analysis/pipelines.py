@@ -275,6 +275,9 @@ class PipelineJob:
     def sample_stacks(self) -> None:
         """Do nothing: a pipeline's stages are known, with a rate each."""
 
+    def keep_examples(self) -> None:
+        """Do nothing: the plan of caches says what each saves."""
+
     def look_at_example(self) -> None:
         """Plan caches, as ``stoker.auto_cache`` does; none where it refuses."""
         with contextlib.suppress(ValueError), warnings.catch_warnings():

@@ -66,6 +66,19 @@ def defer_interrupts(raise_it: Callable[[], None] = at_once) -> Iterator[None]:
             raise_it()
 
 
+def raise_interrupt(error: BaseException) -> None:
+    """Raise the Ctrl-C that an exception hides, if there is one.
+
+    A terminal's Ctrl-C ends workers, too: while it passes through PyTorch's loader, PyTorch's
+    handler for dead workers may raise another exception in its place.
+    """
+    hidden: BaseException | None = error
+    while hidden is not None:
+        if isinstance(hidden, KeyboardInterrupt):
+            raise hidden
+        hidden = hidden.__context__
+
+
 def pass_on(error: BaseException) -> None:
     """Raise an exception again if a signal handler raised it, or one of its causes.
 

@@ -23,6 +23,7 @@ from typing import Any
 import msgspec
 
 from stoker.basics.fingerprint import content_digest
+from stoker.basics.signals import raise_interrupt
 from stoker.errors import CacheError
 from stoker.running.comparison import DEAD_WORKER, BatchComparison, IndicesBehind
 from stoker.running.kept_examples import KeptExamples
@@ -114,10 +115,8 @@ class ChangedLoader:
         if self._examples is None:
             try:
                 size, identity = self.settings.cache_bytes, self.choice.identity
-                self._examples, self._cached = (
-                    KeptExamples(dataset, size, identity),
-                    (dataset, state),
-                )
+                self._examples = KeptExamples(dataset, size, identity)
+                self._cached = dataset, state
                 return
             except (CacheError, OSError) as error:
                 problem = f"there can be no cache ({error})"
@@ -259,6 +258,7 @@ class RunBatches:
                 self._loader, self._order, self._seeds, keeps=self._keeps
             )
         except (OSError, RuntimeError) as error:
+            raise_interrupt(error)
             if self._changed.choice.seeds:
                 raise
             problem = f"workers cannot be started ({error})"
@@ -276,7 +276,7 @@ class RunBatches:
         return len(self._loader._index_sampler)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
+        if name.startswith("__") or "is_over" not in vars(self):  # an interrupt left it unmade
             raise AttributeError(name)
         if self._inner is None:
             self.start()
@@ -316,6 +316,7 @@ class RunBatches:
             indices = IndicesBehind(order)
             batches = self._changed.make_untouched(self._loader, indices, self._seeds)
         except (OSError, RuntimeError) as error:
+            raise_interrupt(error)
             order.copies = None
             self._end_comparison(f"processes for it cannot be started ({error})")
         else:
@@ -332,10 +333,10 @@ class RunBatches:
             if not changed.to_compare or self._order.is_at_last:  # a loop may not ask for the end
                 self._end_comparison("")
         elif changed.choice.own.workers == 0:
-            self._fall_back(f"{_name_batch(comparison)} differs: {why}")
+            self._fall_back(f"batch {comparison.compared + 1} differs: {why}")
             return next(self._inner)
         else:
-            changed.undo(f"{_name_batch(comparison)} differs: {why}")
+            changed.undo(f"batch {comparison.compared + 1} differs: {why}")
             _shut_down(self._inner)
             self._inner, self._comparison = comparison.take_over(), None
             error, comparison.error = comparison.error, None
@@ -378,6 +379,7 @@ class RunBatches:
                 raise
             problem = "its sampler gave more batches than it said"
         except Exception as error:
+            raise_interrupt(error)
             if not self._must_read_here(error):
                 raise
             # Without a name for the error: the script's own one is raised again below, alone.
@@ -435,10 +437,6 @@ def _shut_down(batches: Any) -> None:
 
 
 _digest = functools.partial(content_digest, whole=True)
-
-
-def _name_batch(comparison: BatchComparison) -> str:
-    return f"batch {comparison.compared + 1}"
 
 
 class BatchOrder:

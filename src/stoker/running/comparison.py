@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from stoker.basics.signals import raise_interrupt
 from stoker.running.values import is_same
 
 DEAD_WORKER = "DataLoader worker (pid"
@@ -45,6 +46,7 @@ class BatchComparison:
             self._give_indices()
             own = next(self._batches)
         except Exception as error:
+            raise_interrupt(error)
             if str(error).startswith(DEAD_WORKER):
                 self.problem = "the process that read the script's own was killed"
                 return ""

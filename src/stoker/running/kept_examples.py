@@ -101,20 +101,24 @@ class KeptExamples(CachedDataset):
             operator.index(index) if hasattr(index, "__index__") else repr(index)
             for index in indices
         ]
-        keys = [cache.key(Fingerprint(name), name) for name in names]
         try:
-            found = cache.find(keys)
+            found = self._find(names)
         except CacheError:
             return self._read(list(indices))
         missing = [at for at, value in enumerate(found) if value is MISSING]
         if missing:
             values = self._read([indices[at] for at in missing])
             for at, value in zip(missing, values, strict=True):
-                found[at] = value
+                found[at], name = value, names[at]
                 with contextlib.suppress(CacheError):
                     if cache.takes and find_record(value) is not None:
-                        cache.offer(keys[at], value, 0)
+                        cache.offer(cache.key(Fingerprint(name), name), value, 0)
         return found
+
+
+def flush(examples: KeptExamples) -> None:
+    """Wait until the store has what this process has read."""
+    examples._cache.flush()
 
 
 def _again(dataset: Any, cache: ExampleCache) -> KeptExamples:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from stoker.analysis.model.changes import find_kept_s, plan_keeping, with_kept, with_workers
+from stoker.analysis.model.changes import find_kept, plan_keeping, with_kept, with_workers
 from stoker.analysis.model.gains import WORTH, predict_gain
 from stoker.analysis.model.model import MOST_CORES
 from stoker.analysis.model.report import Report
@@ -108,11 +108,11 @@ def _choose_kept_workers(report: Report, most: int | None) -> tuple[int | None, 
     kept, own = plan_keeping(report), report.loader.workers
     if kept is None:
         return None
+    whole = find_kept(report)
 
     def predict(count: int) -> float:
         return predict_gain(
-            report,
-            job=lambda case: with_kept(with_workers(case, count), kept[1], find_kept_s(report)),
+            report, job=lambda case: with_kept(with_workers(case, count), kept[1], whole)
         ).value
 
     best, gain = own, predict(own)

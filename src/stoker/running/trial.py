@@ -18,6 +18,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from multiprocessing import util
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -112,6 +113,8 @@ def _run_child(read: int, write: int, look: Callable[[], dict[str, Any]]) -> Non
         except BaseException as error:
             found = {"problem": f"{type(error).__name__}: {error}"}
         os.write(write, json.dumps(found).encode())
+        # Of this process alone: to send a tensor, it has made a folder for a socket.
+        util._run_finalizers()  # type: ignore[attr-defined]
     finally:
         os._exit(0)
 

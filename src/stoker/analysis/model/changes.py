@@ -6,29 +6,26 @@ from dataclasses import replace
 
 from stoker.analysis.model.formulas import interpolate, prep_rate
 from stoker.analysis.model.model import Change, Measured, cache_rate, storage_rate
-from stoker.analysis.model.report import Report, to_measured, to_measured_apart
+from stoker.analysis.model.report import Report, find_efficiency, to_measured
+
+Points = tuple[tuple[int, float], ...]
+"""Values by number of workers, ascending."""
 
 # The fraction of the host's memory for a cache: as with ``limit="auto"`` (cache/location.py).
 MEMORY_FRACTION = 0.5
-# Copies of an example on its way from a cache into a batch. Each is assumed to cost as much as
-# collating.
-_COPIES = 2
 # What an example in a cache takes beside its arrays: head, names and dtypes.
 _KEPT_BYTES = 512
 # The rate of a process as a fraction of a thread's: measured 0.77 to 0.96 with small JPEGs.
 CROSSING = 0.8
-# Finding an example: measured 7 us (bench/dataset.py); more where training uses the processors
-# too (bench/public_scripts.py: mnist, mnist_rnn, vae).
-_OVERHEAD_S = 1e-5
 
 
 def plan_keeping(report: Report) -> tuple[int, float] | None:
     """Return the bytes of a cache for prepared examples, and the fraction that it holds.
 
-    None if they are random, or of an unknown number.
+    None if they are random, or of an unknown number, or if a cache of them was not measured.
     """
     prepared = report.prepared
-    if prepared is None or prepared.varies or not report.examples:
+    if prepared is None or prepared.varies or not report.examples or not report.kept:
         return None
     # 5 % more: only some examples were measured, and others differ.
     whole = report.examples * (1.05 * prepared.example_bytes + _KEPT_BYTES)
@@ -36,17 +33,15 @@ def plan_keeping(report: Report) -> tuple[int, float] | None:
     return size, size / whole
 
 
-def find_kept_s(report: Report) -> float:
-    """Return worker seconds for an example from a cache, until it is in a batch.
-
-    If the job prepares more slowly than its loader alone, finding takes longer, too. Measured
-    behind a step, which leaves the processor's caches cold: 8 to 64 pictures take 110 to 330 us
-    more, and as many from a cache 60 to 230 us.
-    """
-    apart, job = to_measured_apart(report), to_measured(report)
-    slower = prep_rate(apart.prep, apart.workers) / prep_rate(job.prep, job.workers)
-    alone_s = _COPIES * report.after_s.get("after-augmentation", 0.0) + _OVERHEAD_S
-    return max(1.0, slower) * alone_s
+def find_kept(report: Report) -> Measured:
+    """Return the job with all examples in a cache, as its loader and training were measured so."""
+    found = replace(
+        to_measured(report),
+        prep=tuple((point.workers, point.rate.value) for point in report.kept),
+        prep_cpu=tuple((point.workers, point.cpu_s) for point in report.kept),
+        miss_s=0.0,
+    )
+    return replace(found, efficiency=find_efficiency(found, report.kept))
 
 
 def with_workers(case: Measured, count: int) -> Measured:
@@ -77,31 +72,49 @@ def with_efficiency(case: Measured, faster: float) -> Measured:
     )
 
 
-def without_workers(case: Measured) -> Measured:
-    """Return the job with its examples prepared by the training process."""
-    return replace(case, workers=0, efficiency=((0, 1.0),))
-
-
-def with_kept(case: Measured, held: float, kept_s: float) -> Measured:
-    """Return the job with a fraction of its examples decoded in memory.
-
-    What workers that decode take from training, beyond processor time, shrinks with their time:
-    memory bandwidth, shared cores, late batches.
+def with_kept(case: Measured, held: float, kept: Measured) -> Measured:
+    """Return the job with a fraction of its examples in a cache, and the others as they are.
 
     Args:
         case: the job.
-        held: the fraction that is in memory, from 0 to 1.
-        kept_s: worker seconds for each example from memory.
+        held: the fraction that is in the cache, from 0 to 1.
+        kept: the job with all of them there.
+    """
+    counts = sorted({count for count, _ in (*case.prep, *kept.prep)})
+
+    def mix(one: float, other: float) -> float:
+        return (1.0 - held) * one + held * other
+
+    def mix_points(one: Points, other: Points, empty: float = 0.0) -> Points:
+        return tuple(
+            (count, mix(interpolate(one, count, empty), interpolate(other, count, empty)))
+            for count in counts
+        )
+
+    return replace(
+        _with_less_fetching(case, held),
+        prep=tuple(
+            (count, 1.0 / mix(1.0 / prep_rate(case.prep, count), 1.0 / prep_rate(kept.prep, count)))
+            for count in counts
+        ),
+        prep_cpu=mix_points(case.prep_cpu, kept.prep_cpu),
+        efficiency=mix_points(case.efficiency, kept.efficiency, 1.0),
+    )
+
+
+def with_less_work(case: Measured, saved: float, later_s: float) -> Measured:
+    """Return a pipeline that keeps a fraction of its work, with ``later_s`` an example after that.
+
+    What workers take from training, beyond processor time, is assumed to shrink with their time:
+    memory bandwidth, shared cores, late batches.
     """
 
     def mixed(takes_s: float) -> float:
-        return (1.0 - held) * takes_s + held * min(takes_s, kept_s)
+        return (1.0 - saved) * takes_s + saved * min(takes_s, later_s)
 
-    # Not 0 if everything is kept: it is a divisor below.
-    left = max(1.0 - held, 1e-9)
     many = [(max(1, count), count, rate) for count, rate in case.prep]
     return replace(
-        case,
+        _with_less_fetching(case, saved),
         prep=tuple((count, width / mixed(width / rate)) for width, count, rate in many),
         prep_cpu=tuple((count, mixed(cpu_s)) for count, cpu_s in case.prep_cpu),
         efficiency=tuple(
@@ -109,6 +122,14 @@ def with_kept(case: Measured, held: float, kept_s: float) -> Measured:
             for count, one in case.efficiency
             for takes_s in [max(1, count) / prep_rate(case.prep, count)]
         ),
+    )
+
+
+def _with_less_fetching(case: Measured, held: float) -> Measured:
+    # Not 0 if everything is kept: it is a divisor.
+    left = max(1.0 - held, 1e-9)
+    return replace(
+        case,
         storage=case.storage / left if case.storage else None,
         cache=case.cache / left if case.cache else None,
         miss_s=case.miss_s * (1.0 - held),

@@ -79,11 +79,11 @@ def estimate_steady(rank: RankTrace, batch: float) -> tuple[AsItIs | None, float
     """Return the job as it is, without start-up and evaluations.
 
     Also return the fraction of that time inside the ``next()`` of other training loaders. If an
-    epoch is too short for a steady state, everything after its first batch counts.
+    epoch is too short for a steady state, everything after its first batch counts. The last step of
+    an epoch is none, as in ``find_steps``.
     """
     workers, ahead = rank.workers, count_ahead(rank)
-    seconds: list[float] = []
-    waited = others = 0.0
+    steps: list[tuple[bool, float, float, float]] = []
     waits: list[Wait] = []
     startup_s = None
     started_ns = first_ns = 0
@@ -107,13 +107,14 @@ def estimate_steady(rank: RankTrace, batch: float) -> tuple[AsItIs | None, float
                 continue
             if any(not other.trains for other in between):
                 continue  # an evaluation
-            seconds.append((following.entered_ns - row.entered_ns) / 1e9)
-            waited += wait_s
-            others += sum((other.left_ns - other.entered_ns) / 1e9 for other in between)
-    rate = _estimate_step_rate(seconds, batch, workers)
+            lasted_s = (following.entered_ns - row.entered_ns) / 1e9
+            others_s = sum((other.left_ns - other.entered_ns) / 1e9 for other in between)
+            steps.append((following.event == records.END, lasted_s, wait_s, others_s))
+    steps = [step for step in steps if not step[0]] or steps
+    rate = _estimate_step_rate([step[1] for step in steps], batch, workers)
     if rate is None:
         return None, 0.0
-    total = sum(seconds)
+    total, waited, others = (sum(step[at] for step in steps) for at in (1, 2, 3))
     return AsItIs(rate, waited / total, startup_s or 0.0, waits), others / total
 
 
@@ -140,7 +141,9 @@ def _split_epochs(rows: Sequence[Row], slot: int) -> list[list[tuple[Row, Row | 
 def find_steps(rows: Sequence[Row], slot: int) -> list[tuple[Row, Row]]:
     """Return the batches that the probe handed over, each with the next call for one.
 
-    The time between two epochs is not a step, nor is a step with an evaluation in it.
+    The time between two epochs is not a step, nor is a step with an evaluation in it. Nor the last
+    one of an epoch, unless epochs have one batch: loops that count batches (Ignite) evaluate and
+    write checkpoints before they ask for the epoch's end.
     """
     found = []
     before: Row | None = None
@@ -153,7 +156,7 @@ def find_steps(rows: Sequence[Row], slot: int) -> list[tuple[Row, Row]]:
             found.append((before, row))
         before = row if row.is_replayed else None
         disturbed = False
-    return found
+    return [pair for pair in found if pair[1].event != records.END] or found
 
 
 def estimate_startup_s(rank: RankTrace) -> float:

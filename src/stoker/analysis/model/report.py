@@ -343,6 +343,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     for each; None where it was not tried, or the job has as many."""
     startup_s: float = 0.0
     """Seconds from ``iter()`` to the first batch of an epoch, where workers start anew in each."""
+    kept: list[PrepPoint] = []
+    """The loader, and training, with some examples in a cache in memory, by number of workers;
+    empty where that was not tried, as of examples that are random."""
     prepared: Prepared | None = None
     """Examples as the dataset returns them; None where no cache could hold them, or of a stream."""
     port: Port | None = None

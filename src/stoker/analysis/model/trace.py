@@ -74,13 +74,16 @@ class RankTrace:
     """From the first prepared batch on."""
     trained: dict[int, list[list[Step]]] = field(default_factory=dict)
     """Training on data in memory, by number of workers."""
+    trained_kept: dict[int, list[list[Step]]] = field(default_factory=dict)
+    """Training on examples in a cache, by number of workers."""
     prefetched: list[list[Step]] = field(default_factory=list)
     """The same by the job's own workers, with more batches ahead."""
     turns: list[Turn] = field(default_factory=list)
     """The job as it is and G once more, by turns."""
     described: dict[str, Any] = field(default_factory=dict)
     drains: dict[str, list[Drain]] = field(default_factory=dict)
-    """"found", "warm-W" for W workers, "cold"; "partly" and, right after it, "whole"."""
+    """"found", "warm-W" for W workers, "cold"; "partly" and, right after it, "whole"; "kept-W" of
+    examples in a cache."""
     sampled: list[SampledBatch] = field(default_factory=list)
     """Batches in whose making the stacks were sampled, with the data in memory."""
     opened: list[dict[str, Any]] = field(default_factory=list)

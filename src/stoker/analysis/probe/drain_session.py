@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import functools
+import importlib
 import itertools
 import os
+import secrets
 import sys
 import time
 import warnings
@@ -79,6 +81,7 @@ class DrainSession:
             base = self._process.recorder.base
             command = _wait_for_command(f"{base}.command.{self._number}", self._process.folder)
             if command is None or command["do"] == "end":
+                self._drains.close()
                 raise Finished
             try:
                 with _mark_own_loaders():
@@ -88,13 +91,15 @@ class DrainSession:
                         self._answer(self._drains.drain(command))
                     elif command["do"] == "look":
                         self._answer(self._drains.look_at_example())
+                    elif command["do"] == "keep":
+                        self._answer(self._drains.keep_examples(command))
                     elif command["do"] == "alternate":
                         self._batches = self._drains.alternate(self._bank, command)
                         self._left = command["steps"] + 1
                         self._bank = None
                     else:
                         self._batches = self._drains.iterate(
-                            command["workers"], command["prefetch"]
+                            command["workers"], command["prefetch"], kept=command["kept"]
                         )
                         self._left = command["steps"] + 1
             except Exception as error:
@@ -131,6 +136,9 @@ class LoaderDrains:
         self._iterable = loader._dataset_kind == self._module._DatasetKind.Iterable
         self._indices: list[Any] = []
         self._batches = 0  # that the first drain delivered
+        self._example_bytes = 0
+        self._kept: Any = None  # the dataset behind a cache that holds some examples
+        self._kept_indices: list[Any] = []
 
     def describe(self, batch: Any) -> dict[str, Any]:
         loader = self._loader
@@ -162,18 +170,54 @@ class LoaderDrains:
         if self._iterable:
             return {}
         if loader.num_workers == 0:
-            return example.describe_example(loader.dataset)
-        (found,) = self._module.DataLoader(
-            loader.dataset,
-            None,
-            sampler=[0],
-            num_workers=1,
-            collate_fn=_describe_in_worker,
-            multiprocessing_context=loader.multiprocessing_context,
-            worker_init_fn=loader.worker_init_fn,
-            generator=self._torch.Generator(),
-        )
+            found = example.describe_example(loader.dataset)
+        else:
+            (found,) = self._module.DataLoader(
+                loader.dataset,
+                None,
+                sampler=[0],
+                num_workers=1,
+                collate_fn=_describe_in_worker,
+                multiprocessing_context=loader.multiprocessing_context,
+                worker_init_fn=loader.worker_init_fn,
+                generator=self._torch.Generator(),
+            )
+        self._example_bytes = found.get("example_bytes", 0)
         return dict(found)
+
+    def keep_examples(self, command: dict[str, Any]) -> dict[str, Any]:
+        """Fill a cache in memory, as `stoker run` has it, with examples of the first drain.
+
+        They are those of the first ``batches``, or of as many as are read in ``seconds``. Nothing
+        of the job is to be measured any more: stoker is loaded here. Raises ImportError where the
+        script's Python has none, and what the cache and the dataset raise.
+        """
+        module = importlib.import_module("stoker.running.kept_examples")
+        loader, indices = self._loader, self._indices[: command["batches"]]
+        count = sum(map(len, indices)) if loader._auto_collation else len(indices)
+        size = module.plan_bytes(self._example_bytes, count)
+        if not size:
+            raise MemoryError("there is no memory for a cache")
+        # A name of its own: the store is nobody else's.
+        self._kept = module.KeptExamples(loader.dataset, size, secrets.token_hex(16))
+        self._kept_indices = indices
+        until = _clock() + int(command["seconds"] * 1e9)
+        filled = 0
+        batches = _begin(self._make_loader(indices, loader.num_workers, "", "", kept=True))
+        try:
+            for _ in batches:
+                filled += 1
+                if _clock() > until:
+                    break
+        finally:
+            _stop(batches)  # workers write what they have read
+        module.flush(self._kept)
+        self._kept_indices = indices[:filled]
+        return {"batches": filled}
+
+    def close(self) -> None:
+        """Remove the cache."""
+        self._kept = None
 
     def _measure_copy_s(self, batch: Any) -> float | None:
         cuda = self._torch.cuda
@@ -194,7 +238,8 @@ class LoaderDrains:
     def drain(self, command: dict[str, Any]) -> dict[str, Any]:
         """Read batches for some seconds. ``fresh``: new ones, remembered; else these again.
 
-        ``samples``: also look at the stacks of the code that makes them.
+        ``samples``: also look at the stacks of the code that makes them. ``kept``: examples that
+        are in the cache.
 
         New ones are those that the script would read next: what is in the page cache of these is
         what it will meet. If the epoch ends too soon, the next one follows, which the script may
@@ -220,8 +265,16 @@ class LoaderDrains:
         if fresh:
             loader = make_fresh(ahead)
         else:
-            indices = self._indices if once else itertools.cycle(self._indices)
-            loader = self._make_loader(indices, count, tag, "", samples=command["samples"])
+            kept = command["kept"]
+            again = self._kept_indices if kept else self._indices
+            loader = self._make_loader(
+                again if once else itertools.cycle(again),
+                count,
+                tag,
+                "",
+                samples=command["samples"],
+                kept=kept,
+            )
         most = self._batches if self._iterable and not fresh else None
         arrivals: list[int] = []
         error = None
@@ -271,12 +324,16 @@ class LoaderDrains:
         order = type(getattr(sampler, "sampler", sampler)).__name__
         return skip == 0 or order in ("SequentialSampler", "DistributedSampler")
 
-    def iterate(self, workers: int, prefetch: int | None = None) -> Iterator[Any]:
+    def iterate(
+        self, workers: int, prefetch: int | None = None, *, kept: bool = False
+    ) -> Iterator[Any]:
         """Yield batches of the examples of the first drain, without end.
 
         ``prefetch``: batches that each worker prepares ahead; None: as many as in the script.
+        ``kept``: those in the cache.
         """
-        loader = self._make_loader(itertools.cycle(self._indices), workers, "", "", prefetch)
+        again = itertools.cycle(self._kept_indices if kept else self._indices)
+        loader = self._make_loader(again, workers, "", "", prefetch, kept=kept)
         if self._iterable:
             return itertools.chain.from_iterable(map(_begin, itertools.repeat(loader)))
         return _begin(loader)
@@ -324,6 +381,7 @@ class LoaderDrains:
         hears: str,
         prefetch: int | None = None,
         samples: bool = False,
+        kept: bool = False,
     ) -> Any:
         """Make a loader like the script's, on other indices; it is iterated once."""
         if count == 0 and tag:
@@ -347,7 +405,8 @@ class LoaderDrains:
                 ),
             }
         with _many_workers_are_meant():
-            return self._module.DataLoader(loader.dataset, generator=torch.Generator(), **made)
+            dataset = self._kept if kept else loader.dataset
+            return self._module.DataLoader(dataset, generator=torch.Generator(), **made)
 
 
 @contextlib.contextmanager

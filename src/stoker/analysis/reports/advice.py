@@ -9,7 +9,7 @@ from dataclasses import replace
 from stoker.analysis.model.changes import (
     CROSSING,
     MEMORY_FRACTION,
-    find_kept_s,
+    find_kept,
     plan_keeping,
     with_efficiency,
     with_faster_prep,
@@ -246,7 +246,7 @@ def _advise_porting(report: Report) -> Iterator[Action]:
         f"port the loader to a pipeline: decoded examples take {format_bytes(whole)}"
         + (f", {held:.0%} of which fit in memory" if held < 1.0 else ", and it keeps them"),
         write_port(port, report.prepared.dataset, report.loader.workers, round_up_to_mib(size)),
-        predict_gain(report, job=lambda case: with_kept(case, held, find_kept_s(report))),
+        predict_gain(report, job=lambda case: with_kept(case, held, find_kept(report))),
         f"in place of the loader at {report.loader.name}; from the second epoch on, approximately. "
         "An example was the same in each reading, so nothing in it is random",
     )

@@ -9,10 +9,11 @@ import numpy as np
 
 from stoker.analysis.model.changes import (
     MEMORY_FRACTION,
-    find_kept_s,
+    find_kept,
     plan_keeping,
     with_kept,
-    without_workers,
+    with_less_work,
+    with_workers,
 )
 from stoker.analysis.model.formulas import prep_rate, smallest_cache
 from stoker.analysis.model.gains import WORTH, predict_gain
@@ -38,10 +39,9 @@ def _advise_keeping(report: Report) -> Iterator[Action]:
         return
     size, held = kept
     assert report.prepared is not None
-    gain = predict_gain(report, job=lambda case: with_kept(case, held, find_kept_s(report)))
-    alone = predict_gain(
-        report, job=lambda case: without_workers(with_kept(case, held, find_kept_s(report)))
-    )
+    whole = find_kept(report)
+    gain = predict_gain(report, job=lambda case: with_kept(case, held, whole))
+    alone = predict_gain(report, job=lambda case: with_workers(with_kept(case, held, whole), 0))
     why = "from the second epoch on. An example was the same in each reading, so nothing is random"
     if report.loader.workers and alone.value >= gain.value / WORTH:
         why += f". Workers are not needed then: num_workers=0 brings {alone.value:.2f} times"
@@ -100,7 +100,8 @@ def _advise_both(report: Report) -> Iterator[Action]:
         return
     size, held = kept
     assert report.examples
-    read_s, kept_s = 1 / job.storage - 1 / job.cache, find_kept_s(report) / max(1, job.workers)
+    whole = find_kept(report)
+    read_s, kept_s = 1 / job.storage - 1 / job.cache, 1 / prep_rate(whole.prep, job.workers)
     made_s = read_s + 1 / prep_rate(job.prep, job.workers)
     found = arrange(
         made_s * 1e9,
@@ -113,9 +114,7 @@ def _advise_both(report: Report) -> Iterator[Action]:
     files, examples = found.kept
     # Of the examples that are not kept prepared, as many have their files kept.
     change = Change(cache_bytes=int(files / (1 - examples) * report.examples * job.example_bytes))
-    gain = predict_gain(
-        report, change, job=lambda case: with_kept(case, examples, find_kept_s(report))
-    )
+    gain = predict_gain(report, change, job=lambda case: with_kept(case, examples, whole))
     yield Action(
         f"keep {examples:.0%} of the examples prepared, and {files:.0%} as files",
         f'stoker.auto_cache(pipeline, "{round_up_to_mib(size)}")',
@@ -136,7 +135,9 @@ def _advise_places(report: Report) -> Iterator[Action]:
     yield Action(
         f"keep examples where they save most: {kept}",
         "stoker.auto_cache(pipeline)",
-        predict_gain(report, job=lambda case: with_kept(case, 1 - keeping.left_fraction, later_s)),
+        predict_gain(
+            report, job=lambda case: with_less_work(case, 1 - keeping.left_fraction, later_s)
+        ),
         f"from the second epoch on: {keeping.left_fraction:.0%} of the work up to there is left",
         "each of these is the same in every epoch; a cache refuses others",
     )

@@ -36,7 +36,14 @@ from stoker.analysis.model.report import (
     to_measured_apart,
 )
 from stoker.analysis.model.stack_samples import find_preparing
-from stoker.analysis.model.trace import AnalysisError, RankTrace, Trace, list_raw_phases
+from stoker.analysis.model.trace import (
+    AnalysisError,
+    Drain,
+    RankTrace,
+    Step,
+    Trace,
+    list_raw_phases,
+)
 from stoker.analysis.packing_gain import estimate_packing, estimate_requests
 from stoker.analysis.phases import MORE_PREFETCH
 from stoker.analysis.porting import find_port, find_prepared
@@ -124,18 +131,12 @@ class _RankFindings:
 
     def _estimate_prep(self) -> None:
         warm = [drains for name, drains in self.rank.drains.items() if name.startswith("warm-")]
-        self.curve: list[PrepPoint] = []
-        self.outside_s = 0.0  # of training on data in memory, by the job's own workers
-        for drains in sorted(warm, key=lambda drains: drains[0].workers):
-            rate, count = rates.estimate_drained(drains, self.batch), drains[0].workers
-            if rate is not None:
-                cpu_s = rates.estimate_prep_cpu_s(drains, self.batch)
-                queued_s = rates.estimate_queued_s(drains)
-                rounds = self.rank.trained.get(count, [])
-                trained, outside_s = rates.estimate_trained(rounds, count, self.batch)
-                if count == self.about["workers"]:
-                    self.outside_s = outside_s
-                self.curve.append(PrepPoint(count, rate, trained, cpu_s, queued_s))
+        self.curve = self._estimate_curve(warm, self.rank.trained)
+        kept = [drains for name, drains in self.rank.drains.items() if name.startswith("kept-")]
+        self.kept = self._estimate_curve(kept, self.rank.trained_kept)
+        # Of training on data in memory, by the job's own workers.
+        own = self.rank.trained.get(self.about["workers"], [])
+        self.outside_s = rates.estimate_trained(own, self.about["workers"], self.batch)[1]
         self.p = next((c.rate for c in self.curve if c.workers == self.about["workers"]), None)
         self.collate_s = rates.estimate_collate_s([drain for drains in warm for drain in drains])
         # P, where it is not fetching too.
@@ -153,6 +154,20 @@ class _RankFindings:
                 f"P: only {self.trace.warm_fraction:.0%} of the data stayed in memory during the "
                 "warm drains, so P includes some reading from storage; give the host more memory"
             )
+
+    def _estimate_curve(
+        self, several: list[list[Drain]], trained: dict[int, list[list[Step]]]
+    ) -> list[PrepPoint]:
+        """Return a point for each number of workers, ascending."""
+        curve = []
+        for drains in sorted(several, key=lambda drains: drains[0].workers):
+            rate, count = rates.estimate_drained(drains, self.batch), drains[0].workers
+            if rate is not None:
+                reached, _ = rates.estimate_trained(trained.get(count, []), count, self.batch)
+                cpu_s = rates.estimate_prep_cpu_s(drains, self.batch)
+                queued_s = rates.estimate_queued_s(drains)
+                curve.append(PrepPoint(count, rate, reached, cpu_s, queued_s))
+        return curve
 
     def _estimate_fetch(self) -> None:
         trace, rank, p = self.trace, self.rank, self.p
@@ -479,6 +494,7 @@ class _RankFindings:
                 if rank.workers and rank.described.get("persistent") is False
                 else 0.0
             ),
+            kept=self.kept,
             prepared=find_prepared(self.about, rank.described),
             port=find_port(self.about, rank.described),
             stages=self.stages,

@@ -24,6 +24,7 @@ from stoker.analysis.probe.records import Row
 from stoker.analysis.scripts.script_run import Session, choose_slot, make_folder
 from stoker.analysis.trials import cold_reads
 from stoker.basics.signals import defer_interrupts
+from stoker.cache import inventory
 
 # A short script may need one start for the job as it is, one for G, and one for the drains.
 _MOST_STARTS = 3
@@ -35,6 +36,10 @@ _SHORTEST_S = 1e-4
 _SETTLE = 2
 # Of G, or on data in memory: a quick script must not end during it.
 _MOST_STEPS = 5000
+# Of training on a cache, and twice as long as filling it: the user's time. The cache has at most so
+# many bytes: more than the processor's own caches hold. Chosen, not measured.
+_KEEPS_S = 2.0
+_KEPT_BYTES = 64 << 20
 # Of training without a loader. It reads its data in another way, and the analysis says so before it
 # has spent its budget. Chosen, not measured.
 _LOADERLESS_S = 30.0
@@ -137,6 +142,7 @@ class ScriptJob:
                 for rank in session.ranks:
                     session.find_recorded(rank).course += session.read_rows(rank)
                 session.close()
+                inventory.sweep()  # a script that was ended by force has left its store
 
     # As it is
 
@@ -278,7 +284,7 @@ class ScriptJob:
         self._ranks, self._drains = session.find_training_ranks(), 0
         for rank in self.trace.ranks:  # an earlier start may have ended in the middle of its drains
             rank.drains, rank.trained, rank.prefetched, rank.opened = {}, {}, [], []
-            rank.turns, rank.sampled = [], []
+            rank.turns, rank.sampled, rank.trained_kept = [], [], {}
         self._recorded = [session.find_recorded(rank) for rank in self._ranks]
         for rank, answer in zip(self._recorded, session.send({"do": "describe"}), strict=True):
             rank.described = answer
@@ -287,6 +293,32 @@ class ScriptJob:
         """Have the script look at one of its examples. Raises Stopped."""
         for rank, answer in zip(self._recorded, self._session.send({"do": "look"}), strict=True):
             rank.described |= answer
+
+    def keep_examples(self) -> None:
+        """Measure the loader, and training, with some examples in a cache. Raises Stopped.
+
+        With the job's own workers, and without any, or else with one.
+        """
+        first = self._recorded[0]
+        if any(rank.described.get("varies", True) for rank in self._recorded):
+            return
+        batch = rates.estimate_batch_size(first)
+        prep = rates.estimate_drained(first.drains[f"warm-{first.workers}"], batch)
+        if prep is None:
+            return
+        seconds = min(_KEEPS_S, self._unit_s) / 2
+        most = min(seconds * prep.value, _KEPT_BYTES / max(1, first.described["example_bytes"]))
+        self.say("keeping some examples in a cache in memory, and training on them")
+        command = {"do": "keep", "seconds": seconds, "batches": max(2, int(most / batch))}
+        for answer in self._session.send(command):
+            if "error" in answer:
+                self.trace.note(f"examples were not kept in a cache: {answer['error']}")
+                return
+        with contextlib.suppress(DrainFailed):
+            for workers in (first.workers, 0 if first.workers else 1):
+                self.drain(f"kept-{workers}", workers, seconds / 2, kept=True)
+                for recorded, steps in self._train(workers, 1, None, kept=True):
+                    recorded.trained_kept.setdefault(workers, []).append(steps)
 
     def try_requests(self) -> None:
         """Do nothing: a script's requests to a network are unknown."""
@@ -300,6 +332,7 @@ class ScriptJob:
         fresh: bool = False,
         once: bool = False,
         samples: bool = False,
+        kept: bool = False,
     ) -> None:
         """Read the loader in all ranks with no training step in between. Raises Stopped."""
         session, tag = self._session, f"drain-{self._drains}"
@@ -314,6 +347,7 @@ class ScriptJob:
             "fresh": fresh,
             "once": once,
             "samples": samples,
+            "kept": kept,
             "skip": self._count_read_before() if fresh else 0,
         }
         answers = session.send(command)
@@ -377,18 +411,19 @@ class ScriptJob:
                 recorded.prefetched.append(steps)
 
     def _train(
-        self, workers: int, left: int, prefetch: int | None
+        self, workers: int, left: int, prefetch: int | None, *, kept: bool = False
     ) -> list[tuple[RankTrace, list[Step]]]:
         """Return the steps of each rank; none if they failed. Raises Stopped."""
         session, each_s = self._session, _SHORTEST_S
         for rank in self._recorded:
-            arrivals = rank.drains[f"warm-{workers}"][-1].arrivals_ns
+            arrivals = rank.drains[f"{'kept' if kept else 'warm'}-{workers}"][-1].arrivals_ns
             steps = rank.replayed[-100:]
             for at in (arrivals[len(arrivals) // 2 :], [row.entered_ns for row in steps]):
                 if len(at) > 1:
                     each_s = max(each_s, (at[-1] - at[0]) / (len(at) - 1) / 1e9)
         fewest = 4 * max(1, workers) + _FEWEST
-        steps_wanted = max(fewest, min(_MOST_STEPS, int(self._unit_s / each_s)))
+        lasts_s = min(_KEEPS_S, self._unit_s) if kept else self._unit_s
+        steps_wanted = max(fewest, min(_MOST_STEPS, int(lasts_s / each_s)))
         if self._life is not None:
             steps_wanted = min(steps_wanted, (self._life - session.count_batches()) // left - 2)
             if steps_wanted < _FEWEST:
@@ -399,7 +434,13 @@ class ScriptJob:
                 return []
         began = [len(session.read_rows(rank)) for rank in self._ranks]
         # Ranks train together: all of them take the same number of steps.
-        command = {"do": "train", "workers": workers, "steps": steps_wanted, "prefetch": prefetch}
+        command = {
+            "do": "train",
+            "workers": workers,
+            "steps": steps_wanted,
+            "prefetch": prefetch,
+            "kept": kept,
+        }
         answers = session.send(command)
         ranks = zip(self._ranks, self._recorded, answers, began, strict=True)
         trained = []

@@ -59,9 +59,9 @@ Whole batches: a use takes the engine some 22 us inline (of rows of 16 bytes), a
 where threads gather, for the GIL. The rest is memory: the repeat copies into the same memory again
 and again, the pool does not.
 
-To 60 % misses: a third is NumPy's generator, which is placed and asked anew for each of the 31,251
-draws. The permutation of 10^6 examples and the set of the 100,000 items in the pool take some
-0.02 s each. The rest is some thirty passes over arrays of all draws, which the same draws need.
+To 60 %: a third is NumPy's generator, which is placed and asked anew for each of the 31,251 draws
+(a tenth of them twice: once for the position, once from the snapshot before it). The permutation of
+10^6 examples takes some 0.015 s. The rest is some twenty passes over arrays of all draws.
 
 An echo right behind arrays in memory stores no copies: a use is gathered from the array. Other
 sources' items are pooled, as before.

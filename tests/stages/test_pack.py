@@ -84,6 +84,21 @@ def test_every_token_comes_once_and_in_order(
     assert all(x.tokens.dtype == np.int64 and x.segments.dtype == np.int32 for x in train)
 
 
+@given(lengths=ragged, length=st.integers(1, 40), size=st.integers(1, 5), drop_last=st.booleans())
+def test_batches_have_the_sequences_in_order(
+    lengths: list[int], length: int, size: int, drop_last: bool
+) -> None:
+    train = stoker.from_dataset(Documents(lengths)).pack(length)
+    rows = expected([Documents(lengths)[n] for n in range(len(lengths))], length)
+    wanted = [rows[at : at + size] for at in range(0, len(rows), size)]
+    if drop_last:
+        wanted = [batch for batch in wanted if len(batch) == size]
+    batches = train.batch(size, drop_last=drop_last)
+    for _ in range(2):  # several at once are joined when it is known how long one takes
+        found = [np.stack(batch, axis=-1).tolist() for batch in batches]
+        assert found == [[[*map(list, row)] for row in batch] for batch in wanted]
+
+
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {},
     "filtered before": {"before": True},
@@ -301,6 +316,21 @@ def test_what_came_before_a_failure_is_joined_first(workers: int) -> None:
         assert next(batches).tokens.ravel().tolist() == list(range(15))
         with pytest.raises(stoker.StageError, match="not str"):
             next(batches)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_document_that_fails_comes_again_behind_a_resume(workers: int) -> None:
+    def build(documents: list[Any]) -> stoker.Pipeline:
+        return stoker.from_dataset(documents).pack(4).batch(1).workers(workers)
+
+    documents: list[Any] = [np.arange(6), "not here yet", np.arange(8, 14)]
+    train = build(documents)
+    with pytest.raises(stoker.StageError, match="not str"):
+        [batch.tokens.tolist() for batch in train]
+    documents[1] = np.arange(6, 8)
+    again = build(documents)
+    again.load_state_dict(train.state_dict())
+    assert [t for batch in again for t in batch.tokens.ravel().tolist()] == [*range(4, 12)]
 
 
 def test_a_sequence_of_many_short_parts() -> None:

@@ -1,7 +1,8 @@
 """Joins the sequences of a stream into full ones.
 
-The parts of a full sequence are known only once the values are there (``survivors``). Here they are
-only listed: the segment behind joins them, where they are needed (``stages.batching.joining``).
+Where a full sequence begins is known only once the values are there (``survivors``). Here that is
+decided, for all documents that are there at once: the segment behind joins them, where they are
+needed (``stages.batching.joining``).
 
 A resume needs the start of one full sequence: its input, and the offset in it. All later ones
 follow. Where other ranks take the epoch over, these starts say which inputs are unread, and which
@@ -12,16 +13,17 @@ after ``.pack()``, so no full sequence is ever made again from its number.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, repeat, takewhile
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from stoker.basics.compact_integers import LARGEST, check_integer
 from stoker.engine.checkpoint import Bounds, Node, UpstreamRequest, damage_error
-from stoker.engine.items import Item, Planning, done_item
+from stoker.engine.items import DoneTask, Item, Planning, done_item
 from stoker.engine.plan.points import PackPoint
 from stoker.engine.segment_stream import SegmentStream
 from stoker.engine.survivors import OrderedStream
@@ -30,12 +32,14 @@ from stoker.engine.workers.threads import WorkerPool
 from stoker.errors import StateError
 from stoker.schedule.dealing import RankOrder
 from stoker.schedule.orders.order import as_array
-from stoker.stages.batching.joining import Pieces
+from stoker.stages.batching.joining import CutDocuments, Tokens
 
 # Inputs whose places are looked up at once. Chosen, not measured.
 _LOOKED_UP = 4_096
 # The most inputs that are asked for at once beyond the number of sequences. Chosen, not measured.
 _MOST_MORE = 64
+_FORM = attrgetter("ndim", "dtype")
+_NO_TOKENS: Tokens = np.zeros(0, np.int64)
 
 
 @dataclass
@@ -95,7 +99,7 @@ class BegunInputs:
 
 
 class PackedStream(OrderedStream):
-    """A stream of full sequences, as their pieces. Tokens that fill no last one are dropped.
+    """A stream of full sequences, not joined yet. Tokens that fill no last one are dropped.
 
     Args:
         point: the length of full sequences.
@@ -118,12 +122,12 @@ class PackedStream(OrderedStream):
         super().__init__(upstream, worker_pool, planning)
         self._begun = begun
         self._stage, self._length = point.pack, point.pack.length
-        self._pieces = Pieces()  # of the sequence that is not full yet
-        self._room = self._length  # the tokens that it lacks
-        self._start = (0, 0)  # its first token's input and offset, as in ``PackStart``
-        self._skip_count = 0  # tokens of the next input that came before a resume
+        # The latest inputs, not all of which is in full sequences: the first ``_skip`` tokens are.
+        self._documents: list[Tokens] = []
+        self._fresh_at: list[int] = []  # the fresh examples up to each of them
+        self._tokens = self._skip = 0
         self._sequences = 0
-        # Of the latest full sequences, up to number ``_sequences - 1``: inputs and offsets, too.
+        # Of the latest sequences, up to number ``_sequences - 1``: as in ``PackStart``.
         self._starts: deque[tuple[int, int]] = deque()
         self._seen_inputs = self._seen_tokens = 0
 
@@ -138,10 +142,8 @@ class PackedStream(OrderedStream):
         """Return the start of a full sequence that was made, is next, or is after the end."""
         if number < self._sequences:
             start = PackStart(number, *self._starts[number - self._sequences])
-        elif self._pieces:  # at the end, too: what is left may go on elsewhere
-            start = PackStart(number, *self._start)
-        else:
-            start = PackStart(number, self._inputs, 0 if self._has_ended else self._skip_count)
+        else:  # at the end, too: what is left may go on elsewhere
+            start = PackStart(number, *self._next_start())
         return start, start.input
 
     def forget_before(self, number: int) -> int:
@@ -153,12 +155,15 @@ class PackedStream(OrderedStream):
         start = node or PackStart()
         if start.number != request.next:
             raise damage_error("where a sequence begins does not fit")
-        self._sequences, self._inputs, self._skip_count = start.number, start.input, start.offset
+        self._sequences, self._inputs, self._skip = start.number, start.input, start.offset
         return UpstreamRequest(start.input, start.input, start.input)
 
     def clear(self) -> None:
         super().clear()
-        self._pieces.clear()
+        self._documents.clear()
+
+    def _next_start(self) -> tuple[int, int]:
+        return self._inputs - len(self._documents), self._skip
 
     def _inputs_for(self, count: int) -> int:
         """Return how many inputs have the tokens that ``count`` full sequences lack, and a few.
@@ -166,85 +171,113 @@ class PackedStream(OrderedStream):
         Asking again for what was missing would cost more than those few are early. A pool in front
         decides by what it is asked for, so there no more is.
         """
-        if not self._seen_inputs or self.upstream.feed is not None:
+        if not self._seen_tokens or self.upstream.feed is not None:
             return count
-        lacking = (count - 1) * self._length + self._room
+        lacking = count * self._length - (self._tokens - self._skip)
         about = lacking * self._seen_inputs // self._seen_tokens
         return max(1, min(about + about // 8 + 1, count + _MOST_MORE))
 
     def _end(self) -> None:
         pass
 
-    def _decide(self, item: Item) -> None:
-        values, row = item.task.values, item.row
-        value, values[row] = values[row], None
-        number, offset = self._inputs, self._skip_count
-        self._inputs, self._skip_count = number + 1, 0
-        if offset or self._begun is not None or not _is_usual(value):
-            value = self._rest_of(value, item, offset)
-        if type(value) is Failure:
-            self._keep(value, item.fresh, (number + 1, 0))
-            return
-        size = len(value)
-        if not size:
-            return
-        self._seen_inputs += 1
-        self._seen_tokens += size
-        if not self._pieces:
-            self._start = number, offset
-        if size < self._room:
-            self._pieces.append(value)
-            self._room -= size
-        else:
-            self._cut(value, number, offset, item.fresh)
+    def _have(self, count: int) -> None:
+        while len(self._survivors) < count and not self._arriving:
+            wanted = self._inputs_for(count - len(self._survivors))
+            values, ordinals = self.upstream.make_values(wanted)
+            if not values:
+                break
+            self._add(values, ordinals, range(ordinals.start + 1, ordinals.stop + 1))
+        super()._have(count)
 
-    def _rest_of(self, value: Any, item: Item, offset: int) -> Any:
-        """Return what is left of an input behind its first tokens, or a ``Failure``."""
+    def _decide(self, arriving: deque[Item]) -> None:
+        items = [*takewhile(_is_done, arriving)]
+        values = [item.task.values[item.row] for item in items]
+        for item in items:
+            item.task.values[item.row] = None
+            arriving.popleft()
+        self._add(values, [item.ordinal for item in items], [item.fresh for item in items])
+
+    def _add(self, values: list[Any], ordinals: Sequence[int], fresh: Sequence[int]) -> None:
+        """Add inputs; what they fill is found for all of them at once."""
+        skip, added = 0 if self._documents else self._skip, 0
+        if skip or self._begun is not None or not _are_usual(values):
+            values = [*map(self._rest_of, values, ordinals, chain([skip], repeat(0)))]
+            for at, value in enumerate(values):
+                if type(value) is Failure:
+                    self._extend(values[added:at], fresh[added:at])
+                    self._fail(value, fresh[at])
+                    values[at], added = _NO_TOKENS, at
+        self._extend(values[added:], fresh[added:])
+
+    def _extend(self, documents: list[Tokens], fresh: Sequence[int]) -> None:
+        self._documents += documents
+        self._fresh_at += fresh
+        self._inputs += len(documents)
+        tokens = sum(map(len, documents))
+        self._tokens += tokens
+        self._seen_inputs += len(documents)
+        self._seen_tokens += tokens
+        self._cut()
+
+    def _rest_of(self, value: Any, ordinal: int, skip: int) -> Any:
+        """Return an input without what earlier ranks have handed out, or a ``Failure``."""
         if type(value) is Failure:
             return value
-        begun = 0 if self._begun is None else self._begun.offset(item.ordinal)
+        begun = 0 if self._begun is None else self._begun.offset(ordinal)
         try:
             tokens = _check_tokens(value)
         except (TypeError, ValueError) as error:
-            return self.upstream.failure(self._stage.name, error, item.ordinal)
-        rest = tokens[begun + offset :]
-        if begun + offset and not len(rest):
+            return self.upstream.failure(self._stage.name, error, ordinal)
+        if begun + skip and len(tokens) <= begun + skip:
             return Failure(
                 StateError(
                     "a sequence has become shorter since the state was saved: what stands before "
                     ".pack() must be deterministic"
                 )
             )
-        return rest
+        return tokens[begun:]
 
-    def _cut(self, tokens: NDArray[Any], number: int, offset: int, fresh: int) -> None:
-        """Cut an input where sequences are full; ``number`` and ``offset`` are of its first token.
+    def _cut(self) -> None:
+        """Add the full sequences that the documents have."""
+        if self._tokens - self._skip < self._length:
+            return
+        cut = CutDocuments(self._documents, self._skip, self._length)
+        count = len(cut.lasts)
+        first, number = self._inputs - len(self._documents), self._sequences
+        task: Any = DoneTask(list(zip(repeat(cut, count), range(count), strict=True)))
+        self._survivors += [
+            Item(task, n, number + n, 0, self._fresh_at[last], 1)
+            for n, last in enumerate(cut.lasts)
+        ]
+        *begins, (behind, skip) = cut.begins
+        self._starts += [(first + document, offset) for document, offset in begins]
+        self._sequences += count
+        self._tokens -= self._skip + count * self._length - skip
+        self._documents, self._fresh_at = self._documents[behind:], self._fresh_at[behind:]
+        self._skip = skip
 
-        The sequences that it fills were filled by the first ``fresh`` fresh examples.
-        """
-        size, end = len(tokens), self._room
-        self._pieces.append(tokens[:end])
-        self._keep(self._pieces, fresh, self._start)
-        while size - end >= self._length:
-            at, end = end, end + self._length
-            self._keep(Pieces((tokens[at:end],)), fresh, (number, offset + at))
-        self._start = number, offset + end
-        self._pieces = Pieces((tokens[end:],) if end < size else ())
-        self._room = self._length - (size - end)
-
-    def _keep(self, value: Pieces | Failure, fresh: int, start: tuple[int, int]) -> None:
-        """Add a full sequence, or a failure in its place, with its ``_starts``."""
-        self._survivors.append(done_item(value, self._sequences, 0, fresh, 1))
-        self._starts.append(start)
+    def _fail(self, failure: Failure, fresh: int) -> None:
+        """Add a failed input in place of a sequence; it comes again if this is resumed."""
+        self._survivors.append(done_item(failure, self._sequences, 0, fresh, 1))
+        self._starts.append(self._next_start())
         self._sequences += 1
+        if not self._documents:
+            self._skip = 0
 
 
-def _is_usual(value: Any) -> bool:
-    """True if a value is certainly a sequence of tokens."""
-    return type(value) is np.ndarray and value.ndim == 1 and value.dtype.kind in "iu"
+def _is_done(item: Item) -> bool:
+    done: bool = item.task.done
+    return done
 
 
-def _check_tokens(value: Any) -> NDArray[Any]:
+def _are_usual(values: list[Any]) -> bool:
+    """True if values are certainly sequences of tokens."""
+    if {*map(type, values)} != {np.ndarray}:
+        return False
+    return all(axes == 1 and dtype.kind in "iu" for axes, dtype in {*map(_FORM, values)})
+
+
+def _check_tokens(value: Any) -> Tokens:
     """Return a sequence of tokens as an array."""
     tokens = np.asarray(value) if isinstance(value, (np.ndarray, list)) else None
     if tokens is not None and not tokens.size and tokens.ndim == 1:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import bisect
 import time
 from base64 import b64decode, b64encode
+from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
@@ -174,7 +175,8 @@ class ScannedStream(OrderedStream):
                 )
             )
 
-    def _decide(self, item: Item) -> None:
+    def _decide(self, arriving: deque[Item]) -> None:
+        item = arriving.popleft()
         value, item.task.values[item.row] = item.task.values[item.row], None
         if type(value) is Failure:
             self._inputs += 1

@@ -29,7 +29,7 @@ from stoker.errors import StageError
 from stoker.replicas.replica import USER_LOCK
 from stoker.schedule.sizing.cuts import Cuts
 from stoker.stages.batching.builder import Builder, Columns, Misfits, batch_of
-from stoker.stages.batching.joining import Joiner
+from stoker.stages.batching.joining import Joiner, rows_of
 from stoker.stages.batching.pack import Packed
 from stoker.stages.batching.user_collate import collate_examples
 
@@ -106,6 +106,35 @@ class SegmentRunner:
             with USER_LOCK:
                 return self._make(number, indices, places)
         return self._make(number, indices, places)
+
+    def join_now(self, items: list[Item], size: int) -> list[Any]:
+        """Return packed sequences as batches of this size, or ``Failure``s, without a task.
+
+        The consumer calls this.
+        """
+        joiner, spans = self._joiner, [slice(at, at + size) for at in range(0, len(items), size)]
+        assert joiner is not None
+        began, ns = time.perf_counter_ns(), [0] * self._counters
+        values = [item.task.values[item.row] for item in items]
+        whole = joiner.allocate(len(values), self._recycler)
+        made: list[Any] = [rows_of(whole, span.start, span.stop) for span in spans]
+        if Failure not in {*map(type, values)}:
+            joiner.join(values, whole, 0)
+        else:
+            for at, span in enumerate(spans):
+                some = values[span]
+                failed = next((each for each in some if type(each) is Failure), None)
+                if failed is None:
+                    joiner.join(some, made[at], 0)
+                else:
+                    made[at] = failed
+        with self.worker_pool.lock:
+            wall = time.perf_counter_ns() - began
+            ns[self.work.batch_at], ns[self.work.batched_at] = wall, len(values)
+            self.cost.note(len(values), wall)
+            self.worker_pool.note(self.cost, len(values), wall)
+            self.account(ns)
+        return made
 
     def _own_work(self) -> Work:
         return self.work if self._copies is None else self._copies.work(self.work)

@@ -120,6 +120,7 @@ class SegmentStream(PulledStream):
         rows = runner.rows
         self._gathers_alone = rows is not None and not segment.batch_maps
         self._gathers = self._gathers_alone and not segment.into_pool
+        self._joins = segment.joins > 0 and segment.only_stacks and not segment.batch_maps
         self._passes = feed is not None and segment.batches_in and segment.is_plain
         if feed is not None and segment.is_plain and not segment.batch_maps:
             cost.light = True
@@ -217,6 +218,21 @@ class SegmentStream(PulledStream):
                 yield window.popleft()
             count -= count_now
         self._fill(self.ahead())
+
+    def make_values(self, at_most: int) -> tuple[list[Any], range]:
+        """Return the next outputs, single examples that are made here and now, and their numbers.
+
+        An item for each would cost as much as reading it. None are returned where outputs are made
+        otherwise, and at the end.
+        """
+        number = self._next
+        count = 0 if self._window or number == self.total else self._count_here(at_most)
+        if not count:
+            return [], range(0)
+        if self.total is not None:
+            count = min(count, self.total - number)
+        self._next += count
+        return self._make_fresh(number, count)
 
     def poll(self, count: int) -> tuple[int, bool]:
         """Return how many of the next ``count`` outputs are ready, and whether they are the last.
@@ -396,8 +412,8 @@ class SegmentStream(PulledStream):
         if self.total is not None:
             count = min(count, self.total - number)
         if here:
-            self._make(number, count)
-            return True
+            return self._make(number, count)
+        began = time.perf_counter_ns() if self._joins else 0
         self._last_ns = 0
         uses: ItemUses | RowBatches | None = None
         if isinstance(self.feed, RowFeed):
@@ -414,12 +430,14 @@ class SegmentStream(PulledStream):
                     return False
         self._next += count
         self._window.extend(self._submit(number, count, uses))
+        if self._joins:  # reading sequences may take long, which ``_cost`` does not tell
+            self._last_ns = time.perf_counter_ns() - began
         return True
 
     def _count_here(self, at_most: int | None) -> int:
         """Return how many outputs the consumer makes itself, as a task would cost more; or 0."""
         pool, cost = self._worker_pool, self._cost
-        if not pool.inline or not (self._gathers_alone or self._is_read):
+        if not pool.inline or not (self._gathers_alone or self._is_read or self._joins):
             return 0
         if at_most is not None and not self._gathers_alone:
             if self._batches or (pool.limit and not 0 < cost.batch_ns() < _HERE_NS):
@@ -432,6 +450,8 @@ class SegmentStream(PulledStream):
         inline_ns = _HERE_NS if pool.limit and not self._gathers_alone else INLINE_BATCH_NS
         if not 0 < each_ns < inline_ns and (pool.limit or not self._gathers_alone):
             return 0
+        if self._joins:
+            return max(1, min(_HERE_OUTPUTS if pool.limit else 1, int(_GATHERED_NS / each_ns)))
         if not self._gathers_alone:
             return max(1, min(_HERE_OUTPUTS if pool.limit else 1, int(_HERE_NS / each_ns)))
         if cost.whole:
@@ -447,26 +467,55 @@ class SegmentStream(PulledStream):
         quickly = int(_GATHERED_NS / each_ns) if each_ns else 0
         return min(self._together, max(quickly, _GATHERED))
 
-    def _make(self, number: int, count: int) -> None:
-        began, cuts, inputs = time.perf_counter_ns(), self._cuts, self._runner.work.inputs
-        if self.feed is None:
-            assert self._order is not None
-            start, stop = cuts.start(number), min(cuts.start(number + count), self._examples)
-            places = functools.partial(inputs.places, range(start, stop))
-            values = self._runner.make_now(number, self._order.span(start, stop), places)
+    def _make(self, number: int, count: int) -> bool:
+        """Make outputs here and now; return whether there were any."""
+        began, cuts, window = time.perf_counter_ns(), self._cuts, self._window
+        made = count
+        if self._joins:
+            made = self._join(number, count)
+        elif self.feed is None:
+            values, rows = self._make_fresh(number, count)
             task: Any = DoneTask(values)
             if count == 1:  # the usual case without workers; a loop would cost as much as the batch
-                self._window.append(Item(task, 0, number, 0, stop, stop - start))
+                window.append(Item(task, 0, number, 0, rows.stop, len(rows)))
             else:
-                self._window.extend(self._fresh_outputs(task, number, stop - start))
+                window.extend(self._fresh_outputs(task, number, len(rows)))
         else:
             assert isinstance(self.feed, RowFeed)
-            rows = self.feed.batches(cuts, number, count)
-            places = functools.partial(inputs.places, rows.ordinals)
-            values = self._runner.make_now(number, rows.indices, places)
-            self._window.extend(echoed(DoneTask(values), number, rows.uses, rows.fresh))
-        self._next += count
+            rows_of = self.feed.batches(cuts, number, count)
+            places = functools.partial(self._runner.work.inputs.places, rows_of.ordinals)
+            values = self._runner.make_now(number, rows_of.indices, places)
+            window.extend(echoed(DoneTask(values), number, rows_of.uses, rows_of.fresh))
+        self._next += made
         self._last_ns = (time.perf_counter_ns() - began) // count
+        return made > 0
+
+    def _make_fresh(self, number: int, count: int) -> tuple[list[Any], range]:
+        """Return outputs made here and now, and the numbers of the fresh examples in them."""
+        assert self._order is not None
+        cuts, runner = self._cuts, self._runner
+        start, stop = cuts.start(number), min(cuts.start(number + count), self._examples)
+        places = functools.partial(runner.work.inputs.places, range(start, stop))
+        return runner.make_now(number, self._order.span(start, stop), places), range(start, stop)
+
+    def _join(self, number: int, count: int) -> int:
+        """Join packed sequences to batches here and now; return how many there were."""
+        batch = self.segment.batch
+        assert self.feed is not None
+        assert batch is not None
+        items, size = [*self.feed.upstream.pull_many(count * batch.n)], batch.n
+        rest = len(items) % size
+        if len(items) < count * size:
+            self._has_ended = True
+            if rest and batch.drop_last and not any(map(_has_stream_ended, items[-rest:])):
+                self.dropped_inputs = rest
+                del items[-rest:]
+        made = self._runner.join_now(items, size) if items else []
+        task: Any = DoneTask(made)
+        for i in range(len(made)):
+            group = items[i * size : (i + 1) * size]
+            self._window.append(Item(task, i, number + i, 0, group[-1].fresh, len(group)))
+        return len(made)
 
     def _fresh_outputs(self, task: Any, number: int, rows: int) -> list[Item]:
         """Return the outputs of a task of so many fresh examples, from ``number`` on."""

@@ -69,10 +69,11 @@ class DecidingStream(Stream):
 
     def pull_many(self, count: int) -> Iterator[Item]:
         self._have(count)
-        for _ in range(min(count, len(self._survivors))):
-            item = self._survivors.popleft()
-            self._fresh = item.fresh
-            yield item
+        survivors = self._survivors
+        items = [survivors.popleft() for _ in range(min(count, len(survivors)))]
+        if items:
+            self._fresh = items[-1].fresh
+        return iter(items)
 
     def poll(self, count: int) -> tuple[int, bool]:
         """Return how many of the next ``count`` items are ready, and if they are the last.
@@ -128,8 +129,11 @@ class OrderedStream(DecidingStream):
         self._arriving.clear()
 
     @abstractmethod
-    def _decide(self, item: Item) -> None:
-        """Decide about the next input, whose value is there. After an error it comes again."""
+    def _decide(self, arriving: deque[Item]) -> None:
+        """Take the next inputs whose values are there, one at least, and decide about them.
+
+        After an error they come again.
+        """
 
     @abstractmethod
     def _end(self) -> None:
@@ -149,14 +153,12 @@ class OrderedStream(DecidingStream):
                     self._has_ended = True
                     self._end()
                     return
-            item = arriving[0]
-            task: Task = item.task
+            task: Task = arriving[0].task
             if not task.done:
                 if not self._planning.may_block:
                     raise WouldBlock(task)
                 self._worker_pool.wait(task)
-            self._decide(item)
-            arriving.popleft()
+            self._decide(arriving)
 
 
 _log = logging.getLogger("stoker")
@@ -346,8 +348,8 @@ class FilteredStream(OrderedStream):
         record.drops = record.drops[: bisect.bisect_left(record.drops, record.seen)]
         record.total = record.survivors + record.seen - record.number - len(record.drops)
 
-    def _decide(self, item: Item) -> None:
-        record, number = self.record, self._inputs
+    def _decide(self, arriving: deque[Item]) -> None:
+        item, record, number = arriving[0], self.record, self._inputs
         value = item.task.values[item.row]
         is_known = number < record.seen
         if is_known:
@@ -360,6 +362,7 @@ class FilteredStream(OrderedStream):
             self._skip_log.filtered += 1
         else:
             drop = self._skips(item, value)
+        arriving.popleft()
         self._inputs = number + 1
         if not is_known:
             record.seen = number + 1

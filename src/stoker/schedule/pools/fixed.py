@@ -325,6 +325,9 @@ class Pool:
                 self.draw()
             else:
                 skip(few)
+        if self.group > 1:  # a group is counted at once, not in every call of ``_skip_groups``
+            unseen = self._uses[: self._extent] == self._remaining[: self._extent]
+            self.seen = self.admitted - int(np.count_nonzero(unseen))
 
     def _steps_alike(self, most: int) -> int:
         """Return how many steps from here on draw from a pool that is full before each of them, or
@@ -398,34 +401,33 @@ class Pool:
         count, before = len(draws), int(sizes[0])
         slots = range(before, int(sizes[-1]))  # those that come in behind the first step
         self._reserve(slots.stop)
-        grown = np.repeat(sizes - before, group)
-        in_turn = _follow(draws, self._mark)
+        (firsts, of_firsts), in_turn = _follow(draws, self._mark)
         taken = np.arange(len(slots)) // group * group + group  # draws before a slot comes in
-        free = np.zeros(count, bool)
-        uses_given = coming = _NO_SLOTS
+        most, some = self.counts.most, first + count + len(slots)  # no item from ``some`` on enters
+        is_even = self.counts.of_first(some) - self.counts.of_first(first) == most * (some - first)
+        uses_given, coming = np.full(count, most), np.full(len(slots), most)
         while True:
             # An item's uses depend on its ordinal, that on how many were used up before. What is
             # right up to some draw is found right beyond it, so this ends; mostly at once.
-            gone_before = np.cumsum(free) - free
-            ordinals = first + grown + gone_before  # of what comes in if it is the item's last use
-            new = first + np.arange(len(slots)) + np.r_[gone_before, np.count_nonzero(free)][taken]
-            was = uses_given, coming
-            uses_given, coming = self.counts.of(ordinals), self.counts.of(new)
-            if np.array_equal(uses_given, was[0]) and np.array_equal(coming, was[1]):
-                break
             self._remaining[slots.start : slots.stop] = coming
             remaining = np.empty(count, np.int64)  # before each draw
+            remaining[firsts] = self._remaining[of_firsts]
             for these, previous in in_turn:
-                if previous is None:
-                    remaining[these] = self._remaining[draws[these]]
-                else:
-                    left = remaining[previous] - 1
-                    remaining[these] = np.where(left, left, uses_given[previous])
-            free = remaining == 1
+                left = remaining[previous] - 1
+                remaining[these] = np.where(left, left, uses_given[previous])
+            free = np.flatnonzero(remaining == 1)  # draws that make room for an item
+            ordinals = first + sizes[free // group] - before + np.arange(len(free))
+            new = first + np.arange(len(slots)) + np.searchsorted(free, taken)
+            if is_even:
+                break
+            was = uses_given.copy(), coming
+            uses_given[free], coming = self.counts.of(ordinals), self.counts.of(new)
+            if np.array_equal(uses_given, was[0]) and np.array_equal(coming, was[1]):
+                break
         self._ordinal[slots.start : slots.stop] = new
         self._uses[slots.start : slots.stop] = coming
         self._after[slots.start : slots.stop] = 0
-        refills = np.flatnonzero(free[:-group])  # those of the last step are holes yet
+        refills = free[: np.searchsorted(free, count - group)]  # later ones are holes yet
         remaining -= 1
         remaining[refills] = uses_given[refills]
         after = np.repeat(np.arange(self.step + 1, self.step + steps + 1), group)
@@ -433,13 +435,11 @@ class Pool:
         # Of a slot that occurs more than once the last value stays.
         self._remaining[draws] = remaining
         self._after[draws] = after
-        self._ordinal[draws[refills]] = ordinals[refills]
+        self._ordinal[draws[refills]] = ordinals[: len(refills)]
         self._uses[draws[refills]] = uses_given[refills]
-        self._holes, self._extent = draws[-group:][free[-group:]], slots.stop
+        self._holes, self._extent = draws[free[len(refills) :]], slots.stop
         self._item_count = slots.stop - len(self._holes)
         self.admitted = first + len(refills) + len(slots)
-        unseen = self._uses[: self._extent] == self._remaining[: self._extent]
-        self.seen = self.admitted - int(np.count_nonzero(unseen))
         self.uses += count
         self.step += steps - 1
         self._advance()
@@ -451,15 +451,15 @@ class Pool:
         for number, row in enumerate(fractions):
             self._random.at(self._key, self.step + number).random(out=row)
         fractions *= sizes[:, None].astype(np.float64)  # else NumPy converts them piece by piece
-        slots = fractions.astype(np.int64)
-        in_order = np.sort(slots.astype(np.int32))
+        slots = fractions.astype(np.int32)
+        in_order = np.sort(slots)
         repeats = (in_order[:, 1:] == in_order[:, :-1]).any(1) | (widths < widths[0])
         for number in np.flatnonzero(repeats).tolist():
             distinct = self._distinct(slots[number, : widths[number]])
             if len(distinct) < self.group:
                 distinct = self._uniform(self.step + number, int(sizes[number]))
             slots[number, : self.group] = distinct[: self.group]
-        return slots[:, : self.group].ravel()
+        return slots[:, : self.group].ravel().astype(np.int64)
 
     def snapshot(self, step: int) -> Snapshot:
         """Return the newest snapshot at or before ``step``."""
@@ -511,11 +511,11 @@ class Pool:
         """Return how many slots are drawn so that there is a group of distinct ones, mostly."""
         return self.group + self.group * self.group // held + _SLACK
 
-    def _distinct(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _distinct(self, slots: NDArray[Any]) -> NDArray[Any]:
         """Return each slot once: of one that was drawn more than once, the last place stays."""
         places = self._places[: len(slots)]
         self._mark[slots] = places
-        distinct: NDArray[np.int64] = slots[self._mark[slots] == places]
+        distinct: NDArray[Any] = slots[self._mark[slots] == places]
         return distinct
 
     def _drain(self) -> NDArray[np.int64]:
@@ -588,22 +588,23 @@ class Pool:
         )
 
 
-def _follow(
-    draws: NDArray[np.int64], mark: NDArray[np.int32]
-) -> list[tuple[NDArray[np.int64], NDArray[np.int32] | None]]:
-    """Return the draws that are the first of their slots, then those that are the second, and so
-    on, each with the draw of the same slot before it."""
-    runs: list[tuple[NDArray[np.int64], NDArray[np.int32] | None]] = []
-    left, before = np.arange(len(draws), dtype=np.int32), None
+_Pair = tuple[NDArray[Any], NDArray[Any]]
+
+
+def _follow(draws: NDArray[np.int64], mark: NDArray[np.int32]) -> tuple[_Pair, list[_Pair]]:
+    """Return the draws that are the first of their slots, with these slots; then those that are the
+    second, and so on, each with the draw of the same slot before it."""
+    runs: list[_Pair] = []
+    before: NDArray[Any] = draws
+    left, slots = np.arange(len(draws), dtype=np.int32), draws
     while len(left):
-        slots = draws[left]
         if runs:
             before = mark[slots]
         mark[slots[::-1]] = left[::-1]  # of a slot that occurs more than once the first stays
         now = mark[slots] == left
-        runs.append((left[now], None if before is None else before[now]))
-        left = left[~now]
-    return runs
+        runs.append((left[now], before[now]))
+        left, slots = left[~now], slots[~now]
+    return runs[0], runs[1:]
 
 
 def _number_repeats(

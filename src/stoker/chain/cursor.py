@@ -38,8 +38,9 @@ from stoker.stages.to import To
 from stoker.stats import Clock, Totals
 
 # Free memory of batches that is kept between epochs: little beside what one takes. An epoch of 16
-# batches of 7 MB that begins in new memory costs a fifth more (bench/cache_hits.py).
-_RESTING_BYTES = 64 << 20
+# batches of 7 MB that begins in new memory costs a fifth more; with two threads, four of 24 MB are
+# in use at once (bench/cache_hits.py).
+_RESTING_BYTES = 128 << 20
 _PARENTS_RUNS: list[Run] = []
 """Runs that a forked child inherited. They are never freed: freeing them could stop the parent's
 workers (a ``DataLoader``'s iterator does that)."""

@@ -374,7 +374,7 @@ class SegmentStream(PulledStream):
         self._worker_pool.wait(item.task)
         self._next += 1
         began = time.perf_counter_ns()
-        (value,) = self._runner.stored_values([item], own=False)
+        value = self._runner.stored_value(item)
         self._cost.note(1, time.perf_counter_ns() - began)
         return self._use_of(uses, DoneTask([value]), self.feed.fresh)
 

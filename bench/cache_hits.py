@@ -49,10 +49,10 @@ Results::
     [end]
 
 An item that a process has read before is found by its number, without key and lookup, where it
-lies in the store's file, and a pipeline that stacks items, or crops them first, copies it once. At
-110 KB that leaves memory: by hand each batch is written to where the last one was. Two threads at 3
-MB miss by pages of new memory, which an epoch of eight batches makes anew in part (6 page faults an
-item, inline 0); in epochs of 32 batches they took 1.12 times inline's time, on a busy machine.
+lies in the store's file, and a pipeline that stacks items, or crops them first, copies it once. By
+hand a batch is in new memory, mostly of large pages, as the loop holds the one before; a pipeline's
+batches take turns in the memory of two. Two threads at 3 MB miss as two threads by hand do: they
+share what the memory gives. Two by hand are shown for that.
 """
 
 from __future__ import annotations

@@ -383,9 +383,7 @@ class SegmentStream(PulledStream):
         assert self.feed is not None
         if self.feed.in_order:  # examples read ahead for later items do not count
             return with_value(item, task, use_key, item.fresh)
-        output = with_value(item, task, use_key, fresh)
-        output.age, output.examples = age, None
-        return output
+        return Item(task, 0, item.ordinal, use_key, fresh, item.rows, item.repeats, age)
 
     def _submit_next(self, at_most: int | None = None) -> bool:
         assert self._planning.is_held()

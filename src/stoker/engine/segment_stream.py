@@ -66,8 +66,8 @@ _HERE_EXAMPLES = 32
 # A fifth of `INLINE_BATCH_NS`: as late as the first output may come for the sake of the others.
 _HERE_NS = 200_000
 # More than two batches ahead only if they take less memory: pages of which new memory is made. With
-# eight of 24 MB ahead, epochs of eight took 1.5 times the processor time (bench/cache_hits.py). Their
-# size is known from the epoch before: while the first one is made, nothing else would limit them.
+# eight of 24 MB ahead, epochs of eight took 1.5 times the processor time (bench/cache_hits.py).
+# Their size is known from the epoch before: of an epoch's first one it would be known too late.
 _AHEAD_BYTES = 32 << 20
 # Batches of one task that gathers. Two threads, of the bare gather's rate: 1.84 by four, 1.39 to
 # 1.46 by one; inline 10.2 us a small batch, not 15.4.

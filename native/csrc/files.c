@@ -46,9 +46,12 @@ int64_t stoker_read_files(const char *const *paths, int64_t files, uint8_t *out,
     return files;
 }
 
-void stoker_copy_rows(const uint8_t *const *rows, int64_t count, int64_t row_bytes, uint8_t *out) {
-    for (int64_t i = 0; i < count; i++)
-        memcpy(out + i * row_bytes, rows[i], (size_t)row_bytes);
+void stoker_copy_rows(const uint8_t *const *arrays, int64_t count, int64_t data_at, int64_t row_bytes,
+                      uint8_t *out) {
+    for (int64_t i = 0; i < count; i++) {
+        const uint8_t *const *const data = (const uint8_t *const *)(arrays[i] + data_at);
+        memcpy(out + i * row_bytes, *data, (size_t)row_bytes);
+    }
 }
 
 enum { LINE = 64, AHEAD = 4, FETCHED = 4096 };  // bytes of a cache line; rows; bytes of each

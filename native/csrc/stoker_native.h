@@ -70,8 +70,10 @@ OFFERED int64_t stoker_read_windows(const int32_t *descriptors, const int64_t *s
 OFFERED int64_t stoker_read_files(const char *const *paths, int64_t files, uint8_t *out, int64_t capacity,
                           int64_t *sizes);
 
-// Copies rows of so many bytes behind each other.
-OFFERED void stoker_copy_rows(const uint8_t *const *rows, int64_t count, int64_t row_bytes, uint8_t *out);
+// Copies the data of NumPy's arrays, of so many bytes each, behind each other. An array holds the
+// address of its data so many bytes behind its own.
+OFFERED void stoker_copy_rows(const uint8_t *const *arrays, int64_t count, int64_t data_at,
+                              int64_t row_bytes, uint8_t *out);
 
 // Copies rows by their numbers behind each other: those of so many that begin stride bytes apart.
 OFFERED int stoker_gather_rows(const uint8_t *first, int64_t rows, int64_t stride, int64_t row_bytes,

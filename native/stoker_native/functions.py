@@ -20,6 +20,10 @@ _MESSAGE_BYTES = 256
 # For some files at a time: photographs have a tenth of a MiB to 4 MiB. Chosen, not measured.
 _FILES_BYTES = 4 << 20
 _DAMAGED, _TOO_LARGE, _NO_MEMORY = 1, 2, 3
+# Where an array holds the address of its data: in the first field behind the head of an object, in
+# NumPy's ABI (``PyArrayObject_fields``). ``array.ctypes.data`` takes 0.75 us, of a row of 110 KB
+# a seventh of the time.
+_DATA_AT = object.__basicsize__
 
 
 class TooLarge(ValueError):
@@ -103,7 +107,7 @@ def _load() -> ctypes.CDLL:
         POINTER(c_char_p), c_int64, c_void_p, c_int64, POINTER(c_int64),
     ]  # fmt: skip
     library.stoker_read_files.restype = c_int64
-    library.stoker_copy_rows.argtypes = [POINTER(c_void_p), c_int64, c_int64, c_void_p]
+    library.stoker_copy_rows.argtypes = [POINTER(c_void_p), c_int64, c_int64, c_int64, c_void_p]
     library.stoker_copy_rows.restype = None
     library.stoker_gather_rows.argtypes = [
         c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int64, c_void_p,
@@ -330,13 +334,15 @@ def copy_rows(rows: Sequence[NDArray[Any]], out: NDArray[Any]) -> None:
     shape, dtype = out.shape[1:], out.dtype
     if len(rows) != len(out) or dtype.hasobject or not out.flags.writeable:
         raise ValueError("there is one array for each row of a writable array without objects")
+    rows = list(rows)  # an array of rows makes each when it is asked for
     for row in rows:
-        if row.shape != shape or row.dtype != dtype or not row.flags.c_contiguous:
+        is_array = isinstance(row, np.ndarray)
+        if not is_array or row.shape != shape or row.dtype != dtype or not row.flags.c_contiguous:
             raise ValueError(f"rows are C-ordered {dtype} {list(shape)}")
     if not out.flags.c_contiguous:
         raise ValueError("the array of rows is C-ordered")
-    addresses = (c_void_p * len(rows))(*[row.ctypes.data for row in rows])
-    _library.stoker_copy_rows(addresses, len(rows), out.nbytes // max(len(out), 1), out.ctypes.data)
+    arrays, row_bytes = (c_void_p * len(rows))(*map(id, rows)), out.nbytes // max(len(out), 1)
+    _library.stoker_copy_rows(arrays, len(rows), _DATA_AT, row_bytes, out.ctypes.data)
 
 
 def gather_rows(array: NDArray[Any], numbers: NDArray[np.int64], out: NDArray[Any]) -> None:

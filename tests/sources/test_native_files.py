@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -57,6 +58,12 @@ def test_rows_are_copied(dtype: str, shape: list[int], count: int) -> None:
     assert out.tobytes() == b"".join(each.tobytes() for each in rows)
 
 
+def test_the_rows_of_an_array_are_copied() -> None:
+    array, out = np.arange(2_400).reshape(400, 6), np.zeros((400, 6), np.int64)
+    native.copy_rows(array, out)  # an array makes each of its rows when it is asked for it
+    assert out.tolist() == array.tolist()
+
+
 ROW = np.zeros((4, 6), np.uint8)
 WIDE = np.zeros((4, 12), np.uint8)
 
@@ -68,8 +75,9 @@ WIDE = np.zeros((4, 12), np.uint8)
         ROW.astype(np.int8),
         np.zeros((6, 4), np.uint8).T,
         np.zeros((4, 12), np.uint8)[:, ::2],
+        SimpleNamespace(shape=ROW.shape, dtype=ROW.dtype, flags=ROW.flags),
     ],
-    ids=["shape", "dtype", "transposed", "strided"],
+    ids=["shape", "dtype", "transposed", "strided", "no array"],
 )
 def test_other_rows_are_refused(row: Any) -> None:
     with pytest.raises(ValueError, match="rows are C-ordered"):

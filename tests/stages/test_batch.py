@@ -537,22 +537,28 @@ def test_kept_batches_share_no_memory() -> None:
     assert all(start % 64 == 0 for start in starts)
 
 
-@given(st.lists(st.sampled_from(["keep", "drop", "forget"]), min_size=1, max_size=60))
-def test_recycled_arrays_are_nobody_else_s(orders: list[str]) -> None:
+@given(
+    st.lists(st.sampled_from(["keep", "drop", "forget"]), min_size=1, max_size=60),
+    st.integers(0, 12),
+)
+def test_recycled_arrays_are_nobody_else_s(orders: list[str], room: int) -> None:
     from stoker.basics.buffers import Recycler
 
-    recycler = Recycler()
+    recycler = Recycler(spare_bytes=room << 18)
     kept: list[tuple[Any, int]] = []
+    most = 0  # arrays at once
     for number, order in enumerate(orders):
         array = recycler.array((2, 1 << 14), np.int64)
         array.fill(number)
+        most = max(most, len(kept) + 1)
         if order == "keep":
             kept.append((array[1:] if number % 2 else array, number))
         elif order == "forget" and kept:
             kept.pop(number % len(kept))
         del array
         assert all((part == value).all() for part, value in kept)
-    assert recycler.held_bytes() <= recycler.spare * 2 * (1 << 14) * 8
+    kept.clear()
+    assert recycler.held_bytes() == min(most, max(recycler.spare, room)) << 18
 
 
 @given(st.lists(st.sampled_from([1 << 16, 3 << 16, 5 << 16]), max_size=20), st.integers(1, 12))
@@ -572,6 +578,14 @@ def test_the_memory_of_batches_stays_for_the_next_epoch() -> None:
     for _ in range(2):
         assert sum(len(batch) for batch in train) == 32
         assert train.stats().window_bytes == 1 << 21
+
+
+def test_the_memory_of_an_echo_s_pool_stays_for_the_next_epoch() -> None:
+    train = stoker.from_arrays(np.zeros((64, 1 << 16), np.uint8), seed=0).batch(2).echo(2, pool=8)
+    train = train.workers(0)
+    for _ in range(2):
+        assert sum(len(batch) for batch in train) == 128
+        assert train.stats().window_bytes >= 8 << 17
 
 
 @given(st.lists(st.sampled_from(["keep", "drop", "forget"]), min_size=1, max_size=30))

@@ -51,6 +51,7 @@ class Recycler:
     Args:
         spare: how many free pieces of one size are kept.
         allocate: returns new memory of a size in bytes.
+        spare_bytes: more pieces of one size are kept if they have no more bytes together.
         resting_bytes: the most free memory that ``rest`` keeps; None for all.
     """
 
@@ -58,9 +59,11 @@ class Recycler:
         self,
         spare: int = 4,
         allocate: Callable[[int], memoryview] | None = None,
+        spare_bytes: int = 0,
         resting_bytes: int | None = None,
     ) -> None:
         self.spare = spare
+        self._spare_bytes = spare_bytes
         self._resting_bytes = resting_bytes
         self._allocate = allocate or allocate_aligned
         self._free: dict[int, deque[memoryview]] = {}
@@ -109,7 +112,7 @@ class Recycler:
 
     def clear(self) -> None:
         """Free the kept memory, and keep none from now on."""
-        self.spare = 0
+        self.spare = self._spare_bytes = 0
         self._free.clear()
 
     def held_bytes(self) -> int:
@@ -117,7 +120,7 @@ class Recycler:
         return sum(size * len(free) for size, free in list(self._free.items()))
 
     def _copy_leaf(self, leaf: Any) -> Any:
-        if isinstance(leaf, np.ndarray) and type(leaf) is np.ndarray and not leaf.dtype.hasobject:
+        if type(leaf) is np.ndarray and not leaf.dtype.hasobject:
             out = self.array(leaf.shape, leaf.dtype)
             np.copyto(out, leaf)
             return out
@@ -130,7 +133,7 @@ class Recycler:
     def _on_freed(self, reference: weakref.ref[Any]) -> None:
         _, raw = self._live.pop(id(reference))
         free = self._free.get(len(raw))
-        if free is not None and len(free) < self.spare:
+        if free is not None and len(free) < max(self.spare, self._spare_bytes // len(raw)):
             free.append(raw)
 
 

@@ -38,8 +38,12 @@ from stoker.stages.to import To
 from stoker.stats import Clock, Totals
 
 # Free memory of batches that is kept between epochs: little beside what one takes. An epoch of 16
-# batches of 7 MB that begins in new memory costs a fifth more (bench/cache_hits.py).
-_RESTING_BYTES = 64 << 20
+# batches of 7 MB that begins in new memory costs a fifth more; with two threads, four of 24 MB are
+# in use at once (bench/cache_hits.py).
+_RESTING_BYTES = 128 << 20
+# Of one size, within an epoch. An echo's pool of 16 batches of 786 KB empties at its end: the next
+# epoch made 12 of them anew, which took a twentieth of its time (bench/echo_overhead.py).
+_SPARE_BYTES = 32 << 20
 _PARENTS_RUNS: list[Run] = []
 """Runs that a forked child inherited. They are never freed: freeing them could stop the parent's
 workers (a ``DataLoader``'s iterator does that)."""
@@ -74,7 +78,7 @@ class Cursor(Bookmark):
     def __init__(self, chain: Chain, recycler: Recycler | None = None) -> None:
         super().__init__(chain)
         self._recycler = recycler or Recycler(
-            allocate=_allocator(chain), resting_bytes=_RESTING_BYTES
+            allocate=_allocator(chain), spare_bytes=_SPARE_BYTES, resting_bytes=_RESTING_BYTES
         )
         self._autotuner = Autotuner()
         self._kept_workers = KeptWorkers()

@@ -56,6 +56,15 @@ class Item:
     scheduled: int = 0
     settled: bool = False
 
+    def end_use(self) -> None:
+        """Note that a use is finished; after the last one the value is dropped.
+
+        The caller holds the worker pool's lock.
+        """
+        self.scheduled -= 1
+        if self.settled and not self.scheduled:
+            self.task.values[self.row] = None
+
 
 class ItemUses(NamedTuple):
     """Uses of items, in order: lists of one length.

@@ -380,33 +380,29 @@ class SegmentRunner:
 
     def stored_values(self, items: list[Item], *, own: bool) -> list[Any]:
         """Return stored values: copies, except for last uses and for functions that only read."""
-        lock = self.worker_pool.lock
-        if own:
-            values = [item.task.values[item.row] for item in items]
-        else:
-            with lock:
-                mine = [i.settled and i.scheduled == 1 for i in items]
-            values = [
-                self._stored_value(item, hand_over)
-                for item, hand_over in zip(items, mine, strict=True)
-            ]
-        with lock:
+        if not own:
+            return list(map(self.stored_value, items))
+        values = [item.task.values[item.row] for item in items]
+        with self.worker_pool.lock:
             for item in items:
-                item.scheduled -= 1
-                if item.settled and not item.scheduled:
-                    item.task.values[item.row] = None
+                item.end_use()
         return values
 
-    def _stored_value(self, item: Item, hand_over: bool) -> Any:
+    def stored_value(self, item: Item) -> Any:
+        """Return a copy of a stored value, for its last use the value itself."""
         value = item.task.values[item.row]
-        if hand_over or type(value) is Failure:
-            return value
-        try:
-            return self._recycler.copy(value)
-        except Exception as error:
-            pass_on(error)
-            inputs = self.work.inputs
-            return inputs.copy_failure(error, *inputs.places([item.ordinal]))
+        # Asked for in this order: once it is settled, uses only become fewer.
+        is_last = item.settled and item.scheduled == 1
+        if not is_last and type(value) is not Failure:
+            try:
+                value = self._recycler.copy(value)
+            except Exception as error:
+                pass_on(error)
+                inputs = self.work.inputs
+                value = inputs.copy_failure(error, *inputs.places([item.ordinal]))
+        with self.worker_pool.lock:
+            item.end_use()
+        return value
 
     def _deliver(self, task: Task, start: int, values: list[Any], ns: list[int]) -> None:
         if task.builder is None:

@@ -67,6 +67,7 @@ _HERE_EXAMPLES = 32
 _HERE_NS = 200_000
 # More than two batches ahead only if they take less memory: pages of which new memory is made. With
 # eight of 24 MB ahead, epochs of eight took 1.5 times the processor time (bench/cache_hits.py).
+# Their size is known from the epoch before: of an epoch's first one it would be known too late.
 _AHEAD_BYTES = 32 << 20
 # Batches of one task that gathers. Two threads, of the bare gather's rate: 1.84 by four, 1.39 to
 # 1.46 by one; inline 10.2 us a small batch, not 15.4.
@@ -141,7 +142,6 @@ class SegmentStream(PulledStream):
         self._window: deque[Item] = deque()
         self._has_ended = False
         self._has_pulled = False
-        self._output_bytes = 0  # of a finished output
         self.dropped_inputs = 0  # by drop_last, if the length was unknown
         self.earlier: dict[int, SegmentStream] = {}  # makes outputs below 0 again, by epochs since
 
@@ -341,21 +341,21 @@ class SegmentStream(PulledStream):
     def ahead(self) -> int:
         """Return how many outputs the window holds besides the requested one."""
         most = self._worker_pool.most_ahead
-        if not self._output_bytes or (most is not None and most.size_bytes):
+        if not self._cost.output_bytes or (most is not None and most.size_bytes):
             self._weigh()
         outputs = self._wanted_ahead()
         if most is None or not outputs:
             return outputs
         if most.batches is not None:
             return min(outputs, most.batches * (1 if self._batches else self._group))
-        if not self._output_bytes or most.size_bytes is None:
+        if not self._cost.output_bytes or most.size_bytes is None:
             return 1  # until the size of outputs is known
-        return min(outputs, max(1, most.size_bytes // self._output_bytes))
+        return min(outputs, max(1, most.size_bytes // self._cost.output_bytes))
 
     def _weigh(self) -> None:
         for item in tuple(self._window):
             if item.task.done:
-                self._output_bytes = pytree.data_bytes(item.task.values[item.row])
+                self._cost.output_bytes = pytree.data_bytes(item.task.values[item.row])
                 return
 
     def _wanted_ahead(self) -> int:
@@ -364,7 +364,7 @@ class SegmentStream(PulledStream):
             return 0
         if self._gathers:
             return 2 * self._at_once()
-        many, each = 8 * pool.workers * self._cost.chunk(pool.target_ns), self._output_bytes
+        many, each = 8 * pool.workers * self._cost.chunk(pool.target_ns), self._cost.output_bytes
         if many * each > _AHEAD_BYTES * (self._group if self._batches else 1):
             many = 8 * pool.workers
         examples = max(2 * self._group, many, self._read_ahead)
@@ -390,7 +390,7 @@ class SegmentStream(PulledStream):
         self._worker_pool.wait(item.task)
         self._next += 1
         began = time.perf_counter_ns()
-        (value,) = self._runner.stored_values([item], own=False)
+        value = self._runner.stored_value(item)
         self._cost.note(1, time.perf_counter_ns() - began)
         return self._use_of(uses, DoneTask([value]), self.feed.fresh)
 
@@ -399,9 +399,7 @@ class SegmentStream(PulledStream):
         assert self.feed is not None
         if self.feed.in_order:  # examples read ahead for later items do not count
             return with_value(item, task, use_key, item.fresh)
-        output = with_value(item, task, use_key, fresh)
-        output.age, output.examples = age, None
-        return output
+        return Item(task, 0, item.ordinal, use_key, fresh, item.rows, item.repeats, age)
 
     def _submit_next(self, at_most: int | None = None) -> bool:
         assert self._planning.is_held()

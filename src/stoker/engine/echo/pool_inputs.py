@@ -260,13 +260,16 @@ class EchoInputs(Inputs, Generic[AnyPool]):
         return found
 
     def _schedule(self, draw: Draw, skip: int) -> None:
-        self._tally.distance_sum += draw.distance_sum
-        self._tally.distances += draw.repeats
         numbers, uses = draw.ordinals, draw.uses.tolist()
-        self._uses += len(uses)
-        self._first_uses += uses.count(0)
+        self._count(draw.distance_sum, draw.repeats, len(uses), uses.count(0))
         self._use(numbers[skip:].tolist(), uses[skip:], numbers[skip:][draw.last[skip:]].tolist())
         self._drawn.ages.extend(draw.ages[skip:].tolist())
+
+    def _count(self, distance_sum: int, distances: int, uses: int, first_uses: int) -> None:
+        self._tally.distance_sum += distance_sum
+        self._tally.distances += distances
+        self._uses += uses
+        self._first_uses += first_uses
 
     def _use(self, numbers: list[int], uses: list[int], last: list[int]) -> None:
         """Add uses of these items to those drawn; these are the last ones of some."""
@@ -337,7 +340,25 @@ class PooledInputs(EchoInputs[Pool]):
 
     def _step(self) -> bool:
         pool = self.pool
-        first, wanted, got = pool.admitted, pool.fresh_needed(), 0
+        if wanted := pool.fresh_needed():
+            self._admit(pool, wanted)
+        if self._unknown and not pool.ended and not self._have(1):
+            pool.end()
+        if pool.exhausted:
+            return False
+        one = pool.draw_one()
+        if one is None:
+            self._schedule(pool.draw(), 0)
+            return True
+        number, use, is_last, age = one
+        self._count(max(0, age), age > 0, 1, not use)
+        self._use([number], [use], [number] if is_last else [])
+        self._drawn.ages.append(age)
+        return True
+
+    def _admit(self, pool: Pool, wanted: int) -> None:
+        """Take so many fresh items into the pool; fewer come only at the end."""
+        first, got = pool.admitted, 0
         try:
             for item in self._pull(wanted):
                 self._items[first + got] = item
@@ -345,12 +366,8 @@ class PooledInputs(EchoInputs[Pool]):
                 got += 1
         finally:  # a loader may raise an error, and go on
             pool.admit(got)
-        if got < wanted or (self._unknown and not pool.ended and not self._have(1)):
+        if got < wanted:
             pool.end()
-        if pool.exhausted:
-            return False
-        self._schedule(pool.draw(), 0)
-        return True
 
     def _pull(self, count: int) -> Iterator[Item]:
         while count and self._prefetcher:

@@ -224,10 +224,9 @@ class Pool:
 
     def draw(self) -> Draw:
         """Choose the next group of uses; call after ``admit(fresh_needed())``, or after the end."""
-        if len(self._holes) and not self.ended:  # it held more than its size: nothing was admitted
-            self._close_holes(self._slots_held())
-        if self.group == 1 and not self.ended:
-            return self._draw_one()
+        if (one := self.draw_one()) is not None:
+            ordinal, use, is_last, age = map(np.array, zip(one, strict=True))
+            return Draw(ordinal, use, is_last, age, max(0, one[3]), int(one[3] > 0), 0)
         slots = self._drain() if self.ended else self._uniform(self.step, self._item_count)
         ordinals, remaining = self._ordinal[slots], self._remaining[slots]
         after = self._after[slots]
@@ -254,8 +253,15 @@ class Pool:
         self._advance()
         return Draw(ordinals, uses, last, ages, distance_sum, repeats, duplicates)
 
-    def _draw_one(self) -> Draw:
-        """Draw a group of one: what ``draw`` does, without arrays."""
+    def draw_one(self) -> tuple[int, int, bool, int] | None:
+        """Draw a group of one without arrays, which take 3 us; None where ``draw`` makes arrays.
+
+        Returns the item's ordinal, its use, whether that is the last one, and its age.
+        """
+        if len(self._holes) and not self.ended:  # it held more than its size: nothing was admitted
+            self._close_holes(self._slots_held())
+        if self.group > 1 or self.ended:
+            return None
         held, step = self._item_count, self.step
         previous = self._find_previous() if self._previous is None else self._previous
         others = held > 1 and previous >= 0
@@ -275,16 +281,7 @@ class Pool:
         self.uses += 1
         self.seen += not use
         self._advance()
-        age = step + 1 - after if after else 0
-        return Draw(
-            np.array([ordinal]),
-            np.array([use]),
-            np.array([remaining == 1]),
-            np.array([age or (-1 if use else 0)]),
-            age,
-            int(after > 0),
-            0,
-        )
+        return ordinal, use, remaining == 1, step + 1 - after if after else -1 if use else 0
 
     def _find_previous(self) -> int:
         """Return the slot that the step before drew, -1 where its item is gone."""

@@ -109,9 +109,7 @@ def _load() -> ctypes.CDLL:
     library.stoker_gather_rows.argtypes = [
         c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int64, c_void_p,
     ]  # fmt: skip
-    library.stoker_gather_items.argtypes = [
-        c_void_p, c_void_p, c_void_p, c_int64, c_int32, c_void_p,
-    ]  # fmt: skip
+    library.stoker_gather_items.argtypes = [*[c_void_p] * 3, c_int64, c_int32, c_void_p]
     library.stoker_copy_runs.argtypes = [c_void_p, c_void_p, c_int64, c_void_p]
     library.stoker_copy_runs.restype = None
     library.stoker_paths.restype = library.stoker_last_path.restype = c_char_p
@@ -384,9 +382,7 @@ def gather_items(
 ) -> None:
     """Copy items of columns that lie in chunks, without the GIL.
 
-    The caller answers for the addresses and the numbers: nothing here can check them.
-
-    Args:
+    Args (the caller answers for addresses and numbers):
         firsts: the address of the first item of each column's chunks, ``int64 [columns, chunks]``.
         which: each row's chunk, by number, ``int64 [n]``; not read if there is only one chunk.
         rows: each row's number in its chunk, ``int64 [n]``.
@@ -397,11 +393,11 @@ def gather_items(
     """
     _check_integers(2, firsts)
     _check_integers(1, which, rows)
-    count, (columns, chunks) = len(rows), firsts.shape
-    if columns != len(outs) or not chunks or (chunks > 1 and len(which) != count):
+    count, chunks = len(rows), firsts.shape[1]
+    if len(firsts) != len(outs) or not chunks or (chunks > 1 and len(which) != count):
         raise ValueError("each row has a chunk and a number in it, each column chunks and a place")
-    chunk, row = None if chunks == 1 else which.ctypes.data, rows.ctypes.data
-    first = firsts.ctypes.data
+    first, row = firsts.ctypes.data, rows.ctypes.data
+    chunk = which.ctypes.data if chunks > 1 else None
     for out in outs:
         kind, flags = out.dtype, out.flags
         if out.shape != (count,) or kind.hasobject or not flags.c_contiguous or not flags.writeable:
@@ -412,7 +408,7 @@ def gather_items(
         first += 8 * chunks
 
 
-def copy_runs(firsts: NDArray[np.int64], lengths: NDArray[np.int64], out: NDArray[np.uint8]) -> None:
+def copy_runs(firsts: NDArray[np.int64], lengths: NDArray[np.int64], out: NDArray[Any]) -> None:
     """Copy runs of bytes behind each other, in a single call without the GIL.
 
     Args:
@@ -433,7 +429,7 @@ def copy_runs(firsts: NDArray[np.int64], lengths: NDArray[np.int64], out: NDArra
 def _check_integers(ndim: int, *arrays: NDArray[np.int64]) -> None:
     for array in arrays:
         if array.dtype != np.int64 or array.ndim != ndim or not array.flags.c_contiguous:
-            raise ValueError(f"addresses, numbers and lengths are C-ordered int64, {ndim}-dimensional")
+            raise ValueError(f"addresses and numbers are C-ordered int64 of {ndim} dimensions")
 
 
 def look_up_pixels(

@@ -29,6 +29,8 @@ Places = NDArray[np.int64]
 They are in bytes, and those of bits in bits.
 """
 Bools = NDArray[np.bool_]
+Spans = tuple[NDArray[np.int64], NDArray[np.int64], Bools | None]
+"""Each value's start in its chunk's items, its length, and whether it is not null."""
 _ORIGIN = 64
 """The address that the first byte of ``_memory`` has: a multiple of any item's size, and not 0."""
 _MEMORY_BYTES = 1 << 57  # more than the address space of any process has
@@ -37,6 +39,8 @@ NOWHERE = -1
 # Of a value, on average. Longer ones are copied one by one (0.2 us), shorter ones by the item
 # (4 ns each).
 _SHORT_ITEMS = 48
+LONG_BYTES = 1024
+"""Of a text, on average. Longer ones are copied once, each by itself (0.2 us), others twice."""
 
 
 class MisalignedError(Exception):
@@ -232,23 +236,21 @@ class Sequences(Values):
         return [_bitmap_of(chunk), at, size, NOWHERE, begin]
 
     def take(self, places: Places, which: NDArray[np.int64], rows: NDArray[np.int64]) -> Any:
-        begins, lengths, valid = self.spans(places, which, rows)
+        return self._taken(places, which, self.spans(places, which, rows))
+
+    def _taken(self, places: Places, which: NDArray[np.int64], spans: Spans) -> Any:
+        begins, lengths, valid = spans
         inner = self.inner.take_runs(places[3:], which, begins, lengths)
         ends = None
         if self.size is None:
-            ends = np.zeros(len(rows) + 1, self._ends)
+            ends = np.zeros(len(lengths) + 1, self._ends)
             np.cumsum(lengths, out=ends[1:])
         if self.is_list:
-            return _array(self.kind, len(rows), valid, ends, children=[inner])
-        return _array(self.kind, len(rows), valid, ends, inner.buffers()[1])
+            return _array(self.kind, len(lengths), valid, ends, children=[inner])
+        return _array(self.kind, len(lengths), valid, ends, inner.buffers()[1])
 
-    def spans(
-        self, places: Places, which: NDArray[np.int64], rows: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64], Bools | None]:
-        """Return each value's start in its chunk's items, its length, and whether it is not null.
-
-        Raises ValueError for a value that lies outside its chunk's items.
-        """
+    def spans(self, places: Places, which: NDArray[np.int64], rows: NDArray[np.int64]) -> Spans:
+        """Return where values lie. Raises ValueError for one outside of its chunk's items."""
         valid = _valid(places[0], which, rows)
         if self.size is not None:
             begins = (rows + _each(places[1], which)) * self.size
@@ -257,8 +259,8 @@ class Sequences(Values):
             begins = _items(self._ends, places[1], which, rows).astype(np.int64)
             lengths = _items(self._ends, places[1], which, rows + 1) - begins
         if valid is not None and self.size is None:
-            lengths[~valid] = 0  # a null may lie over anything
-            begins[~valid] = 0
+            lengths *= valid  # a null may lie over anything
+            begins *= valid
         outside = (lengths < 0) | (begins < 0)
         outside |= begins + lengths > _each(places[2], which)
         if outside.any():
@@ -289,8 +291,9 @@ class Sequences(Values):
     def texts(self, places: Places, which: NDArray[np.int64], rows: NDArray[np.int64]) -> list[Any]:
         """Return texts, or bytes, as Python objects. Each long value is copied once, by itself."""
         begins, lengths, valid = self.spans(places, which, rows)
-        if int(lengths.sum()) <= _SHORT_ITEMS * len(lengths):
-            short: list[Any] = self.take(places, which, rows).to_pylist()
+        most = _SHORT_ITEMS if native.library() is None else LONG_BYTES
+        if int(lengths.sum()) <= most * len(lengths):
+            short: list[Any] = self._taken(places, which, (begins, lengths, valid)).to_pylist()
             return short
         begins += _each(places[4] - _ORIGIN, which)
         memory = _bytes_of_memory()

@@ -109,11 +109,10 @@ class ParquetSource(
             schema = _check_schema(
                 path, metadata.schema.to_arrow_schema(), columns, self._files, schema
             )
-            for number, group in enumerate(_row_groups(path, metadata)):
+            for number, (rows, nbytes) in enumerate(_row_groups(path, metadata, schema, nulls)):
                 self._groups.append((len(self._files), number))
-                counts.append(group.num_rows)
-                self._nbytes += _size_of(group, schema.names)
-                nulls.update(_with_nulls(group))
+                counts.append(rows)
+                self._nbytes += nbytes
             self._files.append(_File(path, version))
             self._footers.add(path, metadata)
             file_rows.append(metadata.num_rows)
@@ -322,34 +321,32 @@ def _check_schema(
     return first  # the same in another order
 
 
-def _row_groups(path: str, metadata: Any) -> list[Any]:
-    """Return the metadata of row groups. Raises ValueError for contradictory metadata."""
-    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
-    counts = [group.num_rows for group in groups]
+def _row_groups(path: str, metadata: Any, schema: Any, nulls: set[str]) -> list[tuple[int, int]]:
+    """Return the rows of row groups, and the bytes of their columns, uncompressed.
+
+    Adds to ``nulls`` the columns that may contain some. Raises ValueError for contradictory
+    metadata.
+    """
+    groups, names = [], set(schema.names)
+    try:
+        for number in range(metadata.num_row_groups):
+            group, nbytes = metadata.row_group(number), 0
+            for column in map(group.column, range(group.num_columns)):
+                name = column.path_in_schema.partition(".")[0]
+                if name not in names:
+                    continue
+                nbytes += column.total_uncompressed_size
+                if name not in nulls:
+                    statistics = column.statistics if column.is_stats_set else None
+                    if statistics is None or not statistics.has_null_count or statistics.null_count:
+                        nulls.add(name)
+            groups.append((group.num_rows, nbytes))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is a damaged Parquet file: {error}") from error
+    counts = [rows for rows, _ in groups]
     if min(counts, default=-1) < 0 or sum(counts) != metadata.num_rows:
         raise ValueError(
             f"{path} is a damaged Parquet file: of {metadata.num_rows:,} rows, its row groups have "
             f"{sum(counts):,}"
         )
-    try:
-        for group in groups:
-            for column in map(group.column, range(group.num_columns)):
-                column.path_in_schema  # noqa: B018 - decodes it
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is a damaged Parquet file: {error}") from error
     return groups
-
-
-def _size_of(group: Any, names: Sequence[str]) -> int:
-    """Return the bytes of a row group's columns, uncompressed."""
-    columns = map(group.column, range(group.num_columns))
-    wanted = (c for c in columns if c.path_in_schema.partition(".")[0] in names)
-    return sum(column.total_uncompressed_size for column in wanted)
-
-
-def _with_nulls(group: Any) -> Iterator[str]:
-    """Yield the columns of a row group that may contain nulls."""
-    for column in map(group.column, range(group.num_columns)):
-        statistics = column.statistics if column.is_stats_set else None
-        if statistics is None or not statistics.has_null_count or statistics.null_count:
-            yield column.path_in_schema.partition(".")[0]

@@ -20,6 +20,7 @@ from stoker.basics.resources import format_bytes, usable_memory_bytes
 from stoker.images import native
 from stoker.schedule.numbering import Numbering
 from stoker.sources.arrow.chunks import (
+    LONG_BYTES,
     NOWHERE,
     Booleans,
     Extended,
@@ -44,9 +45,6 @@ _RUN_BYTES = 4 << 20
 _LISTED = 16
 # Rows of each group from which on Arrow's take, 7 us a call, beats taking by address.
 _MANY = 64
-# Of a row, on average: texts of longer ones are copied once, each by itself (0.2 us), of shorter
-# ones by Arrow twice, all together.
-_LONG_BYTES = 1024
 # Chunks of a table are joined up to this size, half a second's copying, and up to a share of the
 # memory that is free. Then rows of numbers take 0.7 of the time.
 _JOINED_BYTES = 1 << 30
@@ -304,7 +302,7 @@ class _Found:
         return self._columns.values[at], self._places[self._columns.spans[at]]
 
     def _texts(self, at: int, values: Sequences, places: Places) -> list[Any]:
-        is_many = len(self._rows) >= _MANY * len(self._groups) and self._row_bytes <= _LONG_BYTES
+        is_many = len(self._rows) >= _MANY * len(self._groups) and self._row_bytes <= LONG_BYTES
         if is_many and native.library() is None:
             texts: list[Any] = self._by_arrow(at).to_pylist()
             return texts
@@ -355,7 +353,7 @@ def _is_joined(table: Any) -> bool:
     if max(column.num_chunks for column in table.columns) == 1:
         return False
     limit = min(_JOINED_BYTES, int(usable_memory_bytes() * _JOINED_SHARE))
-    return bool(table.nbytes <= min(limit, _LONG_BYTES * table.num_rows))
+    return bool(table.nbytes <= min(limit, LONG_BYTES * table.num_rows))
 
 
 def _is_stacked(kind: Any) -> bool:
@@ -391,7 +389,7 @@ def _find_distinct(
     places[numbers] = 1
     found = np.flatnonzero(places)
     places[found] = np.arange(len(found))
-    return found, places[numbers]
+    return found, places.take(numbers)
 
 
 def _part(column: Any, span: slice) -> Any:

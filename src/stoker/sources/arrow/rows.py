@@ -191,7 +191,8 @@ class GroupedRows(Rows):
     def take(self, indices: NDArray[np.int64], recycler: Allocator) -> dict[str, Any]:
         """Return columns for ``split``; those that may differ between batches are Arrow arrays."""
         if self._columns.are_plain:
-            return super().take(indices, recycler)
+            plain: dict[str, Any] = super().take(indices, recycler)
+            return plain
         found = self._find(indices)
         return {name: found.column(at, recycler) for at, name in enumerate(self._columns.names)}
 
@@ -277,7 +278,12 @@ class _Found:
         return self._take_column(at, values, places)
 
     def fill(self, outs: list[NDArray[Any]]) -> None:
-        """Copy all columns, which are numbers without nulls, into these arrays."""
+        """Copy all columns, which are numbers without nulls, into these arrays.
+
+        Raises ValueError if there are nulls after all: a file's statistics may say anything.
+        """
+        if int(self._places[::2].max()) != NOWHERE:
+            raise ValueError("there are nulls where the file says that there are none")
         library = native.library()
         if library is None:
             for at, out in enumerate(outs):

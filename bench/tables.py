@@ -9,7 +9,8 @@ against it.
   beforehand, and NumPy gathers each column by a permutation that is there beforehand.
 - Parquet, shuffled by blocks: numbers (8 columns), a label and text, the same with nulls, a label
   and lists of 16 numbers. By hand 16 row groups are read at a time, joined, and taken from by a
-  permutation of their own. Whole epochs, the files' footers included, nothing kept from before.
+  permutation of their own. Whole epochs, the files' footers included, nothing kept from before;
+  and, of numbers, later epochs of one pipeline, which has the row groups in memory by then.
 - a data set of Hugging Face on disk, in chunks of 1,000 rows, as it is and with rows selected: by
   hand it is asked for batches with ``with_format("numpy")``.
 - windows of an array; packed sequences, with a plain loop over documents by hand; windows of four
@@ -43,14 +44,13 @@ Results::
 
 Goals are ratios of processor time, by hand over stoker. Behind, and why:
 
-- Parquet at 4,096: reading groups one by one takes no longer than by sixteen. Of 106 ns a row (77
-  by hand; both on a busy machine) reading takes 40, by hand 29: the groups stay in memory for later
-  epochs, in pages that the kernel clears. Gathering takes 40, as by hand. The order by blocks takes
-  12, by hand 4: its windows are shuffled by Philox. Finding each row's group takes 7. Text is taken
-  from sixteen groups one by one, and then once more in order, 43 ns a row, 28 from groups that are
-  joined.
-- windows: a batch takes 8 us, and 4 by hand. Rows are copied in as little time as by hand. The rest
-  is the order, which by hand is there beforehand, 1.5 us, and the engine, 1.8.
+- Parquet at 4,096: of 80 ns a row of numbers (67 by hand; both on a busy machine) reading takes 29
+  (by hand 24: sixteen groups in one call), gathering 18, the order by blocks 13, of which Philox is
+  10 (by hand 8), finding each row's group 4, and the start 3, most of it a look through the footer.
+- windows: a batch takes 7.1 us, and 4.3 by hand. Sixteen are gathered in one call: copying takes
+  2.6. The order, which by hand is there beforehand, takes 1.8: 22 ns a number, by NumPy; the same
+  in C took 43, as each round waits for the one before. The rest is the engine: cutting the batches
+  out, an item for each, and handing them out. Fewer batches in a call (of 256 KiB) take 10 us.
 - packed: a sequence takes 11 us (10 by hand), of which joining, one copy straight into the batch,
   takes 4, most of it from documents that no cache holds and into the batch. The rest is Python:
   finding where sequences end, reading the documents, two tasks a batch.

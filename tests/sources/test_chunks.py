@@ -122,6 +122,10 @@ def taken(by: str) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if by == "without":
             patch.setattr(native, "library", lambda: None)
+        patch.setattr(
+            "stoker.sources.arrow.chunks._MANY_ROWS", 1
+        )  # tables of a few rows are enough
+        patch.setattr("stoker.sources.arrow.rows._FETCHED", 1)
         yield
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import functools
 import math
 from abc import ABC, abstractmethod
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,8 @@ NOWHERE = -1
 # Of a value, on average. Longer ones are copied one by one (0.2 us), shorter ones by the item
 # (4 ns each).
 _SHORT_ITEMS = 48
+# From which on a call of stoker-native, 5 us, and not 3, is worth it.
+_MANY_ROWS = 512
 LONG_BYTES = 1024
 """Of a text, on average. Longer ones are copied once, each by itself (0.2 us), others twice."""
 
@@ -145,7 +148,7 @@ class Numbers(Values):
         """Return runs of rows, one after another; the values of nulls are arbitrary."""
         size = self.dtype.itemsize
         firsts = begins * size + _each(places[1], which)
-        library = native.library()
+        library = _library(len(lengths))
         if library is not None:
             joined = np.empty(int(lengths.sum()), self.dtype)
             library.copy_runs(firsts, lengths * size, joined.view(np.uint8))
@@ -154,8 +157,7 @@ class Numbers(Values):
         most = int(lengths.max(initial=0))
         if most and int(lengths.min()) == most:
             # A run as one item: never by ``take``, which would copy all of such an array first.
-            items = _memory_of_runs(self.dtype, most)[begins]
-            return items.view(self.dtype)
+            return _memory_of_runs(self.dtype, most)[begins].view(self.dtype)
         if int(lengths.sum()) <= _SHORT_ITEMS * len(lengths):
             return _memory(self.dtype).take(_numbers_of(begins, lengths), mode="clip")
         ends = np.cumsum(lengths)
@@ -291,7 +293,7 @@ class Sequences(Values):
     def texts(self, places: Places, which: NDArray[np.int64], rows: NDArray[np.int64]) -> list[Any]:
         """Return texts, or bytes, as Python objects. Each long value is copied once, by itself."""
         begins, lengths, valid = self.spans(places, which, rows)
-        most = _SHORT_ITEMS if native.library() is None else LONG_BYTES
+        most = _SHORT_ITEMS if _library(len(rows)) is None else LONG_BYTES
         if int(lengths.sum()) <= most * len(lengths):
             short: list[Any] = self._taken(places, which, (begins, lengths, valid)).to_pylist()
             return short
@@ -401,6 +403,10 @@ def _each(numbers: NDArray[np.int64], which: NDArray[np.int64]) -> NDArray[np.in
     return numbers if len(numbers) == 1 else numbers.take(which, mode="clip")
 
 
+def _library(rows: int) -> ModuleType | None:
+    return native.library() if rows >= _MANY_ROWS else None
+
+
 def _items(
     dtype: np.dtype[Any],
     firsts: NDArray[np.int64],
@@ -409,7 +415,7 @@ def _items(
     out: NDArray[Any] | None = None,
 ) -> NDArray[Any]:
     """Return an item of each row's chunk, in ``out`` if given."""
-    library = native.library()
+    library = _library(len(rows))
     if library is None:
         at = rows + _each((firsts - _ORIGIN) // dtype.itemsize, which)
         # "clip" spares NumPy a look at all places beforehand, and a buffer before ``out``.
@@ -420,14 +426,11 @@ def _items(
 
 
 def _bits(
-    firsts: NDArray[np.int64],
-    which: NDArray[np.int64],
-    rows: NDArray[np.int64],
-    out: NDArray[Any] | None = None,
+    firsts: NDArray[np.int64], which: NDArray[np.int64], rows: NDArray[np.int64], out: Any = None
 ) -> Bools:
     """Return a bit of each row's chunk, in ``out`` if given."""
-    found = np.empty(len(rows), np.bool_) if out is None else out
-    library = native.library()
+    found: Bools = np.empty(len(rows), np.bool_) if out is None else out
+    library = _library(len(rows))
     if library is None:
         at = _each(firsts, which) + rows
         bits = _memory(np.dtype(np.uint8)).take((at >> 3) - _ORIGIN, mode="clip")

@@ -9,8 +9,6 @@ from __future__ import annotations
 from stoker_native.functions import (
     Crop,
     TooLarge,
-    copy_rows,
-    gather_rows,
     jpeg_crop,
     jpeg_crop_many,
     jpeg_decode,
@@ -24,6 +22,7 @@ from stoker_native.functions import (
     use_path,
 )
 from stoker_native.png import png_decode
+from stoker_native.rows import copy_rows, copy_runs, gather_items, gather_rows
 from stoker_native.version import __version__
 
 __all__ = [
@@ -31,6 +30,8 @@ __all__ = [
     "TooLarge",
     "__version__",
     "copy_rows",
+    "copy_runs",
+    "gather_items",
     "gather_rows",
     "jpeg_crop",
     "jpeg_crop_many",

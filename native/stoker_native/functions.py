@@ -1,4 +1,4 @@
-"""The functions of the library, as declared in ``csrc/stoker_native.h``."""
+"""The library, as declared in ``csrc/stoker_native.h``, and its functions for images and files."""
 
 from __future__ import annotations
 
@@ -20,10 +20,6 @@ _MESSAGE_BYTES = 256
 # For some files at a time: photographs have a tenth of a MiB to 4 MiB. Chosen, not measured.
 _FILES_BYTES = 4 << 20
 _DAMAGED, _TOO_LARGE, _NO_MEMORY = 1, 2, 3
-# Where an array holds the address of its data: in the first field behind the head of an object, in
-# NumPy's ABI (``PyArrayObject_fields``). ``array.ctypes.data`` takes 0.75 us, of a row of 110 KB
-# a seventh of the time.
-_DATA_AT = object.__basicsize__
 
 
 class TooLarge(ValueError):
@@ -100,6 +96,7 @@ def _load() -> ctypes.CDLL:
         "png_pixels",
         "look_up_pixels",
         "gather_rows",
+        "gather_items",
         "use_path",
     ):
         getattr(library, f"stoker_{name}").restype = c_int
@@ -112,15 +109,18 @@ def _load() -> ctypes.CDLL:
     library.stoker_gather_rows.argtypes = [
         c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int64, c_void_p,
     ]  # fmt: skip
+    library.stoker_gather_items.argtypes = [*[c_void_p] * 3, c_int64, c_int32, c_void_p]
+    library.stoker_copy_runs.argtypes = [c_void_p, c_void_p, c_int64, c_void_p]
+    library.stoker_copy_runs.restype = None
     library.stoker_paths.restype = library.stoker_last_path.restype = c_char_p
     return library
 
 
-_library = _load()
+library = _load()
 # A call that keeps the GIL: to let it go and get it again takes longer than to read a header, and
 # with many threads keeps the training loop waiting.
-_jpeg_size = ctypes.PyDLL(_library._name).stoker_jpeg_size
-_jpeg_size.argtypes = _library.stoker_jpeg_size.argtypes
+_jpeg_size = ctypes.PyDLL(library._name).stoker_jpeg_size
+_jpeg_size.argtypes = library.stoker_jpeg_size.argtypes
 
 
 class _Scratch(threading.local):
@@ -170,7 +170,7 @@ def jpeg_decode(
     out = np.empty((max(box[3], 0), max(box[2], 0), 3), np.uint8)
     message = _scratch.message
     limits = Limits(max_pixels, max_scan_pixels)
-    outcome = _library.stoker_jpeg_decode(
+    outcome = library.stoker_jpeg_decode(
         data, len(data), (c_int32 * 4)(*box), byref(limits), _address(out), message
     )
     if outcome:
@@ -188,7 +188,7 @@ def jpeg_crop(
     out = np.empty((max(crop.out_height, 0), max(crop.out_width, 0), 3), np.uint8)
     message = _scratch.message
     limits = Limits(max_pixels, max_scan_pixels)
-    outcome = _library.stoker_jpeg_crop(
+    outcome = library.stoker_jpeg_crop(
         data, len(data), byref(crop), byref(limits), _address(out), message
     )
     if outcome:
@@ -206,7 +206,7 @@ def jpeg_crop_many(
     count = len(files)
     made = [np.empty((max(c.out_height, 0), max(c.out_width, 0), 3), np.uint8) for c in crops]
     outcomes = (c_int32 * count)()
-    _library.stoker_jpeg_crop_many(
+    library.stoker_jpeg_crop_many(
         count,
         (c_char_p * count)(*files),
         (c_size_t * count)(*map(len, files)),
@@ -234,7 +234,7 @@ def pixels_crop(pixels: NDArray[np.uint8], crop: Crop) -> NDArray[np.uint8]:
     out = np.empty((max(crop.out_height, 0), max(crop.out_width, 0), channels), np.uint8)
     message = _scratch.message
     first = _address(pixels) if pixels.flags.carray else pixels.ctypes.data
-    outcome = _library.stoker_pixels_crop(
+    outcome = library.stoker_pixels_crop(
         first, height, width, channels, pixels.strides[0],
         byref(crop), _address(out), message,
     )  # fmt: skip
@@ -255,7 +255,7 @@ def png_pixels(filtered: bytes, height: int, width: int, channels: int) -> NDArr
     if min(height, width, channels) < 1 or len(filtered) != height * (1 + width * channels):
         raise ValueError(f"{len(filtered)} bytes are not {height} x {width} x {channels} filtered")
     out, message = np.empty((height, width, 3), np.uint8), _scratch.message
-    outcome = _library.stoker_png_pixels(filtered, height, width, channels, _address(out), message)
+    outcome = library.stoker_png_pixels(filtered, height, width, channels, _address(out), message)
     if outcome:
         _fail(outcome, message)
     return out
@@ -300,7 +300,7 @@ def read_windows(
     # Raises where an array is not C-ordered, or cannot be written.
     first = [byref(ctypes.c_char.from_buffer(each)) for each in arrays]
     return int(
-        _library.stoker_read_windows(
+        library.stoker_read_windows(
             *first[:2], windows, dtype.itemsize, dtype.kind == "i", length, *first[2:]
         )
     )
@@ -314,66 +314,12 @@ def read_files(paths: Sequence[str]) -> list[bytes]:
     """
     out, count = _scratch.files, len(paths)
     names, sizes = (c_char_p * count)(*map(os.fsencode, paths)), (c_int64 * count)()
-    done = _library.stoker_read_files(names, count, out.ctypes.data, out.size, sizes)
+    done = library.stoker_read_files(names, count, out.ctypes.data, out.size, sizes)
     found, start = [], 0
     for size in sizes[:done]:
         found.append(out[start : start + size].tobytes())
         start += size
     return found
-
-
-def copy_rows(rows: Sequence[NDArray[Any]], out: NDArray[Any]) -> None:
-    """Copy arrays into the rows of another one, in a single call without the GIL.
-
-    Args:
-        rows: arrays of the shape and dtype of a row of ``out``, C-ordered, without objects.
-        out: C-ordered and writable, with one row for each.
-
-    Raises ValueError for other arguments.
-    """
-    shape, dtype = out.shape[1:], out.dtype
-    if len(rows) != len(out) or dtype.hasobject or not out.flags.writeable:
-        raise ValueError("there is one array for each row of a writable array without objects")
-    rows = list(rows)  # an array of rows makes each when it is asked for
-    for row in rows:
-        is_array = isinstance(row, np.ndarray)
-        if not is_array or row.shape != shape or row.dtype != dtype or not row.flags.c_contiguous:
-            raise ValueError(f"rows are C-ordered {dtype} {list(shape)}")
-    if not out.flags.c_contiguous:
-        raise ValueError("the array of rows is C-ordered")
-    arrays, row_bytes = (c_void_p * len(rows))(*map(id, rows)), out.nbytes // max(len(out), 1)
-    _library.stoker_copy_rows(arrays, len(rows), _DATA_AT, row_bytes, out.ctypes.data)
-
-
-def gather_rows(array: NDArray[Any], numbers: NDArray[np.int64], out: NDArray[Any]) -> None:
-    """Copy rows of an array, by their numbers, in a single call without the GIL.
-
-    Faster than NumPy where a row has 256 bytes to 16 KiB: later rows are on their way into the
-    processor's caches while one is copied.
-
-    Args:
-        array: of one dimension at least, without objects. Each row is C-ordered; how far apart rows
-            begin does not matter.
-        numbers: of rows, from 0 on, ``int64 [n]``, C-ordered.
-        out: of the rows' shape and dtype, ``n`` of them, C-ordered and writable.
-
-    Raises IndexError for a number that is no row's, ValueError for other arguments.
-    """
-    count, dtype = len(numbers), array.dtype
-    if numbers.dtype != np.int64 or numbers.shape != (count,) or not numbers.flags.c_contiguous:
-        raise ValueError("the numbers of rows are C-ordered int64 [n]")
-    if out.shape != (count, *array.shape[1:]) or out.dtype != dtype or dtype.hasobject:
-        raise ValueError(f"{dtype} {list(array.shape)} does not fit {out.dtype} {list(out.shape)}")
-    if not out.flags.c_contiguous or not out.flags.writeable:
-        raise ValueError("rows are copied to a C-ordered, writable array")
-    if not array[:1].flags.c_contiguous:
-        raise ValueError("each row is C-ordered")
-    outcome = _library.stoker_gather_rows(
-        array.ctypes.data, len(array), array.strides[0], out.nbytes // max(count, 1),
-        numbers.ctypes.data, count, out.ctypes.data,
-    )  # fmt: skip
-    if outcome:
-        raise IndexError(f"numbers of rows are 0 to {len(array) - 1}")
 
 
 def look_up_pixels(
@@ -410,7 +356,7 @@ def look_up_pixels(
         raise ValueError(f"numbers {list(out.shape)} do not fit pixels {list(pixels.shape)}")
     if not all(each.flags.c_contiguous for each in (pixels, table, out)) or not out.flags.writeable:
         raise ValueError("pixels, the table and the numbers are C-ordered, and these are writable")
-    _library.stoker_look_up_pixels(
+    library.stoker_look_up_pixels(
         pixels.ctypes.data, n, height * width, channels, table.ctypes.data, table.itemsize,
         in_planes, out_planes, out.ctypes.data,
     )  # fmt: skip
@@ -418,7 +364,7 @@ def look_up_pixels(
 
 def paths() -> list[str]:
     """Return the instruction sets that this processor supports, the fastest one first."""
-    return str(_library.stoker_paths().decode()).split()
+    return str(library.stoker_paths().decode()).split()
 
 
 def use_path(name: str) -> None:
@@ -426,13 +372,13 @@ def use_path(name: str) -> None:
 
     Raises ValueError if the processor or the library does not support it.
     """
-    if not _library.stoker_use_path(name.encode()):
+    if not library.stoker_use_path(name.encode()):
         raise ValueError(f"{name!r} is none of {', '.join(paths())}")
 
 
 def last_path() -> str:
     """Return the instruction set of this thread's last resampling, "" before the first."""
-    return str(_library.stoker_last_path().decode())
+    return str(library.stoker_last_path().decode())
 
 
 def _fail(outcome: int, message: ctypes.Array[ctypes.c_char]) -> NoReturn:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import itertools
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import stoker
+from backends import BACKENDS
+from stoker.images import native
 from strategies import few
 
 SMALL = st.integers(-9, 9)
@@ -112,6 +116,19 @@ def _memory(request: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stoker.sources.arrow.rows.usable_memory_bytes", lambda: usable)
 
 
+@contextlib.contextmanager
+def taken(by: str) -> Iterator[None]:
+    """With stoker-native, or as if it were not installed."""
+    with pytest.MonkeyPatch.context() as patch:
+        if by == "without":
+            patch.setattr(native, "library", lambda: None)
+        patch.setattr(
+            "stoker.sources.arrow.chunks._MANY_ROWS", 1
+        )  # tables of a few rows are enough
+        patch.setattr("stoker.sources.arrow.rows._FETCHED", 1)
+        yield
+
+
 def outcome(pipeline: Any) -> tuple[list[Any], str]:
     """Return the batches of an epoch, with their dtypes, and the error that ended it."""
     batches: list[Any] = []
@@ -138,10 +155,11 @@ def test_it_is_said_whether_chunks_are_joined(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.usefixtures("_memory")
 @few(30)
-@given(table=tables())
-def test_examples_are_rows(table: pa.Table) -> None:
+@given(table=tables(), by=st.sampled_from(BACKENDS))
+def test_examples_are_rows(table: pa.Table, by: str) -> None:
     rows = expected(table)
-    examples = list(stoker.from_table(table, seed=0).shuffle())
+    with taken(by):
+        examples = list(stoker.from_table(table, seed=0).shuffle())
     assert len(examples) == len(rows)
     for example in examples:
         found = {name: plain(value) for name, value in example.items()}
@@ -150,14 +168,20 @@ def test_examples_are_rows(table: pa.Table) -> None:
 
 @pytest.mark.usefixtures("_memory")
 @few(30)
-@given(table=tables(), size=st.integers(1, 20), workers=st.sampled_from([0, 2]))
-def test_batches_are_collated_rows(table: pa.Table, size: int, workers: int) -> None:
+@given(
+    table=tables(),
+    size=st.integers(1, 20),
+    workers=st.sampled_from([0, 2]),
+    by=st.sampled_from(BACKENDS),
+)
+def test_batches_are_collated_rows(table: pa.Table, size: int, workers: int, by: str) -> None:
     """The same values and dtypes as of examples that are batched one by one, to the same error.
 
     Of two things that are wrong with a batch, which one is told depends on how it is divided.
     """
     whole = stoker.from_table(table, seed=0).shuffle()
-    gathered, error = outcome(whole.batch(size).workers(workers))
+    with taken(by):
+        gathered, error = outcome(whole.batch(size).workers(workers))
     by_rows, its_error = outcome(whole.map(dict).batch(size).workers(0))
     assert repr(gathered) == repr(by_rows)
     assert error.partition(":")[0].split(",")[0] == its_error.partition(":")[0].split(",")[0]
@@ -165,16 +189,21 @@ def test_batches_are_collated_rows(table: pa.Table, size: int, workers: int) -> 
 
 @pytest.mark.usefixtures("_memory")
 @few(20)
-@given(table=tables(["int64", "string", "even list", "fixed list", "bool"]), size=st.integers(1, 9))
+@given(
+    table=tables(["int64", "string", "even list", "fixed list", "bool"]),
+    size=st.integers(1, 9),
+    by=st.sampled_from(BACKENDS),
+)
 def test_batches_of_files_are_collated_rows(
-    tmp_path_factory: pytest.TempPathFactory, table: pa.Table, size: int
+    tmp_path_factory: pytest.TempPathFactory, table: pa.Table, size: int, by: str
 ) -> None:
     import pyarrow.parquet as pq
 
     file = tmp_path_factory.mktemp("rows") / "a.parquet"
     pq.write_table(table, file, row_group_size=7)
     whole = stoker.from_parquet(file, seed=0).shuffle().workers(0)  # they blame the same row
-    gathered = outcome(whole.batch(size))
+    with taken(by):
+        gathered = outcome(whole.batch(size))
     assert repr(gathered) == repr(outcome(whole.map(dict).batch(size)))
 
 

@@ -204,6 +204,10 @@ def describe_node(value: Any) -> str:
 
 def nbytes(value: Any) -> int:
     """Return the bytes of a structure's leaves (of other objects by ``sys.getsizeof``)."""
+    if type(value) is dict:
+        return sum(map(nbytes, value.values()))
+    if type(value) is list and _TEXTS.issuperset(map(type, value)):  # a batch may have many
+        return sum(map(sys.getsizeof, value))
     return sum(_leaf_bytes(leaf) for leaf in leaves(value))
 
 
@@ -239,8 +243,6 @@ def data_bytes(value: Any) -> int:
 
 
 def _leaf_bytes(leaf: Any) -> int:
-    if type(leaf) in _TEXTS:  # of which a batch may have many
-        return sys.getsizeof(leaf)
     if isinstance(leaf, np.ndarray):
         return leaf.nbytes
     if is_tensor(leaf):

@@ -46,7 +46,7 @@ class Numbering:
     def find_many(self, numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the part of each item, and its number there; both in the shape of ``numbers``."""
         parts = self.parts(numbers)
-        return parts, numbers - self.starts[parts]
+        return parts, numbers - self.starts.take(parts)
 
 
 def _size_of_all(ends: NDArray[np.int64]) -> int:

@@ -219,6 +219,8 @@ class Rows(ABC):
             return [batch]
         spans = [slice(start, start + rows) for start in range(0, count, rows)]
         # Of two arrays, a row a batch: 3.2 us a batch; a walk through a pytree adds 0.3 us.
+        if type(batch) is np.ndarray:
+            return [batch[span] for span in spans]
         if type(batch) is tuple and all(type(leaf) is np.ndarray for leaf in batch):
             return [tuple([leaf[span] for leaf in batch]) for span in spans]
         return [pytree.map_leaves(itemgetter(span), batch) for span in spans]

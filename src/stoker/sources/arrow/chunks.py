@@ -3,8 +3,9 @@
 Arrow's own ``take`` joins all chunks of a column first: for 256 of a million lists in 16 chunks
 that takes 5 ms with pyarrow 26, of which the taking itself is 15 us. Taking from each chunk
 separately costs 7 us a chunk. Joining the chunks once would double the table's memory. So each
-chunk is described here by the addresses of its buffers. NumPy takes from all of them at once,
-through an array that spans the whole memory of the process; it reads only values of the chunks.
+chunk is described here by the addresses of its buffers, and values are taken from all of them at
+once: by ``stoker-native`` where it is installed, else by NumPy, through an array that spans the
+whole memory of the process. Only values of the chunks are read.
 
 This covers numbers, times, text, bytes and lists of these. Arrow takes all other types
 (``values_of``).
@@ -15,14 +16,22 @@ from __future__ import annotations
 import functools
 import math
 from abc import ABC, abstractmethod
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.images import native
+
 Places = NDArray[np.int64]
-"""Where the buffers of chunks lie, ``[width, chunks]``; of each chunk, what ``places`` returned."""
+"""Addresses of the buffers of chunks, ``[width, chunks]``; of each chunk, what ``places`` returned.
+
+They are in bytes, and those of bits in bits.
+"""
 Bools = NDArray[np.bool_]
+Spans = tuple[NDArray[np.int64], NDArray[np.int64], Bools | None]
+"""Each value's start in its chunk's items, its length, and whether it is not null."""
 _ORIGIN = 64
 """The address that the first byte of ``_memory`` has: a multiple of any item's size, and not 0."""
 _MEMORY_BYTES = 1 << 57  # more than the address space of any process has
@@ -31,6 +40,10 @@ NOWHERE = -1
 # Of a value, on average. Longer ones are copied one by one (0.2 us), shorter ones by the item
 # (4 ns each).
 _SHORT_ITEMS = 48
+# From which on a call of stoker-native, 5 us, and not 3, is worth it.
+_MANY_ROWS = 512
+LONG_BYTES = 1024
+"""Of a text, on average. Longer ones are copied once, each by itself (0.2 us), others twice."""
 
 
 class MisalignedError(Exception):
@@ -95,7 +108,7 @@ class Numbers(Values):
         values, itemsize = chunk.buffers()[1], self.dtype.itemsize
         if values is None or (values.address - _ORIGIN) % itemsize:
             raise MisalignedError
-        return [_bitmap_of(chunk), (values.address - _ORIGIN) // itemsize + chunk.offset]
+        return [_bitmap_of(chunk), values.address + chunk.offset * itemsize]
 
     def take(self, places: Places, which: NDArray[np.int64], rows: NDArray[np.int64]) -> Any:
         values = self.numbers(places, which, rows)
@@ -109,9 +122,7 @@ class Numbers(Values):
         out: NDArray[Any] | None = None,
     ) -> NDArray[Any]:
         """Return rows as a NumPy array, in ``out`` if given; the values of nulls are arbitrary."""
-        at = rows + _each(places[1], which)
-        # "clip" spares NumPy a look at all places beforehand, and a buffer before ``out``.
-        return _memory(self.dtype).take(at, out=out, mode="clip")
+        return _items(self.dtype, places[1], which, rows, out)
 
     def take_runs(
         self,
@@ -135,12 +146,18 @@ class Numbers(Values):
         lengths: NDArray[np.int64],
     ) -> NDArray[Any]:
         """Return runs of rows, one after another; the values of nulls are arbitrary."""
-        begins = begins + _each(places[1], which)
+        size = self.dtype.itemsize
+        firsts = begins * size + _each(places[1], which)
+        library = _library(len(lengths))
+        if library is not None:
+            joined = np.empty(int(lengths.sum()), self.dtype)
+            library.copy_runs(firsts, lengths * size, joined.view(np.uint8))
+            return joined
+        begins = (firsts - _ORIGIN) // size
         most = int(lengths.max(initial=0))
         if most and int(lengths.min()) == most:
             # A run as one item: never by ``take``, which would copy all of such an array first.
-            items = _memory_of_runs(self.dtype, most)[begins]
-            return items.view(self.dtype)
+            return _memory_of_runs(self.dtype, most)[begins].view(self.dtype)
         if int(lengths.sum()) <= _SHORT_ITEMS * len(lengths):
             return _memory(self.dtype).take(_numbers_of(begins, lengths), mode="clip")
         ends = np.cumsum(lengths)
@@ -176,11 +193,7 @@ class Booleans(Values):
         out: NDArray[Any] | None = None,
     ) -> NDArray[Any]:
         """Return rows as a NumPy array, in ``out`` if given; the values of nulls are arbitrary."""
-        found = _bits(_each(places[1], which) + rows)
-        if out is None:
-            return found
-        out[...] = found
-        return out
+        return _bits(places[1], which, rows, out)
 
 
 class Sequences(Values):
@@ -214,46 +227,42 @@ class Sequences(Values):
         offsets = buffers[1]
         if offsets is None or (offsets.address - _ORIGIN) % self._ends.itemsize:
             raise MisalignedError
-        at = (offsets.address - _ORIGIN) // self._ends.itemsize + chunk.offset
+        at = offsets.address + chunk.offset * self._ends.itemsize
         if self.is_list:
             inner = chunk.values
             if not len(inner):  # it may have no buffers at all, and nothing is read of it
                 return [_bitmap_of(chunk), at, 0, *[NOWHERE] * self.inner.width]
             return [_bitmap_of(chunk), at, len(inner), *self.inner.places(inner)]
         data = buffers[2]
-        size, begin = (0, 0) if data is None else (data.size, data.address - _ORIGIN)
+        size, begin = (0, 0) if data is None else (data.size, data.address)
         return [_bitmap_of(chunk), at, size, NOWHERE, begin]
 
     def take(self, places: Places, which: NDArray[np.int64], rows: NDArray[np.int64]) -> Any:
-        begins, lengths, valid = self.spans(places, which, rows)
+        return self._taken(places, which, self.spans(places, which, rows))
+
+    def _taken(self, places: Places, which: NDArray[np.int64], spans: Spans) -> Any:
+        begins, lengths, valid = spans
         inner = self.inner.take_runs(places[3:], which, begins, lengths)
         ends = None
         if self.size is None:
-            ends = np.zeros(len(rows) + 1, self._ends)
+            ends = np.zeros(len(lengths) + 1, self._ends)
             np.cumsum(lengths, out=ends[1:])
         if self.is_list:
-            return _array(self.kind, len(rows), valid, ends, children=[inner])
-        return _array(self.kind, len(rows), valid, ends, inner.buffers()[1])
+            return _array(self.kind, len(lengths), valid, ends, children=[inner])
+        return _array(self.kind, len(lengths), valid, ends, inner.buffers()[1])
 
-    def spans(
-        self, places: Places, which: NDArray[np.int64], rows: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64], Bools | None]:
-        """Return each value's start in its chunk's items, its length, and whether it is not null.
-
-        Raises ValueError for a value that lies outside its chunk's items.
-        """
+    def spans(self, places: Places, which: NDArray[np.int64], rows: NDArray[np.int64]) -> Spans:
+        """Return where values lie. Raises ValueError for one outside of its chunk's items."""
         valid = _valid(places[0], which, rows)
-        at = rows + _each(places[1], which)
         if self.size is not None:
-            begins, lengths = at * self.size, np.full(len(rows), self.size, np.int64)
+            begins = (rows + _each(places[1], which)) * self.size
+            lengths = np.full(len(rows), self.size, np.int64)
         else:
-            memory = _memory(self._ends)
-            begins = memory.take(at, mode="clip").astype(np.int64)
-            at += 1
-            lengths = memory.take(at, mode="clip") - begins
+            begins = _items(self._ends, places[1], which, rows).astype(np.int64)
+            lengths = _items(self._ends, places[1], which, rows + 1) - begins
         if valid is not None and self.size is None:
-            lengths[~valid] = 0  # a null may lie over anything
-            begins[~valid] = 0
+            lengths *= valid  # a null may lie over anything
+            begins *= valid
         outside = (lengths < 0) | (begins < 0)
         outside |= begins + lengths > _each(places[2], which)
         if outside.any():
@@ -284,10 +293,11 @@ class Sequences(Values):
     def texts(self, places: Places, which: NDArray[np.int64], rows: NDArray[np.int64]) -> list[Any]:
         """Return texts, or bytes, as Python objects. Each long value is copied once, by itself."""
         begins, lengths, valid = self.spans(places, which, rows)
-        if int(lengths.sum()) <= _SHORT_ITEMS * len(lengths):
-            short: list[Any] = self.take(places, which, rows).to_pylist()
+        most = _SHORT_ITEMS if _library(len(rows)) is None else LONG_BYTES
+        if int(lengths.sum()) <= most * len(lengths):
+            short: list[Any] = self._taken(places, which, (begins, lengths, valid)).to_pylist()
             return short
-        begins += _each(places[4], which)
+        begins += _each(places[4] - _ORIGIN, which)
         memory = _bytes_of_memory()
         spans = zip(begins.tolist(), (begins + lengths).tolist(), strict=True)
         if self.is_text:
@@ -385,12 +395,50 @@ def _bitmap_of(chunk: Any) -> int:
 
 
 def _bits_from(buffer: Any, offset: int) -> int:
-    return int((buffer.address - _ORIGIN) * 8 + offset)
+    return int(buffer.address * 8 + offset)
 
 
 def _each(numbers: NDArray[np.int64], which: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return a value for each row's chunk; for a single chunk, its only value."""
     return numbers if len(numbers) == 1 else numbers.take(which, mode="clip")
+
+
+def _library(rows: int) -> ModuleType | None:
+    return native.library() if rows >= _MANY_ROWS else None
+
+
+def _items(
+    dtype: np.dtype[Any],
+    firsts: NDArray[np.int64],
+    which: NDArray[np.int64],
+    rows: NDArray[np.int64],
+    out: NDArray[Any] | None = None,
+) -> NDArray[Any]:
+    """Return an item of each row's chunk, in ``out`` if given."""
+    library = _library(len(rows))
+    if library is None:
+        at = rows + _each((firsts - _ORIGIN) // dtype.itemsize, which)
+        # "clip" spares NumPy a look at all places beforehand, and a buffer before ``out``.
+        return _memory(dtype).take(at, out=out, mode="clip")
+    found = np.empty(len(rows), dtype) if out is None else out
+    library.gather_items(firsts[None], which, rows, found)
+    return found
+
+
+def _bits(
+    firsts: NDArray[np.int64], which: NDArray[np.int64], rows: NDArray[np.int64], out: Any = None
+) -> Bools:
+    """Return a bit of each row's chunk, in ``out`` if given."""
+    found: Bools = np.empty(len(rows), np.bool_) if out is None else out
+    library = _library(len(rows))
+    if library is None:
+        at = _each(firsts, which) + rows
+        bits = _memory(np.dtype(np.uint8)).take((at >> 3) - _ORIGIN, mode="clip")
+        bits >>= (at & 7).astype(np.uint8)
+        np.bitwise_and(bits, 1, out=found.view(np.uint8))
+    else:
+        library.gather_items(firsts[None], which, rows, found)
+    return found
 
 
 def _valid(
@@ -399,19 +447,13 @@ def _valid(
     """Return which rows are not null; None if no row is null."""
     if bitmaps.max() == NOWHERE:
         return None
-    begins = bitmaps.take(which)
-    has_bitmap = begins != NOWHERE
-    valid = np.ones(len(rows), np.bool_)
-    valid[has_bitmap] = _bits(begins[has_bitmap] + rows[has_bitmap])
+    if bitmaps.min() != NOWHERE:
+        valid = _bits(bitmaps, which, rows)
+    else:
+        has_bitmap = (bitmaps != NOWHERE).take(which)
+        valid = np.ones(len(rows), np.bool_)
+        valid[has_bitmap] = _bits(bitmaps, which[has_bitmap], rows[has_bitmap])
     return None if valid.all() else valid
-
-
-def _bits(at: NDArray[np.int64]) -> Bools:
-    """Return the bits at these addresses."""
-    found = _memory(np.dtype(np.uint8)).take(at >> 3, mode="clip")
-    found >>= (at & 7).astype(np.uint8)
-    found &= 1
-    return found.view(np.bool_)
 
 
 def _pack_bits(bits: Bools) -> NDArray[np.uint8]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Self
 
@@ -61,6 +63,28 @@ class _Footers:
         return self._held.get(path)
 
 
+class _OpenFile:
+    """The file that was read last, still open: opening takes 50 us, a tenth of reading a row group
+    of 12,500 rows with 8 columns. One thread at a time reads it. Pickles as none."""
+
+    def __init__(self) -> None:
+        self._idle: deque[tuple[str, Any]] = deque(maxlen=1)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _OpenFile, ()
+
+    def take(self, path: str) -> Any:
+        """Return the file, which no other thread gets until it is kept again; None if not open."""
+        with contextlib.suppress(IndexError):
+            held, file = self._idle.pop()
+            if held == path:
+                return file
+        return None
+
+    def keep(self, path: str, file: Any) -> None:
+        self._idle.append((path, file))
+
+
 class _File(NamedTuple):
     path: str
     version: FileVersion
@@ -101,7 +125,7 @@ class ParquetSource(
         self._nbytes = files = 0
         schema = None
         nulls: set[str] = set()
-        self._footers = _Footers()
+        self._footers, self._last = _Footers(), _OpenFile()
         for path, version, metadata in self._look(paths):
             files += 1
             if not metadata.num_rows:  # of an empty part nothing is read, whatever its columns
@@ -109,11 +133,10 @@ class ParquetSource(
             schema = _check_schema(
                 path, metadata.schema.to_arrow_schema(), columns, self._files, schema
             )
-            for number, group in enumerate(_row_groups(path, metadata)):
+            for number, (rows, nbytes) in enumerate(_row_groups(path, metadata, schema, nulls)):
                 self._groups.append((len(self._files), number))
-                counts.append(group.num_rows)
-                self._nbytes += _size_of(group, schema.names)
-                nulls.update(_with_nulls(group))
+                counts.append(rows)
+                self._nbytes += nbytes
             self._files.append(_File(path, version))
             self._footers.add(path, metadata)
             file_rows.append(metadata.num_rows)
@@ -269,12 +292,17 @@ class ParquetSource(
         if version_of(found) != version:
             raise ValueError(f"{path} has changed since the pipeline was built: build it again")
         try:
-            footer = self._footers.get(path)
-            with parquet.ParquetFile(path, metadata=footer) as file:
+            file = self._last.take(path)
+            if file is None:
+                footer = self._footers.get(path)
+                # A group of 12,500 rows with 8 columns takes 0.32 ms; with "pre_buffer", which
+                # fetches the columns together beforehand, 0.47.
+                file = parquet.ParquetFile(path, metadata=footer, pre_buffer=False)
                 if footer is None:
                     self._footers.add(path, file.metadata)
-                table = file.read_row_group(within, columns=self._columns, use_threads=False)
-                return table.select(self._columns)
+            table = file.read_row_group(within, columns=self._columns, use_threads=False)
+            self._last.keep(path, file)
+            return table.select(self._columns)
         except (OSError, ValueError) as error:  # pyarrow's are of these kinds
             raise ValueError(f"{path}, row group {within}: {error}") from error
 
@@ -320,34 +348,32 @@ def _check_schema(
     return first  # the same in another order
 
 
-def _row_groups(path: str, metadata: Any) -> list[Any]:
-    """Return the metadata of row groups. Raises ValueError for contradictory metadata."""
-    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
-    counts = [group.num_rows for group in groups]
+def _row_groups(path: str, metadata: Any, schema: Any, nulls: set[str]) -> list[tuple[int, int]]:
+    """Return the rows of row groups, and the bytes of their columns, uncompressed.
+
+    Adds to ``nulls`` the columns that may contain some. Raises ValueError for contradictory
+    metadata.
+    """
+    groups, names = [], set(schema.names)
+    try:
+        for number in range(metadata.num_row_groups):
+            group, nbytes = metadata.row_group(number), 0
+            for column in map(group.column, range(group.num_columns)):
+                name = column.path_in_schema.partition(".")[0]
+                if name not in names:
+                    continue
+                nbytes += column.total_uncompressed_size
+                if name not in nulls:
+                    statistics = column.statistics if column.is_stats_set else None
+                    if statistics is None or not statistics.has_null_count or statistics.null_count:
+                        nulls.add(name)
+            groups.append((group.num_rows, nbytes))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is a damaged Parquet file: {error}") from error
+    counts = [rows for rows, _ in groups]
     if min(counts, default=-1) < 0 or sum(counts) != metadata.num_rows:
         raise ValueError(
             f"{path} is a damaged Parquet file: of {metadata.num_rows:,} rows, its row groups have "
             f"{sum(counts):,}"
         )
-    try:
-        for group in groups:
-            for column in map(group.column, range(group.num_columns)):
-                column.path_in_schema  # noqa: B018 - decodes it
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is a damaged Parquet file: {error}") from error
     return groups
-
-
-def _size_of(group: Any, names: Sequence[str]) -> int:
-    """Return the bytes of a row group's columns, uncompressed."""
-    columns = map(group.column, range(group.num_columns))
-    wanted = (c for c in columns if c.path_in_schema.partition(".")[0] in names)
-    return sum(column.total_uncompressed_size for column in wanted)
-
-
-def _with_nulls(group: Any) -> Iterator[str]:
-    """Yield the columns of a row group that may contain nulls."""
-    for column in map(group.column, range(group.num_columns)):
-        statistics = column.statistics if column.is_stats_set else None
-        if statistics is None or not statistics.has_null_count or statistics.null_count:
-            yield column.path_in_schema.partition(".")[0]

@@ -17,8 +17,10 @@ from numpy.typing import NDArray
 
 from stoker.basics.buffers import Allocator
 from stoker.basics.resources import format_bytes, usable_memory_bytes
+from stoker.images import native
 from stoker.schedule.numbering import Numbering
 from stoker.sources.arrow.chunks import (
+    LONG_BYTES,
     NOWHERE,
     Booleans,
     Extended,
@@ -43,9 +45,8 @@ _RUN_BYTES = 4 << 20
 _LISTED = 16
 # Rows of each group from which on Arrow's take, 7 us a call, beats taking by address.
 _MANY = 64
-# Of a row, on average: texts of longer ones are copied once, each by itself (0.2 us), of shorter
-# ones by Arrow twice, all together.
-_LONG_BYTES = 1024
+# Rows of a single group from which on stoker-native, which fetches texts ahead, beats Arrow's take.
+_FETCHED = 4_096
 # Chunks of a table are joined up to this size, half a second's copying, and up to a share of the
 # memory that is free. Then rows of numbers take 0.7 of the time.
 _JOINED_BYTES = 1 << 30
@@ -85,7 +86,7 @@ class RowGroup:
     """
 
     def __init__(self, table: Any, columns: TableColumns) -> None:
-        self.num_rows, self.nbytes = int(table.num_rows), int(table.nbytes)
+        self.num_rows, self.nbytes = int(table.num_rows), int(table.get_total_buffer_size())
         self.columns = [
             column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
             for column in table.columns
@@ -186,12 +187,14 @@ class GroupedRows(Rows):
 
     def gather(self, indices: NDArray[np.int64], batch: dict[str, Any], start: int) -> None:
         """Copy rows of numbers without nulls into ``batch``."""
-        found = self._find(indices)
-        for at, out in enumerate(batch.values()):
-            found.numbers(at, out[start : start + len(indices)])
+        span = slice(start, start + len(indices))
+        self._find(indices).fill([out[span] for out in batch.values()])
 
     def take(self, indices: NDArray[np.int64], recycler: Allocator) -> dict[str, Any]:
         """Return columns for ``split``; those that may differ between batches are Arrow arrays."""
+        if self._columns.are_plain:
+            plain: dict[str, Any] = super().take(indices, recycler)
+            return plain
         found = self._find(indices)
         return {name: found.column(at, recycler) for at, name in enumerate(self._columns.names)}
 
@@ -206,6 +209,7 @@ class GroupedRows(Rows):
         if self._picked is not None:
             picked = self._picked._find(indices)
             indices = picked.numbers(0, np.empty(len(indices), picked.dtype(0))).astype(np.int64)
+        indices = np.ascontiguousarray(indices)
         if self._all is not None and len(self._all[0]) == 1:
             return _Found(
                 self._columns, *self._all, np.zeros_like(indices), indices, self._row_bytes
@@ -275,6 +279,21 @@ class _Found:
                 return found.reshape(len(found), *shape)
         return self._take_column(at, values, places)
 
+    def fill(self, outs: list[NDArray[Any]]) -> None:
+        """Copy all columns, which are numbers without nulls, into these arrays.
+
+        Raises ValueError if there are nulls after all: a file's statistics may say anything.
+        """
+        if int(self._places[::2].max()) != NOWHERE:
+            raise ValueError("there are nulls where the file says that there are none")
+        library = native.library()
+        if library is None:
+            for at, out in enumerate(outs):
+                self.numbers(at, out)
+        else:  # each has two addresses: of bits that say what is null, and of its numbers
+            firsts = np.ascontiguousarray(self._places[1::2])
+            library.gather_items(firsts, self._which, self._rows, *outs)
+
     def numbers(self, at: int, out: NDArray[Any]) -> NDArray[Any]:
         """Copy numbers without nulls into ``out``, and return that."""
         values, places = self._of(at)
@@ -291,7 +310,9 @@ class _Found:
         return self._columns.values[at], self._places[self._columns.spans[at]]
 
     def _texts(self, at: int, values: Sequences, places: Places) -> list[Any]:
-        if self._row_bytes <= _LONG_BYTES and len(self._rows) >= _MANY * len(self._by_group[0]):
+        rows, groups = len(self._rows), len(self._groups)
+        is_quick = rows >= _MANY * groups and self._row_bytes <= LONG_BYTES
+        if is_quick and (native.library() is None or (groups == 1 and rows < _FETCHED)):
             texts: list[Any] = self._by_arrow(at).to_pylist()
             return texts
         return values.texts(places, self._which, self._rows)
@@ -341,7 +362,7 @@ def _is_joined(table: Any) -> bool:
     if max(column.num_chunks for column in table.columns) == 1:
         return False
     limit = min(_JOINED_BYTES, int(usable_memory_bytes() * _JOINED_SHARE))
-    return bool(table.nbytes <= min(limit, _LONG_BYTES * table.num_rows))
+    return bool(table.nbytes <= min(limit, LONG_BYTES * table.num_rows))
 
 
 def _is_stacked(kind: Any) -> bool:
@@ -377,7 +398,7 @@ def _find_distinct(
     places[numbers] = 1
     found = np.flatnonzero(places)
     places[found] = np.arange(len(found))
-    return found, places[numbers]
+    return found, places.take(numbers)
 
 
 def _part(column: Any, span: slice) -> Any:

@@ -208,8 +208,7 @@ def jpeg_crop(
 
     Raises as ``jpeg_decode``.
     """
-    out = np.empty((max(crop.out_height, 0), max(crop.out_width, 0), 3), np.uint8)
-    message = _scratch.message
+    out, message = np.empty(_shape(crop), np.uint8), _scratch.message
     limits = Limits(max_pixels, max_scan_pixels)
     outcome = _library.stoker_jpeg_crop(
         data, len(data), byref(crop), byref(limits), _address(out), message
@@ -228,7 +227,7 @@ def crop_many(
     decode.
     """
     count, limits = len(files), Limits(max_pixels, max_scan_pixels)
-    made, addresses, outcomes = _results([(c.out_height, c.out_width) for c in crops])
+    made, addresses, outcomes = _results([_shape(crop) for crop in crops])
     _library.stoker_crop_many(
         *_addressed(files), (Crop * count)(*crops), byref(limits), addresses, outcomes
     )
@@ -258,9 +257,7 @@ def random_crops(
     if key.shape != (2,) or counters.shape != (count, 2):
         raise ValueError("a key has two words, and there are two of a counter for each file")
     words = [np.ascontiguousarray(each) for each in (key, counters)]
-    made, addresses, outcomes = _results(
-        [(drawing.like.out_height, drawing.like.out_width)] * count
-    )
+    made, addresses, outcomes = _results([_shape(drawing.like)] * count)
     _library.stoker_random_crops(
         *_addressed(files), byref(drawing), *[each.ctypes.data for each in words], byref(limits),
         addresses, outcomes,
@@ -274,10 +271,13 @@ def _addressed(files: Sequence[bytes]) -> tuple[int, Any, Any]:
     return count, (c_char_p * count)(*files), (c_size_t * count)(*map(len, files))
 
 
-def _results(sizes: Sequence[tuple[int, int]]) -> tuple[list[NDArray[np.uint8]], Any, Any]:
-    """Return new arrays for images of these heights and widths, their addresses, and outcomes."""
-    made = [np.empty((max(height, 0), max(width, 0), 3), np.uint8) for height, width in sizes]
-    count = len(made)
+def _shape(crop: Crop) -> tuple[int, int, int]:
+    return max(crop.out_height, 0), max(crop.out_width, 0), 3
+
+
+def _results(shapes: Sequence[tuple[int, ...]]) -> tuple[list[NDArray[np.uint8]], Any, Any]:
+    """Return new arrays of these shapes, their addresses, and outcomes."""
+    made, count = [np.empty(shape, np.uint8) for shape in shapes], len(shapes)
     return made, (c_void_p * count)(*map(_address, made)), (c_int32 * count)()
 
 

@@ -259,8 +259,11 @@ def _many_random(
     assert address is not None  # a random map has one
     key, counters = address
     ats = [at for at, image in enumerate(images) if reading.is_ready(image)]
+    drawing = resizing.drawing(**how)
+    if len(ats) == len(images):
+        return reading.random_crops(images, drawing, address)
     files = [images[at] for at in ats]
-    made = reading.random_crops(files, resizing.drawing(**how), (key, counters[ats]))
+    made = reading.random_crops(files, drawing, (key, counters[ats]))
     return _spread(ats, made, len(images))
 
 

@@ -1,8 +1,8 @@
 """JPEG crops, resampling, PNGs, pixel tables, rows of arrays and windows of tokens, in C.
 
 Users call ``stoker.images``, ``stoker.from_tokens`` and others, which call these functions. NumPy
-allocates all results. Calls release the GIL, but for ``jpeg_size`` and ``png_size``, which take a few
-microseconds.
+allocates all results. Calls release the GIL, but for ``jpeg_size`` and ``png_size``, which take a
+few microseconds.
 """
 
 from __future__ import annotations

@@ -15,14 +15,14 @@ from stoker.basics.pytree import Together
 from stoker.images import native
 
 Address = tuple[NDArray[np.uint64], NDArray[np.uint64]]
-"""Where the generators of many images begin: the key of NumPy's Philox, ``uint64 [2]``, and for each
-image words 1 and 2 of its counter, ``uint64 [images, 2]``; words 0 and 3 are 0."""
+"""Where the generators of many images begin: the key of NumPy's Philox, ``uint64 [2]``, and words 1
+and 2 of its counter for each image, ``uint64 [images, 2]``; words 0 and 3 are 0."""
 
 Many = Callable[[Sequence[Any], Address | None], list[Any]]
 """A function of many images that takes the GIL once for all of them.
 
-It gets the images, and their address if the function of one image draws. It returns None in place of
-an image that that function has to take, such as one that it raises an error for.
+It gets the images, and their address if the function of one image draws. It returns None in place
+of an image that the function of one has to take, such as one that it raises an error for.
 """
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-FLAGS = ["-std=c11", "-O3", "-fPIC", "-shared", "-fvisibility=hidden"]
+FLAGS = ["-std=c11", "-O3", "-ffp-contract=off", "-fPIC", "-shared", "-fvisibility=hidden"]
 
 
 def command(here: Path, made: Path) -> list[str]:
@@ -31,7 +31,7 @@ def command(here: Path, made: Path) -> list[str]:
     sources = sorted(map(str, (here / "csrc").glob("*.c")))
     given = shlex.split(os.environ.get("CFLAGS", ""))
     cc = shlex.split(os.environ.get("CC", "cc"))
-    return [*cc, *FLAGS, *given, *include, *sources, "-o", str(made), *library, "-lm"]
+    return [*cc, *FLAGS, *given, *include, *sources, "-o", str(made), *library, "-lz", "-lm"]
 
 
 def bill_of_materials(libjpeg: Path, version: str) -> str:

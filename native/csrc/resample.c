@@ -7,6 +7,7 @@
 #include "kernels.h"
 #include "stoker_native.h"
 
+// All of it is one piece of memory: to ask for ten took as long as to blend the rows of a small image.
 struct plan {
     struct axis down, across;
     const uint8_t **rows;
@@ -72,23 +73,12 @@ static int rounded(double value) {
 }
 
 // The weights are those of a triangle over the input pixels' centres. Inputs are those from 0 to
-// size - 1; what lies beyond has no weight.
-static int axis_init(struct axis *axis, double start, double length, int size, int outputs,
-                     int antialias, int reversed) {
+// size - 1; what lies beyond has no weight. `exact` has room for `taps` numbers.
+static void fill_axis(struct axis *axis, double start, double length, int size, int antialias,
+                      int reversed, double *exact) {
+    const int outputs = axis->outputs, taps = axis->taps, one = 1 << axis->precision;
     const double scale = length / outputs, support = reach(length, outputs, antialias);
-    const int taps = ((int)ceil(2 * support) + 1) & ~1;
-    // The largest weight is about 1 / support: as many bits as an int16 holds, and an int32 sums.
-    const int precision = support >= 4 ? 16 : support >= 2 ? 15 : 14;
-    axis->outputs = outputs;
-    axis->taps = taps;
-    axis->precision = precision;
-    axis->first = malloc(outputs * sizeof *axis->first);
-    axis->weights = calloc((size_t)outputs * taps, sizeof *axis->weights);
-    double *exact = malloc(taps * sizeof *exact);
-    if (!axis->first || !axis->weights || !exact) {
-        free(exact);
-        return 0;
-    }
+    const double slope = 1 / support;
     for (int i = 0; i < outputs; i++) {
         const double centre = start + (i + 0.5) * scale;
         int from = (int)(centre - support + 0.5), to = (int)(centre + support + 0.5);
@@ -99,40 +89,63 @@ static int axis_init(struct axis *axis, double start, double length, int size, i
         if (to > from + taps) to = from + taps;
         double total = 0;
         for (int k = 0; k < to - from; k++) {
-            const double away = fabs(from + k + 0.5 - centre) / support;
+            const double away = fabs(from + k + 0.5 - centre) * slope;
             total += exact[k] = away < 1 ? 1 - away : 0;
         }
         if (total <= 0) total = exact[0] = 1;
-        const int place = reversed ? outputs - 1 - i : i, one = 1 << precision;
+        const double share = one / total;
+        const int place = reversed ? outputs - 1 - i : i;
         int16_t *weights = axis->weights + (size_t)place * taps;
         int sum = 0, largest = 0;
         for (int k = 0; k < to - from; k++) {
-            weights[k] = (int16_t)rounded(exact[k] / total * one);
+            weights[k] = (int16_t)rounded(exact[k] * share);
             sum += weights[k];
             if (weights[k] > weights[largest]) largest = k;
         }
         weights[largest] += (int16_t)(one - sum);
         axis->first[place] = from;
     }
-    free(exact);
-    return 1;
 }
 
 // ---- resampling
 
+static struct axis axis_of(double length, int outputs, int antialias) {
+    const double support = reach(length, outputs, antialias);
+    return (struct axis){
+        .outputs = outputs,
+        .taps = ((int)ceil(2 * support) + 1) & ~1,
+        // The largest weight is about 1 / support: as many bits as an int16 holds, and an int32 sums.
+        .precision = support >= 4 ? 16 : support >= 2 ? 15 : 14,
+    };
+}
+
 struct plan *plan_new(const struct target *to, int width, int height, int channels) {
-    struct plan *plan = calloc(1, sizeof *plan);
+    const struct axis down = axis_of(to->height, to->out_height, to->antialias);
+    const struct axis across = axis_of(to->width, to->out_width, to->antialias);
+    const size_t most = down.taps > across.taps ? down.taps : across.taps;
+    const size_t weights_down = (size_t)down.outputs * down.taps;
+    const size_t weights_across = (size_t)across.outputs * across.taps;
+    // Weights of 0 read behind the row's end.
+    const size_t wide = ((size_t)width + across.taps) * channels + LONGEST_READ;
+    // From the widest numbers to the narrowest: so all are aligned.
+    const size_t bytes = sizeof(struct plan) + most * sizeof(double) +
+                         down.taps * sizeof(const uint8_t *) +
+                         ((size_t)down.outputs + across.outputs) * sizeof(int32_t) +
+                         (weights_down + weights_across + wide) * sizeof(int16_t);
+    struct plan *const plan = calloc(1, bytes);
     if (!plan) return NULL;
-    if (axis_init(&plan->down, to->y, to->height, height, to->out_height, to->antialias, 0) &&
-        axis_init(&plan->across, to->x, to->width, width, to->out_width, to->antialias, to->flip)) {
-        // Weights of 0 read behind the row's end.
-        const size_t wide = ((size_t)width + plan->across.taps) * channels + LONGEST_READ;
-        plan->rows = malloc(plan->down.taps * sizeof *plan->rows);
-        plan->between = calloc(wide, sizeof *plan->between);
-    }
-    if (plan->rows && plan->between) return plan;
-    plan_free(plan);
-    return NULL;
+    double *const exact = (double *)(plan + 1);
+    plan->down = down;
+    plan->across = across;
+    plan->rows = (const uint8_t **)(exact + most);
+    plan->down.first = (int32_t *)(plan->rows + down.taps);
+    plan->across.first = plan->down.first + down.outputs;
+    plan->down.weights = (int16_t *)(plan->across.first + across.outputs);
+    plan->across.weights = plan->down.weights + weights_down;
+    plan->between = plan->across.weights + weights_across;
+    fill_axis(&plan->down, to->y, to->height, height, to->antialias, 0, exact);
+    fill_axis(&plan->across, to->x, to->width, width, to->antialias, to->flip, exact);
+    return plan;
 }
 
 int plan_rows_kept(const struct plan *plan) { return plan->down.taps; }
@@ -154,15 +167,4 @@ void plan_run(struct plan *plan, const struct target *to, const struct rows *fro
                             from->width * from->channels, plan->between);
         kernels->mix_columns(plan->between, &plan->across, from->channels, to->out + i * bytes);
     }
-}
-
-void plan_free(struct plan *plan) {
-    if (!plan) return;
-    free(plan->down.first);
-    free(plan->down.weights);
-    free(plan->across.first);
-    free(plan->across.weights);
-    free(plan->rows);
-    free(plan->between);
-    free(plan);
 }

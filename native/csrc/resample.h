@@ -19,11 +19,10 @@ struct target {
 
 struct plan;  // the weights of both axes, and a row between them
 
-// NULL where there is no memory for it.
+// NULL where there is no memory for it; to be freed.
 struct plan *plan_new(const struct target *to, int width, int height, int channels);
 int plan_rows_kept(const struct plan *plan);  // how many rows are asked for at once
 void plan_run(struct plan *plan, const struct target *to, const struct rows *from);
-void plan_free(struct plan *plan);
 
 // How far beyond its box a target reads, in pixels, where it may.
 double reach(double length, int outputs, int antialias);

@@ -31,6 +31,15 @@ struct crop {
     int32_t dct;      // whether the codec may make it smaller first, by 2, 4 or 8
 };
 
+// How the box of a random resized crop is drawn.
+struct drawing {
+    struct crop like;                // all but the box and the flip
+    double scale_low, scale_high;    // its area, as a part of the image's
+    double ratio_low, ratio_high;    // its width over its height
+    double log_low, log_high;        // their logarithms, as Python has them
+    double flip_p;
+};
+
 // Height and width, and the number of colour components.
 OFFERED int stoker_jpeg_size(const uint8_t *data, size_t size, int32_t found[3], char *message);
 
@@ -42,20 +51,27 @@ OFFERED int stoker_jpeg_decode(const uint8_t *data, size_t size, const int32_t b
 OFFERED int stoker_jpeg_crop(const uint8_t *data, size_t size, const struct crop *crop,
                      const struct limits *limits, uint8_t *out, char *message);
 
-// The same of many JPEGs, and the outcome of each.
-OFFERED void stoker_jpeg_crop_many(int64_t count, const uint8_t *const *data, const size_t *sizes,
-                           const struct crop *crops, const struct limits *limits,
-                           uint8_t *const *out, int32_t *outcomes);
-
 // The same of pixels [height][width][channels], with so many bytes from row to row.
 OFFERED int stoker_pixels_crop(const uint8_t *pixels, int32_t height, int32_t width, int32_t channels,
                        int64_t row_bytes, const struct crop *crop, uint8_t *out, char *message);
 
-// Writes RGB [height][width][3] of what the zlib stream of a PNG with 8 bits a channel holds: rows of
-// 1 + width * channels bytes. Channels are grey, or red, green and blue, with alpha, which is left
-// out, or without.
-OFFERED int stoker_png_pixels(const uint8_t *filtered, int32_t height, int32_t width, int32_t channels,
-                      uint8_t *out, char *message);
+// The same of PNGs with 8 bits a channel and without a palette, neither interlaced nor animated: for
+// all others it is DAMAGED. Alpha is left out.
+OFFERED int stoker_png_size(const uint8_t *data, size_t size, int32_t found[3], char *message);
+OFFERED int stoker_png_decode(const uint8_t *data, size_t size, const struct limits *limits, uint8_t *out,
+                      char *message);
+
+// Crops of many such JPEGs and PNGs, and the outcome of each.
+OFFERED void stoker_crop_many(int64_t count, const uint8_t *const *data, const size_t *sizes,
+                      const struct crop *crops, const struct limits *limits, uint8_t *const *out,
+                      int32_t *outcomes);
+
+// The same, of boxes and flips that are drawn by NumPy's Philox with a key, and with counters of which
+// words 1 and 2 are given.
+OFFERED void stoker_random_crops(int64_t count, const uint8_t *const *data, const size_t *sizes,
+                         const struct drawing *by, const uint64_t key[2],
+                         const uint64_t (*counters)[2], const struct limits *limits,
+                         uint8_t *const *out, int32_t *outcomes);
 
 // Reads windows of length + 1 integers from open files, each from a byte of its file on. All but the
 // last integer go into its row of inputs [windows][length], all but the first into its row of

@@ -1,40 +1,45 @@
 """JPEG crops, resampling, PNGs, pixel tables, rows of arrays and windows of tokens, in C.
 
 Users call ``stoker.images``, ``stoker.from_tokens`` and others, which call these functions. NumPy
-allocates all memory. Calls release the GIL, but for ``jpeg_size``, which takes a few microseconds.
+allocates all results. Calls release the GIL, but for ``jpeg_size`` and ``png_size``, which take a
+few microseconds.
 """
 
 from __future__ import annotations
 
 from stoker_native.functions import (
     Crop,
+    Drawing,
     TooLarge,
+    crop_many,
     jpeg_crop,
-    jpeg_crop_many,
     jpeg_decode,
     jpeg_size,
     last_path,
     look_up_pixels,
     paths,
     pixels_crop,
+    png_decode,
+    png_size,
+    random_crops,
     read_files,
     read_windows,
     use_path,
 )
-from stoker_native.png import png_decode
 from stoker_native.rows import copy_rows, copy_runs, gather_items, gather_rows
 from stoker_native.version import __version__
 
 __all__ = [
     "Crop",
+    "Drawing",
     "TooLarge",
     "__version__",
     "copy_rows",
     "copy_runs",
+    "crop_many",
     "gather_items",
     "gather_rows",
     "jpeg_crop",
-    "jpeg_crop_many",
     "jpeg_decode",
     "jpeg_size",
     "last_path",
@@ -42,6 +47,8 @@ __all__ = [
     "paths",
     "pixels_crop",
     "png_decode",
+    "png_size",
+    "random_crops",
     "read_files",
     "read_windows",
     "use_path",

@@ -60,6 +60,30 @@ class Crop(ctypes.Structure):
     out_width: int
 
 
+class Drawing(ctypes.Structure):
+    """``struct drawing``: how the boxes of random resized crops are drawn.
+
+    Args:
+        like: a crop like those that are made: its box and its flip do not count.
+        scale_low, scale_high: the area of a box, as a fraction of the image's area.
+        ratio_low, ratio_high: its width over its height.
+        log_low, log_high: their logarithms by ``math.log``.
+        flip_p: the probability of a flip.
+    """
+
+    _fields_ = [
+        ("like", Crop),
+        ("scale_low", c_double),
+        ("scale_high", c_double),
+        ("ratio_low", c_double),
+        ("ratio_high", c_double),
+        ("log_low", c_double),
+        ("log_high", c_double),
+        ("flip_p", c_double),
+    ]
+    like: Crop
+
+
 def _load() -> ctypes.CDLL:
     beside = Path(__file__).with_name("libstoker_native.so")
     try:
@@ -71,15 +95,17 @@ def _load() -> ctypes.CDLL:
     library.stoker_jpeg_size.argtypes = [*data, c_int32 * 3, c_char_p]
     library.stoker_jpeg_decode.argtypes = [*data, c_int32 * 4, limits, out, c_char_p]
     library.stoker_jpeg_crop.argtypes = [*data, crop, limits, out, c_char_p]
-    library.stoker_jpeg_crop_many.argtypes = [
-        c_int64, POINTER(c_char_p), POINTER(c_size_t), crop, limits, POINTER(c_void_p),
-        POINTER(c_int32),
+    files: list[Any] = [c_int64, POINTER(c_char_p), POINTER(c_size_t)]
+    results: list[Any] = [limits, POINTER(c_void_p), POINTER(c_int32)]
+    library.stoker_crop_many.argtypes = [*files, crop, *results]
+    library.stoker_random_crops.argtypes = [
+        *files, POINTER(Drawing), c_void_p, c_void_p, *results,
     ]  # fmt: skip
-    library.stoker_jpeg_crop_many.restype = None
+    library.stoker_crop_many.restype = library.stoker_random_crops.restype = None
     library.stoker_pixels_crop.argtypes = [
         c_void_p, c_int32, c_int32, c_int32, c_int64, crop, out, c_char_p,
     ]  # fmt: skip
-    library.stoker_png_pixels.argtypes = [c_char_p, c_int32, c_int32, c_int32, out, c_char_p]
+    library.stoker_png_decode.argtypes = [*data, limits, out, c_char_p]
     library.stoker_use_path.argtypes = [c_char_p]
     library.stoker_read_windows.argtypes = [
         c_void_p, c_void_p, c_int64, c_int32, c_int32, c_int64, c_void_p, c_void_p,
@@ -93,7 +119,7 @@ def _load() -> ctypes.CDLL:
         "jpeg_decode",
         "jpeg_crop",
         "pixels_crop",
-        "png_pixels",
+        "png_decode",
         "look_up_pixels",
         "gather_rows",
         "gather_items",
@@ -117,10 +143,11 @@ def _load() -> ctypes.CDLL:
 
 
 library = _load()
-# A call that keeps the GIL: to let it go and get it again takes longer than to read a header, and
+# Calls that keep the GIL: to let it go and get it again takes longer than to read a header, and
 # with many threads keeps the training loop waiting.
-_jpeg_size = ctypes.PyDLL(library._name).stoker_jpeg_size
-_jpeg_size.argtypes = library.stoker_jpeg_size.argtypes
+_holding = ctypes.PyDLL(library._name)
+_jpeg_size, _png_size = _holding.stoker_jpeg_size, _holding.stoker_png_size
+_jpeg_size.argtypes = _png_size.argtypes = library.stoker_jpeg_size.argtypes
 
 
 class _Scratch(threading.local):
@@ -185,8 +212,7 @@ def jpeg_crop(
 
     Raises as ``jpeg_decode``.
     """
-    out = np.empty((max(crop.out_height, 0), max(crop.out_width, 0), 3), np.uint8)
-    message = _scratch.message
+    out, message = np.empty(_shape(crop), np.uint8), _scratch.message
     limits = Limits(max_pixels, max_scan_pixels)
     outcome = library.stoker_jpeg_crop(
         data, len(data), byref(crop), byref(limits), _address(out), message
@@ -196,26 +222,67 @@ def jpeg_crop(
     return out
 
 
-def jpeg_crop_many(
+def crop_many(
     files: Sequence[bytes], crops: Sequence[Crop], *, max_pixels: int, max_scan_pixels: int
 ) -> list[NDArray[np.uint8] | None]:
-    """Crop and resize JPEGs as ``jpeg_crop`` does, in a single call without the GIL.
+    """Crop and resize JPEGs as ``jpeg_crop`` does, and PNGs, in a single call without the GIL.
 
-    Returns None in place of one that ``jpeg_crop`` raises an error for.
+    Returns None in place of one that ``jpeg_crop`` raises an error for, or ``png_decode`` does not
+    decode.
     """
-    count = len(files)
-    made = [np.empty((max(c.out_height, 0), max(c.out_width, 0), 3), np.uint8) for c in crops]
-    outcomes = (c_int32 * count)()
-    library.stoker_jpeg_crop_many(
-        count,
-        (c_char_p * count)(*files),
-        (c_size_t * count)(*map(len, files)),
-        (Crop * count)(*crops),
-        byref(Limits(max_pixels, max_scan_pixels)),
-        (c_void_p * count)(*map(_address, made)),
-        outcomes,
+    count, limits = len(files), Limits(max_pixels, max_scan_pixels)
+    made, addresses, outcomes = _results([_shape(crop) for crop in crops])
+    library.stoker_crop_many(
+        *_addressed(files), (Crop * count)(*crops), byref(limits), addresses, outcomes
     )
     return [None if outcome else out for out, outcome in zip(made, outcomes, strict=True)]
+
+
+def random_crops(
+    files: Sequence[bytes],
+    drawing: Drawing,
+    key: NDArray[np.uint64],
+    counters: NDArray[np.uint64],
+    *,
+    max_pixels: int,
+    max_scan_pixels: int,
+) -> list[NDArray[np.uint8] | None]:
+    """Draw boxes of JPEGs and PNGs, and crop and resize them as ``crop_many`` does.
+
+    Args:
+        drawing: how boxes are drawn, which all crops have in common.
+        key: of NumPy's Philox, ``uint64 [2]``.
+        counters: words 1 and 2 of its counter for each file, ``uint64 [files, 2]``; words 0 and 3
+            are 0.
+    """
+    count, limits = len(files), Limits(max_pixels, max_scan_pixels)
+    if key.dtype != np.uint64 or counters.dtype != np.uint64:
+        raise TypeError("keys and counters are uint64")
+    if key.shape != (2,) or counters.shape != (count, 2):
+        raise ValueError("a key has two words, and there are two of a counter for each file")
+    words = [np.ascontiguousarray(each) for each in (key, counters)]
+    made, addresses, outcomes = _results([_shape(drawing.like)] * count)
+    library.stoker_random_crops(
+        *_addressed(files), byref(drawing), *[each.ctypes.data for each in words], byref(limits),
+        addresses, outcomes,
+    )  # fmt: skip
+    return [None if outcome else out for out, outcome in zip(made, outcomes, strict=True)]
+
+
+def _addressed(files: Sequence[bytes]) -> tuple[int, Any, Any]:
+    """Return the number of files, their addresses and their sizes."""
+    count = len(files)
+    return count, (c_char_p * count)(*files), (c_size_t * count)(*map(len, files))
+
+
+def _shape(crop: Crop) -> tuple[int, int, int]:
+    return max(crop.out_height, 0), max(crop.out_width, 0), 3
+
+
+def _results(shapes: Sequence[tuple[int, ...]]) -> tuple[list[NDArray[np.uint8]], Any, Any]:
+    """Return new arrays of these shapes, their addresses, and outcomes."""
+    made, count = [np.empty(shape, np.uint8) for shape in shapes], len(shapes)
+    return made, (c_void_p * count)(*map(_address, made)), (c_int32 * count)()
 
 
 def pixels_crop(pixels: NDArray[np.uint8], crop: Crop) -> NDArray[np.uint8]:
@@ -243,22 +310,30 @@ def pixels_crop(pixels: NDArray[np.uint8], crop: Crop) -> NDArray[np.uint8]:
     return out
 
 
-def png_pixels(filtered: bytes, height: int, width: int, channels: int) -> NDArray[np.uint8]:
-    """Return RGB ``uint8 [height, width, 3]`` of what a PNG's zlib stream holds.
+def png_size(data: bytes) -> tuple[int, int]:
+    """Return height and width of a PNG that ``png_decode`` may decode. It reads only the header.
 
-    Args:
-        filtered: rows of ``1 + width * channels`` bytes, the first one the row's filter.
-        channels: 1 (grey), 2 (grey, alpha), 3 (RGB) or 4 (RGB, alpha) of 8 bits; alpha is left out.
-
-    Raises OSError if there is no such filter, ValueError for other arguments.
+    Raises OSError if it is another file.
     """
-    if min(height, width, channels) < 1 or len(filtered) != height * (1 + width * channels):
-        raise ValueError(f"{len(filtered)} bytes are not {height} x {width} x {channels} filtered")
-    out, message = np.empty((height, width, 3), np.uint8), _scratch.message
-    outcome = library.stoker_png_pixels(filtered, height, width, channels, _address(out), message)
+    found, message = _scratch.size, _scratch.message
+    outcome = _png_size(data, len(data), found, message)
     if outcome:
         _fail(outcome, message)
-    return out
+    return found[0], found[1]
+
+
+def png_decode(data: bytes, *, max_pixels: int) -> NDArray[np.uint8] | None:
+    """Decode a PNG with 8 bits a channel to RGB ``uint8 [height, width, 3]``, without its alpha.
+
+    Returns None for a file that another decoder has to take, or to refuse: with a palette, other
+    bits, interlaced or animated, with more pixels than ``max_pixels``, damaged, or no PNG.
+    """
+    found, message, limits = _scratch.size, _scratch.message, Limits(max_pixels, 0)
+    if _png_size(data, len(data), found, message) or found[0] * found[1] > max_pixels:
+        return None
+    out = np.empty((found[0], found[1], 3), np.uint8)
+    outcome = library.stoker_png_decode(data, len(data), byref(limits), _address(out), message)
+    return None if outcome else out
 
 
 def read_windows(

@@ -90,7 +90,7 @@ def test_many_crops_in_one_call_are_each_what_they_are_alone(
     crops = [
         native.Crop(0, 0, 1 + n, 1, *size, n % 2, True, False, False) for n in range(len(many))
     ]
-    made = native.jpeg_crop_many(many, crops, **NO_LIMITS)
+    made = native.crop_many(many, crops, **NO_LIMITS)
     for data, crop, pixels in zip(many, crops, made, strict=True):
         if pixels is None:
             with pytest.raises((OSError, ValueError)):
@@ -236,7 +236,8 @@ def sanitized(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     flags = ["-std=c11", "-g", "-O1", "-fPIC", "-shared", "-fno-omit-frame-pointer"]
     sanitize = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
     sources = sorted(map(str, (ROOT / "native" / "csrc").glob("*.c")))
-    subprocess.run(["cc", *flags, *sanitize, *sources, "-o", library, "-ljpeg", "-lm"], check=True)
+    links = ["-ljpeg", "-lz", "-lm"]
+    subprocess.run(["cc", *flags, *sanitize, *sources, "-o", library, *links], check=True)
     asan = subprocess.check_output(["cc", "-print-file-name=libasan.so"], text=True).strip()
     return {
         "STOKER_NATIVE_LIBRARY": str(library),
@@ -254,7 +255,9 @@ def test_sanitizers_find_nothing_in_mutated_files(sanitized: dict[str, str]) -> 
 @pytest.mark.full
 def test_sanitizers_find_nothing_in_other_tests(sanitized: dict[str, str]) -> None:
     tests = [ROOT / "tests" / "sources" / "test_native_windows.py"]
-    tests += [ROOT / "tests" / "images" / f"test_native_{what}.py" for what in ("tables", "pngs")]
+    tests += [
+        ROOT / "tests" / "images" / f"test_native_{what}.py" for what in ("tables", "pngs", "draws")
+    ]
     alone = ["-c", os.devnull, "--noconftest", "-p", "no:cacheprovider", "-q"]
     alone += ["--hypothesis-profile=ci"]  # without deadlines: sanitizers are slow
     done = subprocess.run(

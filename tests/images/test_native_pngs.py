@@ -51,6 +51,26 @@ def test_what_is_decoded_of_a_damaged_file_is_what_pillow_decodes(data: bytes, d
     damaged[draw.draw(st.integers(0, len(data) - 1))] ^= 1 << draw.draw(st.integers(0, 7))
     made = native.png_decode(bytes(damaged), max_pixels=LIMIT)
     assert made is None or np.array_equal(made, by_pillow(bytes(damaged)))
+    assert (made is None) == (cropped(bytes(damaged)) is None)
+
+
+def cropped(data: bytes, box: tuple[int, ...] = (0, 0, 1, 1)) -> np.ndarray | None:
+    crop = native.Crop(*box, 5, 3, True, True, False, False)
+    (made,) = native.crop_many([data], [crop], max_pixels=LIMIT, max_scan_pixels=LIMIT)
+    return made
+
+
+@given(pngs(), st.data())
+def test_a_crop_is_one_of_its_pixels(data: bytes, draw: Any) -> None:
+    rows = by_pillow(data)
+    height, width = native.png_size(data)
+    assert rows.shape == (height, width, 3)
+    box = 0, 0, draw.draw(st.integers(1, width)), draw.draw(st.integers(1, height))
+    expected = native.pixels_crop(rows, native.Crop(*box, 5, 3, True, True, False, False))
+    made = cropped(data, box)
+    assert made is not None
+    assert np.array_equal(made, expected)
+    assert cropped(data, (0, 0, width + 1, 1)) is None
 
 
 @given(pngs(), st.data())
@@ -67,6 +87,8 @@ def test_other_kinds_are_left_to_pillow() -> None:
     others = [encoded(rows, "PNG", mode) for mode in ("P", "1")]
     for data in (*others, stream.getvalue(), encoded(rows), b"", encoded(rows, "PNG")[:25]):
         assert native.png_decode(data, max_pixels=LIMIT) is None
+        with pytest.raises(OSError, match="no PNG of 8 bits"):
+            native.png_size(data)
     usual = encoded(rows, "PNG")
     assert native.png_decode(usual, max_pixels=62) is None
     assert np.array_equal(native.png_decode(usual, max_pixels=63), rows)
@@ -85,14 +107,10 @@ HEADER = (4, 4, 8, 2, 0, 0, 0)
         png(HEADER, zlib.compress(bytes(3 * 13))),
         png(HEADER, zlib.compress(b"\5" + bytes(4 * 13 - 1))),  # no filter
         png(HEADER, ROWS[:-1]),
+        png(HEADER, b""),
+        png(HEADER, ROWS)[:-12],  # no chunk behind the stream
         png((0, *HEADER[1:]), ROWS),
     ],
 )
 def test_odd_files_are_left_to_pillow(data: bytes) -> None:
     assert native.png_decode(data, max_pixels=LIMIT) is None
-
-
-@pytest.mark.parametrize("shape", [(3, 4, 3), (0, 4, 3), (4, 0, 3), (4, 2, 6), (-4, 4, -3)])
-def test_rows_of_another_size_are_refused(shape: tuple[int, int, int]) -> None:
-    with pytest.raises(ValueError, match=r"bytes are not|1 to 4"):
-        native.functions.png_pixels(bytes(4 * 13), *shape)

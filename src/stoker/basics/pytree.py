@@ -225,7 +225,8 @@ def data_bytes(value: Any) -> int:
     if kind in _COMMON_LEAVES:
         return 0
     if isinstance(value, (tuple, list)):
-        if value and type(value[0]) in _TEXTS:
+        # Columns of texts are lists; an example has too few for this to pay.
+        if kind is list and value and type(value[0]) in _TEXTS:
             kinds = set(map(type, value))
             if kinds == {bytes} or kinds == {str}:
                 return sum(map(len, value))

@@ -10,7 +10,7 @@ the image: see ``geometry``.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,7 @@ from stoker.basics.pytree import Together
 from stoker.basics.validate import is_number, is_whole_number
 from stoker.images.decoding import MAX_PIXELS, check_is_no_image
 from stoker.images.geometry import Box, ImageWindow
-from stoker.images.image_map import ImageMap, Many, RandomImageMap
+from stoker.images.image_map import Address, ImageMap, Many, RandomImageMap
 from stoker.images.resampling import Opened, Pixels, Reading, Resizing, size_of
 
 # The most boxes that are drawn until one fits: as in torchvision's RandomResizedCrop, so that crops
@@ -77,12 +77,13 @@ def random_resized_crop(
     _check_range("scale", scale)
     _check_range("ratio", ratio)
     _check_probability("flip_p", flip_p)
-    place = partial(
-        _random_resized_window, size=(height, width), scale=scale, ratio=ratio, flip_p=flip_p
-    )
+    how: dict[str, Any] = {"scale": scale, "ratio": ratio, "flip_p": flip_p}
+    how["size"] = height, width
     reading = Reading(strict, max_pixels)
-    fns = _resized(place, reading, antialias=antialias, dct_scaling=dct_scaling)
-    return RandomImageMap(f"random_resized_crop({_size_text(size)})", *fns)
+    resizing = Resizing(bool(antialias), False, bool(dct_scaling))
+    fn = _resized(partial(_random_resized_window, **how), reading, resizing)
+    many = partial(_many_random, reading=reading, resizing=resizing, how=how)
+    return RandomImageMap(f"random_resized_crop({_size_text(size)})", fn, many)
 
 
 def random_crop(
@@ -121,7 +122,9 @@ def resize(size: Size, *, antialias: bool = True, max_pixels: int = MAX_PIXELS) 
     sides = int(size) if is_whole_number(size) else _size(size)
     _size(size)
     place = partial(_whole_window, size=sides, max_pixels=max_pixels)
-    fns = _resized(place, Reading(max_pixels=max_pixels), antialias=antialias)
+    fns = _resized_alike(
+        place, Reading(max_pixels=max_pixels), Resizing(bool(antialias), False, False)
+    )
     return ImageMap(f"resize({_size_text(size)})", *fns)
 
 
@@ -168,7 +171,7 @@ def resized_center_crop(
         )
     place = partial(_resized_center_window, size=(height, width), resized=resized)
     reading = Reading(strict, max_pixels)
-    fns = _resized(place, reading, antialias=antialias, dct_scaling=dct_scaling, beyond=True)
+    fns = _resized_alike(place, reading, Resizing(bool(antialias), True, bool(dct_scaling)))
     return ImageMap(f"resized_center_crop({_size_text(size)}, {resized})", *fns)
 
 
@@ -180,19 +183,19 @@ def _cropped(place: Callable[..., ImageWindow], reading: Reading) -> Callable[..
 
 
 def _resized(
-    place: Callable[..., ImageWindow],
-    reading: Reading,
-    *,
-    antialias: bool,
-    dct_scaling: bool = False,
-    beyond: bool = False,
-) -> tuple[Callable[..., Any], Many]:
-    """Return functions of one image and of many."""
-    resizing = Resizing(bool(antialias), beyond, bool(dct_scaling))
-    open_image = partial(reading.open, scaled=dct_scaling)
+    place: Callable[..., ImageWindow], reading: Reading, resizing: Resizing
+) -> Callable[..., Any]:
+    open_image = partial(reading.open, scaled=resizing.dct_scaling)
     show = partial(reading.resize, resizing=resizing)
-    fn = partial(_seen, open_image=open_image, place=place, show=show)
-    return fn, partial(_many_resized, reading=reading, place=place, resizing=resizing)
+    return partial(_seen, open_image=open_image, place=place, show=show)
+
+
+def _resized_alike(
+    place: Callable[..., ImageWindow], reading: Reading, resizing: Resizing
+) -> tuple[Callable[..., Any], Many]:
+    """Return functions of one image and of many, whose windows follow from their sizes."""
+    many = partial(_many_resized, reading=reading, place=place, resizing=resizing)
+    return _resized(place, reading, resizing), many
 
 
 def _seen(
@@ -225,20 +228,51 @@ def _seen(
 
 def _many_resized(
     images: Sequence[Any],
-    draws: Callable[[int], dict[str, Any]],
+    address: Address | None,
     *,
     reading: Reading,
     place: Callable[..., ImageWindow],
     resizing: Resizing,
 ) -> list[Pixels | None]:
-    """Return JPEGs through a window of each; None for other images (``image_map.Many``)."""
+    """Return JPEGs and PNGs through a window of each; None for other images (``Many``)."""
+    windows: dict[int, ImageWindow] = {}
+    for at, image in enumerate(images):
+        if reading.is_ready(image):
+            try:
+                windows[at] = place(*size_of(image))
+            except (OSError, ValueError):
+                continue  # the function of one image says why
+    files = [images[at] for at in windows]
+    made = reading.resize_many(files, list(windows.values()), resizing)
+    return _spread(windows, made, len(images))
+
+
+def _many_random(
+    images: Sequence[Any],
+    address: Address | None,
+    *,
+    reading: Reading,
+    resizing: Resizing,
+    how: dict[str, Any],
+) -> list[Pixels | None]:
+    """Return random resized crops of JPEGs and PNGs, as ``_many_resized`` does."""
+    assert address is not None  # a random map has one
+    key, counters = address
     ats = [at for at, image in enumerate(images) if reading.is_ready(image)]
+    drawing = resizing.drawing(**how)
+    if len(ats) == len(images):
+        return reading.random_crops(images, drawing, address)
     files = [images[at] for at in ats]
-    windows = [place(*size_of(file), **draws(at)) for at, file in zip(ats, files, strict=True)]
-    made: list[Pixels | None] = [None] * len(images)
-    for at, pixels in zip(ats, reading.resize_many(files, windows, resizing), strict=True):
-        made[at] = pixels
-    return made
+    made = reading.random_crops(files, drawing, (key, counters[ats]))
+    return _spread(ats, made, len(images))
+
+
+def _spread(ats: Iterable[int], made: Sequence[Pixels | None], count: int) -> list[Pixels | None]:
+    """Put results in their places among others that are None."""
+    placed: list[Pixels | None] = [None] * count
+    for at, pixels in zip(ats, made, strict=True):
+        placed[at] = pixels
+    return placed
 
 
 def _random_resized_window(

@@ -154,6 +154,16 @@ def is_jpeg(data: bytes) -> bool:
     return data.startswith(b"\xff\xd8\xff")
 
 
+def is_png(data: bytes) -> bool:
+    """True if data begins like a PNG."""
+    return data.startswith(b"\x89PNG")
+
+
+def png_limit(max_pixels: int) -> int:
+    """Return how many pixels of a PNG the library may decode; Pillow judges larger ones."""
+    return min(max_pixels, pillow().MAX_IMAGE_PIXELS or max_pixels)
+
+
 def limits_of(max_pixels: int) -> dict[str, int]:
     """Return the library's limits: pixels, and pixels times scans.
 
@@ -203,10 +213,7 @@ def _in_c(data: bytes, limits: dict[str, int], formats: Sequence[str]) -> NDArra
     if not is_jpeg(data):
         if not _allows("PNG", formats):
             return None
-        warned_of = pillow().MAX_IMAGE_PIXELS or max_pixels  # more are for Pillow to judge
-        png: NDArray[np.uint8] | None = library.png_decode(
-            data, max_pixels=min(max_pixels, warned_of)
-        )
+        png: NDArray[np.uint8] | None = library.png_decode(data, max_pixels=png_limit(max_pixels))
         return png
     if not _allows("JPEG", formats):
         return None

@@ -14,12 +14,15 @@ from stoker.basics.buffers import AnyCallable, reads_only
 from stoker.basics.pytree import Together
 from stoker.images import native
 
-Many = Callable[[Sequence[Any], Callable[[int], dict[str, Any]]], list[Any]]
+Address = tuple[NDArray[np.uint64], NDArray[np.uint64]]
+"""Where the generators of many images begin: the key of NumPy's Philox, ``uint64 [2]``, and words 1
+and 2 of its counter for each image, ``uint64 [images, 2]``; words 0 and 3 are 0."""
+
+Many = Callable[[Sequence[Any], Address | None], list[Any]]
 """A function of many images that takes the GIL once for all of them.
 
-It gets the images, and a function that returns the generator of one of them by its number, as the
-arguments of its own call: the thread has one generator. It returns None in place of an image that
-the function of one image has to take, such as one that it raises an error for.
+It gets the images, and their address if the function of one image draws. It returns None in place
+of an image that the function of one has to take, such as one that it raises an error for.
 """
 
 

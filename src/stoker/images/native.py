@@ -16,7 +16,7 @@ def library() -> ModuleType | None:
         import stoker_native
     except ModuleNotFoundError:
         return None
-    newest = "gather_items", "png_decode"  # of its functions
+    newest = "gather_items", "random_crops"  # of its functions
     if not all(hasattr(stoker_native, name) for name in newest):
         raise ImportError(
             f"stoker-native {stoker_native.__version__} is too old for this stoker: install the "

@@ -7,6 +7,7 @@ files are decoded in full first.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -25,11 +26,14 @@ from stoker.images.decoding import (
     file_bytes,
     is_file,
     is_jpeg,
+    is_png,
     limits_of,
     pillow,
     pixels_of,
+    png_limit,
 )
-from stoker.images.geometry import ImageWindow
+from stoker.images.geometry import Box, ImageWindow
+from stoker.images.image_map import Address
 from stoker.images.undamaged_files import UndamagedFiles
 
 Pixels = NDArray[np.uint8]
@@ -60,6 +64,17 @@ class Resizing:
         (top, left, height, width), size, flip = window
         flags = bool(flip), self.antialias, self.beyond, self.dct_scaling
         return _library().Crop(left, top, width, height, *size, *flags)
+
+    def drawing(
+        self,
+        size: tuple[int, int],
+        scale: tuple[float, float],
+        ratio: tuple[float, float],
+        flip_p: float,
+    ) -> Any:
+        """Return a random resized crop as the library takes it."""
+        like = self.crop(ImageWindow(Box(0, 0, 0, 0), size))
+        return _library().Drawing(like, *scale, *ratio, *map(math.log, ratio), flip_p)
 
 
 @dataclass(frozen=True)
@@ -150,27 +165,43 @@ class Reading:
         return cropped
 
     def is_ready(self, image: Any) -> bool:
-        """True if an image is a JPEG that ``open`` would return as it is."""
-        if type(image) is not bytes or not is_jpeg(image):
+        """True if an image is a file that the library crops, and that needs no check before."""
+        if type(image) is not bytes:
             return False
-        return not self.strict or image in self.undamaged
+        if is_jpeg(image):
+            return not self.strict or image in self.undamaged
+        return is_png(image)  # all of it is decoded
 
     def resize_many(
         self, files: Sequence[bytes], windows: Sequence[ImageWindow], resizing: Resizing
     ) -> list[Pixels | None]:
-        """Return windows of JPEGs as ``resize`` does, None for those that it raises an error for.
+        """Return windows of files that are ready, None for those that are to be opened.
 
         The GIL is taken once for all: with many threads, taking it takes longer than the work.
         """
         crops = [resizing.crop(window) for window in windows]
-        made: list[Pixels | None] = _library().jpeg_crop_many(files, crops, **self._limits)
+        made: list[Pixels | None] = _library().crop_many(files, crops, **self._limits_of(files))
         return made
+
+    def random_crops(
+        self, files: Sequence[bytes], drawing: Any, address: Address
+    ) -> list[Pixels | None]:
+        """Return random windows as ``resize_many`` does, drawn in the same call."""
+        limits = self._limits_of(files)
+        made: list[Pixels | None] = _library().random_crops(files, drawing, *address, **limits)
+        return made
+
+    def _limits_of(self, files: Sequence[bytes]) -> dict[str, int]:
+        if not any(map(is_png, files)):
+            return self._limits  # without Pillow
+        return self._limits | {"max_pixels": png_limit(self._limits["max_pixels"])}
 
 
 def size_of(image: Opened) -> tuple[int, int]:
     """Return height and width of an opened image."""
     if isinstance(image, bytes):
-        height, width = _library().jpeg_size(image)
+        library = _library()
+        height, width = library.png_size(image) if is_png(image) else library.jpeg_size(image)
         return height, width
     if isinstance(image, np.ndarray):
         return image.shape[0], image.shape[1]

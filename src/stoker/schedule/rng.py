@@ -18,6 +18,7 @@ from __future__ import annotations
 import functools
 import os
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -94,6 +95,18 @@ class Rekeyed(threading.local):
             self._key, self._inner["key"] = key, key.tolist()
         self._bits.state = self._state
         return self._generator
+
+
+def counters(places: Sequence[int], words: Sequence[int] | None) -> NDArray[np.uint64]:
+    """Return where ``Rekeyed.at`` places a generator for each place and word (None: all are 0).
+
+    They are words 1 and 2 of Philox' counter, ``uint64 [places, 2]``.
+    """
+    found = np.zeros((len(places), 2), np.uint64)
+    found[:, 0] = np.asarray(places, np.int64).view(np.uint64)
+    if words is not None:
+        found[:, 1] = np.asarray(words, np.uint64)
+    return found
 
 
 class Fractions:

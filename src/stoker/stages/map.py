@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from stoker.basics.pytree import Field, Fields, fields_of
 from stoker.images.advising import hint
-from stoker.images.image_map import Many, many_of
+from stoker.images.image_map import Address, Many, many_of
 from stoker.images.normalizing import fused
 from stoker.schedule import rng
 from stoker.stages.functions.operation import Operation, check_budget, names_of
@@ -184,10 +184,10 @@ class _OnField:
 
 
 def _many_on(
-    field: Field, many: Many, examples: Sequence[Any], draws: Callable[[int], dict[str, Any]]
+    field: Field, many: Many, examples: Sequence[Any], address: Address | None
 ) -> list[Any]:
     """Lift a function of many values of a field to examples."""
-    made = many([field.get(each) for each in examples], draws)
+    made = many([field.get(each) for each in examples], address)
     pairs = zip(examples, made, strict=True)
     return [each if each is None else field.replace(example, each) for example, each in pairs]
 

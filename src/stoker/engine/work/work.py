@@ -357,13 +357,8 @@ class Work:
         self, many: Many, key: Any, values: list[Any], places: Sequence[int], use_keys: Any
     ) -> list[Any] | None:
         """Return what becomes of values in one call; None for those that are done one by one."""
-
-        def draws(at: int) -> dict[str, Any]:
-            word = 0 if use_keys is None else use_keys[at]
-            return {} if key is None else {"rng": self._random.at(key, places[at], word)}
-
         try:
-            return many(values, draws)
+            return many(values, None if key is None else (key, rng.counters(places, use_keys)))
         except Exception as error:  # it is raised again for the value that it belongs to
             pass_on(error)
             return None

@@ -546,7 +546,9 @@ class WorkerPool:
             # waits for at its end: with many threads that took longer than the work (bench/gpu.py).
             # A thread that ends its share of a batch goes on with the next one.
             rows = max(rows, min(task.rows // max(1, self.active), cost.chunk(_FREE_CHUNK_NS)))
-        task.claimed = stop = min(task.rows, start + rows)
+        # A short rest goes with it: an image of 32 x 32 takes a tenth less time.
+        left = task.rows - start
+        task.claimed = stop = start + (rows if left > rows + rows // 2 else left)
         return start, stop
 
     def _make_ready(self, task: Task) -> None:

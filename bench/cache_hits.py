@@ -23,29 +23,32 @@ Machine: two cores of an AMD EPYC, 24 GiB; Python 3.11.7, NumPy 2.4.6. Nothing r
 Results::
 
     [results/cache_hits.json]
-    items                             us an item       LMDB by hand / it
-    --------------------------------------------------------------------
-    3 KB: LMDB by hand                       1.4              1 (1 .. 1)
-    3 KB: pipeline, inline                   1.4     1.01 (0.99 .. 1.05)
-    3 KB: pipeline, two threads              1.0     1.35 (1.08 .. 1.44)
-    3 KB: files by hand                      6.3  0.216 (0.209 .. 0.225)
-    3 KB: LMDB by hand, one by one           1.7              1 (1 .. 1)
-    3 KB: cached, one by one                 2.3  0.744 (0.741 .. 0.755)
-    3 KB: cached, many at once               0.7     1.96 (1.93 .. 2.16)
-    110 KB: LMDB by hand                     5.9              1 (1 .. 1)
-    110 KB: pipeline, inline                 7.9  0.739 (0.701 .. 0.767)
-    110 KB: pipeline, two threads            7.6  0.765 (0.714 .. 0.806)
-    110 KB: files by hand                   21.5   0.277 (0.27 .. 0.288)
-    110 KB: LMDB by hand, one by one         5.6              1 (1 .. 1)
-    110 KB: cached, one by one               6.1  0.925 (0.897 .. 0.959)
-    110 KB: cached, many at once             5.6     1.04 (1.02 .. 1.16)
-    3 MB: LMDB by hand                     199.7              1 (1 .. 1)
-    3 MB: pipeline, inline                 199.7   0.997 (0.993 .. 1.04)
-    3 MB: pipeline, two threads            280.0   0.713 (0.288 .. 0.83)
-    3 MB: files by hand                    446.8   0.445 (0.17 .. 0.458)
-    3 MB: LMDB by hand, one by one         115.6              1 (1 .. 1)
-    3 MB: cached, one by one               115.2    1.01 (0.962 .. 1.01)
-    3 MB: cached, many at once             164.9     1.23 (1.18 .. 1.23)
+    items                              us an item       LMDB by hand / it
+    ---------------------------------------------------------------------
+    3 KB: LMDB by hand                        1.4              1 (1 .. 1)
+    3 KB: LMDB by hand, two threads           3.1   0.456 (0.352 .. 0.47)
+    3 KB: pipeline, inline                    1.3      1.06 (1.05 .. 1.1)
+    3 KB: pipeline, two threads               1.0     1.35 (0.95 .. 1.39)
+    3 KB: files by hand                       6.4  0.223 (0.207 .. 0.233)
+    3 KB: LMDB by hand, one by one            1.7              1 (1 .. 1)
+    3 KB: cached, one by one                  2.3  0.747 (0.725 .. 0.785)
+    3 KB: cached, many at once                0.7         1.95 (1.5 .. 2)
+    110 KB: LMDB by hand                      6.1              1 (1 .. 1)
+    110 KB: LMDB by hand, two threads         8.2  0.759 (0.636 .. 0.841)
+    110 KB: pipeline, inline                  7.5   0.827 (0.782 .. 0.87)
+    110 KB: pipeline, two threads            10.5  0.566 (0.543 .. 0.634)
+    110 KB: files by hand                    22.8  0.262 (0.248 .. 0.289)
+    110 KB: LMDB by hand, one by one          5.7              1 (1 .. 1)
+    110 KB: cached, one by one                6.9   0.855 (0.802 .. 0.88)
+    110 KB: cached, many at once              6.0   0.991 (0.884 .. 1.33)
+    3 MB: LMDB by hand                      223.1              1 (1 .. 1)
+    3 MB: LMDB by hand, two threads         810.5  0.278 (0.161 .. 0.796)
+    3 MB: pipeline, inline                  214.5     1.04 (1.01 .. 1.07)
+    3 MB: pipeline, two threads             392.0  0.562 (0.442 .. 0.799)
+    3 MB: files by hand                     589.6  0.374 (0.156 .. 0.392)
+    3 MB: LMDB by hand, one by one          128.9              1 (1 .. 1)
+    3 MB: cached, one by one                141.2   0.92 (0.868 .. 0.988)
+    3 MB: cached, many at once              186.3      1.2 (1.13 .. 1.21)
     [end]
 
 An item that a process has read before is found by its number, without key and lookup, where it

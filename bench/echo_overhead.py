@@ -27,32 +27,32 @@ Results::
     [results/echo_overhead.json]
     batches                                us a batch             stoker / it
     -------------------------------------------------------------------------
-    64x224x224x3: stoker                        426.6              1 (1 .. 1)
-    64x224x224x3: repeat, copying               373.4  0.865 (0.815 .. 0.907)
-    64x224x224x3: repeat, copying, 8 held       322.3  0.745 (0.672 .. 0.823)
-    64x224x224x3: repeat, no copies             196.0  0.464 (0.402 .. 0.493)
-    256x32x32x3: stoker                          67.8              1 (1 .. 1)
-    256x32x32x3: repeat, copying                 33.5  0.507 (0.467 .. 0.509)
-    256x32x32x3: repeat, copying, 8 held         34.7   0.513 (0.473 .. 0.53)
-    256x32x32x3: repeat, no copies               26.4  0.399 (0.375 .. 0.405)
+    64x224x224x3: stoker                        481.3              1 (1 .. 1)
+    64x224x224x3: repeat, copying               382.7  0.786 (0.775 .. 0.895)
+    64x224x224x3: repeat, copying, 8 held       375.1  0.784 (0.693 .. 0.838)
+    64x224x224x3: repeat, no copies             228.4   0.47 (0.425 .. 0.506)
+    256x32x32x3: stoker                          64.3              1 (1 .. 1)
+    256x32x32x3: repeat, copying                 34.3   0.524 (0.47 .. 0.563)
+    256x32x32x3: repeat, copying, 8 held         36.1   0.563 (0.47 .. 0.642)
+    256x32x32x3: repeat, no copies               25.9  0.427 (0.353 .. 0.512)
 
     choosing                us an example
     -------------------------------------
     while fresh items come          0.076
-    draining                        0.036
+    draining                        0.039
 
     rows of 12 KB, four uses       uses a second of CPU              of by hand
     ---------------------------------------------------------------------------
-    rows stacked by hand                        725,617              1 (1 .. 1)
-    echo before the batch                       767,301     1.05 (1.05 .. 1.09)
-    echo before the batch, inline               791,453      1.1 (1.04 .. 1.15)
-    batches copied by hand                    2,442,139              1 (1 .. 1)
-    echo behind the batch                     1,171,883     0.479 (0.45 .. 0.5)
-    echo behind the batch, inline             1,221,339  0.499 (0.489 .. 0.524)
+    rows stacked by hand                        706,056              1 (1 .. 1)
+    echo before the batch                       736,288    1.04 (0.999 .. 1.06)
+    echo before the batch, inline               760,776     1.08 (1.03 .. 1.12)
+    batches copied by hand                    2,310,148              1 (1 .. 1)
+    echo behind the batch                     1,230,090  0.527 (0.514 .. 0.542)
+    echo behind the batch, inline             1,302,978  0.563 (0.557 .. 0.567)
 
-    to 60 % of an epoch      s         drawing / it
-    -----------------------------------------------
-    resume_at            0.123  2.96 (2.93 .. 3.02)
+    to 60 % of an epoch      s      drawing / it
+    --------------------------------------------
+    resume_at            0.126  3 (2.93 .. 3.02)
     [end]
 
 Whole batches: a use takes the engine some 16 us inline (of rows of 16 bytes), which is half of what

@@ -18,31 +18,31 @@ Results::
     [results/image_kinds.json]
     files                                  arm  us an image   stoker's rate over it
     -------------------------------------------------------------------------------
-    photographs                         stoker        937.5
-                                    simplejpeg      1,113.3     1.19 (1.17 .. 1.25)
-                                        OpenCV      1,171.9     1.25 (1.23 .. 1.27)
-                                         limit        785.2  0.835 (0.816 .. 0.842)
-    progressive                         stoker      2,148.4
-                                    simplejpeg      2,304.7     1.09 (1.04 .. 1.13)
-                                        OpenCV      2,343.8     1.09 (1.06 .. 1.13)
-                                         limit      2,042.4  0.943 (0.916 .. 0.986)
-    grey                                stoker        580.4
-                                    simplejpeg        664.1     1.16 (1.02 .. 1.21)
-                                        OpenCV        703.1    1.24 (0.908 .. 1.31)
-                                         limit        459.7  0.825 (0.548 .. 0.851)
-    small JPEGs                         stoker         25.2
-                                    simplejpeg         24.3  0.964 (0.963 .. 0.982)
-                                        OpenCV         30.2      1.18 (1.16 .. 1.2)
-                                         limit         10.0   0.395 (0.39 .. 0.407)
-    PNGs                                stoker      3,281.2
-                                        OpenCV      4,218.8      1.26 (1.26 .. 1.3)
-    small PNGs                          stoker         49.6
-                                        OpenCV         45.4  0.898 (0.882 .. 0.931)
-    WebPs                               stoker      2,851.6
-                                        OpenCV      2,421.9   0.84 (0.824 .. 0.861)
-    12 megapixels, decoded in full      stoker     22,500.0
-                                    simplejpeg     22,916.7       1 (0.965 .. 1.78)
-                                        OpenCV     41,250.0     1.81 (1.74 .. 3.45)
+    photographs                         stoker        812.5
+                                    simplejpeg      1,035.2     1.27 (1.25 .. 1.37)
+                                        OpenCV      1,132.8     1.39 (1.34 .. 1.39)
+                                         limit        746.8  0.911 (0.899 .. 0.921)
+    progressive                         stoker      2,031.2
+                                    simplejpeg      2,187.5      1.08 (1.02 .. 1.1)
+                                        OpenCV      2,265.6     1.12 (1.08 .. 1.15)
+                                         limit      1,941.5  0.951 (0.938 .. 0.973)
+    grey                                stoker        517.6
+                                    simplejpeg        664.1     1.27 (1.21 .. 1.31)
+                                        OpenCV        703.1     1.38 (1.31 .. 1.41)
+                                         limit        450.9  0.868 (0.856 .. 0.896)
+    small JPEGs                         stoker         17.1
+                                    simplejpeg         24.7     1.44 (1.37 .. 1.47)
+                                        OpenCV         29.7      1.73 (1.65 .. 1.8)
+                                         limit         10.3  0.601 (0.571 .. 0.605)
+    PNGs                                stoker      3,085.9
+                                        OpenCV      4,296.9     1.42 (1.35 .. 1.48)
+    small PNGs                          stoker         29.7
+                                        OpenCV         47.0     1.58 (1.53 .. 1.64)
+    WebPs                               stoker      2,929.7
+                                        OpenCV      2,421.9  0.827 (0.775 .. 0.838)
+    12 megapixels, decoded in full      stoker     22,916.7
+                                    simplejpeg     22,083.3   0.964 (0.898 .. 1.39)
+                                        OpenCV     48,125.0      2.1 (1.71 .. 3.61)
     [end]
 
 Of a file of 32 x 32 half of the time is C's, and libjpeg three tenths; a fifth is the kernel's, to

@@ -24,18 +24,18 @@ Results::
     [results/network_inputs.json]
     the step                        ms a batch              NumPy / it
     ------------------------------------------------------------------
-    stoker: to_chw, normalize             4.19     2.11 (2.03 .. 2.18)
-    stoker: normalize, to_chw             4.17     2.13 (2.02 .. 2.17)
-    stoker: .to, to_chw, normalize        4.57      1.95 (1.9 .. 2.04)
-    torch by hand                        25.40  0.347 (0.337 .. 0.359)
-    NumPy by hand                         8.93              1 (1 .. 1)
+    stoker: to_chw, normalize             2.33     2.61 (2.34 .. 2.73)
+    stoker: normalize, to_chw             2.26      2.7 (2.65 .. 2.75)
+    stoker: .to, to_chw, normalize        2.54     2.25 (2.03 .. 2.45)
+    torch by hand                        24.26  0.251 (0.237 .. 0.256)
+    NumPy by hand                         6.13              1 (1 .. 1)
 
-    the whole way           ms a batch     over uint8 batches
-    ---------------------------------------------------------
-    uint8 batches                 68.7             1 (1 .. 1)
-    to_chw, normalize             72.6    1.06 (1.05 .. 1.07)
-    .to, to_chw, normalize        67.0  0.978 (0.97 .. 0.994)
-    torch by hand                 87.9     1.29 (1.25 .. 1.3)
+    the whole way           ms a batch      over uint8 batches
+    ----------------------------------------------------------
+    uint8 batches                 55.1              1 (1 .. 1)
+    to_chw, normalize             57.3     1.05 (1.03 .. 1.05)
+    .to, to_chw, normalize        52.7  0.961 (0.955 .. 0.965)
+    torch by hand                 74.5     1.35 (1.33 .. 1.38)
     [end]
 
 Caveats: a step into new memory instead of recycled costs twice as much, for page faults.

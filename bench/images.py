@@ -26,15 +26,15 @@ Results::
     [results/images.json]
     photographs        images/s              over limit  first batch  memory
     ------------------------------------------------------------------------
-    stoker                1,829  0.815 (0.648 .. 0.926)       0.32 s   71 MB
-    stoker, Pillow          830   0.373 (0.306 .. 0.44)       0.28 s   78 MB
-    torch, Pillow           827  0.383 (0.345 .. 0.403)       1.45 s  315 MB
-    torch, OpenCV         1,257  0.569 (0.522 .. 0.638)       1.65 s  389 MB
-    tf.data               1,405  0.636 (0.589 .. 0.789)       3.90 s  609 MB
-    SPDL, OpenCV          1,175  0.532 (0.463 .. 0.611)       0.27 s  170 MB
-    Grain, simplejpeg     1,329   0.59 (0.487 .. 0.665)       0.38 s  189 MB
-    DALI                    951   0.454 (0.421 .. 0.47)       0.62 s  450 MB
-    limit                 2,211              1 (1 .. 1)
+    stoker                2,320  0.906 (0.878 .. 0.931)       0.18 s  122 MB
+    stoker, Pillow        1,049  0.406 (0.393 .. 0.413)       0.23 s  147 MB
+    torch, Pillow         1,070  0.407 (0.403 .. 0.422)       0.98 s  318 MB
+    torch, OpenCV         1,586  0.621 (0.593 .. 0.635)       0.98 s  394 MB
+    tf.data               1,903  0.743 (0.729 .. 0.752)       1.68 s  644 MB
+    SPDL, OpenCV          1,462  0.565 (0.559 .. 0.584)       0.15 s  136 MB
+    Grain, simplejpeg     1,649  0.638 (0.623 .. 0.646)       0.19 s  186 MB
+    DALI                  1,226  0.473 (0.465 .. 0.501)       0.28 s  445 MB
+    limit                 2,587              1 (1 .. 1)
 
     echo 2   images/s         over by hand  first batch  memory
     -----------------------------------------------------------
@@ -48,25 +48,25 @@ Results::
 
     small JPEGs        images/s               over DALI  first batch  memory
     ------------------------------------------------------------------------
-    stoker               22,105   0.931 (0.718 .. 1.03)       0.23 s   33 MB
-    stoker, Pillow        4,326    0.174 (0.153 .. 0.2)       0.36 s   34 MB
-    torch, Pillow        13,408    0.54 (0.48 .. 0.589)       1.42 s  261 MB
-    torch, OpenCV        30,078     1.17 (1.04 .. 1.24)       1.38 s  347 MB
-    tf.data               8,539   0.33 (0.308 .. 0.374)       3.49 s  532 MB
-    SPDL, OpenCV          8,427   0.343 (0.337 .. 0.36)       0.22 s   60 MB
-    Grain, simplejpeg     6,990  0.281 (0.256 .. 0.302)       0.47 s   70 MB
-    DALI                 24,794              1 (1 .. 1)       0.45 s  119 MB
+    stoker               89,422      2.8 (2.77 .. 3.21)       0.12 s   38 MB
+    stoker, Pillow        9,622  0.306 (0.299 .. 0.357)       0.17 s   40 MB
+    torch, Pillow        17,412  0.575 (0.539 .. 0.646)       0.98 s  261 MB
+    torch, OpenCV        35,002     1.14 (1.07 .. 1.33)       0.89 s  350 MB
+    tf.data              11,254  0.366 (0.347 .. 0.415)       1.76 s  569 MB
+    SPDL, OpenCV         12,325  0.402 (0.385 .. 0.443)       0.10 s   62 MB
+    Grain, simplejpeg     9,378  0.306 (0.278 .. 0.331)       0.15 s   74 MB
+    DALI                 30,747              1 (1 .. 1)       0.20 s  122 MB
 
     small PNGs         images/s               over DALI  first batch  memory
     ------------------------------------------------------------------------
-    stoker                6,126  0.332 (0.272 .. 0.355)       0.36 s   34 MB
-    stoker, Pillow        5,803  0.301 (0.182 .. 0.374)       0.26 s   34 MB
-    torch, Pillow        14,116    0.75 (0.71 .. 0.808)       1.25 s  260 MB
-    torch, OpenCV        20,904     1.12 (1.05 .. 1.27)       1.26 s  347 MB
-    tf.data               8,022  0.419 (0.404 .. 0.475)       2.73 s  534 MB
-    SPDL, OpenCV          8,079  0.444 (0.379 .. 0.479)       0.21 s   59 MB
-    Grain, simplejpeg     7,020  0.353 (0.286 .. 0.415)       0.28 s   70 MB
-    DALI                 18,471              1 (1 .. 1)       0.40 s  120 MB
+    stoker               56,409     2.42 (2.26 .. 2.44)       0.13 s   40 MB
+    stoker, Pillow       10,132    0.42 (0.396 .. 0.44)       0.16 s   40 MB
+    torch, Pillow        17,924  0.754 (0.692 .. 0.779)       0.88 s  260 MB
+    torch, OpenCV        27,701       1.17 (1.1 .. 1.2)       0.84 s  350 MB
+    tf.data              10,923  0.446 (0.443 .. 0.477)       1.73 s  571 MB
+    SPDL, OpenCV         12,291    0.505 (0.5 .. 0.529)       0.10 s   61 MB
+    Grain, simplejpeg     9,920  0.413 (0.402 .. 0.427)       0.13 s   72 MB
+    DALI                 23,764              1 (1 .. 1)       0.20 s  123 MB
 
     large                        images/s              over limit  first batch  memory
     ----------------------------------------------------------------------------------
@@ -81,6 +81,9 @@ Results::
     DALI                              239  0.552 (0.525 .. 0.578)       0.75 s  983 MB
     limit                             431              1 (1 .. 1)
     [end]
+
+Rows of photographs and small files are of one quiet machine, one day; those of echoes and of large
+photographs are older, of a stoker that drew boxes in Python.
 """
 
 from __future__ import annotations

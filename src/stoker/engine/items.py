@@ -156,11 +156,13 @@ class Stream(Resumable, ABC):
         total: how many items an epoch has; None if only its end tells.
         blocking: whether it is read in the calling thread, so that no work is done ahead.
         leaves_out: whether it passes the source's items in order, but drops some.
+        is_fed: whether a pool may stand in front, which decides by what it is asked for.
     """
 
     total: int | None = None
     blocking = False
     leaves_out = False
+    is_fed = False
 
     @property
     @abstractmethod

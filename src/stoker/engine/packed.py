@@ -171,7 +171,7 @@ class PackedStream(OrderedStream):
         Asking again for what was missing would cost more than those few are early. A pool in front
         decides by what it is asked for, so there no more is.
         """
-        if not self._seen_tokens or self.upstream.feed is not None:
+        if not self._seen_tokens or self.is_fed:
             return count
         lacking = count * self._length - (self._tokens - self._skip)
         about = lacking * self._seen_inputs // self._seen_tokens

@@ -449,7 +449,9 @@ class SegmentStream(PulledStream):
         if not 0 < each_ns < inline_ns and (pool.limit or not self._gathers_alone):
             return 0
         if self._joins:
-            return max(1, min(_HERE_OUTPUTS if pool.limit else 1, int(_GATHERED_NS / each_ns)))
+            assert self.feed is not None
+            is_exact = not pool.limit or self.feed.upstream.is_fed
+            return 1 if is_exact else max(1, min(_HERE_OUTPUTS, int(_GATHERED_NS / each_ns)))
         if not self._gathers_alone:
             return max(1, min(_HERE_OUTPUTS if pool.limit else 1, int(_HERE_NS / each_ns)))
         if cost.whole:

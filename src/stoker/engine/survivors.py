@@ -57,6 +57,7 @@ class DecidingStream(Stream):
         self, upstream: SegmentStream, worker_pool: WorkerPool, planning: Planning
     ) -> None:
         self.upstream: SegmentStream = upstream
+        self.is_fed = upstream.feed is not None
         self._worker_pool = worker_pool
         self._planning = planning
         self._survivors: deque[Item] = deque()  # decided, and not taken

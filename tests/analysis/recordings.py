@@ -8,7 +8,15 @@ from hypothesis import strategies as st
 
 from stoker.analysis.model.trace import Drain, RankTrace, Step, Trace
 from stoker.analysis.phases import PhaseLimits
-from stoker.analysis.probe.records import BATCH, REPLAYED, STARTED, TRAINS, Row, WorkRecord
+from stoker.analysis.probe.records import (
+    BATCH,
+    LEARNED,
+    REPLAYED,
+    STARTED,
+    TRAINS,
+    Row,
+    WorkRecord,
+)
 
 BATCH_SIZE = 10
 BATCHES = 200
@@ -101,6 +109,22 @@ def keep(rank: RankTrace, trained: dict[int, float]) -> None:
     for count, rate in trained.items():
         rank.drains[f"kept-{count}"] = [_drain(count, 20_000.0, 0.0)]
         rank.trained_kept[count] = [[Step(BATCH_SIZE / rate, 0.0)] * (BATCHES - 1)]
+
+
+def evaluate_on_training_data(rank: RankTrace, faster: float) -> None:
+    """Record that the loader is iterated once more in each phase, without a backward pass.
+
+    Steps are so much faster then.
+    """
+    for rows in (rank.rows, rank.replayed):
+        first, last = rows[1], rows[-1]
+        every_ns = int((rows[2].entered_ns - first.entered_ns) / faster)
+        rows[2:] = [row._replace(kind=row.kind | LEARNED) for row in rows[2:]]
+        at = last.left_ns
+        rows.append(last._replace(epoch=1, entered_ns=at, left_ns=at, kind=STARTED | TRAINS))
+        for n in range(BATCHES):
+            at = last.left_ns + n * every_ns
+            rows.append(first._replace(epoch=1, number=BATCHES + n, entered_ns=at, left_ns=at))
 
 
 def _rows(every_s: float, wait: float, cpu_s: float, flags: int) -> list[Row]:

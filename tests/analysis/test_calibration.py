@@ -12,7 +12,7 @@ from hypothesis import example, given
 from typer.testing import CliRunner
 
 from analysis.browser import needs_chromium, opened
-from analysis.recordings import Parts, parts, recorded
+from analysis.recordings import Parts, evaluate_on_training_data, parts, recorded
 from analysis.reports import FETCH, REPORTS
 from analysis.test_page import data_of
 from stoker.analysis.model.calibration import calibrate
@@ -90,6 +90,17 @@ def test_there_is_one_g(job: Parts) -> None:
     assert report.replayed is not None
     differ = abs(report.replayed.value - g.value) > 0.1 * g.value
     assert any("on the same batches again and again" in doubt for doubt in report.doubts) == differ
+
+
+@given(parts())
+def test_an_evaluation_on_the_training_loader_is_no_training(job: Parts) -> None:
+    record = recorded(job)
+    evaluate_on_training_data(record.ranks[0], faster=10.0)
+    found, expected = make_report(record), make_report(recorded(job))
+    assert (found.rates.G, found.split) == (expected.rates.G, expected.split)
+    assert found.as_it_is is not None
+    assert expected.as_it_is is not None
+    assert found.as_it_is.rate == expected.as_it_is.rate
 
 
 def test_workers_may_take_more_from_training_than_their_processor_time() -> None:

@@ -22,6 +22,7 @@ from typing import Any
 
 import msgspec
 
+from stoker.analysis.probe.backward_watch import count_passes
 from stoker.basics.fingerprint import content_digest
 from stoker.basics.signals import raise_interrupt
 from stoker.errors import CacheError
@@ -244,6 +245,7 @@ class RunBatches:
         self._order: BatchOrder | None = None
         self._count, self._compares = 0, False
         self._began_s = self._last_s = 0.0
+        self._passes = 0  # backward passes before them
         self.is_over = False
 
     def start(self) -> None:
@@ -309,6 +311,7 @@ class RunBatches:
         self._count += 1
         if compares or self._count == 1:
             self._began_s, self._count = self._last_s, 1
+            self._passes = count_passes()
         return batch
 
     def _start_comparison(self, order: BatchOrder) -> None:
@@ -410,7 +413,9 @@ class RunBatches:
 
     def _end(self) -> None:
         self._close_comparison()
-        if not self.is_over and self._count:
+        passes = count_passes()
+        is_evaluation = passes > 0 and passes == self._passes
+        if not self.is_over and self._count and not is_evaluation:
             seconds, counts = self._last_s - self._began_s, not self._compares
             self._changed.end_epoch(self._count - 1, seconds, counts=counts)
         self.is_over = True

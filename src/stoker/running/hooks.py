@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from stoker.analysis.probe.backward_watch import watch_backward
 from stoker.analysis.probe.loaders import find_builders
 from stoker.basics.fingerprint import content_digest
 from stoker.basics.resources import format_bytes, process_group
@@ -75,6 +76,7 @@ class _RunningProcess:
 
     def __init__(self, module: Any, torch: Any) -> None:
         self._module, self._torch = module, torch
+        watch_backward(torch.autograd)
         self._plan = read_plan()
         self._begin()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 
 from stoker.analysis.model.report import AsItIs, Rate, Wait
@@ -87,7 +88,10 @@ def estimate_steady(rank: RankTrace, batch: float) -> tuple[AsItIs | None, float
     waits: list[Wait] = []
     startup_s = None
     started_ns = first_ns = 0
+    evaluations = _find_evaluations(rank.rows, rank.slot)
     for epoch in _split_epochs(rank.rows, rank.slot):
+        if epoch[0][0].epoch in evaluations:
+            continue
         skip = ahead if len(epoch) > 3 * ahead else 1
         for place, (row, following, between) in enumerate(epoch):
             if row.event == records.STARTED:
@@ -116,6 +120,16 @@ def estimate_steady(rank: RankTrace, batch: float) -> tuple[AsItIs | None, float
         return None, 0.0
     total, waited, others = (sum(step[at] for step in steps) for at in (1, 2, 3))
     return AsItIs(rate, waited / total, startup_s or 0.0, waits), others / total
+
+
+def _find_evaluations(rows: Sequence[Row], slot: int) -> set[int]:
+    """Return the epochs of a loader without a backward pass, if others have some.
+
+    An epoch whose second batch was not asked for yet is none.
+    """
+    asked = Counter(row.epoch for row in rows if row.slot == slot and row.event == records.BATCH)
+    trained = {row.epoch for row in rows if row.slot == slot and row.has_learned}
+    return {epoch for epoch, count in asked.items() if count > 1} - trained if trained else set()
 
 
 def _split_epochs(rows: Sequence[Row], slot: int) -> list[list[tuple[Row, Row | None, list[Row]]]]:
@@ -148,9 +162,10 @@ def find_steps(rows: Sequence[Row], slot: int) -> list[tuple[Row, Row]]:
     found = []
     before: Row | None = None
     disturbed = False
+    evaluations = _find_evaluations(rows, slot)
     for row in rows:
-        if row.slot != slot:
-            disturbed = disturbed or not row.trains
+        if row.slot != slot or row.epoch in evaluations:
+            disturbed = disturbed or row.slot == slot or not row.trains
             continue
         if before is not None and row.epoch == before.epoch and not disturbed:
             found.append((before, row))

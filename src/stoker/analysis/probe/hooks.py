@@ -17,7 +17,17 @@ from typing import Any
 
 from . import backward_watch, drain_session, epochs, replay, stacks, workers
 from .loaders import LoaderState, ProbedProcess, find_builders
-from .records import BATCH, END, ERROR, REPLAYED, STARTED, SYNCHRONISED, TRAINS, read_json
+from .records import (
+    BATCH,
+    END,
+    ERROR,
+    LEARNED,
+    REPLAYED,
+    STARTED,
+    SYNCHRONISED,
+    TRAINS,
+    read_json,
+)
 
 _clock = time.perf_counter_ns
 _cover: Any = None  # puts hooks on a class of loaders, once attached
@@ -52,7 +62,6 @@ def attach(module: ModuleType, folder: str) -> None:
         setattr(owner, name, hook)
 
     def disable(where: str, error: Exception) -> None:
-        backward_watch.stop_watching()
         for owner, name, original in hidden:
             setattr(owner, name, original)
         note_failure(folder, where, error)
@@ -95,7 +104,7 @@ def attach(module: ModuleType, folder: str) -> None:
         seen = self.__dict__.get("_stoker")
         if seen is None or _thread.is_inside:
             return advance(self)
-        if seen.count >= seen.process.recorder.header[seen.replay_at]:
+        if seen.count >= seen.process.recorder.header[seen.replay_at] and seen.can_begin:
             return _conduct(self, seen, advance)
         return _time(advance, self, seen, grad_enabled)
 
@@ -172,7 +181,7 @@ def _is_part() -> bool:
 
 def _find_process(folder: str) -> ProbedProcess:
     if not _current or _current[0].pid != os.getpid():
-        backward_watch.stop_watching()
+        backward_watch.note_loader()
         _current[:] = [ProbedProcess(folder)]
     return _current[0]
 
@@ -202,6 +211,7 @@ def _time(
         _thread.is_inside = False
         if has_gradients():
             kind |= TRAINS
+        kind |= LEARNED * seen.has_learned()
         seen.process.recorder.write(seen.slot, seen.epoch, number, entered, left, kind)
 
 
@@ -212,11 +222,12 @@ def _conduct(iterator: Any, seen: LoaderState, advance: Any) -> Any:
     """
     process, recorder = seen.process, seen.process.recorder
     entered, cpu = _clock(), time.process_time_ns()
-    trains = TRAINS if process.torch.is_grad_enabled() else 0
+    flags = TRAINS * process.torch.is_grad_enabled() | LEARNED * seen.has_learned()
     if process.told_to_end:
         process.end()
     takes = seen.count >= recorder.header[seen.take_at]
     last: list[Any] = []
+    counts = True
 
     def note(kind: int) -> None:
         recorder.write(seen.slot, seen.epoch, seen.count, entered, _clock(), kind, cpu)
@@ -228,29 +239,34 @@ def _conduct(iterator: Any, seen: LoaderState, advance: Any) -> Any:
         try:
             last = _fill_bank(iterator, seen, advance)
         except BaseException as error:  # the script's own, or its end of an epoch
-            note((END if isinstance(error, StopIteration) else ERROR) | trains)
+            note((END if isinstance(error, StopIteration) else ERROR) | flags)
             raise
     try:
-        if takes:
-            if process.takeover is None:
-                process.takeover = drain_session.DrainSession(iterator, seen)
-            batch = process.takeover.next(lambda: epochs.is_over(iterator, seen.length))
+        takeover = process.takeover
+        if takes and takeover is not None and not seen.trains and takeover.replayed is not None:
+            if epochs.is_over(iterator, seen.length):
+                raise StopIteration
+            batch, counts = takeover.replayed, False
+        elif takes:
+            if takeover is None:
+                takeover = process.takeover = drain_session.DrainSession(iterator, seen)
+            batch = takeover.next(lambda: epochs.is_over(iterator, seen.length))
         elif last:
-            batch = last[0]
+            batch, counts = last[0], False
         elif epochs.is_over(iterator, seen.length):
             raise StopIteration
         else:
             assert seen.bank is not None
             batch = seen.bank.next()
     except StopIteration:
-        note(END | trains)
+        note(END | flags)
         raise
     except drain_session.Finished:
         process.end()
     except Exception as error:
         note_failure(process.folder, "replay", error)
         process.end()
-    note(BATCH | trains | (0 if last else REPLAYED))
+    note(BATCH | flags | REPLAYED * counts)
     iterator._num_yielded += 1
     seen.count += 1
     return batch

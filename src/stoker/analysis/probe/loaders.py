@@ -18,7 +18,7 @@ import weakref
 from types import FrameType
 from typing import Any, NoReturn
 
-from . import drain_session, epochs, exit_log, replay
+from . import backward_watch, drain_session, epochs, exit_log, replay
 from .records import (
     END_PLACE,
     SLOTS,
@@ -37,6 +37,9 @@ _PR_SET_PDEATHSIG = 1
 _RANKS = "RANK", "LOCAL_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK"
 _SIZES = "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"
 _LOCAL_SIZES = "LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"
+# Epochs without a backward pass, one after the other, behind which the script trains without any.
+# A loop evaluates once or twice on the data that it trains on. Chosen, not measured.
+_MOST_BARREN = 4
 _TOLD = "slot", "site", "built", "place", "describes", "batch_size", "workers"  # of a loader
 
 
@@ -67,6 +70,8 @@ class LoaderState:
         self.place = loader.__dict__.get("_stoker_place")
         self.epoch = -1
         self.count = 0
+        self._passes = self._before = 0  # backward passes at the last row, and before the epoch
+        self._barren = 0  # epochs without any, one after the other
         self.replay_at, self.take_at = find_places(slot)  # places in the header
         self.length: int | None = None  # batches of an epoch that ended by itself
         self.bank: replay.Bank | None = None
@@ -81,9 +86,32 @@ class LoaderState:
     def note_epoch(self, iterator: Any, entered: int, kind: int) -> None:
         """Note that an iterator was made."""
         self.epoch += 1
+        passes = backward_watch.count_passes()
+        self._barren = self._barren + 1 if passes == self._before else 0
+        self._passes = self._before = passes
         iterator.__dict__["_stoker"] = self
         recorder = self.process.recorder
         recorder.write(self.slot, self.epoch, self.count, entered, _clock(), kind)
+
+    def has_learned(self) -> bool:
+        """Return whether a backward pass began since this was asked last, or the epoch began."""
+        before, self._passes = self._passes, backward_watch.count_passes()
+        return self._passes != before
+
+    @property
+    def trains(self) -> bool:
+        """Whether this epoch is known to be no evaluation.
+
+        At its first batch that is not known, unless epochs have one.
+        """
+        passes = backward_watch.count_passes()
+        always = not passes or self.length == 1 or self._barren >= _MOST_BARREN
+        return always or passes > self._before
+
+    @property
+    def can_begin(self) -> bool:
+        """Whether what the analyzer asks may begin here, or has begun."""
+        return self.trains or self.bank is not None or self.conducted is not None
 
 
 class ProbedProcess:

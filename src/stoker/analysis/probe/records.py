@@ -27,8 +27,9 @@ _ROW = struct.Struct("7q")
 _WORK = struct.Struct("9q")
 
 BATCH, END, ERROR, STARTED, SYNCHRONISED = range(5)  # kinds of rows
-# Flags on a kind: gradients are on; handed over by the probe. Bits above the five kinds.
-TRAINS, REPLAYED = 16, 32
+# Flags on a kind: gradients are on; handed over by the probe; a backward pass began since the row
+# before, of the same loader. Bits above the five kinds.
+TRAINS, REPLAYED, LEARNED = 16, 32, 64
 
 # Place in the header: whether the script was told to end.
 END_PLACE = 1
@@ -52,12 +53,17 @@ class Row(NamedTuple):
     @property
     def event(self) -> int:
         """Its kind, without the flags."""
-        return self.kind & ~(TRAINS | REPLAYED)
+        return self.kind & ~(TRAINS | REPLAYED | LEARNED)
 
     @property
     def trains(self) -> bool:
         """True if gradients were on."""
         return bool(self.kind & TRAINS)
+
+    @property
+    def has_learned(self) -> bool:
+        """True if a backward pass began since the row before."""
+        return bool(self.kind & LEARNED)
 
     @property
     def is_replayed(self) -> bool:

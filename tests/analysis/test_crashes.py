@@ -230,7 +230,7 @@ def test_what_goes_wrong_behind_the_end_is_noted_and_no_crash(tmp_path: Path) ->
                 raise OSError("no room for the checkpoint")
         """,
     )
-    found = analyze(tmp_path, "train.py", minutes=0.5)  # time to end
+    found = analyze(tmp_path, "train.py", minutes=0.8)  # time to end
     assert found.code == 0, found.errors
     assert found.report is not None
     assert found.report["crash"] is None

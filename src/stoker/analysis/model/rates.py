@@ -156,7 +156,7 @@ def find_steps(rows: Sequence[Row], slot: int) -> list[tuple[Row, Row]]:
     """Return the batches that the probe handed over, each with the next call for one.
 
     The time between two epochs is not a step, nor is a step with an evaluation in it. Nor the last
-    one of an epoch, unless epochs have one batch: loops that count batches (Ignite) evaluate and
+    one of an epoch, unless it is the only one: loops that count batches (Ignite) evaluate and
     write checkpoints before they ask for the epoch's end.
     """
     found = []
@@ -168,10 +168,12 @@ def find_steps(rows: Sequence[Row], slot: int) -> list[tuple[Row, Row]]:
             disturbed = disturbed or row.slot == slot or not row.trains
             continue
         if before is not None and row.epoch == before.epoch and not disturbed:
-            found.append((before, row))
+            is_only = not found or found[-1][0].epoch != row.epoch
+            if row.event != records.END or is_only:
+                found.append((before, row))
         before = row if row.is_replayed else None
         disturbed = False
-    return [pair for pair in found if pair[1].event != records.END] or found
+    return found
 
 
 def estimate_startup_s(rank: RankTrace) -> float:

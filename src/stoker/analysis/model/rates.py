@@ -159,7 +159,7 @@ def find_steps(rows: Sequence[Row], slot: int) -> list[tuple[Row, Row]]:
     one of an epoch, unless it is the only one: loops that count batches (Ignite) evaluate and
     write checkpoints before they ask for the epoch's end.
     """
-    found = []
+    found: list[tuple[Row, Row]] = []
     before: Row | None = None
     disturbed = False
     evaluations = _find_evaluations(rows, slot)

@@ -43,14 +43,14 @@ class DrainSession:
     given number of steps: made by a given number of workers, from data that was drained before.
 
     Attributes:
-        replayed: a batch for an evaluation on the loader; None if none is at hand.
+        spare: batches for an evaluation on the loader; None if none are at hand.
     """
 
     def __init__(self, iterator: Any, seen: Any) -> None:
         process = seen.process
         self._process = process
-        self._bank = seen.bank
-        self.replayed = seen.bank.next() if seen.bank is not None else None
+        self._bank = self.spare = seen.bank
+        self._replayed = seen.bank.next() if seen.bank is not None else None
         rest = seen.rest or iterator.__dict__.get("_sampler_iter")
         self._drains = LoaderDrains(iterator.__dict__["_stoker_loader"], process, rest)
         self._number = 0
@@ -89,7 +89,7 @@ class DrainSession:
             try:
                 with _mark_own_loaders():
                     if command["do"] == "describe":
-                        self._answer(self._drains.describe(self.replayed))
+                        self._answer(self._drains.describe(self._replayed))
                     elif command["do"] == "drain":
                         self._answer(self._drains.drain(command))
                     elif command["do"] == "look":

@@ -243,10 +243,10 @@ def _conduct(iterator: Any, seen: LoaderState, advance: Any) -> Any:
             raise
     try:
         takeover = process.takeover
-        if takes and takeover is not None and not seen.trains and takeover.replayed is not None:
+        if takes and takeover is not None and not seen.trains and takeover.spare is not None:
             if epochs.is_over(iterator, seen.length):
                 raise StopIteration
-            batch, counts = takeover.replayed, False
+            batch, counts = takeover.spare.next(), False
         elif takes:
             if takeover is None:
                 takeover = process.takeover = drain_session.DrainSession(iterator, seen)

@@ -22,8 +22,9 @@ from torch.utils.data import Dataset, Subset, dataloader  # noqa: E402
 from running.test_changed_loader import choice_of, play  # noqa: E402
 from stoker.running.batches import ChangedLoader  # noqa: E402
 from stoker.running.identity import identify_examples  # noqa: E402
-from stoker.running.kept_examples import KeptExamples  # noqa: E402
+from stoker.running.kept_examples import KeptExamples, flush  # noqa: E402
 from stoker.running.loaders import LoaderChoice, LoaderSettings  # noqa: E402
+from stoker.running.outcome import EpochPace  # noqa: E402
 
 DataLoader: Any = torch.utils.data.DataLoader
 SCALE = 1
@@ -110,6 +111,51 @@ def test_a_dataset_that_changes_between_epochs_is_read_again() -> None:
     assert first[0][1, 0] == 2
     assert second[0][1, 0] == 0
     assert said == ["its dataset has changed: its examples are read in each epoch from here on"]
+
+
+class Counted(Slow):
+    def __getitem__(self, index: int) -> Any:
+        self.add(index)
+        return {"x": self.table[:3] + index, "y": index}
+
+
+def test_loaders_that_are_built_anew_find_the_examples_again_and_those_of_no_other_data() -> None:
+    reads, stores = list[int](), dict[str, KeptExamples]()
+    settings = LoaderSettings(0, None, False, cache_bytes=32 << 20)
+    choice = LoaderChoice(LoaderSettings(0, None, False), settings, identity="built anew")
+
+    def play_epoch(fill: float) -> float:
+        dataset = Counted()
+        dataset.add = reads.append  # type: ignore[assignment]
+        dataset.table = torch.full((1 << 19,), fill)
+        loader = DataLoader(dataset, 4, shuffle=True, collate_fn=stack)
+        changed = ChangedLoader(dataloader, torch, choice, pytest.fail, stores=stores)
+        for batches in changed.iterate(loader):
+            value = float(batches[0, 0] - batches[0, 3])
+        for examples in stores.values():
+            flush(examples)
+        return value
+
+    assert [play_epoch(0.0) for _ in range(3)] == [0.0] * 3
+    assert sorted(reads) == [*range(22)]
+    # Of the same class, and as large, but other numbers.
+    assert [play_epoch(float(number)) for number in range(1, 9)] == [*range(1, 9)]
+    assert sorted(reads) == sorted([*range(22)] * 9)
+    assert len(stores) < 8, "stores of data that has changed do not add up"
+
+
+def test_an_epoch_without_the_cache_does_not_look_like_a_change_of_the_data() -> None:
+    stores, said = dict[str, KeptExamples](), list[str]()
+    own = LoaderSettings(0, None, False)
+    choice = LoaderChoice(own, LoaderSettings(0, None, False, 4 << 20), identity="of a trial")
+    pace = EpochPace(choice, 1e12, said.append)  # no loader is as fast
+    seen = []
+    for _ in range(4):
+        seen.append(pace.settings)
+        changed = ChangedLoader(dataloader, torch, choice, said.append, stores=stores, pace=pace)
+        assert len(list(changed.iterate(DataLoader(Counted(88), 4, collate_fn=stack)))) == 22
+    assert seen[:3] == [choice.new, own, choice.new]
+    assert not [text for text in said if "was changed" in text]
 
 
 def test_training_and_validation_are_looked_at_apart() -> None:

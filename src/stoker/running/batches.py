@@ -48,7 +48,8 @@ class ChangedLoader:
         pace: the speed of its epochs, and the settings of the next one.
         say: called with a sentence if something is undone.
         to_compare: how many of the next batches are compared with the untouched loader's.
-        stores: keeps stores of examples open when this loader is gone.
+        stores: those of examples, by identity, open also when this loader is gone: one that is
+            built anew for each epoch finds its examples again.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class ChangedLoader:
         say: Any,
         *,
         compares: bool = False,
-        stores: list[KeptExamples] | None = None,
+        stores: dict[str, KeptExamples] | None = None,
         pace: EpochPace | None = None,
     ) -> None:
         """``pace``: that of loaders before, in whose place this one is built."""
@@ -72,7 +73,7 @@ class ChangedLoader:
         can = choice.same and choice.twice and not choice.seeds
         self.to_compare = _COMPARED if compares and can else 0
         self._compares_hits = bool(self.to_compare and choice.new.cache_bytes)
-        self.stores: list[KeptExamples] = [] if stores is None else stores
+        self.stores: dict[str, KeptExamples] = {} if stores is None else stores
         self._examples: KeptExamples | None = None
         self._cached: tuple[Any, str] = None, ""  # the dataset, and its state
         # Neither PyTorch's workers that persist nor these see what the script changes later.
@@ -115,8 +116,7 @@ class ChangedLoader:
         dataset, state = loader.dataset, _digest(loader.dataset)
         if self._examples is None:
             try:
-                size, identity = self.settings.cache_bytes, self.choice.identity
-                self._examples = KeptExamples(dataset, size, identity)
+                self._examples = self._keep(dataset, state)
                 self._cached = dataset, state
                 return
             except (CacheError, OSError) as error:
@@ -130,6 +130,20 @@ class ChangedLoader:
         self.pace.settings = msgspec.structs.replace(self.settings, cache_bytes=0)
         self._end_kept()
         self.say(f"{problem}: its examples are read in each epoch from here on")
+
+    def _keep(self, dataset: Any, state: str) -> KeptExamples:
+        """Return a dataset behind its store. Raises CacheError, OSError."""
+        # With the state, as another loader may be built in this place over other data.
+        identity = f"{self.choice.identity} {state}"
+        before = self.stores.pop(identity, None)
+        if before is None:
+            found = KeptExamples(dataset, self.settings.cache_bytes, identity)
+        else:
+            found = before.around(dataset)
+        self.stores[identity] = found  # the last one
+        while len(self.stores) > _STORES:
+            del self.stores[next(iter(self.stores))]
+        return found
 
     def open(self, loader: Any, order: BatchOrder, seeds: Any, *, keeps: bool) -> Any:
         """Return PyTorch's iterator with the settings of now, over an order of batches."""
@@ -297,8 +311,9 @@ class RunBatches:
         except StopIteration:
             if self._comparison is not None:
                 self._end_comparison("")
-            self._end()
+            # First, as the end may choose other settings for the next epoch.
             self._changed.check_dataset(self._loader)
+            self._end()
             raise
         except Exception:
             assert self._order is not None

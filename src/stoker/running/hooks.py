@@ -84,7 +84,7 @@ class _RunningProcess:
         self._pid = os.getpid()
         self._known: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self._choices: dict[Any, tuple[LoaderChoice, EpochPace]] = {}
-        self._stores: list[KeptExamples] = []
+        self._stores: dict[str, KeptExamples] = {}
         self._times: dict[Any, int] = {}
         self._left: set[str] = set()
         self._names: dict[str, tuple[tuple[str, ...], weakref.ref[Any]]] = {}

@@ -95,6 +95,10 @@ class KeptExamples(CachedDataset):
     def __reduce__(self) -> Any:
         return _again, (self._dataset, self._cache)
 
+    def around(self, dataset: Any) -> KeptExamples:
+        """Return another dataset with the same examples behind this store."""
+        return _again(dataset, self._cache)
+
     def __getitems__(self, indices: Any) -> list[Any]:
         cache = self._cache
         names = [

@@ -186,6 +186,41 @@ def test_what_was_undone_stays_so_where_loaders_are_built_anew(tmp_path: Path) -
     assert found.stderr.count("batch 1 differs: ") == 1
 
 
+DRAWN_ANEW = """
+class Slow(Rows):
+    def __init__(self, seed):
+        super().__init__(24)
+        self.seed = seed
+
+    def __getitem__(self, index):
+        until = time.perf_counter() + 0.002
+        while time.perf_counter() < until:
+            pass
+        x, y = super().__getitem__(index)
+        return x + self.seed, y
+
+if __name__ == "__main__":
+    model = make_model()
+    for epoch in range(6):
+        train(model, DataLoader(Slow(epoch), 8), 1)
+"""
+
+
+@pytest.mark.full
+def test_data_that_differ_in_each_epoch_are_neither_kept_nor_compared_for_long(
+    tmp_path: Path,
+) -> None:
+    script = write_script(tmp_path, DRAWN_ANEW)
+    plain = start(tmp_path, sys.executable, script.name)
+    found = run(tmp_path, "--apply", write_advice(tmp_path), "--do", "cache", script.name)
+    assert found.returncode == 0, found.stderr
+    assert found.stdout == plain.stdout
+    lines = found.stderr.splitlines()
+    assert sum(": cached (2" in line for line in lines) == 1
+    assert sum("3 batches compared with the script's own" in line for line in lines) == 2
+    assert sum("not cached: its dataset is another one each time" in line for line in lines) == 1
+
+
 @pytest.mark.full
 def test_a_closed_standard_output_is_the_scripts_own(tmp_path: Path) -> None:
     script = write_script(tmp_path, "raise SystemExit(3 if sys.stdout is None else 4)")

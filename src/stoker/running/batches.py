@@ -92,6 +92,7 @@ class ChangedLoader:
     def iterate(self, loader: Any) -> RunBatches:
         """Return an iterator of an epoch, as ``iter(loader)`` does."""
         own = self.choice.own
+        self.pace.begun += 1
         if self.settings.cache_bytes:
             self._check_cache(loader)
         draws = not (own.persistent and own.workers and self._has_drawn)

@@ -22,6 +22,10 @@ from stoker.running.loaders import LoaderChoice, choose
 from stoker.running.outcome import EpochPace, RunOutcome
 from stoker.running.plan import read_plan
 
+# So many datasets at one place, each for one epoch, and the next one will be another, too: a cache
+# or a comparison would only take time. Chosen, not measured.
+_OTHERS = 2
+
 
 def attach(loader_class: Any) -> None:
     """Put the hooks on PyTorch's ``DataLoader``."""
@@ -87,6 +91,7 @@ class _RunningProcess:
         self._stores: dict[str, KeptExamples] = {}
         self._times: dict[Any, int] = {}
         self._left: set[str] = set()
+        self._told: dict[str, str] = {}  # of each loader, what was applied last
         self._names: dict[str, tuple[tuple[str, ...], weakref.ref[Any]]] = {}
         self._outcome = RunOutcome(self._plan, self._say)
 
@@ -142,17 +147,22 @@ class _RunningProcess:
         def tell(text: str) -> None:
             self._say(f"{site}: {text}")
 
+        differs = self._differs_each_time(site)
         if kind not in self._choices:
-            choice = choose(loader, self._module, self._plan, site)
+            why = "its dataset is another one each time" if differs else ""
+            choice = choose(loader, self._module, self._plan, site, not_kept=why)
             is_analyzed = site == self._plan.loader
             as_it_is = (self._plan.examples_per_s or 0.0) / self._plan.batch_size * is_analyzed
             pace = EpochPace(choice, as_it_is, tell)
             self._choices[kind] = choice, pace
-            tell(describe(choice))
             if choice.is_changed and is_analyzed:
                 self._outcome.watch(pace, choice)
-            if self._plan.print_diff and choice.is_changed and not _read_rank()[0]:
-                say(show_edits(place, choice).removesuffix("\n"))
+            text = describe(choice)
+            if self._told.get(site) != text:
+                self._told[site] = text
+                tell(text)
+                if self._plan.print_diff and choice.is_changed and not _read_rank()[0]:
+                    say(show_edits(place, choice).removesuffix("\n"))
         choice, pace = self._choices[kind]
         if not choice.is_changed:
             return None
@@ -163,9 +173,16 @@ class _RunningProcess:
             tell,
             stores=self._stores,
             # Once, and once more with examples from the cache.
-            compares=times <= 1 + bool(choice.new.cache_bytes) and pace.settings == choice.new,
+            compares=not differs
+            and times <= 1 + bool(choice.new.cache_bytes)
+            and pace.settings == choice.new,
             pace=pace,
         )
+
+    def _differs_each_time(self, site: str) -> bool:
+        """True if the loaders built in a place had other data each time, for an epoch each."""
+        paces = [pace for (place, *_), (_, pace) in self._choices.items() if place == site]
+        return len(paces) >= _OTHERS and all(pace.begun < 2 for pace in paces[-_OTHERS:])
 
     def _say(self, text: str) -> None:
         rank, ranks = _read_rank()

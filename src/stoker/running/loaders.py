@@ -70,8 +70,13 @@ class LoaderView:
         return getattr(self._loader, name)
 
 
-def choose(loader: Any, module: Any, plan: RunPlan, site: str) -> LoaderChoice:
-    """Choose a loader's settings. Another process reads some of its examples."""
+def choose(
+    loader: Any, module: Any, plan: RunPlan, site: str, *, not_kept: str = ""
+) -> LoaderChoice:
+    """Choose a loader's settings. Another process reads some of its examples.
+
+    ``not_kept``: why its examples get no cache.
+    """
     own = LoaderSettings(loader.num_workers, loader.prefetch_factor, loader.persistent_workers)
     refused = _find_obstacle(loader, module, own)
     if refused:
@@ -79,7 +84,9 @@ def choose(loader: Any, module: Any, plan: RunPlan, site: str) -> LoaderChoice:
     new, why = _want(own, plan, is_analyzed=site == plan.loader)
     if new == own and not plan.cache:
         return LoaderChoice(own, own, why=why or "the report advises no other settings")
-    keeps = plan.cache and not is_cached(loader.dataset)
+    if is_cached(loader.dataset):
+        not_kept = "its dataset is cached already"
+    keeps = plan.cache and not not_kept
     create = module._DatasetKind.create_fetcher
     sends = own.workers == 0 and new.workers > 0
     trial = try_examples(loader, create, sends=sends, keeps=keeps)
@@ -88,7 +95,7 @@ def choose(loader: Any, module: Any, plan: RunPlan, site: str) -> LoaderChoice:
     found = _fit(own, new, plan, trial, why)
     if not plan.cache:
         return found
-    refused = trial.not_kept if keeps else "its dataset is cached already"
+    refused = not_kept or trial.not_kept
     size = 0 if refused else plan_bytes(trial.example_bytes, len(loader.dataset))
     if not size:
         refused = refused or "there is no memory for it"

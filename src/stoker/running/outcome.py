@@ -31,12 +31,14 @@ class EpochPace:
         settings: those of the next epoch.
         epochs: batches, and the seconds from the first to the last, of each epoch that ended.
             Those that were compared are left out.
+        begun: the number of epochs that began.
     """
 
     def __init__(self, choice: LoaderChoice, as_it_is: float, say: Callable[[str], None]) -> None:
         """``as_it_is``: batches/s without a change; 0 if unknown: then the change stays."""
         self.settings = choice.new
         self.epochs: list[tuple[int, float]] = []
+        self.begun = 0
         self._own, self._as_it_is, self._say = choice.own, as_it_is, say
         self._changed = choice.new
         self._trial: list[float] = []  # the rates of its epochs

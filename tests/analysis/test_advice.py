@@ -207,6 +207,11 @@ def test_a_cache_around_the_dataset_is_named_first_and_porting_after_it() -> Non
     said = write_verdict(replace(small, actions=advise(small)))
     assert said.count("First: keep prepared examples (100% of the dataset)") == 1
     assert next(a.code for a in advise(replace(small, port=None))) == kept.code
+    anew = replace(small, prepared=replace(PREPARED, in_loop=True))
+    assert next(a.code for a in advise(anew)).splitlines() == [
+        'examples = stoker.cached(Photographs(root), "19.6 GiB")  # once, in front of the loop',
+        "DataLoader(examples, ...)",
+    ]
     half = replace(small, examples=64_000)
     (part,) = (action for action in advise(half) if "port" in action.title)
     assert "of which fit" in part.title

@@ -87,6 +87,36 @@ def test_a_pipeline_gives_the_batches_of_the_loader(line: str, tmp_path: Path) -
             assert torch.equal(one, other)
 
 
+IN_LOOPS = """
+def make(data):
+    return DataLoader(data, 8)
+
+for data in (1, 2):
+    outside = DataLoader(data, 8)
+for epoch in range(3):
+    inside = DataLoader(data, 8)
+    called = make(data)
+while True:
+    for batch in DataLoader(data, 8):
+        pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("callers", "in_loop"),
+    [((3,), False), ((3, 9), True), ((6,), False), ((8,), True), ((11,), True)],
+)
+def test_loaders_that_a_loop_builds_anew(
+    callers: tuple[int, ...], in_loop: bool, tmp_path: Path
+) -> None:
+    script = tmp_path / "loops.py"
+    script.write_text(IN_LOOPS)
+    about = {"place": (str(script), callers[0]), "built": [f"loops.py:{at}" for at in callers]}
+    found = find_prepared(about, {"example_bytes": 16, "varies": False})
+    assert found is not None
+    assert found.in_loop == in_loop
+
+
 @pytest.mark.parametrize(
     "more",
     [

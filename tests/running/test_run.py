@@ -212,10 +212,17 @@ def test_data_that_differ_in_each_epoch_are_neither_kept_nor_compared_for_long(
 ) -> None:
     script = write_script(tmp_path, DRAWN_ANEW)
     plain = start(tmp_path, sys.executable, script.name)
-    found = run(tmp_path, "--apply", write_advice(tmp_path), "--do", "cache", script.name)
+    wanted = ("--apply", write_advice(tmp_path), "--do", "cache", "--print-diff")
+    found = run(tmp_path, *wanted, script.name)
     assert found.returncode == 0, found.stderr
     assert found.stdout == plain.stdout
     lines = found.stderr.splitlines()
+    assert (
+        lines.count(
+            "Build stoker.cached(...) in front of the loop: each one begins with no examples."
+        )
+        == 1
+    )
     assert sum(": cached (2" in line for line in lines) == 1
     assert sum("3 batches compared with the script's own" in line for line in lines) == 2
     assert sum("not cached: its dataset is another one each time" in line for line in lines) == 1

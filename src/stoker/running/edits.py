@@ -7,6 +7,7 @@ import difflib
 import os
 from pathlib import Path
 
+from stoker.analysis.porting import find_call, is_in_loop
 from stoker.basics.resources import format_bytes
 from stoker.running.loaders import LoaderChoice
 
@@ -17,18 +18,25 @@ def show_edits(place: tuple[str, int], choice: LoaderChoice) -> str:
     options = _list_options(choice)
     try:
         text = Path(path).read_text(encoding="utf-8")
-        call = _find_call(ast.parse(text), line)
+        tree = ast.parse(text)
+        call = find_call(tree, line)
     except (OSError, ValueError, SyntaxError):
         call = None
-    if call is None:
+    if call is None or any(word.arg is None for word in call.keywords):
         written = ", ".join(f"{name}={value}" for name, value in options.items())
         return f"{os.path.basename(path)}:{line}: DataLoader(..., {written})\n"
     lines = text.splitlines(keepends=True)
     changed = _edit(lines, call, options)
+    more = ""
     if "dataset" in options:
         changed = _import_stoker(changed)
+        if is_in_loop(tree, line):
+            more = (
+                "Build stoker.cached(...) in front of the loop: each one begins with no examples.\n"
+            )
     name = os.path.relpath(path)
-    return "".join(difflib.unified_diff(lines, changed.splitlines(keepends=True), name, name))
+    difference = difflib.unified_diff(lines, changed.splitlines(keepends=True), name, name)
+    return "".join(difference) + more
 
 
 def _list_options(choice: LoaderChoice) -> dict[str, str]:
@@ -42,20 +50,6 @@ def _list_options(choice: LoaderChoice) -> dict[str, str]:
     if new.cache_bytes:
         found["dataset"] = f'stoker.cached(..., "{format_bytes(new.cache_bytes)}")'
     return found
-
-
-def _find_call(tree: ast.Module, line: int) -> ast.Call | None:
-    """Return the call of a loader at a line, if there is one and its options are all written."""
-    calls = [
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call)
-        and node.lineno <= line <= (node.end_lineno or node.lineno)
-        and ast.unparse(node.func).endswith("DataLoader")
-    ]
-    if len(calls) != 1 or any(word.arg is None for word in calls[0].keywords):
-        return None
-    return calls[0]
 
 
 def _import_stoker(text: str) -> str:

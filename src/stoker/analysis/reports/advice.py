@@ -244,10 +244,12 @@ def _advise_porting(report: Report) -> Iterator[Action]:
     whole = (report.examples or 0) * report.prepared.example_bytes
     yield Action(
         f"port the loader to a pipeline: decoded examples take {format_bytes(whole)}"
-        + (f", {held:.0%} of which fit in memory" if held < 1.0 else ", and it keeps them"),
+        + (f", {held:.0%} of which fit in memory" if held < 0.995 else ", and it keeps them"),
         write_port(port, report.prepared.dataset, report.loader.workers, round_up_to_mib(size)),
         predict_gain(report, job=lambda case: with_kept(case, held, find_kept(report))),
-        f"in place of the loader at {report.loader.name}; from the second epoch on, approximately. "
+        f"in place of the loader at {report.loader.name}"
+        + (", and in front of its loop" if report.prepared.in_loop else "")
+        + "; from the second epoch on, approximately. "
         "An example was the same in each reading, so nothing in it is random",
     )
 

@@ -312,19 +312,17 @@ SHAPES = {
     train(make_model(), StatefulDataLoader(Rows(), 8, shuffle=True, num_workers=1))
     """,
     "infinite": """
-    class Shuffled(DataLoader):
+    class Endless(DataLoader):
         def __init__(self, rows):
-            super().__init__(rows, batch_size=8, shuffle=True)
+            sampler = torch.utils.data.RandomSampler(rows, replacement=True, num_samples=10**9)
+            super().__init__(rows, batch_size=8, sampler=sampler)
 
-    loader = Shuffled(Rows())
-    batches = iter(loader)
+    loader = Endless(Rows())
+    batches = iter(loader)  # open at the end
     model = make_model()
-    for step in range(20):
-        try:
-            x, y = next(batches)
-        except StopIteration:
-            batches = iter(loader)
-            x, y = next(batches)
+    for step in range(60):
+        x, y = next(batches)
+        model(x).sum().backward()
         print(step, repr(model(x).sum().item()))
     """,
     "accelerate": """
@@ -396,11 +394,13 @@ SHAPES = {
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_shape_has_the_losses_of_the_plain_run(tmp_path: Path, shape: str) -> None:
     script = write_script(tmp_path, SHAPES[shape])
-    report = write_advice(tmp_path, "num_workers=2", "prefetch_factor=4")
+    line = f"train.py:{LINE + 3}"  # of the endless one
+    report = write_advice(tmp_path, "num_workers=2", "prefetch_factor=4", loader=line)
     plain = start(tmp_path, sys.executable, script.name)
     found = run(tmp_path, "--apply", report, script.name)
     assert plain.returncode == found.returncode == 0, found.stderr
     assert found.stdout == plain.stdout
+    assert "Exception ignored" not in found.stderr
     told = [line for line in found.stderr.splitlines() if line.startswith("stoker run: ")]
     if shape == "stream":
         assert "left as it is: a stream" in told[0]
@@ -409,6 +409,8 @@ def test_every_shape_has_the_losses_of_the_plain_run(tmp_path: Path, shape: str)
     else:
         assert "num_workers 0 -> 2" in told[0], found.stderr
         assert "same batches: yes" in told[0]
+    if shape == "infinite":
+        assert " in epoch 1" in told[-1]
 
 
 DISTRIBUTED = """

@@ -262,26 +262,24 @@ class RunBatches:
         self._began_s = self._last_s = 0.0
         self._passes = 0  # backward passes before them
         self.is_over = False
+        changed.pace.running.add(self)
 
     def start(self) -> None:
         """Draw the order of the epoch, and start the workers on it."""
-        lead = self._changed.choice.own.lead
-        sampler = self._loader._index_sampler
-        self._order = BatchOrder(sampler, lead, holds=acts_at_end(sampler))
-        if self._changed.to_compare:
+        changed, sampler = self._changed, self._loader._index_sampler
+        self._order = BatchOrder(sampler, changed.choice.own.lead, holds=acts_at_end(sampler))
+        if changed.to_compare:
             self._order.copies, self._compares = deque(), True
         try:
-            self._inner = self._changed.open(
-                self._loader, self._order, self._seeds, keeps=self._keeps
-            )
+            self._inner = changed.open(self._loader, self._order, self._seeds, keeps=self._keeps)
         except (OSError, RuntimeError) as error:
             raise_interrupt(error)
-            if self._changed.choice.seeds:
+            if changed.choice.seeds:
                 raise
             problem = f"workers cannot be started ({error})"
         else:
             self._order.keep_up()  # now, as PyTorch draws the seed of the workers first
-            if self._changed.to_compare:
+            if changed.to_compare:
                 self._start_comparison(self._order)
             return
         self._fall_back(problem)
@@ -314,7 +312,7 @@ class RunBatches:
                 self._end_comparison("")
             # First, as the end may choose other settings for the next epoch.
             self._changed.check_dataset(self._loader)
-            self._end()
+            self.end()
             raise
         except Exception:
             assert self._order is not None
@@ -427,18 +425,20 @@ class RunBatches:
             self._loader, self._order, changed.settings, self._seeds, persistent=False
         )
 
-    def _end(self) -> None:
+    def end(self) -> None:
+        """Note the speed of the epoch, which a loop may leave before its end."""
         self._close_comparison()
-        passes = count_passes()
-        is_evaluation = passes > 0 and passes == self._passes
-        if not self.is_over and self._count and not is_evaluation:
+        if self.is_over:
+            return
+        self.is_over = True
+        is_evaluation = 0 < count_passes() == self._passes
+        if self._count and not is_evaluation:
             seconds, counts = self._last_s - self._began_s, not self._compares
             self._changed.end_epoch(self._count - 1, seconds, counts=counts)
-        self.is_over = True
 
     def __del__(self) -> None:
         with contextlib.suppress(AttributeError):
-            self._end()
+            self.end()
 
 
 def _leave_workers() -> None:

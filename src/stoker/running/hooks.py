@@ -155,8 +155,8 @@ class _RunningProcess:
             as_it_is = (self._plan.examples_per_s or 0.0) / self._plan.batch_size * is_analyzed
             pace = EpochPace(choice, as_it_is, tell)
             self._choices[kind] = choice, pace
-            if choice.is_changed and is_analyzed:
-                self._outcome.watch(pace, choice)
+            if choice.is_changed:
+                self._outcome.watch(pace, choice, is_analyzed=is_analyzed)
             text = describe(choice)
             if self._told.get(site) != text:
                 self._told[site] = text

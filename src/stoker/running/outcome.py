@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import weakref
 from collections.abc import Callable
 from multiprocessing import util
 from pathlib import Path
+from typing import Any
 
 from stoker.running.loaders import LoaderChoice
 from stoker.running.plan import RunPlan
@@ -32,6 +34,7 @@ class EpochPace:
         epochs: batches, and the seconds from the first to the last, of each epoch that ended.
             Those that were compared are left out.
         begun: the number of epochs that began.
+        running: iterators whose epoch has not ended, each with an ``end()`` that notes its speed.
     """
 
     def __init__(self, choice: LoaderChoice, as_it_is: float, say: Callable[[str], None]) -> None:
@@ -39,6 +42,7 @@ class EpochPace:
         self.settings = choice.new
         self.epochs: list[tuple[int, float]] = []
         self.begun = 0
+        self.running: weakref.WeakSet[Any] = weakref.WeakSet()
         self._own, self._as_it_is, self._say = choice.own, as_it_is, say
         self._changed = choice.new
         self._trial: list[float] = []  # the rates of its epochs
@@ -71,6 +75,7 @@ class RunOutcome:
 
     def __init__(self, plan: RunPlan, say: Callable[[str], None]) -> None:
         self._plan, self._say = plan, say
+        self._paces: list[EpochPace] = []
         self._epochs: list[list[tuple[int, float]]] = []
         self._sites: list[str] = []
         self._gain = 1.0
@@ -82,12 +87,17 @@ class RunOutcome:
             util.Finalize(None, self._tell, exitpriority=0)
         self._sites.append(site)
 
-    def watch(self, pace: EpochPace, choice: LoaderChoice) -> None:
+    def watch(self, pace: EpochPace, choice: LoaderChoice, *, is_analyzed: bool) -> None:
         """Count the epochs of a loader, or of all that are built anew in its place."""
-        self._epochs.append(pace.epochs)
-        self._gain = _predict(self._plan, choice)
+        self._paces.append(pace)
+        if is_analyzed:
+            self._epochs.append(pace.epochs)
+            self._gain = _predict(self._plan, choice)
 
     def _tell(self) -> None:
+        # A script may end in the middle of an epoch, or have no other.
+        for batches in [batches for pace in self._paces for batches in pace.running]:
+            batches.end()
         if self._plan.loader not in self._sites:
             self._say(f"the loader of the report, {self._plan.loader}, was not iterated")
         if not self._epochs:

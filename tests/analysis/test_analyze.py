@@ -279,6 +279,14 @@ FAILURES = {
     ),
     "crash before": ("raise RuntimeError('no such config')", "no such config"),
     "no loader": ("print('nothing to see')", "ended by itself"),
+    "training without a loader": (
+        """
+        weight, until = torch.zeros(4, requires_grad=True), time.monotonic() + 1.2
+        while time.monotonic() < until:
+            weight.sum().backward()
+        """,
+        "s without iterating a DataLoader",
+    ),
     "standard input": ("input('continue? ')", "standard input is empty"),
 }
 

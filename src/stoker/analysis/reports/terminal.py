@@ -191,7 +191,7 @@ def describe_plan(command: list[str], budget_s: float) -> str:
         f"stoker analyze will start\n    {' '.join(command)}\nonce (up to three times if it ends "
         "early), let it run as it is for a few seconds, then hand it the same batches again and "
         "again, then read its data with no training step, cold and warm, and end it. It takes "
-        f"{budget_s / 60:.3g} minutes at most. It edits no file; the script itself writes its "
+        f"{budget_s / 60:.3g} min at most. It edits no file; the script itself writes its "
         "files as always. Ctrl-C ends everything."
     )
 

@@ -415,22 +415,23 @@ class ScriptJob:
     ) -> list[tuple[RankTrace, list[Step]]]:
         """Return the steps of each rank; none if they failed. Raises Stopped."""
         session, each_s = self._session, _SHORTEST_S
+        name, data = ("kept", "a cache") if kept else ("warm", "data in memory")
         for rank in self._recorded:
-            arrivals = rank.drains[f"{'kept' if kept else 'warm'}-{workers}"][-1].arrivals_ns
+            arrivals = rank.drains[f"{name}-{workers}"][-1].arrivals_ns
             steps = rank.replayed[-100:]
             for at in (arrivals[len(arrivals) // 2 :], [row.entered_ns for row in steps]):
                 if len(at) > 1:
                     each_s = max(each_s, (at[-1] - at[0]) / (len(at) - 1) / 1e9)
-        fewest = 4 * max(1, workers) + _FEWEST
         lasts_s = min(_KEEPS_S, self._unit_s) if kept else self._unit_s
-        steps_wanted = max(fewest, min(_MOST_STEPS, int(lasts_s / each_s)))
+        steps_wanted = max(4 * max(1, workers) + _FEWEST, min(_MOST_STEPS, int(lasts_s / each_s)))
         if self._life is not None:
             steps_wanted = min(steps_wanted, (self._life - session.count_batches()) // left - 2)
             if steps_wanted < _FEWEST:
-                self.trace.note(
-                    f"the script ends after {self._life} batches, too few to have it train on "
-                    "data in memory: predictions assume that it reaches the speed of its parts"
-                )
+                if kept or not self._recorded[0].trained:
+                    self.trace.note(
+                        f"the script ends after {self._life} batches, too few to train on {data}: "
+                        "predictions assume that it reaches the speed of its parts"
+                    )
                 return []
         began = [len(session.read_rows(rank)) for rank in self._ranks]
         # Ranks train together: all of them take the same number of steps.
@@ -485,25 +486,23 @@ class ScriptJob:
         replayed = _SETTLE + max(_FEWEST, min(_MOST_STEPS, int(self._unit_s / 4 / replayed_s)))
         turn_s = own * own_s + replayed * replayed_s
         turns = min(TURNS, int((self._deadline - time.monotonic()) / 3 / turn_s))
+        lack, remedy = "too little time", "; use a larger --budget"
         if self._life is not None:
-            left = self._life - session.count_batches()
-            turns = min(turns, left // 2 // (own + replayed))
+            most = (self._life - session.count_batches()) // 2 // (own + replayed)
+            if most < turns:
+                turns, lack, remedy = most, f"{self._life} batches of the script are too few", ""
         if turns < 2:
             self.trace.note(
-                "too little time to repeat the job as it is and G by turns: the split's intervals "
-                "are those within a phase; use a larger --budget"
+                f"{lack} to repeat the job as it is and G by turns: the split's intervals are "
+                f"those within a phase{remedy}"
             )
             return
         self.say(f"as it is and G once more, in {turns} turns")
         began = [len(session.read_rows(rank)) for rank in self._ranks]
-        command = {
-            "do": "alternate",
-            "steps": turns * (own + replayed),
-            "own": own,
-            "replayed": replayed,
-            "again": again,
-        }
-        answers = session.send(command)
+        steps = turns * (own + replayed)
+        answers = session.send(
+            {"do": "alternate", "steps": steps, "own": own, "replayed": replayed, "again": again}
+        )
         ranks = zip(self._ranks, self._recorded, answers, began, strict=True)
         for rank, recorded, answer, start in ranks:
             if "error" in answer and not answer["error"].startswith("StopIteration"):

@@ -357,6 +357,8 @@ class Session:
             trace.note(describe_crash(trace.crash))
             reasons[phase] = summarize_crash(trace.crash)
             reasons["output"] = trace.crash.output
+        elif phase == "batch" and (trained_s := self.measure_loaderless_s()) > 0.0:
+            reasons[phase] = f"it trained for {trained_s:.2g} s without iterating a DataLoader"
         else:
             who = "the script" if code is not None else "its training process"
             reasons[phase] = f"{who} ended by itself before the phase was over"

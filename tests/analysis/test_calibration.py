@@ -78,6 +78,7 @@ def test_the_model_runs_the_job_as_it_is_at_the_rate_that_was_measured(job: Part
 @given(parts())
 @example(ALONE)
 @example(EVEN)
+@example(replace(ALONE, rate=100.0, wait=0.6, G=800.0, prep_cpu_s=0.007, step_cpu_s=0.001))
 def test_there_is_one_g(job: Parts) -> None:
     report = make_report(recorded(job))
     seen, g = report.as_it_is, report.rates.G
@@ -87,6 +88,8 @@ def test_there_is_one_g(job: Parts) -> None:
     assert g.low - rounding <= g.value <= g.high + rounding
     assert to_measured(report).ingestion == pytest.approx(g.value)
     assert report.split.compute == pytest.approx(seen.rate.value / g.value)
+    if not job.workers:  # nothing is prepared beside a step
+        assert report.split.compute > min(0.99, 1.0 - seen.wait_fraction) - 1e-6
     assert report.replayed is not None
     differ = abs(report.replayed.value - g.value) > 0.1 * g.value
     assert any("on the same batches again and again" in doubt for doubt in report.doubts) == differ

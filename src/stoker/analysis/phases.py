@@ -201,6 +201,11 @@ def _drain_warm(job: DrivenJob) -> None:
             job.train(count, left)
             if own and time.monotonic() < until:
                 job.prefetch_more(left - 1)
+    if not rank.trained:
+        trace.note(
+            "training on data in memory was not measured: predictions assume that it reaches the "
+            "speed of its parts"
+        )
     with contextlib.suppress(OSError):
         if drained:
             trace.warm_fraction = cold_reads.resident_fraction(drained)

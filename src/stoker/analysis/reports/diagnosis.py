@@ -367,7 +367,7 @@ class _RankFindings:
         It is known by the processor time of both, or by how much slower than G training itself was
         on data in memory, where workers took processors meanwhile.
         """
-        if self.g is None or self.p is None or self.steady is None:
+        if not self.about["workers"] or self.g is None or self.p is None or self.steady is None:
             return 0.0
         model = predict(to_measured_apart(self._shell))
         own = next(point for point in self.curve if point.workers == self.about["workers"])

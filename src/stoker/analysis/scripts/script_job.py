@@ -319,6 +319,8 @@ class ScriptJob:
                 self.drain(f"kept-{workers}", workers, seconds / 2, kept=True)
                 for recorded, steps in self._train(workers, 1, None, kept=True):
                     recorded.trained_kept.setdefault(workers, []).append(steps)
+        if not first.trained_kept:
+            self.trace.note("training on a cache was not measured: its gain is that of its parts")
 
     def try_requests(self) -> None:
         """Do nothing: a script's requests to a network are unknown."""
@@ -415,9 +417,8 @@ class ScriptJob:
     ) -> list[tuple[RankTrace, list[Step]]]:
         """Return the steps of each rank; none if they failed. Raises Stopped."""
         session, each_s = self._session, _SHORTEST_S
-        name, data = ("kept", "a cache") if kept else ("warm", "data in memory")
         for rank in self._recorded:
-            arrivals = rank.drains[f"{name}-{workers}"][-1].arrivals_ns
+            arrivals = rank.drains[f"{'kept' if kept else 'warm'}-{workers}"][-1].arrivals_ns
             steps = rank.replayed[-100:]
             for at in (arrivals[len(arrivals) // 2 :], [row.entered_ns for row in steps]):
                 if len(at) > 1:
@@ -427,11 +428,6 @@ class ScriptJob:
         if self._life is not None:
             steps_wanted = min(steps_wanted, (self._life - session.count_batches()) // left - 2)
             if steps_wanted < _FEWEST:
-                if kept or not self._recorded[0].trained:
-                    self.trace.note(
-                        f"the script ends after {self._life} batches, too few to train on {data}: "
-                        "predictions assume that it reaches the speed of its parts"
-                    )
                 return []
         began = [len(session.read_rows(rank)) for rank in self._ranks]
         # Ranks train together: all of them take the same number of steps.

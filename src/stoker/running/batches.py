@@ -12,7 +12,6 @@ import contextlib
 import functools
 import itertools
 import multiprocessing
-import os
 import time
 import warnings
 import weakref
@@ -28,7 +27,13 @@ from stoker.basics.signals import raise_interrupt
 from stoker.errors import CacheError
 from stoker.running.comparison import DEAD_WORKER, BatchComparison, IndicesBehind
 from stoker.running.kept_examples import KeptExamples
-from stoker.running.loaders import LoaderChoice, LoaderSettings, LoaderView, acts_at_end
+from stoker.running.loaders import (
+    LoaderChoice,
+    LoaderSettings,
+    LoaderView,
+    acts_at_end,
+    start_workers,
+)
 from stoker.running.outcome import EpochPace
 
 # Batches that are compared with the untouched loader's. Each costs what it costs without a change.
@@ -36,8 +41,6 @@ _COMPARED = 50
 # Stores that stay open when their loaders are gone: of training, validation and a few others. Where
 # each epoch has another dataset, its stores must not add up. Chosen, not measured.
 _STORES = 4
-# PyTorch's iterators with workers of this process.
-_OPEN: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 class ChangedLoader:
@@ -196,9 +199,7 @@ class ChangedLoader:
             if self.choice.own.workers == 0:
                 # From Python 3.12 on, for processes with threads; the script asked for no workers.
                 warnings.simplefilter("ignore", DeprecationWarning)
-            found = self.module._MultiProcessingDataLoaderIter(LoaderView(loader, changed))
-        _OPEN.add(found)
-        return found
+            return start_workers(self.module, LoaderView(loader, changed))
 
     def make_untouched(self, loader: Any, order: Any, seeds: Any) -> Any:
         """Return a new iterator with the script's own settings, for comparison.
@@ -368,7 +369,8 @@ class RunBatches:
     def _end_comparison(self, problem: str) -> None:
         """Compare no more batches, and say what was found."""
         compared = 0 if self._comparison is None else self._comparison.compared
-        found = f"{compared} batches compared with the script's own, bit for bit: the same"
+        count = f"{compared} batch{'es' * (compared != 1)}"
+        found = f"{count} compared with the script's own, bit for bit: the same"
         changed, threads = self._changed, self._changed.torch.get_num_threads()
         if changed.choice.own.workers == 0 and changed.settings.workers and threads > 1:
             # Nor could the comparison use more: after a fork, they may hang.
@@ -439,16 +441,6 @@ class RunBatches:
     def __del__(self) -> None:
         with contextlib.suppress(AttributeError):
             self.end()
-
-
-def _leave_workers() -> None:
-    """Have a forked process, which ends its copies of iterators, leave its parent's workers."""
-    for batches in _OPEN:
-        batches._shutdown = True
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_leave_workers)
 
 
 def _shut_down(batches: Any) -> None:

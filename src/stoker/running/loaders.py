@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing
 import os
+import weakref
+from multiprocessing import util
 from typing import Any
 
 import msgspec
@@ -20,6 +23,8 @@ _KNOWN_SAMPLERS = {
     "torch", "accelerate", "transformers", "pytorch_lightning", "lightning", "lightning_fabric",
     "timm", "torchdata", "builtins", "stoker",
 }  # fmt: skip
+# PyTorch's iterators with workers of this process.
+_OPEN: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 class LoaderSettings(msgspec.Struct, frozen=True):
@@ -68,6 +73,34 @@ class LoaderView:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
+
+
+def start_workers(module: Any, loader: LoaderView) -> Any:
+    """Return PyTorch's iterator with workers, which end when this process does."""
+    if not _OPEN:
+        # PyTorch's own function at exit, which runs after this one, has them killed; and children
+        # of multiprocessing call none.
+        atexit.register(_end_workers)
+        util.Finalize(None, _end_workers, exitpriority=0)
+    found = module._MultiProcessingDataLoaderIter(loader)
+    _OPEN.add(found)
+    return found
+
+
+def _end_workers() -> None:
+    """Let workers end by themselves: each removes its temporary folder."""
+    for batches in [*_OPEN]:
+        batches._shutdown_workers()
+
+
+def _leave_workers() -> None:
+    """Have a forked process, which ends its copies of iterators, leave its parent's workers."""
+    for batches in _OPEN:
+        batches._shutdown = True
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_workers)
 
 
 def choose(

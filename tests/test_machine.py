@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from stoker.basics.resources import (
     default_threads,
     format_bytes,
+    format_rounded,
     parse_bytes,
     thread_busy_ns,
     usable_cores,
@@ -62,6 +63,13 @@ def test_sizes_are_written(size: int, text: str) -> None:
 @given(st.integers(0, 10**15))
 def test_what_is_written_reads_back_nearly(size: int) -> None:
     assert parse_bytes(format_bytes(size)) == pytest.approx(size, rel=0.06)
+
+
+@given(st.floats(0.001, 1e12), st.integers(3, 4))
+def test_a_rounded_number_has_no_exponent(value: float, digits: int) -> None:
+    text = format_rounded(value, digits)
+    assert "e" not in text
+    assert float(text.replace(",", "")) == pytest.approx(value, rel=0.5 * 10 ** (1 - digits))
 
 
 def test_cores_are_those_of_the_affinity(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,6 +73,12 @@ def format_bytes(count: float) -> str:
     raise AssertionError
 
 
+def format_rounded(value: float, digits: int = 3) -> str:
+    """Return a number with so many digits, as text for people: a large one without an exponent."""
+    text = f"{value:,.{digits}g}"
+    return f"{value:,.0f}" if "e+" in text else text
+
+
 def usable_cores() -> int:
     """Return the number of cores that this process may use, at least 1.
 

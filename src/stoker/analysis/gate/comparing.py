@@ -13,6 +13,7 @@ from stoker.analysis.gate.intervals import estimate_interval
 from stoker.analysis.gate.record import GATE_SCHEMA, read_record
 from stoker.analysis.gate.summaries import show_figure
 from stoker.analysis.model.report import SCHEMA, Rate, read_json, read_report
+from stoker.basics.resources import format_rounded
 
 _SHARES = "compute", "prep_stall", "fetch_stall"
 _FALLS = FALLS | {"compute", "speed", "G", "P", "S", "C"}
@@ -107,7 +108,7 @@ def _read_analysis(path: Path) -> _Figures:
 
 
 def _show_speed(value: float) -> str:
-    return f"{value:,.4g}/s"
+    return f"{format_rounded(value, 4)}/s"
 
 
 def _show_share(value: float) -> str:

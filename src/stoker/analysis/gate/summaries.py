@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 from stoker.analysis.gate.conditions import FALLS, METRICS
 from stoker.analysis.gate.judging import FINE, UNDECIDED, WORSE, Judgement
 from stoker.analysis.gate.record import GateRecord
+from stoker.basics.resources import format_rounded
 
 _MARKS = {WORSE: "❌ worse", FINE: "✅ not worse", UNDECIDED: "❔ undecided"}
 
@@ -101,8 +102,8 @@ def show_figure(metric: str, value: float) -> str:
     if metric == "stall":
         return f"{value:.1%}"
     if metric in FALLS:
-        return f"{value:,.4g}/s"
-    return f"{value * 1e3:,.3g} ms" if abs(value) < 1 else f"{value:,.3g} s"
+        return f"{format_rounded(value, 4)}/s"
+    return f"{format_rounded(value * 1e3)} ms" if abs(value) < 1 else f"{format_rounded(value)} s"
 
 
 def _show(judgement: Judgement, value: float) -> str:

@@ -30,7 +30,7 @@ from stoker.analysis.model.report import (
     to_measured_apart,
 )
 from stoker.analysis.model.what_if import Answer, Curve, Outcome, is_asked
-from stoker.basics.resources import format_bytes
+from stoker.basics.resources import format_bytes, format_rounded
 
 # With name and share beside it, a bar fits into 80 columns.
 _BAR = 48
@@ -237,7 +237,7 @@ def _make_outcomes_table(outcomes: tuple[Outcome, ...], unit: str) -> Table:
         row("  of the speed as it is", lambda o: f"{o.prediction.rate / now:.2f}x")
     if echoes:
         row(f"  fresh {unit}/s of these", lambda o: _format_rate(o.prediction.fresh_rate))
-    row("steps/s", lambda o: f"{o.prediction.steps_per_s:,.3g}")
+    row("steps/s", lambda o: format_rounded(o.prediction.steps_per_s))
     row("what limits", lambda o: o.prediction.bound, "bold")
     row("time in compute", lambda o: f"{o.prediction.compute:.1%}")
     row("  lost to prep", lambda o: f"{o.prediction.prep_stall:.1%}")
@@ -364,10 +364,10 @@ def _format_value(report: Report, quantity: str, value: float) -> str:
         return f"{value:.0%} = {format_bytes(value * (dataset_bytes(to_measured(report)) or 0.0))}"
     if quantity == "accelerator":
         return f"{value:g}x"
-    return f"{value:,.0f}" if value >= 100 else f"{value:,.3g}"
+    return format_rounded(value)
 
 
 def _format_rate(value: float) -> str:
     if value == INFINITE:
         return "no limit"
-    return f"{value:,.0f}" if value >= 100 else f"{value:,.3g}"
+    return format_rounded(value)

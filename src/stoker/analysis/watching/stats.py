@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from stoker.basics.resources import format_rounded
+
 
 class WatchStats(msgspec.Struct, frozen=True, kw_only=True):
     """A run so far, as one of its processes sees it.
@@ -36,7 +38,7 @@ class WatchStats(msgspec.Struct, frozen=True, kw_only=True):
                 f"fetch stall {self.fetch_stall_fraction:.1%}"
             )
         waits = self.wait_p50_s, self.wait_p95_s, self.wait_p99_s
-        p50, p95, p99 = (f"{wait_s * 1e3:,.3g}" for wait_s in waits)
+        p50, p95, p99 = (format_rounded(wait_s * 1e3) for wait_s in waits)
         return (
             f"{self.elapsed_s:,.0f} s, {self.batches:,} batches: compute "
             f"{self.compute_fraction:.1%}, {parts}; waits p50 {p50}, p95 {p95}, p99 {p99} ms"

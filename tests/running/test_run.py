@@ -7,6 +7,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -37,12 +38,12 @@ def test_a_plain_loop_has_the_losses_and_the_exit_status_of_the_plain_run(tmp_pa
     script = write_script(tmp_path, PLAIN)
     report = write_advice(tmp_path, "num_workers=2", loader=f"train.py:{LINE}")
     plain = start(tmp_path, sys.executable, script.name, "--lr", "1")
-    (tmp_path / "temporary").mkdir()
     words = "--apply", report, "--print-diff", script.name, "--lr", "1"
-    found = run(tmp_path, *words, TMPDIR=str(tmp_path / "temporary"))
+    with tempfile.TemporaryDirectory() as folder:  # workers' sockets need a short path
+        found = run(tmp_path, *words, TMPDIR=folder)
+        assert [*Path(folder).glob("pymp-*")] == []
     assert plain.returncode == found.returncode == 3, found.stderr
     assert found.stdout == plain.stdout
-    assert [*(tmp_path / "temporary").glob("pymp-*")] == []
     lines = found.stderr.splitlines()
     assert lines[0] == (
         f"stoker run: train.py:{LINE}: num_workers 0 -> 2, prefetch 2, persistent; "

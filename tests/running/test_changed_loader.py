@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import random
 import signal
@@ -15,6 +16,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 from torch.utils.data import (  # noqa: E402
+    BatchSampler,
     Dataset,
     IterableDataset,
     RandomSampler,
@@ -331,6 +333,11 @@ def test_an_error_of_the_dataset_is_the_scripts_own() -> None:
     assert "a worker failed (KeyError)" in said[0]
 
 
+class _Endless(Sampler[int]):
+    def __iter__(self) -> Iterator[int]:
+        return itertools.cycle(range(8))
+
+
 class _Liar(Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         return iter(range(7))
@@ -441,6 +448,9 @@ LEFT = {
     "examples are random": lambda: DataLoader(Jittered(), 4),
     "random, and would": lambda: DataLoader(_Counting(), 4),
     "would be drawn": lambda: DataLoader(Squares(), 4, collate_fn=_mask),
+    "BatchSampler may go on": lambda: DataLoader(
+        Squares(), batch_sampler=BatchSampler(_Endless(), 4, drop_last=False)
+    ),
     "its sampler _Liar": lambda: DataLoader(Squares(), 4, sampler=_Liar()),
     "its sampler RandomSampler": lambda: DataLoader(
         Squares(), 4, sampler=RandomSampler(Squares(), True, generator=torch.Generator())

@@ -130,7 +130,14 @@ def _find_obstacle(loader: Any, module: Any, own: LoaderSettings) -> str:
         return f"{type(loader).__name__} makes iterators of its own"
     if not getattr(loader, "in_order", True):
         return "in_order=False: its order is random"
-    unknown = _find_unknown_sampler(loader._index_sampler)
+    sampler = loader._index_sampler
+    try:
+        len(sampler)
+    except TypeError:
+        return (
+            f"its sampler {type(sampler).__name__} may go on into the next epoch: it has no len()"
+        )
+    unknown = _find_unknown_sampler(sampler)
     if unknown:
         return f"its sampler {unknown} may depend on how far ahead it is read"
     if own.workers == 0 and _find_start_method() != "fork":

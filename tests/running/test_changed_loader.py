@@ -54,6 +54,28 @@ class Jittered(Squares):
         return super().__getitem__(index) + torch.rand(2)
 
 
+class Rarely(Squares):
+    """Draws for each example, and changes hardly any."""
+
+    def __init__(self, own: Any) -> None:
+        super().__init__()
+        self.steps = [own]
+
+    def __getitem__(self, index: int) -> Any:
+        return super().__getitem__(index) * self.draw()
+
+    def draw(self) -> int:
+        (own,) = self.steps
+        drawn = torch.rand(1, generator=own) if isinstance(own, torch.Generator) else own.random()
+        return 2 if drawn < 1e-9 else 1
+
+
+class Seeded(Rarely):
+    def draw(self) -> int:
+        self.steps[0].seed(3)
+        return super().draw()
+
+
 def settings_of(loader: Any) -> LoaderSettings:
     return LoaderSettings(loader.num_workers, loader.prefetch_factor, loader.persistent_workers)
 
@@ -465,6 +487,22 @@ def test_what_is_left_as_it_is_and_why(why: str) -> None:
     found = choice_of(LEFT[why]())
     assert not found.is_changed
     assert why in found.why
+
+
+@pytest.mark.parametrize(
+    "own", [random.Random(0), np.random.default_rng(0), np.random.RandomState(0), torch.Generator()]
+)
+def test_draws_of_a_datasets_own_generator_are_seen_though_examples_stay_as_they_are(
+    own: Any,
+) -> None:
+    found = choice_of(DataLoader(Rarely(own), 4), cache=True)
+    assert not found.is_changed
+    assert "examples are random" in found.why
+    assert found.why.endswith("not cached: its examples are random")
+
+
+def test_a_generator_that_is_seeded_for_each_example_is_not_random() -> None:
+    assert choice_of(DataLoader(Seeded(random.Random()), 4)).is_changed
 
 
 def test_random_examples_keep_the_seeds_of_their_workers() -> None:

@@ -368,6 +368,30 @@ class _Liar(Sampler[int]):
         return 4
 
 
+class _Anew(BatchSampler):
+    """Its own iterator, which ``iter()`` starts anew, as Lightning's for predictions."""
+
+    def __iter__(self) -> Any:
+        self.whole = super().__iter__()
+        return self
+
+    def __next__(self) -> Any:
+        return next(self.whole)
+
+
+@pytest.mark.parametrize("bad", [-1, 9])
+def test_a_sampler_that_iter_starts_anew(bad: int) -> None:
+    data = Squares()
+    loader = DataLoader(data, batch_sampler=_Anew(range(22), 4, drop_last=False))
+    expected = [batch.tolist() for batch in DataLoader(data, 4)]
+    changed = change(loader, LoaderSettings(2, 2, True))
+    found = iter(changed.iterate(loader))
+    data.bad = bad  # workers have it, and the script's own process reads the rest
+    given = [next(found).tolist() for _ in range(2)]
+    data.bad = -1
+    assert [*given, *(batch.tolist() for batch in found)] == expected
+
+
 def test_a_sampler_that_gives_more_than_it_said() -> None:
     said: list[str] = []
     loader = DataLoader(Squares(8), None, sampler=_Liar())

@@ -296,7 +296,8 @@ SHAPES = {
 
     accelerator = Accelerator(cpu=True)
     model = make_model()
-    model, loader = accelerator.prepare(model, DataLoader(Rows(), 8, shuffle=True))
+    ours = DataLoader(Rows(), 8, shuffle=True)
+    model, loader = accelerator.prepare(model, ours)
     train(model, loader)
     """,
     "trainer": """
@@ -356,7 +357,7 @@ SHAPES = {
             return DataLoader(Rows(16), 8)
 
         def predict_dataloader(self):
-            return DataLoader(Rows(8), 4)
+            return DataLoader(Rows(8), batch_size=4)
 
     if __name__ == "__main__":
         trainer = lightning.Trainer(
@@ -376,9 +377,10 @@ def test_every_shape_has_the_losses_of_the_plain_run(tmp_path: Path, shape: str)
     script = write_script(tmp_path, SHAPES[shape])
     report = write_advice(tmp_path, "num_workers=2", "prefetch_factor=4")
     plain = start(tmp_path, sys.executable, script.name)
-    found = run(tmp_path, "--apply", report, script.name)
+    found = run(tmp_path, "--apply", report, script.name, TMPDIR=str(tmp_path))
     assert plain.returncode == found.returncode == 0, found.stderr
     assert found.stdout == plain.stdout
+    assert not list(tmp_path.glob("pymp-*")), "workers that were killed leave their sockets"
     told = [line for line in found.stderr.splitlines() if line.startswith("stoker run: ")]
     if shape == "stream":
         assert "left as it is: a stream" in told[0]
@@ -387,6 +389,9 @@ def test_every_shape_has_the_losses_of_the_plain_run(tmp_path: Path, shape: str)
     else:
         assert "num_workers 0 -> 2" in told[0], found.stderr
         assert "same batches: yes" in told[0]
+    if shape == "accelerate":  # it builds the loader again
+        ours = script.read_text().splitlines().index("ours = DataLoader(Rows(), 8, shuffle=True)")
+        assert told[0].startswith(f"stoker run: train.py:{ours + 1}: num_workers")
 
 
 DISTRIBUTED = """

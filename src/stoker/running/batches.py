@@ -12,7 +12,6 @@ import contextlib
 import functools
 import itertools
 import multiprocessing
-import os
 import time
 import warnings
 import weakref
@@ -28,7 +27,14 @@ from stoker.basics.signals import raise_interrupt
 from stoker.errors import CacheError
 from stoker.running.comparison import DEAD_WORKER, BatchComparison, IndicesBehind
 from stoker.running.kept_examples import KeptExamples
-from stoker.running.loaders import LoaderChoice, LoaderSettings, LoaderView, acts_at_end
+from stoker.running.loaders import (
+    OPEN,
+    LoaderChoice,
+    LoaderSettings,
+    LoaderView,
+    acts_at_end,
+    shut_down,
+)
 from stoker.running.outcome import EpochPace
 
 # Batches that are compared with the untouched loader's. Each costs what it costs without a change.
@@ -36,8 +42,6 @@ _COMPARED = 50
 # Stores that stay open when their loaders are gone: of training, validation and a few others. Where
 # each epoch has another dataset, its stores must not add up. Chosen, not measured.
 _STORES = 4
-# PyTorch's iterators with workers of this process.
-_OPEN: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 class ChangedLoader:
@@ -182,7 +186,7 @@ class ChangedLoader:
                 # From Python 3.12 on, for processes with threads; the script asked for no workers.
                 warnings.simplefilter("ignore", DeprecationWarning)
             found = self.module._MultiProcessingDataLoaderIter(LoaderView(loader, changed))
-        _OPEN.add(found)
+        OPEN.add(found)
         return found
 
     def make_untouched(self, loader: Any, order: Any, seeds: Any) -> Any:
@@ -340,7 +344,7 @@ class RunBatches:
             return next(self._inner)
         else:
             changed.undo(f"batch {comparison.compared + 1} differs: {why}")
-            _shut_down(self._inner)
+            shut_down(self._inner)
             self._inner, self._comparison = comparison.take_over(), None
             error, comparison.error = comparison.error, None
             if error is None:
@@ -404,7 +408,7 @@ class RunBatches:
         changed = self._changed
         self._close_comparison()
         changed.undo(problem)
-        _shut_down(self._inner)
+        shut_down(self._inner)
         self._inner = None
         self._order = self._order.rest()
         self._inner = changed.make(
@@ -423,22 +427,6 @@ class RunBatches:
     def __del__(self) -> None:
         with contextlib.suppress(AttributeError):
             self._end()
-
-
-def _leave_workers() -> None:
-    """Have a forked process, which ends its copies of iterators, leave its parent's workers."""
-    for batches in _OPEN:
-        batches._shutdown = True
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_leave_workers)
-
-
-def _shut_down(batches: Any) -> None:
-    """End the workers of PyTorch's iterator, if it has any."""
-    if hasattr(batches, "_shutdown_workers"):
-        batches._shutdown_workers()
 
 
 _digest = functools.partial(content_digest, whole=True)
@@ -515,8 +503,10 @@ class BatchOrder:
                 self._draw_one()
 
     def _draw_one(self) -> None:
+        # By ``next()`` alone: ``iter()`` of Lightning's iterator for predictions starts it anew.
         self._drawn += 1
-        self._ahead += itertools.islice(self._whole, 1)
+        with contextlib.suppress(StopIteration):
+            self._ahead.append(next(self._whole))
 
     def has_more(self) -> bool:
         """Draw the end of the sampler; True if it gives more batches than it said."""
@@ -526,7 +516,8 @@ class BatchOrder:
 
     def rest(self) -> BatchOrder:
         """Return the order of the batches that were not handed over."""
-        return BatchOrder(itertools.chain(self._given, self._ahead, self._whole))
+        whole = map(next, itertools.repeat(self._whole))
+        return BatchOrder(itertools.chain(self._given, self._ahead, whole))
 
 
 class _IndicesOfWorkers:

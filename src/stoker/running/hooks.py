@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import multiprocessing
 import os
 import sys
 import weakref
 from collections.abc import Callable
+from multiprocessing import util
 from typing import Any
 
 from stoker.analysis.probe.backward_watch import watch_backward
@@ -18,7 +20,7 @@ from stoker.basics.warn import say
 from stoker.running.batches import ChangedLoader
 from stoker.running.edits import show_edits
 from stoker.running.kept_examples import KeptExamples
-from stoker.running.loaders import LoaderChoice, choose
+from stoker.running.loaders import LoaderChoice, choose, end_workers
 from stoker.running.outcome import EpochPace, RunOutcome
 from stoker.running.plan import read_plan
 
@@ -57,7 +59,7 @@ def _hook(loader_class: Any, iterate: Callable[[Any, Any, Any], Any]) -> None:
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         build(self, *args, **kwargs)
         if self not in places:  # a subclass may build its parent twice
-            places[self] = find_builders()
+            places[self] = find_builders(self)
 
     def hook(name: str) -> None:
         start = getattr(loader_class, name)
@@ -96,6 +98,8 @@ class _RunningProcess:
         self._left: set[str] = set()
         self._names: dict[str, tuple[tuple[str, ...], weakref.ref[Any]]] = {}
         self._outcome = RunOutcome(self._plan, self._say)
+        atexit.register(end_workers)  # in front of PyTorch's own, from which on it ends none
+        util.Finalize(None, end_workers, exitpriority=1)  # children of multiprocessing
 
     def adopt(self, loader: Any, built: Any) -> ChangedLoader | None:
         """Return a loader with other settings, which are chosen at its first iteration.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import weakref
 from typing import Any
 
 import msgspec
@@ -14,6 +15,8 @@ from stoker.running.kept_examples import is_cached, plan_bytes
 from stoker.running.plan import RunPlan
 from stoker.running.trial import ExampleTrial, try_examples
 
+# PyTorch's iterators with workers of this process.
+OPEN: weakref.WeakSet[Any] = weakref.WeakSet()
 # Packages whose samplers draw at the start of an epoch, or from generators of their own: what they
 # give does not depend on how far ahead they are read. A user's own sampler may draw in between.
 _KNOWN_SAMPLERS = {
@@ -68,6 +71,31 @@ class LoaderView:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
+
+
+def shut_down(batches: Any) -> None:
+    """End the workers of PyTorch's iterator, if it has any."""
+    if hasattr(batches, "_shutdown_workers"):
+        batches._shutdown_workers()
+
+
+def end_workers() -> None:
+    """End the workers of all iterators, which remove their temporary files then.
+
+    A script may keep an iterator to its very end; multiprocessing kills its workers there.
+    """
+    for batches in list(OPEN):
+        shut_down(batches)
+
+
+def _leave_workers() -> None:
+    """Have a forked process, which ends its copies of iterators, leave its parent's workers."""
+    for batches in OPEN:
+        batches._shutdown = True
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_workers)
 
 
 def choose(loader: Any, module: Any, plan: RunPlan, site: str) -> LoaderChoice:
@@ -140,8 +168,6 @@ def _find_obstacle(loader: Any, module: Any, own: LoaderSettings) -> str:
     unknown = _find_unknown_sampler(sampler)
     if unknown:
         return f"its sampler {unknown} may depend on how far ahead it is read"
-    if own.workers == 0 and _find_start_method() != "fork":
-        return f"workers would be started by {_find_start_method()!r}, and import the script again"
     return ""
 
 
@@ -194,6 +220,9 @@ def _want(own: LoaderSettings, plan: RunPlan, *, is_analyzed: bool) -> tuple[Loa
         workers = max(workers, own.workers) if plan.workers > own.workers else workers
         if workers < plan.workers:
             why = f"{plan.workers} workers are more than this process's share of the cores"
+    method = _find_start_method()
+    if own.workers == 0 < workers and method != "fork":
+        why, workers = f"workers would be started by {method!r}, and import the script again", 0
     if workers == 0:
         return LoaderSettings(0, None, False), why
     prefetch = own.prefetch or 2

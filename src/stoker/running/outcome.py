@@ -87,7 +87,9 @@ class RunOutcome:
 
     def _tell(self) -> None:
         if self._plan.loader not in self._sites:
-            self._say(f"the loader of the report, {self._plan.loader}, was not iterated")
+            self._say(
+                f"the loader of the report, {self._plan.loader}, was not iterated in this process"
+            )
         if not self._epochs:
             return
         # A loader with another dataset for each epoch has one epoch each time.

@@ -73,7 +73,7 @@ def attach(module: ModuleType, folder: str) -> None:
         def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
             make(self, *args, **kwargs)
             if "_stoker_built" not in self.__dict__:
-                self.__dict__["_stoker_built"], self.__dict__["_stoker_place"] = find_builders()
+                self.__dict__["_stoker_built"], self.__dict__["_stoker_place"] = find_builders(self)
 
         def hook(name: str) -> None:
             start = getattr(loader_class, name)
@@ -152,7 +152,7 @@ def attach_pipelines(module: ModuleType, folder: str) -> None:
             return start(self)
         try:
             if "_stoker_built" not in self.__dict__:  # a chain is built in many places
-                self.__dict__["_stoker_built"], self.__dict__["_stoker_place"] = find_builders()
+                self.__dict__["_stoker_built"], self.__dict__["_stoker_place"] = find_builders(self)
             seen = _find_process(folder).adopt(self)
         except Exception as error:
             note_failure(folder, "iter", error)

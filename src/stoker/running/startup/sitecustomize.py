@@ -68,7 +68,6 @@ def _prepare(loader_class: Any, attach: str) -> None:
         hooked, loader_class.__init__ = loader_class.__init__, now
         return hooked
 
-    @functools.wraps(build)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         # PyTorch is complete by now; while its own modules are imported, stoker cannot be.
         if not prepared:
@@ -77,7 +76,7 @@ def _prepare(loader_class: Any, attach: str) -> None:
 
     # The hook looks for the line that builds the loader, and passes over code of no file.
     __init__.__code__ = __init__.__code__.replace(co_filename="<stoker run>")
-    loader_class.__init__ = __init__
+    loader_class.__init__ = functools.update_wrapper(__init__, build)
 
 
 def _give_way() -> None:

@@ -60,6 +60,17 @@ class Whole(Mapped):
         return [(index, -1.0) for index in indices]
 
 
+class Repeated(DataLoader):  # type: ignore[type-arg]
+    """Has workers that go on from one epoch to the next, as Ultralytics' and timm's loaders."""
+
+    batches: Any = None
+
+    def __iter__(self) -> Any:
+        self.batches = self.batches or self._get_iterator()
+        for _ in range(2):
+            yield next(self.batches)
+
+
 class Stream(IterableDataset):  # type: ignore[type-arg]
     def __len__(self) -> int:
         return 5  # it yields more: PyTorch warns, once somebody asked for the length
@@ -209,6 +220,7 @@ def main() -> None:
             multiprocessing_context=method if workers else None,
         )
         found[f"{kind.__name__} {workers} {method} {persistent}"] = epochs(make)
+    found["repeated"] = epochs(lambda: Repeated(Mapped(), 3))
     # Without order, one worker has an order all the same.
     found["unordered"] = epochs(lambda: DataLoader(Mapped(), 4, num_workers=1, in_order=False))
     found["whole batches"] = epochs(lambda: DataLoader(Whole(), 4, num_workers=2))

@@ -83,8 +83,9 @@ def test_the_probe_was_there(both: tuple[dict[str, Any], dict[str, Any], Path]) 
         watched.close()
     assert not list(folder.glob("*.work"))  # workers are looked at in drains alone
     (about,) = folder.glob("process-*.json")
-    sites = {loader["site"].split(":")[0] for loader in json.loads(about.read_text())["loaders"]}
-    assert sites == {"conformance.py"}
+    loaders = json.loads(about.read_text())["loaders"]
+    assert {loader["site"].split(":")[0] for loader in loaders} == {"conformance.py"}
+    assert "Mapped, batch 3, 0 workers" in {loader["describes"] for loader in loaders}
 
 
 def test_a_probe_that_fails_takes_itself_out_and_says_so(tmp_path: Path) -> None:

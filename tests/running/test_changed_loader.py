@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import random
 import signal
@@ -15,6 +16,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 from torch.utils.data import (  # noqa: E402
+    BatchSampler,
     Dataset,
     IterableDataset,
     RandomSampler,
@@ -50,6 +52,28 @@ class Squares(Dataset[Any]):
 class Jittered(Squares):
     def __getitem__(self, index: int) -> Any:
         return super().__getitem__(index) + torch.rand(2)
+
+
+class Rarely(Squares):
+    """Draws for each example, and changes hardly any."""
+
+    def __init__(self, own: Any) -> None:
+        super().__init__()
+        self.steps = [own]
+
+    def __getitem__(self, index: int) -> Any:
+        return super().__getitem__(index) * self.draw()
+
+    def draw(self) -> int:
+        (own,) = self.steps
+        drawn = torch.rand(1, generator=own) if isinstance(own, torch.Generator) else own.random()
+        return 2 if drawn < 1e-9 else 1
+
+
+class Seeded(Rarely):
+    def draw(self) -> int:
+        self.steps[0].seed(3)
+        return super().draw()
 
 
 def settings_of(loader: Any) -> LoaderSettings:
@@ -331,12 +355,41 @@ def test_an_error_of_the_dataset_is_the_scripts_own() -> None:
     assert "a worker failed (KeyError)" in said[0]
 
 
+class _Endless(Sampler[int]):
+    def __iter__(self) -> Iterator[int]:
+        return itertools.cycle(range(8))
+
+
 class _Liar(Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         return iter(range(7))
 
     def __len__(self) -> int:
         return 4
+
+
+class _Anew(BatchSampler):
+    """Its own iterator, which ``iter()`` starts anew, as Lightning's for predictions."""
+
+    def __iter__(self) -> Any:
+        self.whole = super().__iter__()
+        return self
+
+    def __next__(self) -> Any:
+        return next(self.whole)
+
+
+@pytest.mark.parametrize("bad", [-1, 9])
+def test_a_sampler_that_iter_starts_anew(bad: int) -> None:
+    data = Squares()
+    loader = DataLoader(data, batch_sampler=_Anew(range(22), 4, drop_last=False))
+    expected = [batch.tolist() for batch in DataLoader(data, 4)]
+    changed = change(loader, LoaderSettings(2, 2, True))
+    found = iter(changed.iterate(loader))
+    data.bad = bad  # workers have it, and the script's own process reads the rest
+    given = [next(found).tolist() for _ in range(2)]
+    data.bad = -1
+    assert [*given, *(batch.tolist() for batch in found)] == expected
 
 
 def test_a_sampler_that_gives_more_than_it_said() -> None:
@@ -441,6 +494,9 @@ LEFT = {
     "examples are random": lambda: DataLoader(Jittered(), 4),
     "random, and would": lambda: DataLoader(_Counting(), 4),
     "would be drawn": lambda: DataLoader(Squares(), 4, collate_fn=_mask),
+    "BatchSampler may go on": lambda: DataLoader(
+        Squares(), batch_sampler=BatchSampler(_Endless(), 4, drop_last=False)
+    ),
     "its sampler _Liar": lambda: DataLoader(Squares(), 4, sampler=_Liar()),
     "its sampler RandomSampler": lambda: DataLoader(
         Squares(), 4, sampler=RandomSampler(Squares(), True, generator=torch.Generator())
@@ -455,6 +511,22 @@ def test_what_is_left_as_it_is_and_why(why: str) -> None:
     found = choice_of(LEFT[why]())
     assert not found.is_changed
     assert why in found.why
+
+
+@pytest.mark.parametrize(
+    "own", [random.Random(0), np.random.default_rng(0), np.random.RandomState(0), torch.Generator()]
+)
+def test_draws_of_a_datasets_own_generator_are_seen_though_examples_stay_as_they_are(
+    own: Any,
+) -> None:
+    found = choice_of(DataLoader(Rarely(own), 4), cache=True)
+    assert not found.is_changed
+    assert "examples are random" in found.why
+    assert found.why.endswith("not cached: its examples are random")
+
+
+def test_a_generator_that_is_seeded_for_each_example_is_not_random() -> None:
+    assert choice_of(DataLoader(Seeded(random.Random()), 4)).is_changed
 
 
 def test_random_examples_keep_the_seeds_of_their_workers() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import multiprocessing
 import os
 import pickle
 import random
@@ -181,6 +182,23 @@ def test_what_is_not_kept_and_why() -> None:
     assert "not cached: reading an example takes" in plain.why
     odd = choice_of(DataLoader([object()] * 8, 4, collate_fn=len), cache=True)
     assert "not cached: its examples (object) cannot be kept" in odd.why
+
+
+def test_a_script_that_spawns_gets_a_cache_and_no_workers() -> None:
+    loader = DataLoader(Slow(8), 4)
+    before = multiprocessing.get_start_method(allow_none=True)
+    multiprocessing.set_start_method("spawn", force=True)
+    try:
+        found = choice_of(loader, cache=True, kept_workers=2)
+        assert (found.new.workers, found.new.cache_bytes > 0) == (0, True)
+        assert "would be started by 'spawn'" in found.why
+        changed = ChangedLoader(dataloader, torch, found, print, compares=True)
+        expected = [batch["x"].tolist() for batch in loader]
+        for _ in range(2):
+            assert [batch["x"].tolist() for batch in changed.iterate(loader)] == expected
+        assert not choice_of(loader).is_changed
+    finally:
+        multiprocessing.set_start_method(before, force=True)
 
 
 class Turned(Slow):

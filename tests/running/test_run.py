@@ -70,21 +70,27 @@ def test_loaders_of_one_line_have_the_names_of_the_analysis(tmp_path: Path) -> N
         def __getitem__(self, index):
             return torch.rand(4), 1.0
 
+    class OfItsOwn(DataLoader):
+        def __iter__(self):
+            yield from self._get_iterator()
+
+    own = OfItsOwn(Noisy(8), 4)
     for epoch in range(2):
         loaders = [build(Rows(8)), build(Noisy(8))]
-        for loader in loaders:
+        for loader in [*loaders, own]:
             list(loader)
     """
     script = write_script(tmp_path, body)
     line = LINE + 1
-    report = write_advice(tmp_path, "num_workers=1", loader=f"train.py:{line + 7}")
+    report = write_advice(tmp_path, "num_workers=1", loader=f"train.py:{line + 12}")
     found = run(tmp_path, "--apply", report, script.name)
     assert found.returncode == 0, found.stderr
     told = [line for line in found.stderr.splitlines() if line.startswith("stoker run: train")]
     assert told[0].startswith(f"stoker run: train.py:{line}: num_workers 0 -> 1")
-    assert f"train.py:{line + 7}: left as it is: examples are random" in found.stderr
+    assert f"train.py:{line + 12}: left as it is: examples are random" in found.stderr
+    assert f"train.py:{line + 10}: left as it is: examples are random" in found.stderr
     assert "was not iterated" not in found.stderr
-    assert len(told) == 3, "none is told again in the second epoch"
+    assert len(told) == 4, "none is told again in the second epoch"
 
 
 def test_a_plan_is_handed_over_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -334,7 +340,8 @@ SHAPES = {
 
     accelerator = Accelerator(cpu=True)
     model = make_model()
-    model, loader = accelerator.prepare(model, DataLoader(Rows(), 8, shuffle=True))
+    ours = DataLoader(Rows(), 8, shuffle=True)
+    model, loader = accelerator.prepare(model, ours)
     train(model, loader)
     """,
     "trainer": """
@@ -381,15 +388,29 @@ SHAPES = {
         def validation_step(self, batch, at):
             print("val", repr(self.net(batch[0]).sum().item()))
 
+        def predict_step(self, batch, at):
+            return self.net(batch[0]).sum().item()
+
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), 0.1)
+
+        def train_dataloader(self):
+            return DataLoader(Rows(), 8, shuffle=True)
+
+        def val_dataloader(self):
+            return DataLoader(Rows(16), 8)
+
+        def predict_dataloader(self):
+            return DataLoader(Rows(8), batch_size=4)
 
     if __name__ == "__main__":
         trainer = lightning.Trainer(
             max_epochs=2, accelerator="cpu", logger=False, enable_checkpointing=False,
             enable_progress_bar=False, enable_model_summary=False,
         )
-        trainer.fit(Module(), DataLoader(Rows(), 8, shuffle=True), DataLoader(Rows(16), 8))
+        module = Module()
+        trainer.fit(module)
+        print(repr(trainer.predict(module)))  # it builds the loader again from its arguments
     """,
 }
 
@@ -415,6 +436,9 @@ def test_every_shape_has_the_losses_of_the_plain_run(tmp_path: Path, shape: str)
         assert "same batches: yes" in told[0]
     if shape == "infinite":
         assert " in epoch 1" in told[-1]
+    if shape == "accelerate":  # it builds the loader again
+        ours = script.read_text().splitlines().index("ours = DataLoader(Rows(), 8, shuffle=True)")
+        assert told[0].startswith(f"stoker run: train.py:{ours + 1}: num_workers")
 
 
 DISTRIBUTED = """

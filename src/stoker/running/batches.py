@@ -420,7 +420,7 @@ class RunBatches:
         changed = self._changed
         self._close_comparison()
         changed.undo(problem)
-        _shut_down(self._inner)
+        shut_down(self._inner)
         self._inner = None
         self._order = self._order.rest()
         self._inner = changed.make(
@@ -523,8 +523,10 @@ class BatchOrder:
                 self._draw_one()
 
     def _draw_one(self) -> None:
+        # By ``next()`` alone: ``iter()`` of Lightning's iterator for predictions starts it anew.
         self._drawn += 1
-        self._ahead += itertools.islice(self._whole, 1)
+        with contextlib.suppress(StopIteration):
+            self._ahead.append(next(self._whole))
 
     def has_more(self) -> bool:
         """Draw the end of the sampler; True if it gives more batches than it said."""
@@ -534,7 +536,8 @@ class BatchOrder:
 
     def rest(self) -> BatchOrder:
         """Return the order of the batches that were not handed over."""
-        return BatchOrder(itertools.chain(self._given, self._ahead, self._whole))
+        whole = map(next, itertools.repeat(self._whole))
+        return BatchOrder(itertools.chain(self._given, self._ahead, whole))
 
 
 class _IndicesOfWorkers:

@@ -53,21 +53,28 @@ def attach_stateful(loader_class: Any) -> None:
 
 
 def _hook(loader_class: Any, iterate: Callable[[Any, Any, Any], Any]) -> None:
-    """Have ``iterate`` stand for ``__iter__``: it gets the loader, ``__iter__``, and the place."""
-    build, start = loader_class.__init__, loader_class.__iter__
+    """Have ``iterate`` stand for what makes iterators: it gets the loader, that, and the place."""
+    build = loader_class.__init__
     places: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
     @functools.wraps(build)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         build(self, *args, **kwargs)
         if self not in places:  # a subclass may build its parent twice
-            places[self] = find_builders()
+            places[self] = find_builders(self)
 
-    @functools.wraps(start)
-    def __iter__(self: Any) -> Any:
-        return iterate(self, start, places.get(self, (("somewhere",), ("", 0))))
+    def hook(name: str) -> None:
+        start = getattr(loader_class, name)
 
-    loader_class.__init__, loader_class.__iter__ = __init__, __iter__
+        @functools.wraps(start)
+        def begin(self: Any) -> Any:
+            return iterate(self, start, places.get(self, (("somewhere",), ("", 0))))
+
+        setattr(loader_class, name, begin)
+
+    loader_class.__init__ = __init__
+    hook("__iter__")
+    hook("_get_iterator")  # which loaders with an ``__iter__`` of their own may call
 
 
 @functools.cache

@@ -8,10 +8,12 @@ that stay: a file that is rewritten in place may keep its stamp's place in a sam
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import pickle
 import platform
+import random
 import secrets
 import sys
 import types
@@ -46,6 +48,18 @@ def identify_examples(dataset: Any) -> str:
     return f"examples {type(dataset).__qualname__} {where} {hasher.hexdigest()}"
 
 
+def find_generators(*owners: Any) -> list[Any]:
+    """Return the generators of random numbers that objects hold or name.
+
+    They are found as far as the state of the objects can be read. Those that Python, NumPy and
+    torch share are not among them.
+    """
+    pickler = _StatePickler(_HashedFile(xxhash.xxh3_128()))
+    with contextlib.suppress(Exception):  # whatever the state's own code raises
+        pickler.dump(owners)
+    return pickler.generators
+
+
 class _HashedFile:
     """A file whose content is only hashed."""
 
@@ -61,8 +75,15 @@ class _StatePickler(pickle.Pickler):
         self.fast = True  # by value: equal texts need not be one object
         self._seen: set[int] = set()
         self._kept: list[Any] = []  # an id is taken while its object lives
+        torch: Any = sys.modules["torch"]
+        self._kinds = random.Random, np.random.RandomState, np.random.Generator, torch.Generator
+        shared: list[Any] = [random.random, np.random.rand]
+        self._shared = [method.__self__ for method in shared] + [torch.default_generator]
+        self.generators: list[Any] = []
 
     def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, self._kinds) and not any(value is each for each in self._shared):
+            self.generators.append(value)
         if getattr(value, "__module__", None) == "builtins" and isinstance(value, type):
             return NotImplemented  # by its name
         if isinstance(value, (type, types.FunctionType)) and not _is_users(value):

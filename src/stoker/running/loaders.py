@@ -170,11 +170,16 @@ def _find_obstacle(loader: Any, module: Any, own: LoaderSettings) -> str:
         return f"{type(loader).__name__} makes iterators of its own"
     if not getattr(loader, "in_order", True):
         return "in_order=False: its order is random"
-    unknown = _find_unknown_sampler(loader._index_sampler)
+    sampler = loader._index_sampler
+    try:
+        len(sampler)
+    except TypeError:
+        return (
+            f"its sampler {type(sampler).__name__} may go on into the next epoch: it has no len()"
+        )
+    unknown = _find_unknown_sampler(sampler)
     if unknown:
         return f"its sampler {unknown} may depend on how far ahead it is read"
-    if own.workers == 0 and _find_start_method() != "fork":
-        return f"workers would be started by {_find_start_method()!r}, and import the script again"
     return ""
 
 
@@ -227,6 +232,9 @@ def _want(own: LoaderSettings, plan: RunPlan, *, is_analyzed: bool) -> tuple[Loa
         workers = max(workers, own.workers) if plan.workers > own.workers else workers
         if workers < plan.workers:
             why = f"{plan.workers} workers are more than this process's share of the cores"
+    method = _find_start_method()
+    if own.workers == 0 < workers and method != "fork":
+        why, workers = f"workers would be started by {method!r}, and import the script again", 0
     if workers == 0:
         return LoaderSettings(0, None, False), why
     prefetch = own.prefetch or 2

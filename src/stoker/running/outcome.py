@@ -99,7 +99,9 @@ class RunOutcome:
         for batches in [batches for pace in self._paces for batches in pace.running]:
             batches.end()
         if self._plan.loader not in self._sites:
-            self._say(f"the loader of the report, {self._plan.loader}, was not iterated")
+            self._say(
+                f"the loader of the report, {self._plan.loader}, was not iterated in this process"
+            )
         if not self._epochs:
             return
         # A loader with another dataset for each epoch has one epoch each time.

@@ -11,6 +11,7 @@ import ctypes
 import gc
 import json
 import os
+import pickle
 import random
 import select
 import signal
@@ -24,7 +25,7 @@ from typing import Any
 
 import msgspec
 
-from stoker.running.identity import identify_examples
+from stoker.running.identity import find_generators, identify_examples
 from stoker.running.kept_examples import find_record
 from stoker.running.values import is_same
 from stoker.transport.codec.decoder import decode
@@ -138,6 +139,7 @@ def _try_keeping(loader: Any) -> dict[str, Any]:
     """Read examples without their collation, which stays as it is."""
     read = _make_reader(loader)
     began, first, records = time.monotonic(), [], []
+    own = _OwnGenerators(loader.dataset)
     read_s = kept_s = 0.0
     for index in _list_indices(loader):
         before = _read_generators()
@@ -146,6 +148,7 @@ def _try_keeping(loader: Any) -> dict[str, Any]:
         read_s += time.perf_counter() - start
         if _read_generators() != before:
             return {"not_kept": "its examples are random"}
+        own.note_first()
         record = find_record(value)
         if record is None:
             return {"not_kept": f"its examples ({type(value).__name__}) cannot be kept as they are"}
@@ -168,6 +171,8 @@ def _try_keeping(loader: Any) -> dict[str, Any]:
             return {"not_kept": "its examples are random"}
         if time.monotonic() - began > _ENOUGH_S:
             break
+    if own.have_moved():
+        return {"not_kept": "its examples are random"}
     if read_s < kept_s + _LOOKUP_S * len(first):
         return {"not_kept": f"reading an example takes {1e3 * read_s / len(first):.2g} ms only"}
     mean = sum(records) / len(records)
@@ -204,12 +209,13 @@ def _is_random(loader: Any, create_fetcher: Any, sends: bool) -> bool:
     fetcher = create_fetcher(
         loader._dataset_kind, loader.dataset, many, loader.collate_fn, loader.drop_last
     )
-    began, first = time.monotonic(), []
+    began, first, own = time.monotonic(), [], _OwnGenerators(loader.dataset, loader.collate_fn)
     for group in groups:
         before = _read_generators()
         batch = fetcher.fetch(group)
         if _read_generators() != before:
             return True
+        own.note_first()
         first.append((group, batch))
         if time.monotonic() - began > _ENOUGH_S:
             break
@@ -223,7 +229,30 @@ def _is_random(loader: Any, create_fetcher: Any, sends: bool) -> bool:
             return True
         if time.monotonic() - began > _ENOUGH_S:
             break
-    return False
+    return own.have_moved()
+
+
+class _OwnGenerators:
+    """The generators that a dataset has of its own, as those of MONAI and Albumentations.
+
+    A rare augmentation may leave all examples of a trial as they are, but it draws. What seeds its
+    generator by the index, and is not random, leaves the same state after the same example.
+    """
+
+    def __init__(self, *owners: Any) -> None:
+        self._owners = owners
+        self._found: list[Any] | None = None
+        self._states: list[bytes] = []
+
+    def note_first(self) -> None:
+        """Note the states after the first example, which is also read last."""
+        if self._found is None:  # a dataset may make one for its first example
+            self._found = find_generators(*self._owners)
+            self._states = list(map(pickle.dumps, self._found))
+
+    def have_moved(self) -> bool:
+        """Return whether the states are others than after the first example."""
+        return list(map(pickle.dumps, self._found or ())) != self._states
 
 
 def _read_generators() -> list[Any]:

@@ -16,7 +16,7 @@ import secrets
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sized
 from typing import Any
 
 from . import example, stacks, workers
@@ -154,7 +154,9 @@ class LoaderDrains:
             "iterable": self._iterable,
             "automatic": loader._auto_collation,
             "prefetch": loader.prefetch_factor or 0,
-            "persistent": loader.persistent_workers,
+            # Workers also stay where a sampler goes on into the next epoch.
+            "persistent": loader.persistent_workers
+            or not (self._iterable or isinstance(loader._index_sampler, Sized)),
             "ordered": loader.in_order,
             "cuda": self._torch.cuda.is_initialized(),
             "copy_s": self._measure_copy_s(batch),

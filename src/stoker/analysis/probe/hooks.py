@@ -35,9 +35,9 @@ _current: list[ProbedProcess] = []  # of this process; a fork leaves its parent'
 
 
 class _Thread(threading.local):
-    """A thread of the script; ``is_inside`` a hooked call."""
+    """A thread of the script; ``is_inside`` a hooked call, ``begins`` an epoch."""
 
-    is_inside = False
+    is_inside = begins = False
 
 
 _thread = _Thread()
@@ -67,37 +67,48 @@ def attach(module: ModuleType, folder: str) -> None:
         note_failure(folder, where, error)
 
     def cover(loader_class: Any) -> None:
-        make, start = loader_class.__init__, loader_class.__iter__
+        make = loader_class.__init__
 
         @functools.wraps(make)
         def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
             make(self, *args, **kwargs)
             if "_stoker_built" not in self.__dict__:
-                self.__dict__["_stoker_built"], self.__dict__["_stoker_place"] = find_builders()
+                self.__dict__["_stoker_built"], self.__dict__["_stoker_place"] = find_builders(self)
 
-        @functools.wraps(start)
-        def __iter__(self: Any) -> Any:
-            if drain_session.draining or module.get_worker_info() is not None or _is_part():
-                return start(self)
-            try:
-                seen = _find_process(folder).adopt(self)
-                entered = _clock()
-            except Exception as error:
-                disable("iter", error)
-                return start(self)
-            if seen is None:
-                return start(self)
-            conducted = seen.conducted
-            iterator = start(self) if conducted is None else epochs.begin_epoch(self, conducted)
-            try:
-                seen.keep_parts(self, iterator)
-                seen.note_epoch(iterator, entered, STARTED | TRAINS * grad_enabled())
-            except Exception as error:
-                disable("iter", error)
-            return iterator
+        def hook(name: str) -> None:
+            start = getattr(loader_class, name)
+
+            @functools.wraps(start)
+            def begin(self: Any) -> Any:
+                is_begun = _thread.begins or drain_session.draining
+                if is_begun or module.get_worker_info() is not None or _is_part():
+                    return start(self)
+                try:
+                    seen = _find_process(folder).adopt(self)
+                    entered = _clock()
+                except Exception as error:
+                    disable("iter", error)
+                    return start(self)
+                if seen is None:
+                    return start(self)
+                made = seen.conducted
+                _thread.begins = True
+                try:
+                    iterator = start(self) if made is None else epochs.begin_epoch(self, made)
+                finally:
+                    _thread.begins = False
+                try:
+                    seen.keep_parts(self, iterator)
+                    seen.note_epoch(iterator, entered, STARTED | TRAINS * grad_enabled())
+                except Exception as error:
+                    disable("iter", error)
+                return iterator
+
+            put(loader_class, name, begin)
 
         put(loader_class, "__init__", __init__)
-        put(loader_class, "__iter__", __iter__)
+        hook("__iter__")
+        hook("_get_iterator")  # which loaders with an ``__iter__`` of their own may call
 
     @functools.wraps(advance)
     def __next__(self: Any) -> Any:
@@ -141,7 +152,7 @@ def attach_pipelines(module: ModuleType, folder: str) -> None:
             return start(self)
         try:
             if "_stoker_built" not in self.__dict__:  # a chain is built in many places
-                self.__dict__["_stoker_built"], self.__dict__["_stoker_place"] = find_builders()
+                self.__dict__["_stoker_built"], self.__dict__["_stoker_place"] = find_builders(self)
             seen = _find_process(folder).adopt(self)
         except Exception as error:
             note_failure(folder, "iter", error)

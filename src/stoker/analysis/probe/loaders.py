@@ -40,6 +40,9 @@ _LOCAL_SIZES = "LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"
 # Epochs without a backward pass, one after the other, behind which the script trains without any.
 # A loop evaluates once or twice on the data that it trains on. Chosen, not measured.
 _MOST_BARREN = 4
+Builders = tuple[tuple[str, ...], tuple[str, int]]
+# Where the script built the loaders that it has.
+_builders: weakref.WeakKeyDictionary[Any, Builders] = weakref.WeakKeyDictionary()
 _TOLD = "slot", "site", "built", "place", "describes", "batch_size", "workers"  # of a loader
 
 
@@ -211,24 +214,39 @@ class ProbedProcess:
             cuda.synchronize()
 
 
-def find_builders() -> tuple[tuple[str, ...], tuple[str, int]]:
+def find_builders(loader: Any) -> Builders:
     """Return file:line of the code that built a loader and of its callers, and its path and line.
 
-    The nearest comes first. Installed packages are left out, unless everything is in packages.
+    The nearest comes first. Installed packages are left out, unless everything is in packages. If
+    one of them builds a loader in place of another, as Accelerate does, the other's are returned.
     """
-    # The next frame above is the hook's, the one after that builds the loader.
+    # The next frame above is the hook's, the one after that builds the loader; `stoker run` has
+    # another one between them.
     nearest = sys._getframe(2)
+    if nearest.f_code.co_filename == "<stoker run>":
+        nearest = nearest.f_back or nearest
     frames = []
     caller: FrameType | None = nearest
     while caller is not None:
-        name = caller.f_code.co_filename
-        if "site-packages" not in name and "dist-packages" not in name and name[:1] != "<":
+        if not _is_installed(caller):
             frames.append(caller)
         caller = caller.f_back
     places = [(frame.f_code.co_filename, frame.f_lineno) for frame in frames or [nearest]]
     path, line = places[0]
     sites = tuple(f"{os.path.basename(name)}:{at}" for name, at in places)
-    return sites, (os.path.abspath(path), line)
+    found = sites, (os.path.abspath(path), line)
+    if not hasattr(loader, "dataset"):  # a pipeline
+        return found
+    if not _is_installed(nearest):
+        _builders[loader] = found
+        return found
+    same = {at for other, at in list(_builders.items()) if other.dataset is loader.dataset}
+    return same.pop() if len(same) == 1 else found
+
+
+def _is_installed(frame: FrameType) -> bool:
+    name = frame.f_code.co_filename
+    return "site-packages" in name or "dist-packages" in name or name[:1] == "<"
 
 
 def _describe_loader(loader: Any) -> str:

@@ -64,10 +64,16 @@ def watch_class(loader_class: Any) -> None:
     if loader_class in _hooked:
         return
     _hooked.add(loader_class)
-    start = loader_class.__iter__
+    _hook(loader_class, "__iter__")
+    if hasattr(loader_class, "_get_iterator"):  # loaders with an ``__iter__`` of their own call it
+        _hook(loader_class, "_get_iterator")
+
+
+def _hook(loader_class: Any, name: str) -> None:
+    start = getattr(loader_class, name)
 
     @functools.wraps(start)
-    def __iter__(self: Any) -> Any:
+    def begin(self: Any) -> Any:
         watch = _find_watch()
         if watch is None and _on_start and _is_trainer():
             watch = _start_unasked(_on_start[0])
@@ -84,7 +90,7 @@ def watch_class(loader_class: Any) -> None:
             iterator.__dict__["_stoker_watch"] = epoch
         return iterator
 
-    loader_class.__iter__ = __iter__
+    setattr(loader_class, name, begin)
 
 
 def _name(loader: Any) -> str:

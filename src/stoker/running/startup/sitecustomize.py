@@ -5,6 +5,7 @@ out of ``sys.path`` and runs the ``sitecustomize`` that it hides, if any. stoker
 the first loader is built: a process that builds none does not pay for it.
 """
 
+import functools
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -50,10 +51,11 @@ class _AfterLoaders(importlib.abc.MetaPathFinder):
 
 def _prepare(loader_class: Any, attach: str) -> None:
     build = loader_class.__init__
+    prepared: list[Any] = []
 
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        # PyTorch is complete by now; while its own modules are imported, stoker cannot be.
-        loader_class.__init__ = build
+    def prepare() -> Any:
+        # Lightning wraps ``__init__`` while it has loaders built, and puts this one back then.
+        now, loader_class.__init__ = loader_class.__init__, build
         try:
             if attach and os.environ.get("STOKER_RUN_PLAN"):
                 getattr(importlib.import_module("stoker.running.hooks"), attach)(loader_class)
@@ -63,11 +65,18 @@ def _prepare(loader_class: Any, attach: str) -> None:
         except Exception as error:
             problem = f"{type(error).__name__}: {error}"
             print(f"stoker run: all loaders are left as they are: {problem}", file=sys.stderr)
-        loader_class.__init__(self, *args, **kwargs)  # not a subclass's, which calls this one
+        hooked, loader_class.__init__ = loader_class.__init__, now
+        return hooked
+
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        # PyTorch is complete by now; while its own modules are imported, stoker cannot be.
+        if not prepared:
+            prepared.append(prepare())
+        prepared[0](self, *args, **kwargs)
 
     # The hook looks for the line that builds the loader, and passes over code of no file.
     __init__.__code__ = __init__.__code__.replace(co_filename="<stoker run>")
-    loader_class.__init__ = __init__
+    loader_class.__init__ = functools.update_wrapper(__init__, build)
 
 
 def _give_way() -> None:

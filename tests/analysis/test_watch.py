@@ -161,6 +161,7 @@ def test_a_second_call_ends_the_first_and_a_closed_watch_counts_nothing() -> Non
     second.close()
     list(make_loader())
     assert second.stats().batches == 10
+    assert second.stats() == second.stats(), "its time is over"
 
 
 @pytest.mark.parametrize("port", [-1, 65536, 1.5, "80"])

@@ -46,6 +46,8 @@ class LoaderTimes:
         self.name = name
         self.waits = DurationHistogram()
         self.steps = DurationHistogram()
+        # While a loop waited for it: what its workers did.
+        self.looks = Counter(computed=0, asleep=0, disk=0)
 
 
 class ReaderTimes:
@@ -64,7 +66,7 @@ class ReaderTimes:
         self._since_ns = self.left_ns = _clock()
         self.entered_ns = self.wait_ns = 0
         self.task = f"self/task/{threading.get_native_id()}"
-        self.times: LoaderTimes | None = None
+        self.times = LoaderTimes("")
 
     def leave(self) -> int:
         """End a wait; return the time."""
@@ -136,8 +138,6 @@ class RunWatch:
         self._readers: list[ReaderTimes] = []
         self._thread_local = threading.local()
         self._warnings: list[str] = []
-        # While the loop waited: what its workers did.
-        self._looks = Counter(computed=0, asleep=0, disk=0)
         self._detector = SlowdownDetector()
         self._course: list[WatchWindow] = []
         self._children = readings.list_children()
@@ -212,8 +212,9 @@ class RunWatch:
         together_ns = sum(lasted_ns for _, lasted_ns in times)
         stall = min(1.0, sum(waited_ns for waited_ns, _ in times) / max(1, together_ns))
         prep = fetch = None
-        if self._looks.total() >= _FEWEST_LOOKS:
-            fetch = stall * (1 - self._looks["computed"] / self._looks.total())
+        looks = sum((times.looks for times in [*self._loaders.values()]), Counter())
+        if looks.total() >= _FEWEST_LOOKS:
+            fetch = stall * (1 - looks["computed"] / looks.total())
             prep = stall - fetch
         main = self._find_main()
         waits = DurationHistogram() if main is None else main.waits
@@ -303,8 +304,9 @@ class RunWatch:
         tasks += [f"self/task/{thread.native_id}" for thread in threads]
         tasks += map(str, self._children)
         states = {readings.read_state(task) for task in tasks}
-        if self._list_waiting():  # still
-            self._looks["computed" if "R" in states else "disk" if "D" in states else "asleep"] += 1
+        found = "computed" if "R" in states else "disk" if "D" in states else "asleep"
+        for times in {reader.times for reader in self._list_waiting()}:  # still
+            times.looks[found] += 1
 
     def _warn(self, text: str) -> None:
         self._warnings.append(f"{time.strftime('%H:%M:%S')} {text}")
@@ -327,7 +329,7 @@ class _WindowStart:
         self._waited_ns, self._count = self._waits.total_ns, self._waits.count
         if self._main is not None:
             self._main.steps = DurationHistogram()  # for the median of this window
-        self._looks = watch._looks.copy()
+        self._looks = Counter() if self._main is None else self._main.looks.copy()
         self._run = readings.read_run(watch._children)
         self._host = readings.read_host()
 
@@ -345,7 +347,7 @@ class _WindowStart:
         cpu_s = max(0.0, after.cpu_s - before.cpu_s)
         queued_s = sum(now - before.queued_s.get(pid, 0.0) for pid, now in after.queued_s.items())
         host = readings.read_host()
-        looks = watch._looks - self._looks
+        looks = Counter() if main is None else main.looks - self._looks
         blocked = looks["asleep"] + looks["disk"]
         states = ((pid, readings.read_state(str(pid))) for pid in watch._children)
         return WatchWindow(

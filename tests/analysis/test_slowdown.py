@@ -123,6 +123,13 @@ def test_the_cause_is_what_changed(changes: dict[str, float], cause: str) -> Non
     assert cause in explain(USUAL, now)
 
 
+def test_on_a_busy_host_a_step_that_computes_more_is_the_cause_of_its_queue() -> None:
+    usual = replace(USUAL, queued_s=0.01, others_cores=1.7)
+    now = replace(usual, step_s=0.1, cpu_s=0.045, queued_s=0.06)
+    assert "not by its data" in explain(usual, now)
+    assert "the run waits for processors" in explain(usual, replace(now, cpu_s=0.015))
+
+
 @given(st.lists(st.floats(0.001, 1.0), min_size=1, max_size=9))
 def test_a_summary_has_medians(waits: list[float]) -> None:
     found = summarize([replace(USUAL, wait_s=wait_s) for wait_s in waits])

@@ -157,7 +157,9 @@ def explain(usual: WatchWindow, now: WatchWindow) -> str:
             f"time that the loop waits; {rate:,.1f} MB/s are read from local storage"
         )
     slower_s = now.cycle_s - usual.cycle_s
-    computes_more_s, queues_more_s = now.cpu_s - usual.cpu_s, now.queued_s - usual.queued_s
+    computes_more_s = now.cpu_s - usual.cpu_s
+    # On a busy host, what computes longer also waits longer for a processor: that is no cause.
+    queues_more_s = now.queued_s - usual.queued_s * now.cpu_s / max(usual.cpu_s, 1e-9)
     others = f"other processes take {now.others_cores:.1f}, {usual.others_cores:.1f} before"
     if queues_more_s > max(_EXPLAINS * slower_s, computes_more_s):
         return f"the run waits for processors; {others}"

@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 import statistics
 from dataclasses import replace
+from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from analysis.browser import needs_chromium, opened
 from stoker.analysis.watching.histogram import DurationHistogram
 from stoker.analysis.watching.page import write_watch_page
 from stoker.analysis.watching.slowdown import SlowdownDetector, WatchWindow, explain, summarize
@@ -137,24 +140,38 @@ def test_a_summary_has_medians(waits: list[float]) -> None:
     assert found.step_s == USUAL.step_s
 
 
+STATS = WatchStats(
+    rank=3,
+    elapsed_s=100.0,
+    batches=1234,
+    compute_fraction=0.7,
+    stall_fraction=0.3,
+    prep_stall_fraction=0.2,
+    fetch_stall_fraction=0.1,
+    wait_p50_s=0.001,
+    wait_p95_s=0.02,
+    wait_p99_s=0.03,
+    warnings=["10:00 <slower>"],
+)
+COURSE = [USUAL, replace(USUAL, wait_s=0.01), USUAL]
+
+
 def test_the_page_has_the_shares_the_waits_and_the_warnings() -> None:
-    stats = WatchStats(
-        rank=3,
-        elapsed_s=100.0,
-        batches=1234,
-        compute_fraction=0.7,
-        stall_fraction=0.3,
-        prep_stall_fraction=0.2,
-        fetch_stall_fraction=0.1,
-        wait_p50_s=0.001,
-        wait_p95_s=0.02,
-        wait_p99_s=0.03,
-        warnings=["10:00 <slower>"],
-    )
-    page = write_watch_page(stats, [USUAL, replace(USUAL, wait_s=0.01), USUAL])
-    for part in ("Rank 3", "70.0%", "20.0%", "10.0%", "1,234", "30 ms", "10:00 &lt;slower&gt;"):
+    page = write_watch_page("<a>.py", STATS, COURSE)
+    for part in ("&lt;a&gt;.py, rank 3", "70.0%", "20.0%", "10.0%", "1,234", "30 ms", "&lt;slower"):
         assert part in page
     assert page.count("<polyline") == 2
-    assert "none" in write_watch_page(
-        WatchStats(**{n: getattr(stats, n) for n in stats.__struct_fields__} | {"warnings": []}), []
-    )
+    assert "The last 30 s." in page
+    assert "none" in write_watch_page("a.py", msgspec.structs.replace(STATS, warnings=[]), [])
+
+
+@pytest.mark.full
+@needs_chromium
+@pytest.mark.parametrize("width", [400, 1200])
+def test_nobody_scrolls_sideways(tmp_path: Path, width: int) -> None:
+    explained = explain(USUAL, replace(USUAL, wait_s=0.05, blocked_fraction=0.9))
+    stats = msgspec.structs.replace(STATS, warnings=[explained] * 3)
+    (tmp_path / "page.html").write_text(write_watch_page("long_name_" * 20 + ".py", stats, COURSE))
+    script = "const page = document.documentElement; return page.scrollWidth - page.clientWidth;"
+    shown = opened(tmp_path / "page.html", script, width=width)
+    assert (shown.console, shown.found) == ([], 0)

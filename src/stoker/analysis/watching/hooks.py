@@ -110,7 +110,7 @@ def _start_unasked(port: int | None) -> RunWatch:
     """Watch a script that does not know of it: without a page, if that cannot be served."""
     try:
         return _start(port)
-    except (ImportError, OSError) as error:
+    except (ImportError, OSError, OverflowError) as error:  # of a rank, PORT + rank may be no port
         say(f"stoker watch: no page: {error}")
         return _start(None)
 

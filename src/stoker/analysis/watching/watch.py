@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
 from multiprocessing import util
+from pathlib import Path
 from typing import Any
 
 from stoker.adapters.exposition import MetricsServer
@@ -253,7 +255,7 @@ class RunWatch:
 
     def page(self) -> str:
         """Return the run so far as a page for a browser, which loads itself again."""
-        return write_watch_page(self.stats(), list(self._course))
+        return write_watch_page(Path(sys.argv[0]).name, self.stats(), list(self._course))
 
     def _find_main(self) -> LoaderTimes | None:
         """Return the loader with most batches."""

@@ -17,7 +17,7 @@ body { font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 40rem
 .bar { display: flex; height: 2rem; border-radius: 4px; overflow: hidden }
 .compute { background: #3a7d44 } .prep { background: #d98e04 } .fetch { background: #b23a48 }
 .stall { background: #d98e04 }
-h1 { overflow-wrap: anywhere } td { padding-right: 1.5rem }
+h1 { font-size: 1.4rem; overflow-wrap: anywhere } td { padding-right: 1.5rem }
 .key { display: inline-block; width: .8em; height: .8em; margin-right: .5em; border-radius: 2px }
 svg { width: 100%; border-bottom: 1px solid }
 @media (prefers-color-scheme: dark) { body { background: #181818; color: #ddd } }

@@ -170,6 +170,12 @@ def test_a_wrong_port_is_refused(port: Any) -> None:
         stoker.watch(port=port)
 
 
+def test_a_port_of_a_rank_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    with pytest.raises(ValueError, match="port 65535 plus the local rank 1 is no port"):
+        stoker.watch(port=65535)
+
+
 @pytest.mark.full
 def test_a_stopped_worker_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watching, "_WINDOW_S", 0.3)

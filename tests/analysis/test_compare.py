@@ -59,6 +59,14 @@ def test_a_change_is_told_if_the_intervals_do_not_meet(
     assert result.exit_code == 0, result.output
     (line,) = (line for line in result.output.splitlines() if line.startswith(name))
     assert line.rstrip().endswith(verdict)
+    assert "Not of the same command" not in result.output
+
+
+def test_reports_of_other_commands_are_told(tmp_path: Path) -> None:
+    before, after = write_gate(tmp_path / "a.json", 1.0), write_analysis(tmp_path / "b.json", 1.0)
+    assert invoke(before, after).exit_code == 1, "nor are they of the same kind"
+    after.write_bytes(before.read_bytes().replace(b"train.py", b"other.py"))
+    assert "Not of the same command: train.py; other.py" in invoke(before, after).output
 
 
 @pytest.mark.parametrize(

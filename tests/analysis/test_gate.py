@@ -157,9 +157,11 @@ def test_a_pipeline_is_measured(tmp_path: Path, form: str, epochs: int) -> None:
 )
 def test_a_script_that_cannot_be_measured_is_an_error(tmp_path: Path, body: str, said: str) -> None:
     write_script(tmp_path, body)
-    found = gate(tmp_path, "--fail-if", "stall>1%", "--", "train.py")
+    (tmp_path / "g.md").write_text("of an earlier gate")
+    found = gate(tmp_path, "--markdown", "g.md", "--fail-if", "stall>1%", "--", "train.py")
     assert found.returncode == 1
     assert said in found.stderr
+    assert not (tmp_path / "g.md").exists(), "CI would show it"
     assert "Traceback" not in found.stderr.split("Its last lines")[0]
     assert "starting" in found.stderr
     assert "run 1 of 5" not in found.stderr

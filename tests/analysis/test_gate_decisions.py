@@ -65,6 +65,7 @@ def test_conditions_are_read(text: str, factor: float, value: float) -> None:
         ("stall<10%", "more is worse for stall: write stall>"),
         ("rate>10", "less is worse for rate: write rate<"),
         ("stall>10", "write 10%"),
+        ("stall>110%", "a share is below 1"),
         ("stall>10ms", "stall is a share"),
         ("wait_p99>50", "give a unit, such as 50ms"),
         ("wait_p99>50%", "give a unit"),

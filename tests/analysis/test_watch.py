@@ -151,7 +151,7 @@ def test_a_port_serves_the_page_and_the_metrics() -> None:
     finally:
         watch.close()
     assert kind == "text/html; charset=utf-8"
-    assert "<title>stoker watch, rank 0</title>" in page
+    assert re.search(r"<title>stoker watch: .+, rank 0</title>", page)
     assert 'stoker_batches_total{pipeline="watch"} 10.0' in numbers
 
 
@@ -165,12 +165,19 @@ def test_a_second_call_ends_the_first_and_a_closed_watch_counts_nothing() -> Non
     second.close()
     list(make_loader())
     assert second.stats().batches == 10
+    assert second.stats() == second.stats(), "its time is over"
 
 
 @pytest.mark.parametrize("port", [-1, 65536, 1.5, "80"])
 def test_a_wrong_port_is_refused(port: Any) -> None:
     with pytest.raises(ValueError, match="a port is a whole number from 0 to 65535"):
         stoker.watch(port=port)
+
+
+def test_a_port_of_a_rank_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    with pytest.raises(ValueError, match="port 65535 plus the local rank 1 is no port"):
+        stoker.watch(port=65535)
 
 
 @pytest.mark.full

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import signal
 import subprocess
@@ -439,6 +440,54 @@ def test_every_shape_has_the_losses_of_the_plain_run(tmp_path: Path, shape: str)
     if shape == "accelerate":  # it builds the loader again
         ours = script.read_text().splitlines().index("ours = DataLoader(Rows(), 8, shuffle=True)")
         assert told[0].startswith(f"stoker run: train.py:{ours + 1}: num_workers")
+
+
+EVALUATES = """
+def evaluate():
+    total = 0.0
+    for number, (x, _) in enumerate(loader):
+        if number == 1:
+            time.sleep(0.3)
+        with torch.no_grad():
+            total += model(x).sum().item()
+    print("evaluated", repr(total))
+
+
+loader = DataLoader(Rows(480), 8, shuffle=True)
+model = make_model()
+trained_s = 0.0
+for epoch in range(3):
+    began_s = time.perf_counter()
+    for number, (x, _) in enumerate(loader):
+        loss = model(x).sum()
+        loss.backward()
+        if (epoch, number) == (0, 30):
+            evaluate()
+    trained_s += (time.perf_counter() - began_s) * (epoch > 0)
+    print(epoch, repr(loss.item()))
+    evaluate()
+with open("trained_s", "w") as file:
+    file.write(repr(trained_s))
+"""
+
+
+@pytest.mark.full
+def test_an_evaluation_on_the_training_loader_is_the_scripts_own_and_no_training(
+    tmp_path: Path,
+) -> None:
+    script = write_script(tmp_path, EVALUATES)
+    line = PRELUDE.count("\n") + EVALUATES[: EVALUATES.index("loader =")].count("\n") + 3
+    report = write_advice(tmp_path, "num_workers=2", loader=f"train.py:{line}")
+    plain = start(tmp_path, sys.executable, script.name)
+    found = run(tmp_path, "--apply", report, script.name)
+    assert plain.returncode == found.returncode == 0, found.stderr
+    assert found.stdout == plain.stdout
+    compared = re.findall(r"(\d+) batches compared .*: the same", found.stderr)
+    assert compared == ["19", "32"], "together, not an epoch each"
+    outcome = json.loads(report.read_text())["run"]
+    assert outcome["from_epoch"] == 2
+    between_first_and_last_s = 2 * 59 * 8 / outcome["examples_per_s"]
+    assert between_first_and_last_s <= float((tmp_path / "trained_s").read_text())
 
 
 DISTRIBUTED = """

@@ -64,7 +64,7 @@ def watch(port: int | None = None) -> RunWatch:
 
     Raises:
         ImportError: with a port, ``stoker[prometheus]`` is not installed.
-        ValueError: ``port`` is no port.
+        ValueError: ``port`` is no port, or with the local rank no longer one.
         OSError: the port is taken.
     """
     from stoker.analysis.watching.hooks import start_watch

@@ -348,7 +348,7 @@ class RunBatches:
         elif not why:
             changed.to_compare -= 1
             assert self._order is not None
-            if not changed.to_compare or self._order.is_at_last:  # a loop may not ask for the end
+            if changed.to_compare <= 0 or self._order.is_at_last:  # a loop may not ask for the end
                 self._end_comparison("")
         elif changed.choice.own.workers == 0:
             self._fall_back(f"batch {comparison.compared + 1} differs: {why}")

@@ -93,6 +93,8 @@ def gate(
         _check_base(base, script, [c.text for c in conditions if c.needs_base])
         check_outputs(json, junit, markdown)
         command = make_command(script)
+        for path in filter(None, (json, junit, markdown)):
+            path.unlink(missing_ok=True)  # a crash must not leave an earlier outcome
         host: list[HostLoad] = []
         say = partial(errors.print, markup=False)
         with watch_host(host):
@@ -158,7 +160,7 @@ def compare(
     from rich.console import Console
     from rich.table import Table
 
-    from stoker.analysis.gate.comparing import compare_files
+    from stoker.analysis.gate.comparing import compare_files, describe_commands
 
     with report_errors("compare", ValueError):
         found = compare_files(before, after)
@@ -168,9 +170,12 @@ def compare(
         for each in found:
             old, new = each.before, each.after
             cells = [
-                f"{each.show(rate.value)} ({each.show(rate.low)} to {each.show(rate.high)})"
-                for rate in (old, new)
+                f"{each.show(one.value)} ({each.show(max(0.0, one.low))} to {each.show(one.high)})"
+                for one in (old, new)
             ]
             change = f"{new.value / old.value:.2f}x" if old.value > 0 else ""
             table.add_row(each.name, *cells, change, each.verdict)
-        Console(highlight=False).print(table)
+        console = Console(highlight=False)
+        console.print(table)
+        if remark := describe_commands(before, after):
+            console.print(remark, markup=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +20,11 @@ _SHARES = "compute", "prep_stall", "fetch_stall"
 _FALLS = FALLS | {"compute", "speed", "G", "P", "S", "C"}
 
 
-class _Schema(msgspec.Struct):
-    """The field that all reports have."""
+class _Head(msgspec.Struct):
+    """The fields that all reports have."""
 
     schema: str = ""
+    command: list[str] = []
 
 
 @dataclass(frozen=True)
@@ -63,8 +65,14 @@ def compare_files(before: Path, after: Path) -> list[Compared]:
     ]
 
 
+def describe_commands(before: Path, after: Path) -> str | None:
+    """Return a remark if two reports are of different commands."""
+    old, new = (shlex.join(read_json(each, _Head, "a report").command) for each in (before, after))
+    return None if old == new else f"Not of the same command: {old}; {new}"
+
+
 def _read_schema(path: Path) -> str:
-    schema = read_json(path, _Schema, "a report").schema
+    schema = read_json(path, _Head, "a report").schema
     if schema not in (SCHEMA, GATE_SCHEMA):
         raise ValueError(
             f"{path} has the schema {schema!r}; this version of stoker compares {SCHEMA!r} "

@@ -82,8 +82,9 @@ def _read_value(text: str, metric: str, number: str, unit: str) -> float:
         if unit not in ("%", ""):
             raise ValueError(f"{text!r}: stall is a share: write 10% or 0.1")
         share = float(number) / (100 if unit else 1)
-        if not unit and abs(share) > 1:
-            raise ValueError(f"{text!r}: a share is at most 1: write {number}%")
+        if abs(share) >= 1:
+            meant = f": write {number}%" if not unit else ""
+            raise ValueError(f"{text!r}: a share is below 1{meant}")
         return share
     if metric == "rate":
         if unit:

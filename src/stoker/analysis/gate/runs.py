@@ -9,6 +9,7 @@ from pathlib import Path
 from stoker.analysis.gate.conditions import Condition
 from stoker.analysis.gate.figures import RunFigures, measure_run
 from stoker.analysis.gate.judging import RunRound, looks_worse
+from stoker.analysis.gate.summaries import show_figure
 from stoker.analysis.model.trace import AnalysisError, RankTrace, Trace
 from stoker.analysis.phases import Stopped
 from stoker.analysis.scripts.script_process import describe_crash
@@ -83,7 +84,7 @@ class Runner:
         figures = run_once(self._command, folder / str(self._started), self._seconds, cwd)
         self._say(
             f"{called}: stall {figures.stall:.1%}, {figures.rate:,.0f} examples/s, "
-            f"99 % of the waits below {figures.wait_p99 * 1e3:.1f} ms"
+            f"99 % of the waits below {show_figure('wait_p99', figures.wait_p99)}"
         )
         return figures
 
@@ -105,7 +106,7 @@ def run_once(
             if trace.crash is not None:
                 raise AnalysisError(describe_crash(trace.crash)) from None
             if not session.has_ended_by_itself:
-                raise AnalysisError(_explain(trace)) from None
+                raise AnalysisError(_explain(session, trace)) from None
         ranks = _find_trainers(session)
         if not ranks:
             raise AnalysisError(
@@ -145,7 +146,10 @@ def _find_trainers(session: Session) -> list[RankTrace]:
     return training or found
 
 
-def _explain(trace: Trace) -> str:
+def _explain(session: Session, trace: Trace) -> str:
     if trace.out_of_time:
+        batches = max((len(session.read_rows(rank)) for rank in session.ranks), default=0)
+        if batches:
+            return f"the script hangs: no batch came within minutes after {batches:,} of them"
         return f"no batch came within {_STARTUP_S:.0f} s of the start"
     return next(iter(trace.reasons.values()), "the script could not be measured")

@@ -120,9 +120,10 @@ def _name(judgement: Judgement) -> str:
 
 
 def _interval(judgement: Judgement) -> str:
-    value, low, high = (
-        _show(judgement, each) for each in (judgement.value, judgement.low, judgement.high)
-    )
+    # Student's t does not know that no time, share or speed is below 0.
+    lowest = 0.0 if judgement.form == "value" else judgement.low
+    ends = judgement.value, max(lowest, judgement.low), judgement.high
+    value, low, high = (_show(judgement, each) for each in ends)
     return f"{value} ({low} to {high})"
 
 

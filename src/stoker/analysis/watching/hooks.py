@@ -38,6 +38,11 @@ def start_watch(port: int | None) -> RunWatch:
 
 
 def _start(port: int | None) -> RunWatch:
+    local = os.environ.get("LOCAL_RANK", "")
+    if port and local.isdigit():
+        port += int(local)
+        if port >= 1 << 16:
+            raise ValueError(f"port {port - int(local)} plus the local rank {local} is no port")
     watch_class(Pipeline)
     for module, name in _LOADERS.items():
         if module in sys.modules:
@@ -45,8 +50,7 @@ def _start(port: int | None) -> RunWatch:
     before = _find_watch()
     if before is not None:
         before.close()
-    local = os.environ.get("LOCAL_RANK", "")
-    _current[:] = [RunWatch(port + int(local) if port and local.isdigit() else port)]
+    _current[:] = [RunWatch(port)]
     return _current[0]
 
 
@@ -116,7 +120,7 @@ def _start_unasked(port: int | None) -> RunWatch:
     """Watch a script that does not know of it: without a page, if that cannot be served."""
     try:
         return _start(port)
-    except (ImportError, OSError) as error:
+    except (ImportError, OSError, ValueError) as error:
         say(f"stoker watch: no page: {error}")
         return _start(None)
 

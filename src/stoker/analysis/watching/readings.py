@@ -17,14 +17,15 @@ _BUSY = 0, 1, 2, 5, 6, 7
 
 
 @dataclass(frozen=True)
-class WorkerReading:
-    """The counters of a process since it began."""
+class RunReading:
+    """The counters of this process and its children, since they began."""
 
     cpu_s: float
-    queued_s: float
-    """In which it was ready to run and had no processor."""
+    """With children that have ended: the kernel adds theirs to those of the parent."""
     read_bytes: int
-    """From storage."""
+    """From storage, with children that have ended."""
+    queued_s: dict[int, float]
+    """In which a process was ready to run and had no processor; of those that run, by PID."""
 
 
 @dataclass(frozen=True)
@@ -58,19 +59,21 @@ def read_state(task: str) -> str:
         return "X"
 
 
-def read_workers(pids: Iterable[int]) -> dict[int, WorkerReading]:
-    """Return the counters of processes; those that are gone are left out."""
-    found = {}
-    for pid in pids:
-        with contextlib.suppress(OSError, IndexError, ValueError):
-            with open(f"/proc/{pid}/stat", "rb") as file:
-                fields = file.read(1024).rpartition(b") ")[2].split()
-            found[pid] = WorkerReading(
-                cpu_s=_TICK_S * (int(fields[11]) + int(fields[12])),
-                queued_s=_read_queued_s(pid),
-                read_bytes=_read_bytes(pid),
-            )
-    return found
+def read_run(children: Iterable[int]) -> RunReading:
+    """Return the counters of this process and of its children."""
+    pids = [os.getpid(), *children]
+    return RunReading(
+        cpu_s=sum(map(_read_cpu_s, pids)),
+        read_bytes=sum(map(_read_bytes, pids)),
+        queued_s={pid: _read_queued_s(pid) for pid in pids},
+    )
+
+
+def _read_cpu_s(pid: int) -> float:
+    with contextlib.suppress(OSError, IndexError, ValueError), open(f"/proc/{pid}/stat", "rb") as f:
+        # user and system time, its own and of the children that it has waited for
+        return _TICK_S * sum(map(int, f.read(1024).rpartition(b") ")[2].split()[11:15]))
+    return 0.0
 
 
 def _read_queued_s(pid: int) -> float:

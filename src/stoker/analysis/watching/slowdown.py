@@ -24,8 +24,8 @@ _SHORT_OF_MEMORY, _LOW_BYTES = 0.1, 1 << 30
 _MORE_READ, _PAGE_BYTES = 2.0, 4096
 # Of the ticks in which the loop waited: at least so many more of them with workers that wait.
 _MORE_BLOCKED = 0.2
-# Processors more than usual that others take, or that processes of the run wait for.
-_MORE_TAKEN = 0.5
+# Part of what a batch takes longer that its processor time, or the wait for one, has to explain.
+_EXPLAINS = 0.5
 
 
 @dataclass(frozen=True)
@@ -39,13 +39,15 @@ class WatchWindow:
     step_s: float
     """Median time between two calls of ``next()``: evaluations do not count."""
     cpu_s: float = 0.0
-    """Processor time of the workers for a batch."""
+    """Processor time of the run for a batch."""
+    queued_s: float = 0.0
+    """Time for a batch in which processes of the run were ready and had no processor."""
     read_bytes: float = 0.0
     """Bytes from storage for a batch."""
     blocked_fraction: float = 0.0
     """Of the ticks in which the loop waited: the share in which no worker computed."""
-    queued_cores: float = 0.0
-    """Processors that the run wanted and did not get."""
+    disk_fraction: float = 0.0
+    """Of these, the share in which one waited for a disk."""
     others_cores: float = 0.0
     """Processors that other processes took."""
     memory_fraction: float = 0.0
@@ -78,10 +80,13 @@ class SlowdownDetector:
         if window.cycle_s <= 0.0 or window.stopped:
             return None  # nothing was trained, or it is known why
         if len(self._usual) < _USUAL[0]:
-            self._usual.append(window)
+            if window.batches:
+                self._usual.append(window)
             return None
         usual = summarize(self._usual)
         ratio = window.cycle_s / usual.cycle_s
+        if not window.batches and ratio < _SLOW:
+            return None  # the batch has not come yet
         if self._is_told and ratio < _BACK:
             self._is_told, self._slow = False, []
             return "as fast as before again"
@@ -113,9 +118,10 @@ def summarize(windows: Sequence[WatchWindow]) -> WatchWindow:
         wait_s=median(lambda w: w.wait_s),
         step_s=median(lambda w: w.step_s),
         cpu_s=median(lambda w: w.cpu_s),
+        queued_s=median(lambda w: w.queued_s),
         read_bytes=median(lambda w: w.read_bytes),
         blocked_fraction=median(lambda w: w.blocked_fraction),
-        queued_cores=median(lambda w: w.queued_cores),
+        disk_fraction=median(lambda w: w.disk_fraction),
         others_cores=median(lambda w: w.others_cores),
         memory_fraction=median(lambda w: w.memory_fraction),
         available_bytes=round(median(lambda w: w.available_bytes)),
@@ -137,6 +143,7 @@ def explain(usual: WatchWindow, now: WatchWindow) -> str:
         waits_more
         and now.batches
         and now.read_bytes > _MORE_READ * usual.read_bytes + _PAGE_BYTES
+        and now.disk_fraction > 0.5
         and (more_blocked or mostly_blocked)
     ):
         return (
@@ -149,24 +156,20 @@ def explain(usual: WatchWindow, now: WatchWindow) -> str:
             f"storage or the network is slow: the workers wait {now.blocked_fraction:.0%} of the "
             f"time that the loop waits; {rate:,.1f} MB/s are read from local storage"
         )
-    if now.others_cores - usual.others_cores > _MORE_TAKEN:
-        return (
-            f"another process takes {now.others_cores:.1f} processors, {usual.others_cores:.1f} "
-            "before"
-        )
-    if now.queued_cores - usual.queued_cores > _MORE_TAKEN:
-        return (
-            f"the run waits for processors: {now.queued_cores:.1f} more would be in use, "
-            f"{usual.queued_cores:.1f} before"
-        )
+    slower_s = now.cycle_s - usual.cycle_s
+    computes_more_s = now.cpu_s - usual.cpu_s
+    # On a busy host, what computes longer also waits longer for a processor: that is no cause.
+    queues_more_s = now.queued_s - usual.queued_s * now.cpu_s / max(usual.cpu_s, 1e-9)
+    others = f"other processes take {now.others_cores:.1f}, {usual.others_cores:.1f} before"
+    if queues_more_s > max(_EXPLAINS * slower_s, computes_more_s):
+        return f"the run waits for processors; {others}"
     if not waits_more:
         return f"not by its data: the step takes {_ms(now.step_s)}, {_ms(usual.step_s)} before"
-    if now.cpu_s > _BACK * usual.cpu_s:
-        return (
-            f"a batch takes {_ms(now.cpu_s)} of the workers' processor time, {_ms(usual.cpu_s)} "
-            "before"
-        )
-    return "the kernel tells no cause"
+    if computes_more_s > max(_EXPLAINS * slower_s, (_BACK - 1) * usual.cpu_s):
+        return f"a batch takes {_ms(now.cpu_s)} of processor time, {_ms(usual.cpu_s)} before"
+    # The workers are ready when the loop waits, and compute no longer. What those have waited that
+    # ended is not known.
+    return f"the workers wait for processors; {others}"
 
 
 def _ms(seconds: float) -> str:

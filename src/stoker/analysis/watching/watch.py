@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from multiprocessing import util
+from pathlib import Path
 from typing import Any
 
 from stoker.adapters.exposition import MetricsServer
@@ -45,6 +48,8 @@ class LoaderTimes:
         self.name = name
         self.waits = DurationHistogram()
         self.steps = DurationHistogram()
+        # While a loop waited for it: what its workers did.
+        self.looks = Counter(computed=0, asleep=0, disk=0)
 
 
 class ReaderTimes:
@@ -54,14 +59,16 @@ class ReaderTimes:
         entered_ns: when it began to wait for the present batch; 0 while it does not wait.
         wait_ns: time spent waiting, over the whole run.
         left_ns: when it last ended to wait.
+        times: of the loader that it waits for, or has waited for last.
     """
 
-    __slots__ = ("_since_ns", "entered_ns", "left_ns", "task", "wait_ns")
+    __slots__ = ("_since_ns", "entered_ns", "left_ns", "task", "times", "wait_ns")
 
     def __init__(self) -> None:
         self._since_ns = self.left_ns = _clock()
         self.entered_ns = self.wait_ns = 0
         self.task = f"self/task/{threading.get_native_id()}"
+        self.times = LoaderTimes("")
 
     def leave(self) -> int:
         """End a wait; return the time."""
@@ -93,6 +100,7 @@ class EpochTimes:
         reader = watch.reader()
         if reader.entered_ns:
             return advance(iterator)
+        reader.times = self._times
         entered_ns = reader.entered_ns = _clock()
         try:
             batch = advance(iterator)
@@ -132,14 +140,14 @@ class RunWatch:
         self._readers: list[ReaderTimes] = []
         self._thread_local = threading.local()
         self._warnings: list[str] = []
-        self._looks = [0, 0]  # while the loop waited: workers computed, nobody did
         self._detector = SlowdownDetector()
         self._course: list[WatchWindow] = []
-        self._children: list[int] = []
+        self._children = readings.list_children()
         self._is_stale = True  # of the children
         self._server = None if port is None else MetricsServer({"watch": self}, port)
         if self._server is not None:
             self._say(f"{self._server.url.removesuffix('metrics')} shows this run")
+        self._last: WatchStats | None = None  # of a closed watch
         self._over: OneShot[None] = OneShot()
         # Not atexit, which children of multiprocessing leave out.
         self._end = util.Finalize(None, self.close, exitpriority=0)
@@ -158,6 +166,7 @@ class RunWatch:
         self.is_closed = True
         self._over.give(None)
         self._thread.join(_WINDOW_S)
+        self._last = self.stats()
         if self._server is not None:
             self._server.close()
         if self._since_ns:
@@ -179,7 +188,8 @@ class RunWatch:
         if not self._since_ns:
             self._since_ns = _clock()
         self._is_stale = True
-        return EpochTimes(self, self._loaders.setdefault(name, LoaderTimes(name)))
+        times = self.reader().times = self._loaders.setdefault(name, LoaderTimes(name))
+        return EpochTimes(self, times)
 
     def tell_dead(self, iterator: Any) -> None:
         """Warn of workers that are gone, as an iterator failed."""
@@ -195,16 +205,18 @@ class RunWatch:
     # What it knows
 
     def stats(self) -> WatchStats:
-        """Return the run so far. May be called from any thread."""
+        """Return the run so far, or up to ``close()``. May be called from any thread."""
+        if self._last is not None:
+            return self._last
         now_ns = _clock()
         latest = max([*self._readers], key=lambda reader: reader.left_ns, default=None)
         times = [each.measure_ns(now_ns, goes_on=each is latest) for each in [*self._readers]]
         together_ns = sum(lasted_ns for _, lasted_ns in times)
         stall = min(1.0, sum(waited_ns for waited_ns, _ in times) / max(1, together_ns))
         prep = fetch = None
-        computed, waited = self._looks
-        if computed + waited >= _FEWEST_LOOKS:
-            fetch = stall * waited / (computed + waited)
+        looks = sum((times.looks for times in [*self._loaders.values()]), Counter())
+        if looks.total() >= _FEWEST_LOOKS:
+            fetch = stall * (1 - looks["computed"] / looks.total())
             prep = stall - fetch
         main = self._find_main()
         waits = DurationHistogram() if main is None else main.waits
@@ -243,7 +255,7 @@ class RunWatch:
 
     def page(self) -> str:
         """Return the run so far as a page for a browser, which loads itself again."""
-        return write_watch_page(self.stats(), list(self._course))
+        return write_watch_page(Path(sys.argv[0]).name, self.stats(), list(self._course))
 
     def _find_main(self) -> LoaderTimes | None:
         """Return the loader with most batches."""
@@ -293,9 +305,10 @@ class RunWatch:
         tasks = [reader.task for reader in waiting]
         tasks += [f"self/task/{thread.native_id}" for thread in threads]
         tasks += map(str, self._children)
-        computes = any(readings.read_state(task) == "R" for task in tasks)
-        if self._list_waiting():  # still
-            self._looks[not computes] += 1
+        states = {readings.read_state(task) for task in tasks}
+        found = "computed" if "R" in states else "disk" if "D" in states else "asleep"
+        for times in {reader.times for reader in self._list_waiting()}:  # still
+            times.looks[found] += 1
 
     def _warn(self, text: str) -> None:
         self._warnings.append(f"{time.strftime('%H:%M:%S')} {text}")
@@ -313,46 +326,43 @@ class _WindowStart:
     def __init__(self, watch: RunWatch) -> None:
         self._watch = watch
         self.began_ns = _clock()
-        watch._children = readings.list_children()
         self._main = watch._find_main()
         self._waits = DurationHistogram() if self._main is None else self._main.waits
         self._waited_ns, self._count = self._waits.total_ns, self._waits.count
         if self._main is not None:
             self._main.steps = DurationHistogram()  # for the median of this window
-        self._looks = list(watch._looks)
-        self._workers = readings.read_workers([*watch._children, watch.pid])
+        self._looks = Counter() if self._main is None else self._main.looks.copy()
+        self._run = readings.read_run(watch._children)
         self._host = readings.read_host()
 
     def end(self) -> WatchWindow:
         """Return what happened since."""
-        watch, main = self._watch, self._main
+        watch, main, before = self._watch, self._main, self._run
         seconds = (_clock() - self.began_ns) / 1e9
         batches = self._waits.count - self._count
-        entered_ns = [reader.entered_ns for reader in watch._list_waiting()]
         wait_s = (self._waits.total_ns - self._waited_ns) / 1e9 / max(1, batches)
         if not batches:
-            waits = entered_ns and main is not None
-            wait_s = (_clock() - min(entered_ns)) / 1e9 if waits else 0.0
-        after = readings.read_workers([*watch._children, watch.pid])
-        nothing = readings.WorkerReading(0.0, 0.0, 0)
-        pairs = {pid: (self._workers.get(pid, nothing), now) for pid, now in after.items()}
-        used_s = sum(now.cpu_s - was.cpu_s for was, now in pairs.values())
-        own, was = after.get(watch.pid, nothing), self._workers.get(watch.pid, nothing)
-        workers_s = used_s - (own.cpu_s - was.cpu_s) if len(pairs) > 1 else used_s
+            entered_ns = [each.entered_ns for each in watch._list_waiting() if each.times is main]
+            wait_s = (_clock() - min(entered_ns)) / 1e9 if entered_ns else 0.0
+        watch._children = readings.list_children()
+        after = readings.read_run(watch._children)
+        cpu_s = max(0.0, after.cpu_s - before.cpu_s)
+        queued_s = sum(now - before.queued_s.get(pid, 0.0) for pid, now in after.queued_s.items())
         host = readings.read_host()
-        looks = [now - was for now, was in zip(watch._looks, self._looks, strict=True)]
+        looks = Counter() if main is None else main.looks - self._looks
+        blocked = looks["asleep"] + looks["disk"]
         states = ((pid, readings.read_state(str(pid))) for pid in watch._children)
         return WatchWindow(
             seconds=seconds,
             batches=batches,
             wait_s=wait_s,
             step_s=0.0 if main is None else main.steps.quantile(0.5),
-            cpu_s=workers_s / max(1, batches),
-            read_bytes=sum(now.read_bytes - was.read_bytes for was, now in pairs.values())
-            / max(1, batches),
-            blocked_fraction=looks[1] / sum(looks) if sum(looks) else 0.0,
-            queued_cores=sum(now.queued_s - was.queued_s for was, now in pairs.values()) / seconds,
-            others_cores=max(0.0, host.busy_s - self._host.busy_s - used_s) / seconds,
+            cpu_s=cpu_s / max(1, batches),
+            queued_s=queued_s / max(1, batches),
+            read_bytes=max(0, after.read_bytes - before.read_bytes) / max(1, batches),
+            blocked_fraction=blocked / max(1, looks.total()),
+            disk_fraction=looks["disk"] / max(1, blocked),
+            others_cores=max(0.0, host.busy_s - self._host.busy_s - cpu_s) / seconds,
             memory_fraction=(host.memory_s - self._host.memory_s) / seconds,
             available_bytes=host.available_bytes,
             stopped=tuple(f"process {pid}" for pid, state in states if state in "Tt"),

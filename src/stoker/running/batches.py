@@ -420,7 +420,7 @@ class RunBatches:
         changed = self._changed
         self._close_comparison()
         changed.undo(problem)
-        shut_down(self._inner)
+        _shut_down(self._inner)
         self._inner = None
         self._order = self._order.rest()
         self._inner = changed.make(

@@ -29,7 +29,7 @@ from stoker.errors import StageError
 from stoker.replicas.replica import USER_LOCK
 from stoker.schedule.sizing.cuts import Cuts
 from stoker.stages.batching.builder import Builder, Columns, Misfits, batch_of
-from stoker.stages.batching.joining import Joiner, rows_of
+from stoker.stages.batching.joining import JoinedBatch, Joiner, rows_of
 from stoker.stages.batching.pack import Packed
 from stoker.stages.batching.user_collate import collate_examples
 
@@ -83,14 +83,15 @@ class SegmentRunner:
         is_sent = self.segment.batch_maps and worker_pool.remote
         self.rows = None if is_sent else self.segment.rows
         self._joiner = Joiner(self.segment.joins) if self.segment.joins else None
+        self._joins_batches = self.segment.joins_batches
 
     def allocate(self, task: Task) -> None:
         """Allocate the values of a task."""
         batch = self.segment.batch
         if batch is None:
             task.values = [None] * task.rows
-        elif self._joiner is not None and self.segment.only_stacks:
-            task.batch = self._joiner.allocate(task.rows, self._recycler)
+        elif self._joiner is not None and self._joins_batches:
+            task.builder = JoinedBatch(self._joiner, task.rows, self._recycler)
         elif self.rows is not None:
             if self.rows.releases_gil:
                 task.batch = self.rows.allocate(task.rows, self._recycler)
@@ -112,22 +113,13 @@ class SegmentRunner:
 
         The consumer calls this.
         """
-        joiner, spans = self._joiner, [slice(at, at + size) for at in range(0, len(items), size)]
-        assert joiner is not None
         began, ns = time.perf_counter_ns(), [0] * self._counters
         values = [item.task.values[item.row] for item in items]
-        whole = joiner.allocate(len(values), self._recycler)
-        made: list[Any] = [rows_of(whole, span.start, span.stop) for span in spans]
-        if Failure not in {*map(type, values)}:
-            joiner.join(values, whole, 0)
-        else:
-            for at, span in enumerate(spans):
-                some = values[span]
-                failed = next((each for each in some if type(each) is Failure), None)
-                if failed is None:
-                    joiner.join(some, made[at], 0)
-                else:
-                    made[at] = failed
+        whole = self._join(values)
+        made: list[Any] = [rows_of(whole, at, at + size) for at in range(0, len(values), size)]
+        for row in reversed(range(len(values))):
+            if type(values[row]) is Failure:
+                made[row // size] = values[row]  # the first of a batch stays
         with self.worker_pool.lock:
             wall = time.perf_counter_ns() - began
             ns[self.work.batch_at], ns[self.work.batched_at] = wall, len(values)
@@ -218,12 +210,7 @@ class SegmentRunner:
 
     def run(self, task: Task, start: int, stop: int, remote: Any) -> list[int]:
         ns = [0] * self._counters
-        if task.batch is not None and self._joiner is not None:
-            began = time.perf_counter_ns()
-            self._join(self._joiner, task, start, stop)
-            ns[self.work.batch_at] = time.perf_counter_ns() - began
-            ns[self.work.batched_at] = stop - start
-        elif task.batch is not None:
+        if task.batch is not None:
             began = time.perf_counter_ns()
             self._gather(task, start, stop)
             ns[0] = time.perf_counter_ns() - began
@@ -264,8 +251,8 @@ class SegmentRunner:
         copied = None
         if task.items is None:
             values = work.fetcher.fetch(task.indices[start:stop], ns)
-        elif self._joiner is not None:
-            values = self._joined(task, start, stop)
+        elif self._joiner is not None and not self._joins_batches:
+            values = self._joined(task.items[start:stop])
         else:
             values = self.stored_values(task.items[start:stop], own=self.segment.shares_items)
             copied = self._recycler.copy if self.segment.shares_items else None
@@ -273,27 +260,26 @@ class SegmentRunner:
         work.apply(values, task.places[start:stop], use_keys, ns, copied)
         return values
 
-    def _join(self, joiner: Joiner, task: Task, start: int, stop: int) -> None:
-        """Join the packed sequences of rows of a task; up to the first that failed."""
-        assert task.items is not None
-        values = self.stored_values(task.items[start:stop], own=True)
-        for at, value in enumerate(values):
-            if type(value) is Failure:
-                self._fail(task, start + at, value)
-                del values[at:]
-                break
-        joiner.join(values, task.batch, start)
-
-    def _joined(self, task: Task, start: int, stop: int) -> list[Any]:
-        """Return packed sequences, joined; failed ones as they are."""
+    def _join(self, values: list[Any]) -> Packed:
+        """Return full sequences as rows; failures leave theirs as they are."""
         assert self._joiner is not None
-        assert task.items is not None
-        values = self.stored_values(task.items[start:stop], own=True)
-        full = [value for value in values if type(value) is not Failure]
-        batch = self._joiner.allocate(len(full), self._recycler)
-        self._joiner.join(full, batch, 0)
-        joined = starmap(Packed, zip(*batch, strict=True))
-        return [value if type(value) is Failure else next(joined) for value in values]
+        batch = self._joiner.allocate(len(values), self._recycler)
+        if Failure not in {*map(type, values)}:
+            self._joiner.join(values, batch, 0)
+        else:
+            for row, value in enumerate(values):
+                if type(value) is not Failure:
+                    self._joiner.join([value], batch, row)
+        return batch
+
+    def _joined(self, items: list[Item]) -> list[Any]:
+        """Return packed sequences, joined; failed ones as they are."""
+        values = self.stored_values(items, own=True)
+        rows = starmap(Packed, zip(*self._join(values), strict=True))
+        return [
+            value if type(value) is Failure else row
+            for value, row in zip(values, rows, strict=True)
+        ]
 
     def _gather(self, task: Task, start: int, stop: int) -> bool:
         """Gather rows of a task; on an error one by one, up to the row that cannot be read.
@@ -358,9 +344,7 @@ class SegmentRunner:
 
     def _complete_batches(self, work: Work, task: Task) -> list[Any]:
         try:
-            if self.segment.joins and task.batch is not None:
-                values = [task.batch]
-            elif task.batch is not None:
+            if task.batch is not None:
                 assert self.rows is not None
                 values = self.rows.split(task.batch, self._group)
             else:
@@ -432,7 +416,8 @@ class SegmentRunner:
     def _run_remotely(self, task: Task, start: int, stop: int, remote: Any, ns: list[int]) -> None:
         values = None
         if self._joiner is not None:
-            values = self._joined(task, start, stop)
+            assert task.items is not None
+            values = self._joined(task.items[start:stop])
         elif task.items is not None:
             values = self.stored_values(task.items[start:stop], own=True)
         if self.work.fetcher.reader is not None:  # reads go on in this process alone

@@ -121,7 +121,7 @@ class SegmentStream(PulledStream):
         rows = runner.rows
         self._gathers_alone = rows is not None and not segment.batch_maps
         self._gathers = self._gathers_alone and not segment.into_pool
-        self._joins = segment.joins > 0 and segment.only_stacks and not segment.batch_maps
+        self._joins = segment.joins_batches and not segment.batch_maps
         self._passes = feed is not None and segment.batches_in and segment.is_plain
         if feed is not None and segment.is_plain and not segment.batch_maps:
             cost.light = True

@@ -146,7 +146,9 @@ class Work:
 
     @property
     def worth_sending(self) -> bool:
-        """True if another process could do any of this."""
+        """True if another process could do any of this, and joining is not part of it."""
+        if self.segment.joins_batches:
+            return False
         reads = self.segment.source is not None and self.fetcher.reader is None
         return reads or not self.segment.is_plain or bool(self._batch_maps)
 

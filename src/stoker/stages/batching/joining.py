@@ -117,3 +117,19 @@ class Joiner:
             rows = rows_of(batch, start, stop)
             cut.join(numbers[0], numbers[-1] + 1, rows, self._counting)
             start = stop
+
+
+class JoinedBatch:
+    """Builds one batch of full sequences, as a ``Builder`` does of examples."""
+
+    def __init__(self, joiner: Joiner, rows: int, allocator: Allocator) -> None:
+        self._joiner = joiner
+        self._batch = joiner.allocate(rows, allocator)
+
+    def put(self, start: int, sequences: Sequence[FullSequence]) -> None:
+        """Write full sequences as rows ``start ..``."""
+        self._joiner.join(sequences, self._batch, start)
+
+    def finish(self, collate: None) -> Packed:
+        """Return the batch: joining and a user's ``collate`` do not go together."""
+        return self._batch

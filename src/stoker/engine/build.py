@@ -44,8 +44,8 @@ from stoker.engine.plan.points import (
 )
 from stoker.engine.plan.segment import Segment
 from stoker.engine.scanned import ScannedStream
-from stoker.engine.segment_runner import SegmentRunner
-from stoker.engine.segment_stream import FOLLOWED_BATCHES, SegmentStream
+from stoker.engine.segments.runner import SegmentRunner
+from stoker.engine.segments.stream import FOLLOWED_BATCHES, SegmentStream
 from stoker.engine.survivors import FilteredStream, SkipLog
 from stoker.engine.work.work import Work
 from stoker.engine.workers.make import KeptWorkers, Workers, make_pool

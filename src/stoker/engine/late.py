@@ -20,7 +20,7 @@ from stoker.engine.checkpoint import Bounds, Node, UpstreamRequest, damage_error
 from stoker.engine.items import Item, Planning, WouldBlock
 from stoker.engine.late_bias import LateBias
 from stoker.engine.plan.points import LatePoint
-from stoker.engine.segment_stream import SegmentStream
+from stoker.engine.segments.stream import SegmentStream
 from stoker.engine.survivors import DecidingStream
 from stoker.engine.work.failure import Failure
 from stoker.engine.workers.threads import WorkerPool

@@ -25,7 +25,7 @@ from stoker.basics.compact_integers import LARGEST, check_integer
 from stoker.engine.checkpoint import Bounds, Node, UpstreamRequest, damage_error
 from stoker.engine.items import DoneTask, Item, Planning, done_item
 from stoker.engine.plan.points import PackPoint
-from stoker.engine.segment_stream import SegmentStream
+from stoker.engine.segments.stream import SegmentStream
 from stoker.engine.survivors import OrderedStream
 from stoker.engine.work.failure import Failure
 from stoker.engine.workers.threads import WorkerPool

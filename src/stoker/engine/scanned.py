@@ -22,7 +22,7 @@ from stoker.basics.signals import pass_on
 from stoker.engine.checkpoint import Bounds, Node, UpstreamRequest, damage_error
 from stoker.engine.items import DoneTask, EpochCounters, Item, Planning, done_item, with_value
 from stoker.engine.plan.points import ScanPoint
-from stoker.engine.segment_stream import SegmentStream
+from stoker.engine.segments.stream import SegmentStream
 from stoker.engine.survivors import OrderedStream
 from stoker.engine.work.failure import ENDED, Failure
 from stoker.engine.workers.threads import WorkerPool

@@ -36,7 +36,7 @@ from stoker.engine.checkpoint import Bounds, Node, UpstreamRequest, damage_error
 from stoker.engine.items import Item, Planning, Stream, WouldBlock
 from stoker.engine.plan.points import FilterPoint
 from stoker.engine.plan.segment import Segment
-from stoker.engine.segment_stream import SegmentStream
+from stoker.engine.segments.stream import SegmentStream
 from stoker.engine.work.failure import Failure, Rejected
 from stoker.engine.workers.tasks import Task
 from stoker.engine.workers.threads import WorkerPool

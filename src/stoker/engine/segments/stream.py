@@ -1,7 +1,7 @@
 """The outputs of a segment, in order, through a bounded window.
 
 A segment is the work between two pools (or filters, or a device). Each output is an ``Item``. Items
-are computed by tasks (``segment_runner``): one batch, or some examples for a pool (at least an
+are computed by tasks (``runner``): one batch, or some examples for a pool (at least an
 eighth of a batch), or a few batches that are gathered straight from arrays.
 
 The window holds the outputs that were submitted and not taken yet:
@@ -46,7 +46,7 @@ from stoker.engine.items import (
     echoed,
     with_value,
 )
-from stoker.engine.segment_runner import SegmentRunner
+from stoker.engine.segments.runner import SegmentRunner
 from stoker.engine.work.failure import ENDED, Failure
 from stoker.engine.workers.cost import IMAGE_ROW_NS, INLINE_BATCH_NS
 from stoker.engine.workers.tasks import Task

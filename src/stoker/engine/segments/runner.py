@@ -2,13 +2,13 @@
 
 All uses of a stored item but the last get a copy; the last gets the item itself. If the first
 function only reads items (``basics.buffers``), or they are only stacked into a batch, all uses get
-the item itself, and parts of it in the function's result are copied. Items are stored with
-``pytree.copy_views``, so that a small view does not keep a large array alive.
+the item itself, and parts of it in the function's result are copied.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Sequence
 from itertools import starmap
@@ -18,17 +18,19 @@ from stoker.basics import pytree
 from stoker.basics.buffers import Recycler
 from stoker.basics.signals import pass_on
 from stoker.engine.items import EpochCounters, Item
-from stoker.engine.work.failure import REJECTED, Failure
+from stoker.engine.segments.delivery import Delivery
+from stoker.engine.segments.remote_rows import RemoteRows
+from stoker.engine.work.failure import Failure
 from stoker.engine.work.spot import HERE
 from stoker.engine.work.work import Work
 from stoker.engine.workers.cost import CostEstimate
-from stoker.engine.workers.tasks import GivenUp, Request, Task
+from stoker.engine.workers.tasks import Task
 from stoker.engine.workers.thread_copies import CALLING, ThreadCopies
 from stoker.engine.workers.threads import WorkerPool
 from stoker.errors import StageError
 from stoker.replicas.replica import USER_LOCK
 from stoker.schedule.sizing.cuts import Cuts
-from stoker.stages.batching.builder import Builder, Columns, Misfits, batch_of
+from stoker.stages.batching.builder import Builder, batch_of
 from stoker.stages.batching.joining import JoinedBatch, Joiner, rows_of
 from stoker.stages.batching.pack import Packed
 from stoker.stages.batching.user_collate import collate_examples
@@ -69,7 +71,6 @@ class SegmentRunner:
         copies: ThreadCopies | None,
     ) -> None:
         self.work = work
-        self._copies = copies if work.segment.user_objects else None
         self.segment = work.segment
         self.worker_pool = worker_pool
         self.depth = depth
@@ -80,10 +81,17 @@ class SegmentRunner:
         self._tally = tally
         self._counters = len(self.segment.counters())
         self._calls_users = bool(self.segment.user_objects)
+        self._own_work: Callable[[], Work] = lambda: work
+        if copies is not None and self._calls_users:
+            self._own_work = functools.partial(copies.work, work)
         is_sent = self.segment.batch_maps and worker_pool.remote
         self.rows = None if is_sent else self.segment.rows
         self._joiner = Joiner(self.segment.joins) if self.segment.joins else None
         self._joins_batches = self.segment.joins_batches
+        self._delivery = Delivery(work, worker_pool)
+        self._remote_rows = RemoteRows(
+            work, self._own_work, worker_pool, self._delivery, depth, recycler, tally
+        )
 
     def allocate(self, task: Task) -> None:
         """Allocate the values of a task."""
@@ -127,9 +135,6 @@ class SegmentRunner:
             self.worker_pool.note(self.cost, len(values), wall)
             self.account(ns)
         return made
-
-    def _own_work(self) -> Work:
-        return self.work if self._copies is None else self._copies.work(self.work)
 
     def _make(self, number: int, indices: Any, places: Places) -> list[Any]:
         began, ns = time.perf_counter_ns(), [0] * self._counters
@@ -225,9 +230,10 @@ class SegmentRunner:
             if self.worker_pool.may_deliver():
                 task.values = values
         elif remote is not None and self.work.worth_sending:
-            self._run_remotely(task, start, stop, remote, ns)
+            sent = self._values_to_send(task, start, stop, ns)
+            self._remote_rows.compute(task, range(start, stop), sent, remote, ns)
         else:
-            work = self.work if self._copies is None else self._own_work()
+            work = self._own_work()
             is_watched = self.worker_pool.watch is not None
             for at in range(start, stop) if is_watched else (start,):
                 end = at + 1 if is_watched else stop  # so that it is known which one is stuck
@@ -240,7 +246,7 @@ class SegmentRunner:
                     values = self._work_rows(work, task, at, end, ns)
                 if not self.worker_pool.may_deliver():
                     return ns
-                self._deliver(task, at, values, ns)
+                self._delivery.deliver(task, at, values, ns)
         if self.segment.batches_in:  # its stages counted one batch, the only one in the task
             assert task.items is not None
             each, stages = task.items[start].rows, self.work.stages
@@ -259,6 +265,16 @@ class SegmentRunner:
         use_keys = task.use_keys[start:stop] if task.use_keys is not None else None
         work.apply(values, task.places[start:stop], use_keys, ns, copied)
         return values
+
+    def _values_to_send(self, task: Task, start: int, stop: int, ns: list[int]) -> list[Any] | None:
+        """Return the inputs of rows; None if a remote worker reads them itself."""
+        if self.work.fetcher.reader is not None:  # reads go on in this process alone
+            return self._own_work().fetcher.fetch(task.indices[start:stop], ns)
+        if task.items is None:
+            return None
+        if self._joiner is not None:
+            return self._joined(task.items[start:stop])
+        return self.stored_values(task.items[start:stop], own=True)
 
     def _join(self, values: list[Any]) -> Packed:
         """Return full sequences as rows; failures leave theirs as they are."""
@@ -300,7 +316,7 @@ class SegmentRunner:
             if not is_failure:
                 number, one = task.number + start // self._group, task.places[start:stop]
                 read = self.work.batch_failure(error, number, one)
-            self._fail(task, start, read)
+            self._delivery.fail(task, start, read)
             return False
 
     def account(self, spent: list[int]) -> None:
@@ -336,10 +352,7 @@ class SegmentRunner:
         if stage >= self.work.batch_at:
             task.values = [failure]
             return True
-        if task.builder is None:
-            task.values[row] = failure
-        else:
-            self._fail(task, row, failure)
+        self._delivery.fail(task, row, failure)
         return False
 
     def _complete_batches(self, work: Work, task: Task) -> list[Any]:
@@ -387,159 +400,3 @@ class SegmentRunner:
         with self.worker_pool.lock:
             item.end_use()
         return value
-
-    def _deliver(self, task: Task, start: int, values: list[Any], ns: list[int]) -> None:
-        if task.builder is None:
-            if self.segment.into_pool:
-                values = [v if type(v) is Failure else pytree.copy_views(v) for v in values]
-            task.values[start : start + len(values)] = values
-            return
-        for row, value in enumerate(values, start):
-            if type(value) is Failure:
-                self._fail(task, row, value)
-                return
-        self._put(task, start, task.builder.put, values, ns)
-        ns[self.work.batched_at] += len(values)
-
-    def _put(
-        self, task: Task, start: int, put: Callable[[int, Any], None], rows: Any, ns: list[int]
-    ) -> None:
-        began = time.perf_counter_ns()
-        try:
-            put(start, rows)
-        except Exception as error:
-            pass_on(error)
-            failure = self.work.batch_failure(error, task.number, task.places)
-            self._fail(task, start, failure)
-        ns[self.work.batch_at] += time.perf_counter_ns() - began
-
-    def _run_remotely(self, task: Task, start: int, stop: int, remote: Any, ns: list[int]) -> None:
-        values = None
-        if self._joiner is not None:
-            assert task.items is not None
-            values = self._joined(task.items[start:stop])
-        elif task.items is not None:
-            values = self.stored_values(task.items[start:stop], own=True)
-        if self.work.fetcher.reader is not None:  # reads go on in this process alone
-            values = self._own_work().fetcher.fetch(task.indices[start:stop], ns)
-        use_keys = task.use_keys[start:stop] if task.use_keys is not None else None
-        indices = None if task.indices is None or values else task.indices[start:stop]
-        is_batched = self.segment.batch is not None
-        failed = {i: v for i, v in enumerate(values or []) if type(v) is Failure}
-        for i, failure in failed.items():  # failures are not sent
-            if is_batched:
-                self._fail(task, start + i, failure)
-                return
-            assert values is not None
-            values[i] = REJECTED
-        places, whole = task.places[start:stop], stop - start == task.rows
-        request = Request(self.depth, indices, values, places, use_keys, task.number, whole)
-        self._exchange(task, start, request, failed, remote, ns)
-
-    def _exchange(
-        self,
-        task: Task,
-        start: int,
-        request: Request,
-        failed: dict[int, Failure],
-        remote: Any,
-        ns: list[int],
-    ) -> None:
-        """Have a remote worker do rows from ``start`` on; those before a row given up, and after.
-
-        ``failed`` are failures among the inputs, by their numbers in the request.
-        """
-        try:
-            self._ask_remote(task, start, request, failed, remote, ns)
-        except GivenUp:
-            verdict = self.worker_pool.verdict()
-            if verdict is None:  # the process was ended for what another thread had asked
-                return self._exchange(task, start, request, failed, remote, ns)
-            row, failure = verdict
-            if self.segment.batch is not None:
-                return self._fail(task, row, failure)
-            task.values[row] = failure
-            at = row - start
-            for some in (slice(0, at), slice(at + 1, len(request.places))):
-                if request.places[some]:
-                    those = {i - some.start: each for i, each in failed.items() if i >= some.start}
-                    rest = request.part(some)
-                    self._exchange(task, start + some.start, rest, those, remote, ns)
-
-    def _ask_remote(
-        self,
-        task: Task,
-        start: int,
-        request: Request,
-        failed: dict[int, Failure],
-        remote: Any,
-        ns: list[int],
-    ) -> None:
-        places = request.places
-        stop = start + len(places)
-        is_batched = self.segment.batch is not None
-        with remote.run(request) as answered:
-            if answered is None:  # no remote worker is left
-                self._run_here(task, start, request, failed, ns)
-                return
-            answer, spent, misdrawn = answered
-            self._tally.misdrawn += misdrawn
-            for i, each in enumerate(spent):
-                ns[i] += each
-            if isinstance(answer, Columns):
-                self._put(task, start, task.builder.put_columns, answer, ns)
-                ns[self.work.batched_at] += stop - start
-            elif isinstance(answer, Misfits):
-                self._put(task, start, task.builder.put, pytree.deep_copy(answer), ns)
-            elif type(answer) is Failure and is_batched:
-                self._fail(task, start, self.work.inputs.add_index(answer))
-            elif type(answer) is Failure:
-                task.values[start:stop] = [self.work.inputs.add_index(answer)] * (stop - start)
-            elif is_batched:  # a whole batch, its maps done
-                self._keep_batch(task, answer)
-                ns[self.work.batched_at] += stop - start
-            else:
-                task.values[start:stop] = [
-                    failed.get(i) or self.work.inputs.add_index(value)
-                    if type(value) is Failure
-                    else self._keep_value(value, place)
-                    for i, (value, place) in enumerate(zip(answer, places, strict=True))
-                ]
-
-    def _keep_batch(self, task: Task, batch: Any) -> None:
-        """Keep a copy of a batch that lies in the channel's memory."""
-        try:
-            task.values = [self._recycler.copy(batch)]
-        except Exception as error:
-            pass_on(error)
-            self._fail(task, 0, self.work.batch_failure(error, task.number, task.places))
-
-    def _keep_value(self, value: Any, place: int) -> Any:
-        """Return a copy of an example that lies in the channel's memory; or a ``Failure``."""
-        try:
-            return pytree.deep_copy(value)
-        except Exception as error:
-            pass_on(error)
-            return self.work.inputs.send_failure(error, place)
-
-    def _run_here(
-        self, task: Task, start: int, request: Request, failed: dict[int, Failure], ns: list[int]
-    ) -> None:
-        """Do in this thread what was to be sent; ``values`` are stored items, or a reader's."""
-        work = self._own_work()
-        if request.values is None:
-            assert request.indices is not None
-            values = work.fetcher.fetch(request.indices, ns)
-        else:
-            is_stored = self.work.fetcher.reader is None
-            values = [
-                failed.get(i) or (self._recycler.copy(value) if is_stored else value)
-                for i, value in enumerate(request.values)
-            ]
-        work.apply(values, request.places, request.use_keys, ns)
-        self._deliver(task, start, values, ns)
-
-    def _fail(self, task: Task, row: int, failure: Failure) -> None:
-        with self.worker_pool.lock:
-            if task.failed is None or row < task.failed[0]:
-                task.failed = (row, failure)

@@ -44,8 +44,9 @@ from stoker.engine.plan.points import (
 )
 from stoker.engine.plan.segment import Segment
 from stoker.engine.scanned import ScannedStream
+from stoker.engine.segments.amounts import FOLLOWED_BATCHES, Amounts
 from stoker.engine.segments.runner import SegmentRunner
-from stoker.engine.segments.stream import FOLLOWED_BATCHES, SegmentStream
+from stoker.engine.segments.stream import SegmentStream
 from stoker.engine.survivors import FilteredStream, SkipLog
 from stoker.engine.work.work import Work
 from stoker.engine.workers.make import KeptWorkers, Workers, make_pool
@@ -351,25 +352,13 @@ class EpochStreams:
             cuts: Cuts = EvenCuts(batch.n if batch is not None else 1)
             if batch is not None and plan.batches is not None:
                 cuts = plan.cuts(self._seed, self._epoch)
-            return SegmentStream(
-                SegmentRunner(
-                    work,
-                    pool,
-                    depth,
-                    cost,
-                    plan.group,
-                    cuts,
-                    self.recycler,
-                    self.tally,
-                    None if part.on_device else self._copies,
-                ),
-                self._feed,
-                order,
-                self._examples,
-                group=plan.group,
-                planning=planning,
-                read_ahead=0 if reader is None else 2 * reader.requests,
+            copies = None if part.on_device else self._copies
+            runner = SegmentRunner(
+                work, pool, depth, cost, plan.group, cuts, self.recycler, self.tally, copies
             )
+            read_ahead = 0 if reader is None else 2 * reader.requests
+            amounts = Amounts(runner, self._feed, plan.group, read_ahead)
+            return SegmentStream(runner, self._feed, order, self._examples, amounts, planning)
 
         stream = stream_of(work, self._depth, self._order)
         if not self.segments:  # the works of earlier epochs come after all others

@@ -51,8 +51,9 @@ from stoker.engine.survivors import FilteredStream, SkipLog
 from stoker.engine.work.work import Work
 from stoker.engine.workers.make import KeptWorkers, Workers, make_pool
 from stoker.engine.workers.thread_copies import ThreadCopies
-from stoker.engine.workers.threads import WorkerPool, holds_user_lock
+from stoker.engine.workers.threads import WorkerPool
 from stoker.engine.workers.tuning import Autotuner
+from stoker.replicas import user_lock
 from stoker.schedule import rng
 from stoker.schedule.dealing import PaddedDeal, RankOrder
 from stoker.schedule.owners import OwnerSnapshot
@@ -285,7 +286,7 @@ class EpochStreams:
         host += [work for work, _ in self._earlier.values()]
         given = self._setup.workers
         # A user's function that iterates over another pipeline holds the lock all the time.
-        if plan.loader is not None or (given.kind == "thread" and holds_user_lock()):
+        if plan.loader is not None or (given.kind == "thread" and user_lock.is_held()):
             given = Workers(0, "thread")
         pool = make_pool(given, plan, host, self._setup.autotuner, self._setup.kept_workers)
         if pool.limit and any(work.segment.user_objects for work in host):
@@ -357,7 +358,8 @@ class EpochStreams:
                 work, pool, depth, cost, plan.group, cuts, self.recycler, self.tally, copies
             )
             read_ahead = 0 if reader is None else 2 * reader.requests
-            amounts = Amounts(runner, self._feed, plan.group, read_ahead)
+            most_ahead = self._setup.workers.ahead
+            amounts = Amounts(runner, self._feed, plan.group, read_ahead, most_ahead)
             return SegmentStream(runner, self._feed, order, self._examples, amounts, planning)
 
         stream = stream_of(work, self._depth, self._order)

@@ -65,8 +65,6 @@ class AdaptiveInputs(EchoInputs[AdaptivePool]):
     """The inputs of a segment after an adaptive echo, by a policy's decisions.
 
     Args:
-        leaks: whether stages after it may drop uses. A state then lists drops beyond its own
-            position, so a resume must replay the steps that they belong to.
         steps: the most steps, so that the pool does not run ahead at the end; None: no limit.
     """
 

@@ -22,7 +22,8 @@ from stoker.basics import pytree
 from stoker.engine.items import Inputs, Item
 from stoker.engine.segments.runner import SegmentRunner
 from stoker.engine.workers.cost import IMAGE_ROW_NS, INLINE_BATCH_NS
-from stoker.engine.workers.threads import CHUNK_NS
+from stoker.engine.workers.make import Ahead
+from stoker.engine.workers.task_queue import CHUNK_NS
 
 FOLLOWED_BATCHES = 8
 """Batches in front of a pool whose factor follows the stall. Simulated (R = 0.95, lognormal
@@ -54,6 +55,7 @@ class Amounts:
         feed: the segment's inputs; None for fresh examples.
         group: the number of examples in a batch.
         read_ahead: the number of examples that a source wants to hear of before they are fetched.
+        most_ahead: how far workers may be ahead of the consumer; None for no limit but the window.
 
     Attributes:
         gathers: whether outputs are batches that are gathered straight from arrays.
@@ -62,10 +64,16 @@ class Amounts:
     """
 
     def __init__(
-        self, runner: SegmentRunner, feed: Inputs | None, group: int, read_ahead: int
+        self,
+        runner: SegmentRunner,
+        feed: Inputs | None,
+        group: int,
+        read_ahead: int,
+        most_ahead: Ahead | None,
     ) -> None:
         self._pool, self._cost, self._segment = runner.worker_pool, runner.cost, runner.segment
-        self._feed, self._group, self._read_ahead = feed, group, read_ahead
+        self._feed, self._group = feed, group
+        self._read_ahead, self._most_ahead = read_ahead, most_ahead
         segment, cost, rows = runner.segment, runner.cost, runner.rows
         self._batches = segment.batch is not None or segment.batches_in
         self._gathers_alone = rows is not None and not segment.batch_maps
@@ -138,7 +146,7 @@ class Amounts:
 
     def ahead(self, window: Iterable[Item]) -> int:
         """Return how many outputs the window holds besides the requested one."""
-        most = self._pool.most_ahead
+        most = self._most_ahead
         if not self._cost.output_bytes or (most is not None and most.size_bytes):
             self._weigh(window)
         outputs = self._wanted_ahead()

@@ -28,7 +28,7 @@ from stoker.engine.workers.tasks import Task
 from stoker.engine.workers.thread_copies import CALLING, ThreadCopies
 from stoker.engine.workers.threads import WorkerPool
 from stoker.errors import StageError
-from stoker.replicas.replica import USER_LOCK
+from stoker.replicas.user_lock import USER_LOCK
 from stoker.schedule.sizing.cuts import Cuts
 from stoker.stages.batching.builder import Builder, batch_of
 from stoker.stages.batching.joining import JoinedBatch, Joiner, rows_of
@@ -40,7 +40,7 @@ Places = Callable[[], Sequence[int]]
 
 
 class SegmentRunner:
-    """Runs the tasks of a segment: a ``TaskRunner``.
+    """Runs the tasks of a segment.
 
     Args:
         work: the segment's work, as the consumer does it.
@@ -89,9 +89,6 @@ class SegmentRunner:
         self._joiner = Joiner(self.segment.joins) if self.segment.joins else None
         self._joins_batches = self.segment.joins_batches
         self._delivery = Delivery(work, worker_pool)
-        self._remote_rows = RemoteRows(
-            work, self._own_work, worker_pool, self._delivery, depth, recycler, tally
-        )
 
     def allocate(self, task: Task) -> None:
         """Allocate the values of a task."""
@@ -214,6 +211,7 @@ class SegmentRunner:
                     values[i] = work.finish(values[i], number + i, 0, ns, end - at)
 
     def run(self, task: Task, start: int, stop: int, remote: Any) -> list[int]:
+        """Compute rows ``start .. stop - 1``; return the counters of their segment."""
         ns = [0] * self._counters
         if task.batch is not None:
             began = time.perf_counter_ns()
@@ -231,7 +229,10 @@ class SegmentRunner:
                 task.values = values
         elif remote is not None and self.work.worth_sending:
             sent = self._values_to_send(task, start, stop, ns)
-            self._remote_rows.compute(task, range(start, stop), sent, remote, ns)
+            rows = RemoteRows(
+                self._delivery, self._own_work, self._recycler, self._tally, task, remote, ns
+            )
+            rows.compute(start, stop, sent)
         else:
             work = self._own_work()
             is_watched = self.worker_pool.watch is not None
@@ -320,6 +321,7 @@ class SegmentRunner:
             return False
 
     def account(self, spent: list[int]) -> None:
+        """Add counters to the epoch's; called under the worker pool's lock."""
         self._tally.add(self.segment.at, spent)
 
     def complete(self, task: Task) -> None:
@@ -342,6 +344,7 @@ class SegmentRunner:
         task.batch = task.builder = task.indices = task.items = None
 
     def failure_at(self, task: Task, row: int, stage: int, error: Exception) -> Failure:
+        """Return the failure of a stage on a row, or on the batch if it works on batches."""
         work = self.work
         name, account = work.stage_at(stage)
         if stage < work.batch_at:
@@ -349,6 +352,7 @@ class SegmentRunner:
         return Failure(StageError(name, error, batch=task.number))
 
     def give_up(self, task: Task, row: int, stage: int, failure: Failure) -> bool:
+        """Put a failure in place of a row, or of the batch; return whether of the batch."""
         if stage >= self.work.batch_at:
             task.values = [failure]
             return True

@@ -22,7 +22,7 @@ from stoker.engine.work.failure import REJECTED, Failure
 from stoker.engine.work.spot import HERE
 from stoker.engine.work.user_calls import FREELY, Call, Retry, lock_of
 from stoker.errors import CacheError, StageError
-from stoker.replicas.replica import USER_LOCK
+from stoker.replicas.user_lock import USER_LOCK
 from stoker.sources.origin import IndexedSource
 from stoker.sources.source import Reader
 from stoker.stages.cache import CacheStage, Miss

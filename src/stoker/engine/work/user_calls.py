@@ -13,7 +13,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from stoker.basics import pytree
 from stoker.engine.work.failure import REJECTED, Failure
-from stoker.replicas.replica import USER_LOCK
+from stoker.replicas.user_lock import USER_LOCK
 
 AnyWork = TypeVar("AnyWork")
 

@@ -34,7 +34,7 @@ from stoker.engine.work.spot import HERE
 from stoker.engine.work.user_calls import FREELY, Call, Copies, Retry, lock_of
 from stoker.errors import StageError
 from stoker.images.image_map import Many
-from stoker.replicas.replica import USER_LOCK
+from stoker.replicas.user_lock import USER_LOCK
 from stoker.schedule import rng
 from stoker.schedule.dealing import RankOrder
 from stoker.schedule.epoch_time import EpochTime, time_at

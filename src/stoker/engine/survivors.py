@@ -81,13 +81,8 @@ class DecidingStream(Stream):
 
         Called with the planning lock held; never blocks.
         """
-        may_block, self._planning.may_block = self._planning.may_block, False
-        try:
+        with self._planning.without_waiting():
             self._have(count)
-        except WouldBlock:
-            pass
-        finally:
-            self._planning.may_block = may_block
         kept = len(self._survivors)
         return min(count, kept), self._has_ended and kept <= count
 

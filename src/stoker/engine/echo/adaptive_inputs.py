@@ -88,9 +88,7 @@ class AdaptiveInputs(EchoInputs[AdaptivePool]):
         self._steps = steps
         self._leaks = point.leaks
         self._codes_ahead: deque[int] = deque()  # of steps behind a resume, decided before it
-        self.carried: AdaptiveSnapshot | None = (
-            None  # the pool at the beginning of the epoch, if not empty
-        )
+        self.carried: AdaptiveSnapshot | None = None  # the pool when the epoch began, if not empty
         self._carried_examples: dict[int, int] = {}  # their numbers, by index
         self._empty: AdaptiveSnapshot | None = None  # the empty pool of a loader or stream
         self._last_uses = 0  # carried items of fresh examples below this have left

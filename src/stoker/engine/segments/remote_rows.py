@@ -79,7 +79,9 @@ class RemoteRows:
                     self.ns[i] += each
                 self._take(start, request, answer, failed)
         except GivenUp:
-            verdict = self.delivery.worker_pool.verdict()
+            watch = self.delivery.worker_pool.watch
+            assert watch is not None  # which alone ends processes
+            verdict = watch.verdict()
             if verdict is None:  # the process was ended for what another thread had asked
                 return self._exchange(start, request, failed)
             row, failure = verdict

@@ -7,10 +7,10 @@ the item itself, and parts of it in the function's result are copied.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from itertools import starmap
 from typing import Any
 
@@ -22,6 +22,7 @@ from stoker.engine.segments.delivery import Delivery
 from stoker.engine.segments.remote_rows import RemoteRows
 from stoker.engine.work.failure import Failure
 from stoker.engine.work.spot import HERE
+from stoker.engine.work.user_calls import NO_LOCK
 from stoker.engine.work.work import Work
 from stoker.engine.workers.cost import CostEstimate
 from stoker.engine.workers.tasks import Task
@@ -31,7 +32,7 @@ from stoker.errors import StageError
 from stoker.replicas.user_lock import USER_LOCK
 from stoker.schedule.sizing.cuts import Cuts
 from stoker.stages.batching.builder import Builder, batch_of
-from stoker.stages.batching.joining import JoinedBatch, Joiner, rows_of
+from stoker.stages.batching.joining import JoinedBatch, rows_of
 from stoker.stages.batching.pack import Packed
 from stoker.stages.batching.user_collate import collate_examples
 
@@ -86,7 +87,6 @@ class SegmentRunner:
             self._own_work = functools.partial(copies.work, work)
         is_sent = self.segment.batch_maps and worker_pool.remote
         self.rows = None if is_sent else self.segment.rows
-        self._joiner = Joiner(self.segment.joins) if self.segment.joins else None
         self._joins_batches = self.segment.joins_batches
         self._delivery = Delivery(work, worker_pool)
 
@@ -95,8 +95,8 @@ class SegmentRunner:
         batch = self.segment.batch
         if batch is None:
             task.values = [None] * task.rows
-        elif self._joiner is not None and self._joins_batches:
-            task.builder = JoinedBatch(self._joiner, task.rows, self._recycler)
+        elif self._joins_batches:
+            task.builder = JoinedBatch(self.segment.joins, task.rows, self._recycler)
         elif self.rows is not None:
             if self.rows.releases_gil:
                 task.batch = self.rows.allocate(task.rows, self._recycler)
@@ -222,8 +222,7 @@ class SegmentRunner:
         elif self.rows is not None:
             calls = self.segment.batch_maps
             work = self._own_work() if calls else self.work
-            held = CALLING and calls and work is self.work
-            with USER_LOCK if held else contextlib.nullcontext():
+            with self._held(work, calls):
                 values = self._outputs(work, task.number, task.indices, lambda: task.places, ns)
             if self.worker_pool.may_deliver():
                 task.values = values
@@ -240,10 +239,7 @@ class SegmentRunner:
                 end = at + 1 if is_watched else stop  # so that it is known which one is stuck
                 if is_watched and HERE.spot is not None:
                     HERE.spot.at_row(at - start, 0)
-                if CALLING and work is self.work and self._calls_users:
-                    with USER_LOCK:
-                        values = self._work_rows(work, task, at, end, ns)
-                else:
+                with self._held(work, self._calls_users):
                     values = self._work_rows(work, task, at, end, ns)
                 if not self.worker_pool.may_deliver():
                     return ns
@@ -254,11 +250,15 @@ class SegmentRunner:
             ns[stages : 2 * stages] = [batches * each for batches in ns[stages : 2 * stages]]
         return ns
 
+    def _held(self, work: Work, calls: object) -> AbstractContextManager[Any]:
+        """Return the lock for calls of the users' own objects; none without ``calls``."""
+        return USER_LOCK if CALLING and calls and work is self.work else NO_LOCK
+
     def _work_rows(self, work: Work, task: Task, start: int, stop: int, ns: list[int]) -> list[Any]:
         copied = None
         if task.items is None:
             values = work.fetcher.fetch(task.indices[start:stop], ns)
-        elif self._joiner is not None and not self._joins_batches:
+        elif self.segment.joins and not self._joins_batches:
             values = self._joined(task.items[start:stop])
         else:
             values = self.stored_values(task.items[start:stop], own=self.segment.shares_items)
@@ -273,21 +273,20 @@ class SegmentRunner:
             return self._own_work().fetcher.fetch(task.indices[start:stop], ns)
         if task.items is None:
             return None
-        if self._joiner is not None:
+        if self.segment.joins:
             return self._joined(task.items[start:stop])
         return self.stored_values(task.items[start:stop], own=True)
 
     def _join(self, values: list[Any]) -> Packed:
         """Return full sequences as rows; failures leave theirs as they are."""
-        assert self._joiner is not None
-        batch = self._joiner.allocate(len(values), self._recycler)
+        batch = JoinedBatch(self.segment.joins, len(values), self._recycler)
         if Failure not in {*map(type, values)}:
-            self._joiner.join(values, batch, 0)
+            batch.put(0, values)
         else:
             for row, value in enumerate(values):
                 if type(value) is not Failure:
-                    self._joiner.join([value], batch, row)
-        return batch
+                    batch.put(row, [value])
+        return batch.finish()
 
     def _joined(self, items: list[Item]) -> list[Any]:
         """Return packed sequences, joined; failed ones as they are."""
@@ -333,10 +332,7 @@ class SegmentRunner:
         else:
             calls = self.segment.batch_maps or self.segment.batch.collate is not None
             work = self._own_work() if calls else self.work
-            if CALLING and calls and work is self.work:
-                with USER_LOCK:
-                    values = self._complete_batches(work, task)
-            else:
+            with self._held(work, calls):
                 values = self._complete_batches(work, task)
             if not self.worker_pool.may_deliver():
                 return

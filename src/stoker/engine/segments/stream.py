@@ -185,15 +185,10 @@ class SegmentStream(PulledStream):
     def _fill(self, least: int) -> None:
         """Submit outputs until the window holds ``least``, or a decision needs a missing value."""
         window, inline = self._window, self._worker_pool.inline
-        may_block, self._planning.may_block = self._planning.may_block, False
-        try:
+        with self._planning.without_waiting():
             while len(window) < least:
                 if not self._submit_next(least - len(window) if inline else None):
                     break
-        except WouldBlock:
-            pass
-        finally:
-            self._planning.may_block = may_block
 
     def wait_for(self, count: int) -> None:
         window = self._window

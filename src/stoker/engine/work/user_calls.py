@@ -31,12 +31,12 @@ class Call(NamedTuple):
 
 
 FREELY = Call()
-_NO_LOCK = contextlib.nullcontext()
+NO_LOCK = contextlib.nullcontext()
 
 
 def lock_of(call: Call) -> contextlib.AbstractContextManager[Any]:
     """Return the lock for a call: ``USER_LOCK``, or none."""
-    return USER_LOCK if call.is_locked else _NO_LOCK
+    return USER_LOCK if call.is_locked else NO_LOCK
 
 
 class Copies(Protocol[AnyWork]):

@@ -26,7 +26,6 @@ from typing import Any
 from stoker.basics.future import start_thread
 from stoker.basics.resources import ThreadTimer, usable_cores, usable_memory_bytes
 from stoker.basics.warn import warn
-from stoker.engine.work.failure import Failure
 from stoker.engine.workers.cost import CostEstimate
 from stoker.engine.workers.samples import SAMPLED_NS, TIMED
 from stoker.engine.workers.task_queue import CHUNK_NS, PROCESS_CHUNK_NS, TaskQueue
@@ -281,13 +280,6 @@ class WorkerPool:
     def may_deliver(self) -> bool:
         """Whether the calling worker may deliver: nobody has given its example up."""
         return self.watch is None or self.watch.may_deliver()
-
-    def verdict(self) -> tuple[int, Failure] | None:
-        """Return the row on which the calling thread's process was ended, and its failure.
-
-        None if the process was ended for what another thread had asked of it.
-        """
-        return None if self.watch is None else self.watch.verdict()
 
     def leave(self, number: int, stuck: threading.Thread) -> None:
         """Have another thread take the place of one that is stuck; call with the lock held."""

@@ -136,15 +136,9 @@ class EpochStreams:
         self.tally = EpochCounters()
         self.skip_log = SkipLog(setup.position.spent, setup.position.filtered)
         self.pools = Pools(
-            setup.plan,
-            setup.seed,
-            setup.epoch,
-            sizes=setup.sizes,
-            autotuner=setup.autotuner,
-            ranks=setup.ranks,
-            skip_log=self.skip_log,
-            steps=setup.steps,
-        )
+            setup.plan, setup.seed, setup.epoch, setup.sizes, setup.autotuner, setup.ranks,
+            self.skip_log, setup.steps,
+        )  # fmt: skip
         self.segments: list[SegmentStream] = []
         self.scans: list[ScannedStream] = []
         self.late: LateStream | None = None
@@ -217,26 +211,18 @@ class EpochStreams:
                 case Segment():
                     self._add_segment(part)
                 case FilterPoint():
-                    self._stream = FilteredStream(
-                        part, self.segments[-1], self.worker_pool, self.skip_log, self.planning
-                    )
+                    self._stream = FilteredStream(part, self.segments[-1], self.skip_log)
                 case LatePoint():
-                    self._stream = self.late = LateStream(
-                        part, self.segments[-1], self.worker_pool, self.planning, self._epoch
-                    )
+                    self._stream = self.late = LateStream(part, self.segments[-1], self._epoch)
                 case PackPoint():
                     leg, begun = plan.selection.leg, None
                     if leg is not None and leg.offsets:
                         assert self._order is not None
                         begun = BegunInputs(self._order, leg.offsets)
-                    self._stream = PackedStream(
-                        part, self.segments[-1], self.worker_pool, self.planning, begun
-                    )
+                    self._stream = PackedStream(part, self.segments[-1], begun)
                 case ScanPoint():
                     self.tally.open(part.at, [part.scan.name])
-                    self._stream = scanned = ScannedStream(
-                        part, self.segments[-1], self.worker_pool, self.tally, self.planning
-                    )
+                    self._stream = scanned = ScannedStream(part, self.segments[-1], self.tally)
                     self.scans.append(scanned)
                 case EchoPoint():
                     pool, planning = self._where(part)

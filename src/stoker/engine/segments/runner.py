@@ -11,6 +11,7 @@ import functools
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from itertools import starmap
 from typing import Any
 
@@ -40,6 +41,7 @@ Places = Callable[[], Sequence[int]]
 """Returns the places of examples. Most batches that are gathered need none."""
 
 
+@dataclass(eq=False, repr=False)
 class SegmentRunner:
     """Runs the tasks of a segment.
 
@@ -59,36 +61,27 @@ class SegmentRunner:
             another.
     """
 
-    def __init__(
-        self,
-        work: Work,
-        worker_pool: WorkerPool,
-        depth: int,
-        cost: CostEstimate,
-        group: int,
-        cuts: Cuts,
-        recycler: Recycler,
-        tally: EpochCounters,
-        copies: ThreadCopies | None,
-    ) -> None:
-        self.work = work
-        self.segment = work.segment
-        self.worker_pool = worker_pool
-        self.depth = depth
-        self.cost = cost
-        self._group = group
-        self.cuts = cuts
-        self._recycler = recycler
-        self._tally = tally
+    work: Work
+    worker_pool: WorkerPool
+    depth: int
+    cost: CostEstimate
+    group: int
+    cuts: Cuts
+    recycler: Recycler
+    tally: EpochCounters
+    copies: ThreadCopies | None
+
+    def __post_init__(self) -> None:
+        work, copies, self.segment = self.work, self.copies, self.work.segment
         self._counters = len(self.segment.counters())
         self._calls_users = bool(self.segment.user_objects)
         self._own_work: Callable[[], Work] = lambda: work
         if copies is not None and self._calls_users:
             self._own_work = functools.partial(copies.work, work)
-        is_sent = self.segment.batch_maps and worker_pool.remote
+        is_sent = self.segment.batch_maps and self.worker_pool.remote
         self.rows = None if is_sent else self.segment.rows
         self._joins_batches = self.segment.joins_batches
-        self._delivery = Delivery(work, worker_pool)
+        self._delivery = Delivery(work, self.worker_pool)
 
     def allocate(self, task: Task) -> None:
         """Allocate the values of a task."""
@@ -96,12 +89,12 @@ class SegmentRunner:
         if batch is None:
             task.values = [None] * task.rows
         elif self._joins_batches:
-            task.builder = JoinedBatch(self.segment.joins, task.rows, self._recycler)
+            task.builder = JoinedBatch(self.segment.joins, task.rows, self.recycler)
         elif self.rows is not None:
             if self.rows.releases_gil:
-                task.batch = self.rows.allocate(task.rows, self._recycler)
+                task.batch = self.rows.allocate(task.rows, self.recycler)
         else:
-            task.builder = Builder(task.rows, batch.collate, self._recycler)
+            task.builder = Builder(task.rows, batch.collate, self.recycler)
 
     def make_now(self, number: int, indices: Any, places: Places) -> list[Any]:
         """Return outputs from ``number`` on, of examples read at these places, without a task.
@@ -165,8 +158,8 @@ class SegmentRunner:
         assert self.rows is not None
         began = time.perf_counter_ns()
         try:
-            batch = self.rows.take(indices, self._recycler)
-            batches = self.rows.split(batch, self._group)
+            batch = self.rows.take(indices, self.recycler)
+            batches = self.rows.split(batch, self.group)
             nbytes = self.rows.data_bytes(batch)
         except Exception as error:
             pass_on(error)
@@ -189,7 +182,7 @@ class SegmentRunner:
             collate = work.collate
             if collate is not None:
                 return collate_examples(collate, examples)
-            return batch_of(examples, self._recycler)
+            return batch_of(examples, self.recycler)
         except Exception as error:
             pass_on(error)
             return work.batch_failure(error, number, places[at : at + rows])
@@ -229,7 +222,7 @@ class SegmentRunner:
         elif remote is not None and self.work.worth_sending:
             sent = self._values_to_send(task, start, stop, ns)
             rows = RemoteRows(
-                self._delivery, self._own_work, self._recycler, self._tally, task, remote, ns
+                self._delivery, self._own_work, self.recycler, self.tally, task, remote, ns
             )
             rows.compute(start, stop, sent)
         else:
@@ -262,7 +255,7 @@ class SegmentRunner:
             values = self._joined(task.items[start:stop])
         else:
             values = self.stored_values(task.items[start:stop], own=self.segment.shares_items)
-            copied = self._recycler.copy if self.segment.shares_items else None
+            copied = self.recycler.copy if self.segment.shares_items else None
         use_keys = task.use_keys[start:stop] if task.use_keys is not None else None
         work.apply(values, task.places[start:stop], use_keys, ns, copied)
         return values
@@ -279,7 +272,7 @@ class SegmentRunner:
 
     def _join(self, values: list[Any]) -> Packed:
         """Return full sequences as rows; failures leave theirs as they are."""
-        batch = JoinedBatch(self.segment.joins, len(values), self._recycler)
+        batch = JoinedBatch(self.segment.joins, len(values), self.recycler)
         if Failure not in {*map(type, values)}:
             batch.put(0, values)
         else:
@@ -314,14 +307,14 @@ class SegmentRunner:
             (read,) = self.work.fetcher.fetch(indices, [0] * self._counters)
             is_failure = type(read) is Failure
             if not is_failure:
-                number, one = task.number + start // self._group, task.places[start:stop]
+                number, one = task.number + start // self.group, task.places[start:stop]
                 read = self.work.batch_failure(error, number, one)
             self._delivery.fail(task, start, read)
             return False
 
     def account(self, spent: list[int]) -> None:
         """Add counters to the epoch's; called under the worker pool's lock."""
-        self._tally.add(self.segment.at, spent)
+        self.tally.add(self.segment.at, spent)
 
     def complete(self, task: Task) -> None:
         """Finish a batch: all its rows are written."""
@@ -359,7 +352,7 @@ class SegmentRunner:
         try:
             if task.batch is not None:
                 assert self.rows is not None
-                values = self.rows.split(task.batch, self._group)
+                values = self.rows.split(task.batch, self.group)
             else:
                 values = [task.builder.finish(work.collate)]
         except Exception as error:
@@ -367,7 +360,7 @@ class SegmentRunner:
             values = [work.batch_failure(error, task.number, task.places)]
         if task.failed is not None:  # the batches before the failed row are complete
             row, failure = task.failed
-            values[row // self._group :] = [failure] * (len(values) - row // self._group)
+            values[row // self.group :] = [failure] * (len(values) - row // self.group)
         if self.segment.batch_maps:
             ns = [0] * self._counters
             self._finish(work, values, task.number, ns, task.rows)
@@ -392,7 +385,7 @@ class SegmentRunner:
         is_last = item.settled and item.scheduled == 1
         if not is_last and type(value) is not Failure:
             try:
-                value = self._recycler.copy(value)
+                value = self.recycler.copy(value)
             except Exception as error:
                 pass_on(error)
                 inputs = self.work.inputs

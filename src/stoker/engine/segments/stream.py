@@ -67,8 +67,8 @@ class SegmentStream(PulledStream):
         self._order = order
         self._examples = examples
         self._amounts = amounts
-        self._planning = planning
-        self._worker_pool = runner.worker_pool
+        self.planning = planning
+        self.worker_pool = runner.worker_pool
         self.segment = segment = runner.segment
         batch = segment.batch
         self._cuts = runner.cuts
@@ -102,14 +102,14 @@ class SegmentStream(PulledStream):
         else:
             item = self._make_next(may_block)
         if item is not None and (self._has_pulled or self._amounts.gathers):
-            self._worker_pool.plan()
+            self.worker_pool.plan()
         self._has_pulled = True  # the first output is handed out before planning ahead
         return item
 
     def _make_next(self, may_block: bool) -> Item | None:
-        began, pool = time.perf_counter_ns(), self._worker_pool
-        with self._planning.lock:
-            self._planning.may_block = may_block
+        began, pool = time.perf_counter_ns(), self.worker_pool
+        with self.planning.lock:
+            self.planning.may_block = may_block
             if not self._window and self._amounts.passes_here:
                 item = self._copy_next()
             else:
@@ -124,27 +124,27 @@ class SegmentStream(PulledStream):
         Called by workers. Must not block: the holder of the planning lock may be waiting for this
         worker (deadlock).
         """
-        if self._worker_pool.closed or self._amounts.passes_here:  # each use is copied on request
+        if self.worker_pool.closed or self._amounts.passes_here:  # each use is copied on request
             return False
-        if not self._planning.lock.acquire(blocking=False):
+        if not self.planning.lock.acquire(blocking=False):
             return False
         try:
-            self._planning.may_block = False
+            self.planning.may_block = False
             if len(self._window) >= self.ahead() or not self._submit_next():
                 return False
             return len(self._window) < self.ahead()
         except WouldBlock as error:
             task = error.task
         finally:
-            self._planning.lock.release()
-        return task is not None and self._worker_pool.plan_after(task)
+            self.planning.lock.release()
+        return task is not None and self.worker_pool.plan_after(task)
 
     def pull_many(self, count: int) -> Iterator[Item]:
         """Yield the next ``count`` outputs, fewer only at the end; then fill the window."""
         window = self._window
         while count:
             # Inline nothing is done ahead, so no more is begun than the caller wants.
-            at_most = count if self._worker_pool.inline else None
+            at_most = count if self.worker_pool.inline else None
             if not window and not self._submit_next(at_most):
                 return
             count_now = min(count, len(window))
@@ -174,7 +174,7 @@ class SegmentStream(PulledStream):
         Never blocks; inline, outputs are made here and now.
         """
         window = self._window
-        self._fill(count if self._worker_pool.inline else self.ahead())
+        self._fill(count if self.worker_pool.inline else self.ahead())
         ready = 0
         for item in window:
             if ready == count or not item.task.done:
@@ -184,8 +184,8 @@ class SegmentStream(PulledStream):
 
     def _fill(self, least: int) -> None:
         """Submit outputs until the window holds ``least``, or a decision needs a missing value."""
-        window, inline = self._window, self._worker_pool.inline
-        with self._planning.without_waiting():
+        window, inline = self._window, self.worker_pool.inline
+        with self.planning.without_waiting():
             while len(window) < least:
                 if not self._submit_next(least - len(window) if inline else None):
                     break
@@ -196,15 +196,15 @@ class SegmentStream(PulledStream):
             pass
         for item in reversed(list(islice(window, count))):
             if not item.task.done:
-                if not self._planning.may_block:
+                if not self.planning.may_block:
                     raise WouldBlock(item.task)
-                self._worker_pool.wait(item.task)
+                self.worker_pool.wait(item.task)
 
     @property
     def is_full(self) -> bool:
         """Whether the window is full and done; always true inline."""
         window = self._window
-        if self._worker_pool.inline:
+        if self.worker_pool.inline:
             return True
         return len(window) >= self.ahead() and window[0].task.done and window[-1].task.done
 
@@ -278,13 +278,13 @@ class SegmentStream(PulledStream):
 
     def _copy_next(self) -> Item | None:
         """Hand on the next use at once: a copy, or the stored item itself if it is its last use."""
-        assert self._planning.is_held()
+        assert self.planning.is_held()
         assert self.feed is not None
         uses = self.feed.take(1)
         if not uses.items or self._next == self.total:
             return None
         (item,) = uses.items
-        self._worker_pool.wait(item.task)
+        self.worker_pool.wait(item.task)
         self._next += 1
         began = time.perf_counter_ns()
         value = self._runner.stored_value(item)
@@ -299,7 +299,7 @@ class SegmentStream(PulledStream):
         return Item(task, 0, item.ordinal, use_key, fresh, item.rows, item.repeats, age)
 
     def _submit_next(self, at_most: int | None = None) -> bool:
-        assert self._planning.is_held()
+        assert self.planning.is_held()
         number = self._next
         if self._has_ended or number == self.total:
             return False
@@ -405,7 +405,7 @@ class SegmentStream(PulledStream):
             task.items, task.use_keys, task.fresh = uses.items, uses.use_keys, self.fresh
             needs = {item.task for item in uses.items if not item.task.done}
         self._runner.allocate(task)
-        self._worker_pool.submit(task, needs)
+        self.worker_pool.submit(task, needs)
         return self._outputs(task, number, uses)
 
     def _outputs(self, task: Task, number: int, uses: ItemUses | RowBatches | None) -> list[Item]:

@@ -159,7 +159,7 @@ class Pools:
             what = "find nothing to use again" if echo.is_adaptive else what
             warn(
                 f"{echo.name}: with a pool of {known.size} a batch may {what}; "
-                f"at least {echo.smallest_distinct(group)} keep uses apart",
+                f"at least {echo.smallest_distinct(group)} keep uses apart"
             )
         counts = echo.counts
         if counts is None:
@@ -224,6 +224,6 @@ def _size(echo: Echo, each: int, group: int, usable: Callable[[], int]) -> int:
     if allowed < echo.pool_bytes:
         warn(
             f"{echo.name}: the pool takes {resources.format_bytes(allowed)} instead of "
-            f"{resources.format_bytes(echo.pool_bytes)}: there is no more memory",
+            f"{resources.format_bytes(echo.pool_bytes)}: there is no more memory"
         )
     return size

@@ -1,8 +1,4 @@
-"""Puts the values of rows where they belong: into the batch that their task makes, or its values.
-
-Examples for a pool are stored with ``pytree.copy_views``, so that a small view does not keep a
-large array alive.
-"""
+"""Puts the values of rows where they belong: into their task's batch, or among its values."""
 
 from __future__ import annotations
 
@@ -34,7 +30,7 @@ class Delivery:
     def deliver(self, task: Task, start: int, values: list[Any], ns: list[int]) -> None:
         """Put values, or failures, in rows from ``start`` on."""
         if task.builder is None:
-            if self.work.segment.into_pool:
+            if self.work.segment.into_pool:  # a small view would keep a large array alive
                 values = [v if type(v) is Failure else pytree.copy_views(v) for v in values]
             task.values[start : start + len(values)] = values
             return

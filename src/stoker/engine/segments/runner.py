@@ -45,17 +45,16 @@ Places = Callable[[], Sequence[int]]
 class SegmentRunner:
     """Runs the tasks of a segment.
 
-    Args:
+    Attributes:
         work: the segment's work, as the consumer does it.
         worker_pool: the workers; its lock guards counts of time and uses.
-        copies: gives each thread a work of its own, if the segment calls user objects; else None.
         depth: the segment's number among the segments of its worker pool.
         cost: the measured cost of the segment.
         group: the number of examples in a batch.
         cuts: which inputs make up an output.
-
-    Attributes:
-        cuts: as given.
+        recycler: the owner of the batches' memory.
+        tally: counts time.
+        copies: gives each thread a work of its own, if the segment calls user objects; else None.
         rows: gathers batches straight from arrays; None if they are made of single examples. If
             gathering holds the GIL, a task is gathered as a whole: threads would only wait for one
             another.

@@ -95,10 +95,10 @@ class Work:
         self.fetcher = Fetcher(
             source,
             segment.cache,
-            at=segment.at,
-            stages=self.stages,
-            cache_counter=self._first + segment.cache_at,
-            lends=segment.reads_what_is_cached,
+            segment.at,
+            self.stages,
+            self._first + segment.cache_at,
+            segment.reads_what_is_cached,
         )
 
     def _call(self, segment: Segment, calls: Sequence[Call]) -> None:

@@ -114,9 +114,10 @@ class SegmentRunner:
         values = [item.task.values[item.row] for item in items]
         whole = self._join(values)
         made: list[Any] = [rows_of(whole, at, at + size) for at in range(0, len(values), size)]
-        for row in reversed(range(len(values))):
-            if type(values[row]) is Failure:
-                made[row // size] = values[row]  # the first of a batch stays
+        if Failure in {*map(type, values)}:
+            for row in reversed(range(len(values))):
+                if type(values[row]) is Failure:
+                    made[row // size] = values[row]  # the first of a batch stays
         with self.worker_pool.lock:
             wall = time.perf_counter_ns() - began
             ns[self.work.batch_at], ns[self.work.batched_at] = wall, len(values)

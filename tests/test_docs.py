@@ -165,6 +165,6 @@ def _flush_left(text: str) -> str:
 def test_the_architecture_names_files_that_exist() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text()
     named = set(re.findall(r"(?<![\w/.])[\w/]+\.py\b", text))
-    assert {"engine/segment_stream.py", "tests/conftest.py"} <= named
+    assert {"engine/segments/stream.py", "tests/conftest.py"} <= named
     folders = (ROOT, PACKAGE, PACKAGE / "engine" / "workers")
     assert not [name for name in sorted(named) if not any((f / name).is_file() for f in folders)]

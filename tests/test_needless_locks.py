@@ -16,7 +16,8 @@ import pytest
 import torch
 from tqdm import tqdm  # type: ignore[import-untyped]
 
-from stoker.replicas.replica import USER_LOCK, replicate
+from stoker.replicas.replica import replicate
+from stoker.replicas.user_lock import USER_LOCK
 
 LENGTH = 64
 NAMES = ["a", "b", "c"]

@@ -33,7 +33,8 @@ from hypothesis import strategies as st
 
 import stoker
 from stoker.replicas.files import reading_places, reopen_descriptors
-from stoker.replicas.replica import USER_LOCK, Replica, replicate, unset_attributes
+from stoker.replicas.replica import Replica, replicate, unset_attributes
+from stoker.replicas.user_lock import USER_LOCK
 from strategies import FULL
 from thread_programs import PROGRAMS, N, Program
 

@@ -125,7 +125,7 @@ def test_it_is_told_and_skipped_within_the_budget(stuck: Stuck, kind: str) -> No
     assert [row[0] for batch in batches for row in batch] == [n for n in range(22) if n != STUCK]
     (warning,) = [each for each in told if "example 7 (/numbers/7.txt)" in each]
     assert "in on_example\n" in warning
-    assert "segment_runner" not in warning
+    assert "engine/segments" not in warning
     stats = train.stats()
     (skip,) = stats.skips
     assert (skip.index, skip.path) == (STUCK, "/numbers/7.txt")

@@ -32,7 +32,8 @@ from stoker.engine.work.failure import REJECTED, Failure
 from stoker.engine.work.user_calls import Call
 from stoker.engine.work.work import Work
 from stoker.pipeline import Pipeline
-from stoker.replicas.replica import USER_LOCK, Replica, replicate, unset_attributes
+from stoker.replicas.replica import Replica, replicate, unset_attributes
+from stoker.replicas.user_lock import USER_LOCK
 from stoker.stages.batching.builder import Builder
 
 # More than cores, so that threads are interrupted in the middle of things. Chosen, not measured.

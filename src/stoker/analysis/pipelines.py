@@ -207,17 +207,11 @@ class PipelineJob:
         steps: list[Step] = []
         until = time.monotonic() + self._unit_s
         with iter(self._copy(workers)) as batches:
-            entered = time.perf_counter()
-            for batch in batches:
-                came = time.perf_counter()
-                self._step(batch)
-                asked = time.perf_counter()
-                steps.append(Step(asked - entered, came - entered))
-                if len(steps) >= self._most or (
-                    len(steps) > 3 * _FEWEST and time.monotonic() > until
-                ):
+            for step in self._timed(batches):
+                steps.append(step)
+                is_enough = len(steps) > 3 * _FEWEST and time.monotonic() > until
+                if len(steps) >= self._most or is_enough:
                     break
-                entered = asked
         self._rank.trained.setdefault(workers, []).append(steps)
 
     def alternate(self) -> None:
@@ -244,17 +238,21 @@ class PipelineJob:
         """Train for so long, and on 24 batches at least: the first third of them settles."""
         steps: list[Step] = []
         until = time.monotonic() + seconds
+        for step in self._timed(batches):
+            steps.append(step)
+            if len(steps) >= 3 * _FEWEST and time.monotonic() > until:
+                break
+        _synchronise()
+        return steps
+
+    def _timed(self, batches: Iterable[Any]) -> Iterator[Step]:
         entered = time.perf_counter()
         for batch in batches:
             came = time.perf_counter()
             self._step(batch)
             asked = time.perf_counter()
-            steps.append(Step(asked - entered, came - entered))
+            yield Step(asked - entered, came - entered)
             entered = asked
-            if len(steps) >= 3 * _FEWEST and time.monotonic() > until:
-                break
-        _synchronise()
-        return steps
 
     def prefetch_more(self, left: int) -> None:
         """Do nothing: the window of a pipeline has a size of its own."""

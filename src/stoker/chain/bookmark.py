@@ -20,8 +20,9 @@ from stoker.chain.chain import Chain
 from stoker.chain.iterator import PipelineIterator
 from stoker.chain.seek import take_over
 from stoker.engine.checkpoint import Position
+from stoker.engine.history import FORGOTTEN
 from stoker.engine.items import Item
-from stoker.engine.run import FORGOTTEN, Run
+from stoker.engine.run import Run
 from stoker.errors import StateError
 from stoker.frameworks.queries import calling_loop
 from stoker.schedule.echo_record import EchoRecord, encode
@@ -128,7 +129,7 @@ class Bookmark:
         run = self._live_run()
         earlier = min(outputs, len(self._pending))
         if run is not None:
-            run.acknowledge(outputs - earlier)
+            run.history.acknowledge(outputs - earlier)
         elif outputs > earlier:
             raise ValueError("every batch that was handed out is acknowledged already")
         for _ in range(earlier):
@@ -200,7 +201,7 @@ class Bookmark:
             return epoch, run.next_start() or Position(), before
         if not late and self._is_epoch_left():
             return self.epoch + 1, Position(), self.before + self.of_epoch()
-        if run.wrapper and run.finished is None and run.yielded > run.began_at:
+        if run.wrapper and run.history.finished is None and run.yielded > run.began_at:
             raise StateError(
                 f"{run.wrapper} reads a batch ahead if the number of batches is not known, and "
                 "would lose it on a resume: give epochs a length with .steps(n), or call "
@@ -219,8 +220,8 @@ class Bookmark:
     @staticmethod
     def _late(run: Run) -> int:
         """Return the number of outputs that were handed out but not trained on."""
-        if run.finished is not None:
-            return run.late
+        if run.history.finished is not None:
+            return run.history.late
         return min(calling_loop().untrained_batches(), run.yielded - run.began_at)
 
     def _has_left_data_epoch(self) -> bool:

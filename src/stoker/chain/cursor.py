@@ -298,7 +298,7 @@ class Cursor(Bookmark):
         self._forget_pending()
         self._run = run
         if self._is_acknowledging:
-            run.acknowledge(0)
+            run.history.acknowledge(0)
         self._iterator = weakref.ref(iterator)
 
     def _end(self, run: Run) -> None:

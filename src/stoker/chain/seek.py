@@ -292,18 +292,11 @@ def _begin_leg(ranks: Sequence[Loaded], chain: Chain) -> tuple[Position, dict[in
         still = rest if not by.source.has_own_order else {*unused.tolist(), *over.tolist()}
         kept = {place: was.offsets[place] for place in was.offsets if place in still}
         offsets = {**kept, **{place: n + kept.get(place, 0) for place, n in begun.items()}}
-    leg = Leg(
-        world if was is None else was.begun_by,
-        rest,
-        before if was is None else was.before + before,
-        world * at.yielded + (0 if was is None else was.batches),
-        held if by.has_fixed_echo else None,
-        unused,
-        new_world,
-        over,
-        sequences,
-        offsets,
-    )
+    leg = replace(
+        _leg_behind(at, world, rest, before),
+        held=held if by.has_fixed_echo else None, returned=unused, world=new_world, over=over,
+        sequences=sequences, offsets=offsets,
+    )  # fmt: skip
     if not by.has_fixed_echo:
         return Position(order=at.order, leg=leg), {}, lost_uses
     begins = Snapshot(
@@ -325,14 +318,8 @@ def _begin_stream_leg(loaded: Loaded) -> Position:
     """
     at, by = loaded.position, loaded.by
     assert at is not None
-    was, world = at.leg, by.rank_world[1]
     before = by.clock(loaded.epoch, at.fresh, at.uses, at.yielded)
-    leg = Leg(
-        world if was is None else was.begun_by,
-        Remainder([]),
-        before if was is None else was.before + before,
-        world * at.yielded + (0 if was is None else was.batches),
-    )
+    leg = _leg_behind(at, by.rank_world[1], Remainder([]), before)
     return Position(loader_state=at.loader_state, leg=leg)
 
 
@@ -359,17 +346,17 @@ def _begin_planned_leg(loaded: Loaded, chain: Chain) -> Position:
         unread = unread[:0]
     read = deal.cuts.of_all(deal.cuts.start(at.yielded))
     before = Clock(read, read, at.yielded)
-    leg = Leg(
-        world if was is None else was.begun_by,
-        rest,
-        before if was is None else was.before + before,
-        world * at.yielded + (0 if was is None else was.batches),
-        None,
-        unread,
-        new_world,
-        over,
-    )
+    leg = _leg_behind(at, world, rest, before)
+    leg = replace(leg, returned=unread, world=new_world, over=over)
     return Position(order=at.order, leg=leg)
+
+
+def _leg_behind(at: Position, world: int, rest: Remainder, before: Clock) -> Leg:
+    """Return the leg behind a position of ``world`` ranks; ``before``: the counts of that leg."""
+    was, batches = at.leg, world * at.yielded
+    if was is None:
+        return Leg(world, rest, before, batches)
+    return Leg(was.begun_by, rest, was.before + before, was.batches + batches)
 
 
 def _in_turns(

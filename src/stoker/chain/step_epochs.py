@@ -291,8 +291,8 @@ class StepEpochs(Cursor):
         """Count all outputs of earlier step epochs as acknowledged: a new one begins."""
         self._pending.clear()
         run = self._live_run()
-        if run is not None and run.late:
-            run.acknowledge(run.late)
+        if run is not None and run.history.late:
+            run.history.acknowledge(run.history.late)
 
     def _handed_out(self) -> int:
         run, steps = self._live_run(), self.chain.steps

@@ -44,14 +44,16 @@ from stoker.engine.plan.points import (
 )
 from stoker.engine.plan.segment import Segment
 from stoker.engine.scanned import ScannedStream
-from stoker.engine.segment_runner import SegmentRunner
-from stoker.engine.segment_stream import FOLLOWED_BATCHES, SegmentStream
+from stoker.engine.segments.amounts import FOLLOWED_BATCHES, Amounts
+from stoker.engine.segments.runner import SegmentRunner
+from stoker.engine.segments.stream import SegmentStream
 from stoker.engine.survivors import FilteredStream, SkipLog
 from stoker.engine.work.work import Work
 from stoker.engine.workers.make import KeptWorkers, Workers, make_pool
 from stoker.engine.workers.thread_copies import ThreadCopies
-from stoker.engine.workers.threads import WorkerPool, holds_user_lock
+from stoker.engine.workers.threads import WorkerPool
 from stoker.engine.workers.tuning import Autotuner
+from stoker.replicas import user_lock
 from stoker.schedule import rng
 from stoker.schedule.dealing import PaddedDeal, RankOrder
 from stoker.schedule.owners import OwnerSnapshot
@@ -134,15 +136,9 @@ class EpochStreams:
         self.tally = EpochCounters()
         self.skip_log = SkipLog(setup.position.spent, setup.position.filtered)
         self.pools = Pools(
-            setup.plan,
-            setup.seed,
-            setup.epoch,
-            sizes=setup.sizes,
-            autotuner=setup.autotuner,
-            ranks=setup.ranks,
-            skip_log=self.skip_log,
-            steps=setup.steps,
-        )
+            setup.plan, setup.seed, setup.epoch, setup.sizes, setup.autotuner, setup.ranks,
+            self.skip_log, setup.steps,
+        )  # fmt: skip
         self.segments: list[SegmentStream] = []
         self.scans: list[ScannedStream] = []
         self.late: LateStream | None = None
@@ -215,26 +211,18 @@ class EpochStreams:
                 case Segment():
                     self._add_segment(part)
                 case FilterPoint():
-                    self._stream = FilteredStream(
-                        part, self.segments[-1], self.worker_pool, self.skip_log, self.planning
-                    )
+                    self._stream = FilteredStream(part, self.segments[-1], self.skip_log)
                 case LatePoint():
-                    self._stream = self.late = LateStream(
-                        part, self.segments[-1], self.worker_pool, self.planning, self._epoch
-                    )
+                    self._stream = self.late = LateStream(part, self.segments[-1], self._epoch)
                 case PackPoint():
                     leg, begun = plan.selection.leg, None
                     if leg is not None and leg.offsets:
                         assert self._order is not None
                         begun = BegunInputs(self._order, leg.offsets)
-                    self._stream = PackedStream(
-                        part, self.segments[-1], self.worker_pool, self.planning, begun
-                    )
+                    self._stream = PackedStream(part, self.segments[-1], begun)
                 case ScanPoint():
                     self.tally.open(part.at, [part.scan.name])
-                    self._stream = scanned = ScannedStream(
-                        part, self.segments[-1], self.worker_pool, self.tally, self.planning
-                    )
+                    self._stream = scanned = ScannedStream(part, self.segments[-1], self.tally)
                     self.scans.append(scanned)
                 case EchoPoint():
                     pool, planning = self._where(part)
@@ -284,7 +272,7 @@ class EpochStreams:
         host += [work for work, _ in self._earlier.values()]
         given = self._setup.workers
         # A user's function that iterates over another pipeline holds the lock all the time.
-        if plan.loader is not None or (given.kind == "thread" and holds_user_lock()):
+        if plan.loader is not None or (given.kind == "thread" and user_lock.is_held()):
             given = Workers(0, "thread")
         pool = make_pool(given, plan, host, self._setup.autotuner, self._setup.kept_workers)
         if pool.limit and any(work.segment.user_objects for work in host):
@@ -351,25 +339,14 @@ class EpochStreams:
             cuts: Cuts = EvenCuts(batch.n if batch is not None else 1)
             if batch is not None and plan.batches is not None:
                 cuts = plan.cuts(self._seed, self._epoch)
-            return SegmentStream(
-                SegmentRunner(
-                    work,
-                    pool,
-                    depth,
-                    cost,
-                    plan.group,
-                    cuts,
-                    self.recycler,
-                    self.tally,
-                    None if part.on_device else self._copies,
-                ),
-                self._feed,
-                order,
-                self._examples,
-                group=plan.group,
-                planning=planning,
-                read_ahead=0 if reader is None else 2 * reader.requests,
+            copies = None if part.on_device else self._copies
+            runner = SegmentRunner(
+                work, pool, depth, cost, plan.group, cuts, self.recycler, self.tally, copies
             )
+            read_ahead = 0 if reader is None else 2 * reader.requests
+            most_ahead = self._setup.workers.ahead
+            amounts = Amounts(runner, self._feed, plan.group, read_ahead, most_ahead)
+            return SegmentStream(runner, self._feed, order, self._examples, amounts, planning)
 
         stream = stream_of(work, self._depth, self._order)
         if not self.segments:  # the works of earlier epochs come after all others

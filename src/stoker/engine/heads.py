@@ -289,9 +289,7 @@ class LoaderHead(HeadStream):
         self._has_failed: Exception | None = None  # raised while it was asked for its end
         self._errors: list[BaseException] = []
         self._source = source
-        self._states: deque[tuple[int, Any]] = (
-            deque()
-        )  # the loader's states, by the number of batches
+        self._states: deque[tuple[int, Any]] = deque()  # the loader's, by the number of batches
         self._iterator = source.open()
         self._earlier: tuple[int, Any] = (loaded, source.before)  # the state before all of these
 

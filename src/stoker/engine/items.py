@@ -12,6 +12,7 @@ false, and ``WouldBlock`` is raised.
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import threading
 from abc import ABC, abstractmethod
@@ -147,6 +148,17 @@ class Planning:
         """True if the calling thread holds it. Functions that need the lock assert this."""
         lock: Any = self.lock
         return bool(lock._is_owned())  # as a Condition asks its lock
+
+    @contextlib.contextmanager
+    def without_waiting(self) -> Iterator[None]:
+        """Plan as a worker does; end silently where that needs a missing value."""
+        may_block, self.may_block = self.may_block, False
+        try:
+            yield
+        except WouldBlock:
+            pass
+        finally:
+            self.may_block = may_block
 
 
 class Stream(Resumable, ABC):

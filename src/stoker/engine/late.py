@@ -17,13 +17,12 @@ from typing import Any
 
 from stoker.basics.compact_integers import check_integer
 from stoker.engine.checkpoint import Bounds, Node, UpstreamRequest, damage_error
-from stoker.engine.items import Item, Planning, WouldBlock
+from stoker.engine.items import Item, WouldBlock
 from stoker.engine.late_bias import LateBias
 from stoker.engine.plan.points import LatePoint
-from stoker.engine.segment_stream import SegmentStream
+from stoker.engine.segments.stream import SegmentStream
 from stoker.engine.survivors import DecidingStream
 from stoker.engine.work.failure import Failure
-from stoker.engine.workers.threads import WorkerPool
 from stoker.errors import StateError
 from stoker.schedule.late_order import LateOrder, LateRecord, Left, check_left
 
@@ -79,22 +78,13 @@ class LateStream(DecidingStream):
     Args:
         point: the batches.
         upstream: the stream of examples.
-        worker_pool: computes them.
-        planning: tells whether the planner may block.
         epoch: the epoch's number.
     """
 
     keeps = True
 
-    def __init__(
-        self,
-        point: LatePoint,
-        upstream: SegmentStream,
-        worker_pool: WorkerPool,
-        planning: Planning,
-        epoch: int,
-    ) -> None:
-        super().__init__(upstream, worker_pool, planning)
+    def __init__(self, point: LatePoint, upstream: SegmentStream, epoch: int) -> None:
+        super().__init__(upstream)
         self.total = upstream.total
         assert self.total is not None
         batch = point.batch

@@ -23,12 +23,11 @@ import numpy as np
 
 from stoker.basics.compact_integers import LARGEST, check_integer
 from stoker.engine.checkpoint import Bounds, Node, UpstreamRequest, damage_error
-from stoker.engine.items import DoneTask, Item, Planning, done_item
+from stoker.engine.items import DoneTask, Item, done_item
 from stoker.engine.plan.points import PackPoint
-from stoker.engine.segment_stream import SegmentStream
+from stoker.engine.segments.stream import SegmentStream
 from stoker.engine.survivors import OrderedStream
 from stoker.engine.work.failure import Failure
-from stoker.engine.workers.threads import WorkerPool
 from stoker.errors import StateError
 from stoker.schedule.dealing import RankOrder
 from stoker.schedule.orders.order import as_array
@@ -104,22 +103,15 @@ class PackedStream(OrderedStream):
     Args:
         point: the length of full sequences.
         upstream: the stream of sequences.
-        worker_pool: computes them.
-        planning: tells whether the planner may block.
         begun: the inputs that earlier ranks have begun; None if there are none.
     """
 
     keeps = True
 
     def __init__(
-        self,
-        point: PackPoint,
-        upstream: SegmentStream,
-        worker_pool: WorkerPool,
-        planning: Planning,
-        begun: BegunInputs | None = None,
+        self, point: PackPoint, upstream: SegmentStream, begun: BegunInputs | None = None
     ) -> None:
-        super().__init__(upstream, worker_pool, planning)
+        super().__init__(upstream)
         self._begun = begun
         self._stage, self._length = point.pack, point.pack.length
         # The latest inputs, not all of which is in full sequences: the first ``_skip`` tokens are.

@@ -1,8 +1,7 @@
 """One running epoch: its streams, its worker pool and its position.
 
 The consumer alone calls it, one thread at a time. A forked child may use nothing of a parent's run
-(``is_inherited``). A run remembers where its last 64 outputs began, so that a trainer may
-acknowledge them late.
+(``is_inherited``).
 """
 
 from __future__ import annotations
@@ -10,10 +9,9 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -26,6 +24,7 @@ from stoker.engine.checkpoint import Position
 from stoker.engine.echo.adaptive_inputs import AdaptiveInputs
 from stoker.engine.echo.pool_inputs import PoolStart
 from stoker.engine.echo.rank_sync import AgreedPolicy
+from stoker.engine.history import History, Progress
 from stoker.engine.items import Item
 from stoker.engine.work.failure import Failure, Rejected
 from stoker.engine.work.generators import warn_of_misdrawn
@@ -41,24 +40,14 @@ from stoker.stats import CacheStats, PoolStats, StageStats, Stats, Uses
 
 # Batches from one removal of old bookkeeping to the next. Chosen, not measured.
 _PRUNE_BATCHES = 64
-_REMEMBERED = 64  # the most outputs that a wrapper may read ahead of its trainer
-FORGOTTEN = (
-    f"more than {_REMEMBERED - 1} batches were handed out since the last that was acknowledged: "
-    "acknowledge batches when training has finished with them"
-)
-
-
-class _Progress(NamedTuple):
-    """The counts of an epoch after an output was handed out."""
-
-    yielded: int
-    uses: int
-    fresh: int
-    loaded: int
 
 
 class Run:
-    """An epoch of a plan, from its beginning or from a position; used by the consumer alone."""
+    """An epoch of a plan, from its beginning or from a position; used by the consumer alone.
+
+    Attributes:
+        history: the latest outputs, and which of them the trainer has acknowledged.
+    """
 
     def __init__(self, setup: EpochSetup) -> None:
         plan, position = setup.plan, setup.position
@@ -73,15 +62,12 @@ class Run:
         self._has_looked = False  # whether the next output, or its error, is in ``_ahead``
         self._ahead: Item | Exception | None = None
         self.wrapper: str | None = None  # the framework that is known to read ahead of its trainer
-        self.finished: int | None = None  # outputs that the trainer has acknowledged
         self.owner = OwningProcess()
         self.yielded = position.yielded
         self.uses = position.uses
         self.fresh = position.fresh
         self.loaded = position.loaded
-        # Plain tuples, read as _Progress: one is made for each output, and they cost less.
-        self._history: deque[tuple[int, int, int, int]] = deque(maxlen=_REMEMBERED)
-        self._history.append((self.yielded, self.uses, self.fresh, self.loaded))
+        self.history = History(Progress(self.yielded, self.uses, self.fresh, self.loaded))
         self._repeats = 0
         self._last: Item | None = None
         self._batch_bytes = 0
@@ -271,7 +257,7 @@ class Run:
         self._repeats += item.repeats
         if streams.head is not None:
             self.loaded = streams.head.loaded_with(item, self.loaded)
-        self._history.append((self.yielded, self.uses, self.fresh, self.loaded))
+        self.history.add((self.yielded, self.uses, self.fresh, self.loaded))
         if not self._batch_bytes:
             self._batch_bytes = pytree.nbytes(value)
             for feed in self._pools.feeds:
@@ -355,15 +341,13 @@ class Run:
         self._streams.worker_pool.warn()
 
     def _forget(self) -> None:
+        oldest = self.history.oldest
         if self._streams.head is not None:
-            oldest = _Progress(*self._history[0])
             self._streams.head.forget_states(oldest.fresh, oldest.loaded)
         if not self._planning.lock.acquire(blocking=False):
             return  # another time will do
         try:
-            checkpoint.forget(
-                self._streams.last, _Progress(*self._history[0]).yielded, self._planning
-            )
+            checkpoint.forget(self._streams.last, oldest.yielded, self._planning)
         finally:
             self._planning.lock.release()
 
@@ -376,38 +360,12 @@ class Run:
             self._setup.autotuner.factor = planned.factor
             self._streams.worker_pool.plan()  # it stopped at the end of the agreed steps
 
-    def acknowledge(self, outputs: int) -> None:
-        """Record that the trainer has finished with ``outputs`` more outputs.
-
-        Raises ValueError when that is more than were handed out.
-        """
-        finished = (self.began_at if self.finished is None else self.finished) + outputs
-        if finished > self.yielded:
-            raise ValueError(
-                f"{finished - self.began_at} batches cannot be finished: "
-                f"{self.yielded - self.began_at} were handed out"
-            )
-        self.finished = finished
-        while len(self._history) > 1 and _Progress(*self._history[0]).yielded < finished:
-            self._history.popleft()
-
-    def pending_positions(self) -> deque[Position | None]:
+    def pending_positions(self) -> list[Position | None]:
         """Return the start positions of the outputs not yet acknowledged, oldest first.
 
-        None stands for outputs whose positions are forgotten. Empty if ``acknowledge`` was never
-        called.
+        None stands for outputs whose positions are forgotten.
         """
-        if self.finished is None:
-            return deque()
-        history = [_Progress(*at) for at in self._history]
-        pending = [at for at in history if self.finished <= at.yielded < self.yielded]
-        forgotten = self.late - len(pending)
-        return deque([*[None] * forgotten, *map(self._position, pending)])
-
-    @property
-    def late(self) -> int:
-        """The number of outputs not yet acknowledged; 0 if ``acknowledge`` was never called."""
-        return 0 if self.finished is None else self.yielded - self.finished
+        return [at and self._position(at) for at in self.history.pending()]
 
     def position(self, late: int) -> Position:
         """Return the position before the last ``late`` outputs that were handed out.
@@ -415,11 +373,9 @@ class Run:
         For a loader or a stream it has no nodes, because nothing can be made again; and it does not
         wait for the thread that may be reading.
         """
-        if late >= len(self._history):
-            raise StateError(FORGOTTEN)
-        return self._position(_Progress(*self._history[-1 - late]))
+        return self._position(self.history.before(late))
 
-    def _position(self, at: _Progress) -> Position:
+    def _position(self, at: Progress) -> Position:
         head = self._streams.head
         if head is not None:
             state, loaded = head.state_at(at.fresh, at.loaded)

@@ -20,12 +20,11 @@ from stoker.basics import compact_integers, pytree
 from stoker.basics.compact_integers import check_integer
 from stoker.basics.signals import pass_on
 from stoker.engine.checkpoint import Bounds, Node, UpstreamRequest, damage_error
-from stoker.engine.items import DoneTask, EpochCounters, Item, Planning, done_item, with_value
+from stoker.engine.items import DoneTask, EpochCounters, Item, done_item, with_value
 from stoker.engine.plan.points import ScanPoint
-from stoker.engine.segment_stream import SegmentStream
+from stoker.engine.segments.stream import SegmentStream
 from stoker.engine.survivors import OrderedStream
 from stoker.engine.work.failure import ENDED, Failure
-from stoker.engine.workers.threads import WorkerPool
 from stoker.errors import StateError
 from stoker.stages.scan import DROP, Scan, ScanState
 
@@ -77,22 +76,13 @@ class ScannedStream(OrderedStream):
     Args:
         point: the scan.
         upstream: the stream of its inputs.
-        worker_pool: computes them.
         tally: counts the time in the scan.
-        planning: tells whether the planner may block.
     """
 
     keeps = True
 
-    def __init__(
-        self,
-        point: ScanPoint,
-        upstream: SegmentStream,
-        worker_pool: WorkerPool,
-        tally: EpochCounters,
-        planning: Planning,
-    ) -> None:
-        super().__init__(upstream, worker_pool, planning)
+    def __init__(self, point: ScanPoint, upstream: SegmentStream, tally: EpochCounters) -> None:
+        super().__init__(upstream)
         self._scan, self._part = point.scan, point.at
         self._tally = tally
         self._first = self._least = 0  # outputs before a resume: at most, and at least

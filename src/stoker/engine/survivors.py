@@ -33,13 +33,12 @@ import numpy as np
 from stoker.basics import compact_integers
 from stoker.basics.compact_integers import check_integer
 from stoker.engine.checkpoint import Bounds, Node, UpstreamRequest, damage_error
-from stoker.engine.items import Item, Planning, Stream, WouldBlock
+from stoker.engine.items import Item, Stream, WouldBlock
 from stoker.engine.plan.points import FilterPoint
 from stoker.engine.plan.segment import Segment
-from stoker.engine.segment_stream import SegmentStream
+from stoker.engine.segments.stream import SegmentStream
 from stoker.engine.work.failure import Failure, Rejected
 from stoker.engine.workers.tasks import Task
-from stoker.engine.workers.threads import WorkerPool
 from stoker.errors import BudgetSpent, Skip, StageError, describe_error
 from stoker.stages.skip import RAISE, Budget
 
@@ -48,18 +47,13 @@ class DecidingStream(Stream):
     """A stream that decides which of its inputs come next.
 
     Args:
-        upstream: the stream of inputs.
-        worker_pool: computes the inputs.
-        planning: tells whether the planner may block.
+        upstream: the stream of inputs; its pool computes them.
     """
 
-    def __init__(
-        self, upstream: SegmentStream, worker_pool: WorkerPool, planning: Planning
-    ) -> None:
+    def __init__(self, upstream: SegmentStream) -> None:
         self.upstream: SegmentStream = upstream
         self.is_fed = upstream.feed is not None
-        self._worker_pool = worker_pool
-        self._planning = planning
+        self._worker_pool, self._planning = upstream.worker_pool, upstream.planning
         self._survivors: deque[Item] = deque()  # decided, and not taken
         self._has_ended = False
         self._fresh: int | None = None
@@ -81,13 +75,8 @@ class DecidingStream(Stream):
 
         Called with the planning lock held; never blocks.
         """
-        may_block, self._planning.may_block = self._planning.may_block, False
-        try:
+        with self._planning.without_waiting():
             self._have(count)
-        except WouldBlock:
-            pass
-        finally:
-            self._planning.may_block = may_block
         kept = len(self._survivors)
         return min(count, kept), self._has_ended and kept <= count
 
@@ -118,10 +107,8 @@ class DecidingStream(Stream):
 class OrderedStream(DecidingStream):
     """A stream that decides about its inputs in order, once their values are computed."""
 
-    def __init__(
-        self, upstream: SegmentStream, worker_pool: WorkerPool, planning: Planning
-    ) -> None:
-        super().__init__(upstream, worker_pool, planning)
+    def __init__(self, upstream: SegmentStream) -> None:
+        super().__init__(upstream)
         self._arriving: deque[Item] = deque()
         self._inputs = 0  # the number of decided inputs
 
@@ -272,21 +259,13 @@ class FilteredStream(OrderedStream):
         point: the filter point, with its budgets.
         upstream: the stream of items.
         skip_log: records skips.
-        planning: tells whether the planner may block.
     """
 
     keeps = True
     leaves_out = True
 
-    def __init__(
-        self,
-        point: FilterPoint,
-        upstream: SegmentStream,
-        worker_pool: WorkerPool,
-        skip_log: SkipLog,
-        planning: Planning,
-    ) -> None:
-        super().__init__(upstream, worker_pool, planning)
+    def __init__(self, point: FilterPoint, upstream: SegmentStream, skip_log: SkipLog) -> None:
+        super().__init__(upstream)
         self._point = point
         self._part = point.at - 1  # the segment before it
         self._skip_log = skip_log

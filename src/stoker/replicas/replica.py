@@ -3,13 +3,12 @@
 Users' code is written for ``DataLoader``, where each worker process has a copy of the dataset. So
 each thread has one here. The roots (datasets, functions, ``collate``) are copied together: objects
 that two roots share stay shared within the copy. A root that cannot be copied is called as it is,
-by one thread at a time, under ``USER_LOCK``.
+by one thread at a time, under the lock of ``user_lock``.
 """
 
 from __future__ import annotations
 
 import gc
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,9 +17,6 @@ from stoker.replicas.copying.attributes import UnsetAttributes
 from stoker.replicas.copying.copier import Copier
 from stoker.replicas.copying.kinds import make_copy
 from stoker.replicas.copying.memory_blocks import LargerBlock
-
-USER_LOCK = threading.RLock()
-"""Held for each call of an original while worker threads run."""
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ import socket
 import struct
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
@@ -219,14 +219,8 @@ class Link:
                 f"a frame may have a header of {MAX_HEADER_BYTES} bytes and a body of "
                 f"{MAX_BODY_BYTES} bytes at most, but these have {len(header)} and {body_bytes}"
             )
-        try:
+        with self._closed_by_errors():
             _send_all(self._socket, [memoryview(self._next_header(header, body_bytes)), *views])
-        except OSError as error:
-            self.close()
-            raise LinkError(f"the connection to {self.peer} ended: {error}") from error
-        except BaseException:
-            self.close()
-            raise
 
     def receive(
         self, allocate: Allocate | None = None, *, wait_s: float | None = None
@@ -242,20 +236,18 @@ class Link:
         """
         if not self._wait_for_frame(wait_s):
             raise TimeoutError(f"{self.peer} has sent nothing for {wait_s:g} s")
-        try:
+        with self._closed_by_errors():
             return self._receive_frame(allocate)
-        except EOFError:
+
+    @contextlib.contextmanager
+    def _closed_by_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:
             self.close()
-            raise
-        except LinkError:
-            self.close()
-            raise
-        except OSError as error:
-            self.close()
+            if not isinstance(error, OSError) or isinstance(error, LinkError):
+                raise
             raise LinkError(f"the connection to {self.peer} ended: {error}") from error
-        except BaseException:
-            self.close()
-            raise
 
     def close(self) -> None:
         """End the connection, from any thread; a waiting `receive` raises.

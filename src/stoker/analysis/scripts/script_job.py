@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -429,19 +429,11 @@ class ScriptJob:
             steps_wanted = min(steps_wanted, (self._life - session.count_batches()) // left - 2)
             if steps_wanted < _FEWEST:
                 return []
-        began = [len(session.read_rows(rank)) for rank in self._ranks]
-        # Ranks train together: all of them take the same number of steps.
-        command = {
-            "do": "train",
-            "workers": workers,
-            "steps": steps_wanted,
-            "prefetch": prefetch,
-            "kept": kept,
-        }
-        answers = session.send(command)
-        ranks = zip(self._ranks, self._recorded, answers, began, strict=True)
         trained = []
-        for rank, recorded, answer, start in ranks:
+        # Ranks train together: all of them take the same number of steps.
+        for rank, recorded, answer, start in self._send(
+            do="train", workers=workers, steps=steps_wanted, prefetch=prefetch, kept=kept
+        ):
             if "error" in answer:
                 self.trace.note(f"training on data in memory failed: {answer['error']}")
                 continue
@@ -494,17 +486,20 @@ class ScriptJob:
             )
             return
         self.say(f"as it is and G once more, in {turns} turns")
-        began = [len(session.read_rows(rank)) for rank in self._ranks]
         steps = turns * (own + replayed)
-        answers = session.send(
-            {"do": "alternate", "steps": steps, "own": own, "replayed": replayed, "again": again}
-        )
-        ranks = zip(self._ranks, self._recorded, answers, began, strict=True)
-        for rank, recorded, answer, start in ranks:
+        for rank, recorded, answer, start in self._send(
+            do="alternate", steps=steps, own=own, replayed=replayed, again=again
+        ):
             if "error" in answer and not answer["error"].startswith("StopIteration"):
                 self.trace.note(f"training by turns failed: {answer['error']}")
             pairs = rates.find_steps(session.read_rows(rank)[start:], rank.slot)
             recorded.turns = _split_into_turns(pairs, ahead + 1, own, replayed)
+
+    def _send(self, **command: Any) -> Iterator[tuple[RankTrace, RankTrace, dict[str, Any], int]]:
+        """Send a command; return the ranks, their records and answers, and their rows before it."""
+        began = [len(self._session.read_rows(rank)) for rank in self._ranks]
+        answers = self._session.send(command)
+        return zip(self._ranks, self._recorded, answers, began, strict=True)
 
     def _is_found_in_memory(self) -> bool:
         """True if the job's data were in the page cache, or are no files: an epoch is like another.

@@ -19,7 +19,7 @@ from stoker.engine.plan.segment import Segment
 from stoker.engine.work.failure import REJECTED, Failure
 from stoker.engine.work.work import Work
 from stoker.engine.workers.make import Workers
-from stoker.replicas.replica import USER_LOCK
+from stoker.replicas.user_lock import USER_LOCK
 from stoker.schedule import rng
 from stoker.schedule.dealing import RankOrder, Stride
 from stoker.schedule.orders.order import Places

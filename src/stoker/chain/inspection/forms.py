@@ -11,7 +11,7 @@ import numpy as np
 from stoker.engine.plan.segment import Segment
 from stoker.engine.work.failure import REJECTED, Failure
 from stoker.engine.work.work import Work
-from stoker.replicas.replica import USER_LOCK
+from stoker.replicas.user_lock import USER_LOCK
 
 if TYPE_CHECKING:
     from stoker.chain.chain import Chain

@@ -65,8 +65,6 @@ class AdaptiveInputs(EchoInputs[AdaptivePool]):
     """The inputs of a segment after an adaptive echo, by a policy's decisions.
 
     Args:
-        leaks: whether stages after it may drop uses. A state then lists drops beyond its own
-            position, so a resume must replay the steps that they belong to.
         steps: the most steps, so that the pool does not run ahead at the end; None: no limit.
     """
 
@@ -90,9 +88,7 @@ class AdaptiveInputs(EchoInputs[AdaptivePool]):
         self._steps = steps
         self._leaks = point.leaks
         self._codes_ahead: deque[int] = deque()  # of steps behind a resume, decided before it
-        self.carried: AdaptiveSnapshot | None = (
-            None  # the pool at the beginning of the epoch, if not empty
-        )
+        self.carried: AdaptiveSnapshot | None = None  # the pool when the epoch began, if not empty
         self._carried_examples: dict[int, int] = {}  # their numbers, by index
         self._empty: AdaptiveSnapshot | None = None  # the empty pool of a loader or stream
         self._last_uses = 0  # carried items of fresh examples below this have left

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -38,10 +39,11 @@ _KEPT_FREE_FRACTION = 0.05
 _log = logging.getLogger("stoker")
 
 
+@dataclass(eq=False)
 class Pools:
     """Makes the inputs behind an epoch's echoes, and their pools at the first use.
 
-    Args:
+    Attributes:
         plan: the plan.
         seed, epoch: they key the draws.
         sizes: the known sizes, by the echo's position; filled in here.
@@ -49,34 +51,21 @@ class Pools:
         ranks: the ranks that agree on a factor, or None.
         skip_log: has the number of examples in the epoch.
         steps: the most outputs, or None.
-
-    Attributes:
         feeds: the inputs made so far; ``following``: the adaptive ones among them.
         planned: the policy that ranks agree on, or None.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        seed: int,
-        epoch: int,
-        *,
-        sizes: dict[int, PoolSize],
-        autotuner: Autotuner,
-        ranks: Ranks | None,
-        skip_log: SkipLog,
-        steps: int | None,
-    ) -> None:
-        self._plan = plan
-        self._seed, self._epoch = seed, epoch
-        self._sizes = sizes
-        self._autotuner = autotuner
-        self._ranks = ranks
-        self._skip_log = skip_log
-        self._steps = steps
-        self.planned: AgreedPolicy | None = None
-        self.following: list[AdaptiveInputs] = []
-        self.feeds: list[EchoInputs[Any]] = []
+    plan: Plan
+    seed: int
+    epoch: int
+    sizes: dict[int, PoolSize]
+    autotuner: Autotuner
+    ranks: Ranks | None
+    skip_log: SkipLog
+    steps: int | None
+    planned: AgreedPolicy | None = None
+    following: list[AdaptiveInputs] = field(default_factory=list)
+    feeds: list[EchoInputs[Any]] = field(default_factory=list)
 
     def feed(
         self,
@@ -94,8 +83,8 @@ class Pools:
         feed: EchoInputs[Any]
         if point.echo.is_adaptive:
             policy = self._policy(point, stream, planning)
-            carries = self._plan.carries_pool and self._ranks is None
-            steps = self._steps if carries else None
+            carries = self.plan.carries_pool and self.ranks is None
+            steps = self.steps if carries else None
             feed = AdaptiveInputs(point, make, stream, tally, worker_pool, policy, steps)
             self.following.append(feed)
         else:
@@ -119,39 +108,39 @@ class Pools:
     def _policy(self, point: EchoPoint, stream: Stream, planning: Planning) -> Policy:
         echo = point.echo
         if echo.record is not None:
-            return Replay(echo.record.of(echo.position, self._epoch), planning)
-        if self._ranks is None:
+            return Replay(echo.record.of(echo.position, self.epoch), planning)
+        if self.ranks is None:
             return OnDemandPolicy()
-        self.planned = self._agree_policy(point, stream, self._ranks, planning)
+        self.planned = self._agree_policy(point, stream, self.ranks, planning)
         return self.planned
 
     def _agree_policy(
         self, point: EchoPoint, stream: Stream, ranks: Ranks, planning: Planning
     ) -> AgreedPolicy:
         """Return the policy that ranks agree on. Raises ValueError if they cannot agree."""
-        plan, echo = self._plan, point.echo
+        plan, echo = self.plan, point.echo
         if self.planned is not None:
             raise ValueError(f"{echo.name} across ranks: no second echo may follow the stall")
         total = stream.total
         if stream.leaves_out:
-            total = self._skip_log.examples
+            total = self.skip_log.examples
         if plan.loader is not None and hasattr(plan.loader.loader, "__len__"):
             total = plan.loader.count()
-        if (total is None or plan.has_filter) and self._steps is None:
+        if (total is None or plan.has_filter) and self.steps is None:
             raise ValueError(
                 f"{echo.name} across ranks: how many steps an epoch has cannot be known before "
                 "its end here; .steps(n) says how many all ranks take"
             )
         share = plan.selection.share
         uneven = plan.loader is not None or (share is not None and share.uneven)
-        if plan.has_filter or (uneven and self._steps is not None):  # .steps() ends epochs
+        if plan.has_filter or (uneven and self.steps is not None):  # .steps() ends epochs
             total = None
         return AgreedPolicy(
             ranks,
             echo.max_factor,
             point.group,
             total,
-            self._autotuner.factor or UNIT,
+            self.autotuner.factor or UNIT,
             planning,
             leaky=point.leaks,
         )
@@ -159,24 +148,24 @@ class Pools:
     def _make(self, feed: EchoInputs[Any], worker_pool: WorkerPool) -> Any:
         echo = feed.echo
         group = feed.point.group
-        known = self._sizes.get(echo.position)
+        known = self.sizes.get(echo.position)
         if echo.record is not None:
             size = echo.record.size(echo.position, echo.name, group)
-            known = self._sizes[echo.position] = PoolSize(size)
+            known = self.sizes[echo.position] = PoolSize(size)
         if known is None:
-            known = self._sizes[echo.position] = self._choose_size(feed, group, worker_pool)
+            known = self.sizes[echo.position] = self._choose_size(feed, group, worker_pool)
         if known.size < echo.smallest_distinct(group):
             what = "repeat a batch at once" if group == 1 else "hold an example twice"
             what = "find nothing to use again" if echo.is_adaptive else what
             warn(
                 f"{echo.name}: with a pool of {known.size} a batch may {what}; "
-                f"at least {echo.smallest_distinct(group)} keep uses apart",
+                f"at least {echo.smallest_distinct(group)} keep uses apart"
             )
         counts = echo.counts
         if counts is None:
             return AdaptivePool(echo.max_factor, echo.min_distance, known.size, group)
         assert isinstance(feed, PooledInputs)
-        key = pool_key(self._seed, self._epoch, echo, self._plan.selection.leg)
+        key = pool_key(self.seed, self.epoch, echo, self.plan.selection.leg)
         # The pool takes a whole epoch of less than two groups at once.
         return Pool(counts, known.size, group, key, feed.count(2 * group if group > 1 else 0))
 
@@ -184,7 +173,7 @@ class Pools:
         """Return a pool's size; a size in bytes needs its first item."""
         echo = feed.echo
         # Of a loader, and on a device, the first batch is looked at to say what the pool may take.
-        looks = self._plan.loader is not None or feed.point.on_device
+        looks = self.plan.loader is not None or feed.point.on_device
         if echo.pool is not None and not looks:
             return PoolSize(echo.pool)
         value = feed.first_value(worker_pool)
@@ -235,6 +224,6 @@ def _size(echo: Echo, each: int, group: int, usable: Callable[[], int]) -> int:
     if allowed < echo.pool_bytes:
         warn(
             f"{echo.name}: the pool takes {resources.format_bytes(allowed)} instead of "
-            f"{resources.format_bytes(echo.pool_bytes)}: there is no more memory",
+            f"{resources.format_bytes(echo.pool_bytes)}: there is no more memory"
         )
     return size

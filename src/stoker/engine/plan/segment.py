@@ -102,6 +102,11 @@ class Segment:
         """Whether inputs are only copied into a batch."""
         return self.is_plain and self.stacks
 
+    @property
+    def joins_batches(self) -> bool:
+        """Whether full sequences are joined straight into the rows of a batch."""
+        return self.joins > 0 and self.only_stacks
+
     @cached_property
     def reads_what_is_cached(self) -> bool:
         """Whether image functions alone read the examples of the cache, before they are stacked."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from stoker.engine.work.failure import REJECTED, Failure
 from stoker.engine.work.spot import HERE
 from stoker.engine.work.user_calls import FREELY, Call, Retry, lock_of
 from stoker.errors import CacheError, StageError
-from stoker.replicas.replica import USER_LOCK
+from stoker.replicas.user_lock import USER_LOCK
 from stoker.sources.origin import IndexedSource
 from stoker.sources.source import Reader
 from stoker.stages.cache import CacheStage, Miss
@@ -31,43 +32,32 @@ if TYPE_CHECKING:
     from stoker.stages.cache import Lookups
 
 
+@dataclass(eq=False, repr=False)
 class Fetcher:
     """Reads the examples of a segment.
 
-    Args:
+    Attributes:
         source: the pipeline's source; None where nothing is read by index.
         cache: the segment's cache.
         at: the segment's place among the parts of the plan.
         stages: how many counters of time come before those of examples; ``cache_counter``: the
             number of the cache's.
         lends: whether examples from the cache may be views of its memory.
-
-    Attributes:
         reader: reads ahead, where the source can.
         lookups: asks other nodes for examples that this host's cache lacks.
     """
 
-    def __init__(
-        self,
-        source: IndexedSource | None,
-        cache: CacheStage | None,
-        *,
-        at: int,
-        stages: int,
-        cache_counter: int,
-        lends: bool,
-    ) -> None:
-        self.reader: Reader | None = None
-        self.lookups: Lookups | None = None
-        self._source = source
-        self._cache = cache
-        self._at = at
-        self._stages = stages
-        self._cache_counter = cache_counter
-        self._lends = lends
-        self._expected: set[int] = set()
-        self._call = FREELY
-        self._retry: Retry[Any] = Retry()
+    _source: IndexedSource | None
+    _cache: CacheStage | None
+    _at: int
+    _stages: int
+    _cache_counter: int
+    _lends: bool
+    reader: Reader | None = None
+    lookups: Lookups | None = None
+    _expected: set[int] = field(default_factory=set)
+    _call: Call = FREELY
+    _retry: Retry[Any] = field(default_factory=Retry)
 
     def with_calls(self, source: IndexedSource | None, call: Call, retry: Retry[Any]) -> Fetcher:
         """Return the same fetcher for a copy of the source, called in a way of its own."""

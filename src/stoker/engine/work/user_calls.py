@@ -13,7 +13,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from stoker.basics import pytree
 from stoker.engine.work.failure import REJECTED, Failure
-from stoker.replicas.replica import USER_LOCK
+from stoker.replicas.user_lock import USER_LOCK
 
 AnyWork = TypeVar("AnyWork")
 
@@ -31,12 +31,12 @@ class Call(NamedTuple):
 
 
 FREELY = Call()
-_NO_LOCK = contextlib.nullcontext()
+NO_LOCK = contextlib.nullcontext()
 
 
 def lock_of(call: Call) -> contextlib.AbstractContextManager[Any]:
     """Return the lock for a call: ``USER_LOCK``, or none."""
-    return USER_LOCK if call.is_locked else _NO_LOCK
+    return USER_LOCK if call.is_locked else NO_LOCK
 
 
 class Copies(Protocol[AnyWork]):

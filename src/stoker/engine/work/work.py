@@ -34,7 +34,7 @@ from stoker.engine.work.spot import HERE
 from stoker.engine.work.user_calls import FREELY, Call, Copies, Retry, lock_of
 from stoker.errors import StageError
 from stoker.images.image_map import Many
-from stoker.replicas.replica import USER_LOCK
+from stoker.replicas.user_lock import USER_LOCK
 from stoker.schedule import rng
 from stoker.schedule.dealing import RankOrder
 from stoker.schedule.epoch_time import EpochTime, time_at
@@ -95,10 +95,10 @@ class Work:
         self.fetcher = Fetcher(
             source,
             segment.cache,
-            at=segment.at,
-            stages=self.stages,
-            cache_counter=self._first + segment.cache_at,
-            lends=segment.reads_what_is_cached,
+            segment.at,
+            self.stages,
+            self._first + segment.cache_at,
+            segment.reads_what_is_cached,
         )
 
     def _call(self, segment: Segment, calls: Sequence[Call]) -> None:
@@ -146,7 +146,9 @@ class Work:
 
     @property
     def worth_sending(self) -> bool:
-        """True if another process could do any of this."""
+        """True if another process could do any of this, and joining is not part of it."""
+        if self.segment.joins_batches:
+            return False
         reads = self.segment.source is not None and self.fetcher.reader is None
         return reads or not self.segment.is_plain or bool(self._batch_maps)
 

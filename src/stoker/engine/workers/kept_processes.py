@@ -22,8 +22,8 @@ from stoker.engine.plan.segment import Segment
 from stoker.engine.work.work import Work
 from stoker.engine.workers.processes import starting
 from stoker.engine.workers.processes.worker_process import ProcessSlot
-from stoker.replicas.replica import USER_LOCK
 from stoker.replicas.snapshot import PickleSnapshot
+from stoker.replicas.user_lock import USER_LOCK
 
 _CHANGED = "the dataset, a function or what they use has changed since the epoch before"
 _ENDED = "one of them had ended"

@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from stoker.basics import plugins
-from stoker.basics.resources import format_seconds, parse_seconds
+from stoker.basics.resources import format_bytes, format_seconds, parse_bytes, parse_seconds
 from stoker.basics.validate import is_number, is_whole_number
 from stoker.engine.plan.plan import Plan
 from stoker.engine.work.work import Work
 from stoker.engine.workers.thread_copies import KeptCopies
-from stoker.engine.workers.threads import Ahead, WorkerPool
+from stoker.engine.workers.threads import WorkerPool
 from stoker.engine.workers.tuning import Autotuner
 
 if TYPE_CHECKING:
@@ -52,6 +52,35 @@ class KeptActors(Protocol):
     """
 
     losses: list[str]
+
+
+class Ahead(NamedTuple):
+    """The limit on outputs ahead of the consumer, in batches or in bytes: ``.workers(ahead=)``."""
+
+    batches: int | None
+    size_bytes: int | None = None
+
+    @classmethod
+    def of(cls, ahead: Any) -> Ahead | None:
+        """Check ``.workers(ahead=)``."""
+        if ahead is None:
+            return None
+        if isinstance(ahead, str):
+            return cls(None, parse_bytes(ahead))
+        if not is_whole_number(ahead):
+            raise TypeError(
+                f"ahead= is a number of batches, or a size such as '4GiB', not {ahead!r}"
+            )
+        if ahead < 1:
+            raise ValueError(
+                f"workers must be at least one batch ahead, not {ahead}. For none: .workers(0)"
+            )
+        return cls(int(ahead))
+
+    def __str__(self) -> str:
+        if self.size_bytes is not None:
+            return format_bytes(self.size_bytes)
+        return f"{self.batches} batch" + ("" if self.batches == 1 else "es")
 
 
 @dataclass(frozen=True)
@@ -189,7 +218,6 @@ def make_pool(
         kept: the workers that earlier epochs have left.
     """
     pool = _made_pool(workers, plan, host, autotuner, kept)
-    pool.most_ahead = workers.ahead
     if workers.patience_ns is not None and workers.count:
         pool.watch_over(workers.patience_ns)
     return pool

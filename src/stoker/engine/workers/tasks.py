@@ -4,40 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-
-from stoker.engine.work.failure import Failure
-from stoker.engine.workers.cost import CostEstimate
-
-
-class TaskRunner(Protocol):
-    """Runs the tasks of one kind, and counts their time."""
-
-    depth: int
-    cost: CostEstimate
-
-    def run(self, task: Task, start: int, stop: int, remote: Any) -> list[int]:
-        """Compute rows ``start .. stop - 1``; return the counters of their segment."""
-        ...
-
-    def account(self, spent: list[int]) -> None:
-        """Add counters to the epoch's; called under the worker pool's lock."""
-        ...
-
-    def complete(self, task: Task) -> None:
-        """Finish a task whose rows are all done."""
-        ...
-
-    def failure_at(self, task: Task, row: int, stage: int, error: Exception) -> Failure:
-        """Return the failure of a stage on a row, or on the batch if it works on batches."""
-        ...
-
-    def give_up(self, task: Task, row: int, stage: int, failure: Failure) -> bool:
-        """Put a failure in place of a row, or of the batch; return whether of the batch."""
-        ...
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -45,6 +15,7 @@ class Task:
     """Rows to compute; their values go into ``values``.
 
     Attributes:
+        runner: computes the rows, and has their cost (``segments.runner``).
         claimed, finished: the numbers of rows that workers have begun, and have finished.
         pending: the number of unfinished tasks that this one needs; ``waiting``: the tasks that
             need this one.

@@ -23,7 +23,8 @@ from stoker.engine.plan.segment import Segment
 from stoker.engine.work.user_calls import Call, Retry
 from stoker.engine.work.work import Work
 from stoker.replicas.copying.attributes import UnsetAttributes
-from stoker.replicas.replica import USER_LOCK, Replica, replicate, unset_attributes
+from stoker.replicas.replica import Replica, replicate, unset_attributes
+from stoker.replicas.user_lock import USER_LOCK
 from stoker.sources.origin import UserObject
 
 CALLING: set[ThreadCopies] = set()
@@ -33,15 +34,8 @@ _PARENTS: list[deque[Replica]] = []
 """Copies that a forked child inherited. Freeing them there could close what the parent uses."""
 
 
-def _in_child() -> None:
-    CALLING.clear()
-    lock: Any = USER_LOCK
-    if not lock._is_owned():  # a thread of the parent may hold it, for ever
-        lock._at_fork_reinit()
-
-
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_in_child)
+    os.register_at_fork(after_in_child=CALLING.clear)
 
 
 class KeptCopies:
@@ -161,7 +155,7 @@ class ThreadCopies:
             kept.unset = unset_attributes(self._roots)
         self._here = _Here()
         self._generation = object()
-        self.copying_ns = 0
+        self.copying_ns = 0  # the longest time that one thread spent on making its copies
 
     def begin(self) -> None:
         """From now on consumers call originals under the lock: threads begin to call copies."""
@@ -172,6 +166,7 @@ class ThreadCopies:
         CALLING.discard(self)
 
     def join(self, *, at_once: bool) -> None:
+        """Have the calling thread call copies, made now if ``at_once``, else at its first call."""
         self._here.works = True
         if at_once:
             self._own()

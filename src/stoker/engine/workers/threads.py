@@ -1,9 +1,7 @@
 """The workers of one run: threads, or the consumer itself.
 
-A task is a group of rows (examples of a batch, or items for a pool) that workers claim in
-chunks of about a millisecond of measured work. A task becomes ready when the tasks that it needs
-are done. Downstream tasks go first, so that the work nearest to the consumer is finished first.
-Several workers may write rows of one batch; the last to finish completes it.
+A task is a group of rows (examples of a batch, or items for a pool) that workers claim in chunks
+(``task_queue``). Several workers may write rows of one batch; the last to finish completes it.
 
 How many threads take part is decided by timing (``tuning``). Threads that do not take part wait on
 a condition of their own: on the common one they would swallow a call to work.
@@ -22,39 +20,23 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 from stoker.basics.future import start_thread
-from stoker.basics.resources import (
-    ThreadTimer,
-    format_bytes,
-    parse_bytes,
-    usable_cores,
-    usable_memory_bytes,
-)
-from stoker.basics.validate import is_whole_number
+from stoker.basics.resources import ThreadTimer, usable_cores, usable_memory_bytes
 from stoker.basics.warn import warn
-from stoker.engine.work.failure import Failure
 from stoker.engine.workers.cost import CostEstimate
 from stoker.engine.workers.samples import SAMPLED_NS, TIMED
+from stoker.engine.workers.task_queue import CHUNK_NS, PROCESS_CHUNK_NS, TaskQueue
 from stoker.engine.workers.tasks import Task
+from stoker.engine.workers.thread_copies import ThreadCopies
 from stoker.engine.workers.tuning import Autotuner, Tuning
 from stoker.engine.workers.watch import Watch
-from stoker.replicas.replica import USER_LOCK
+from stoker.replicas import user_lock
 from stoker.stages.functions.stray_draws import WORKER_NAME
 from stoker.stats import ThreadTrial
 
-# Long beside the tens of us that a claim costs, short beside a batch that several threads share.
-# Chosen, not measured.
-CHUNK_NS = 1_000_000
-# The work of a chunk that does without the GIL: its few waits for the GIL are shared by as many
-# rows. Beside a GPU and 14 threads, 18 photographs a chunk brought 1.39 times the examples of 8
-# (bench/gpu.py).
-_FREE_CHUNK_NS = 50_000_000
-# Larger than CHUNK_NS: each chunk of a process costs two wake-ups and a copy.
-PROCESS_CHUNK_NS = 20_000_000
 # Threads of one run that sleep: each has copies of the user's objects. 64 wait for 1,000 reads of
 # 60 ms in a second. Chosen, not measured.
 _MOST_SLEEPING = 64
@@ -77,66 +59,6 @@ def is_worker() -> bool:
     return threading.current_thread().name.startswith(WORKER_NAME)
 
 
-def holds_user_lock() -> bool:
-    lock: Any = USER_LOCK
-    return bool(lock._is_owned())  # as a Condition asks its lock
-
-
-class Ahead(NamedTuple):
-    """The limit on outputs ahead of the consumer, in batches or in bytes: ``.workers(ahead=)``."""
-
-    batches: int | None
-    size_bytes: int | None = None
-
-    @classmethod
-    def of(cls, ahead: Any) -> Ahead | None:
-        """Check ``.workers(ahead=)``."""
-        if ahead is None:
-            return None
-        if isinstance(ahead, str):
-            return cls(None, parse_bytes(ahead))
-        if not is_whole_number(ahead):
-            raise TypeError(
-                f"ahead= is a number of batches, or a size such as '4GiB', not {ahead!r}"
-            )
-        if ahead < 1:
-            raise ValueError(
-                f"workers must be at least one batch ahead, not {ahead}. For none: .workers(0)"
-            )
-        return cls(int(ahead))
-
-    def __str__(self) -> str:
-        if self.size_bytes is not None:
-            return format_bytes(self.size_bytes)
-        return f"{self.batches} batch" + ("" if self.batches == 1 else "es")
-
-
-class OwnCopies(Protocol):
-    """The copies of the user's objects that threads call, each its own (``thread_copies``).
-
-    Attributes:
-        copying_ns: the longest time that one thread spent on making its copies.
-    """
-
-    copying_ns: int
-
-    def begin(self) -> None:
-        """Prepare for threads that are about to begin."""
-        ...
-
-    def join(self, *, at_once: bool) -> None:
-        """Have the calling thread call copies, made now if ``at_once``, else at its first call."""
-        ...
-
-    def leave(self) -> None:
-        """Release the copies of the calling thread, which ends."""
-        ...
-
-    def end(self) -> None:
-        """Clean up after all threads have ended."""
-        ...
-
-
 class WorkerPool:
     """The workers of one run.
 
@@ -152,7 +74,6 @@ class WorkerPool:
 
     Attributes:
         copies: the threads' copies of the user's objects; None if the user gave none.
-        most_ahead: how far workers may be ahead of the consumer; None for no limit but the window.
         is_whole: whether the consumer has all outputs of its epoch.
         watch: tells which workers are stuck; None without ``.workers(patience=)``.
     """
@@ -168,14 +89,14 @@ class WorkerPool:
         grows: bool = False,
         rest: Callable[[list[Any]], bool] | None = None,
     ) -> None:
-        self.copies: OwnCopies | None = None
-        self.most_ahead: Ahead | None = None
+        self.copies: ThreadCopies | None = None
         self.watch: Watch | None = None
         self.lock = threading.RLock()
         self._work = threading.Condition(self.lock)
         self._bench = threading.Condition(self.lock)
         self._progress = threading.Condition(self.lock)
-        self._ready: list[deque[Task]] = [deque() for _ in range(depths)]
+        self.target_ns = CHUNK_NS if remotes is None else PROCESS_CHUNK_NS
+        self._queue = TaskQueue(depths, self.target_ns)
         self.limit = threads
         self._remotes = remotes
         self._rest = rest
@@ -183,7 +104,6 @@ class WorkerPool:
         self._autotuner = autotuner
         self._threads: list[threading.Thread] = []
         self._left: set[threading.Thread] = set()
-        self._claimed_again: deque[tuple[Task, int, int]] = deque()  # of threads that were left
         self._broken: BaseException | None = None
         self._chore: Callable[[], bool] | None = None
         self._chore_due = False
@@ -196,7 +116,6 @@ class WorkerPool:
             self.active = self._tuning.active
         else:
             self.active = threads if remotes is not None else min(autotuner.active or 0, threads)
-        self.target_ns = CHUNK_NS if remotes is None else PROCESS_CHUNK_NS
         self.remote = remotes is not None
         self._threads_each = threads_each
         self._untimed_ns = 0
@@ -254,17 +173,11 @@ class WorkerPool:
         """
         if self.active == 0 and all(need.done for need in needs):
             while self.active == 0:
-                if self._do(task, *self._next_rows(task), None):
+                if self._do(task, self._queue.next_rows(task, 0), None):
                     return
         with self.lock:
-            for need in needs:
-                if not need.done:
-                    if need.waiting is None:
-                        need.waiting = []
-                    need.waiting.append(task)
-                    task.pending += 1
-            if not task.pending:
-                self._make_ready(task)
+            if self._queue.add(task, needs):
+                self._call_for(task)
 
     def plan_with(self, chore: Callable[[], bool]) -> None:
         """Set the function that plans one step ahead, and returns whether to plan another."""
@@ -320,11 +233,11 @@ class WorkerPool:
 
     def wait_for_any(self, tasks: list[Task]) -> None:
         """Wait until one of several tasks of a segment is done, as ``wait`` does for one."""
-        held = _let_go()
+        held = user_lock.let_go()
         try:
             self._wait(tasks)
         finally:
-            _take_back(held)
+            user_lock.take_back(held)
 
     def _wait(self, tasks: list[Task]) -> None:
         while not any(task.done for task in tasks):
@@ -339,7 +252,7 @@ class WorkerPool:
                     if self.closed:
                         raise RuntimeError("the iterator was closed while it was waited for")
                     if self.active == 0 or helps:
-                        claim = self._claim(helps if self.active else 0)
+                        claim = self._queue.claim(self.active, helps if self.active else 0)
                     if claim is None:
                         self._wait_for_progress()
                     if self.watch is not None and self.watch.warnings:
@@ -368,13 +281,6 @@ class WorkerPool:
         """Whether the calling worker may deliver: nobody has given its example up."""
         return self.watch is None or self.watch.may_deliver()
 
-    def verdict(self) -> tuple[int, Failure] | None:
-        """Return the row on which the calling thread's process was ended, and its failure.
-
-        None if the process was ended for what another thread had asked of it.
-        """
-        return None if self.watch is None else self.watch.verdict()
-
     def leave(self, number: int, stuck: threading.Thread) -> None:
         """Have another thread take the place of one that is stuck; call with the lock held."""
         self._left.add(stuck)
@@ -389,7 +295,7 @@ class WorkerPool:
         is_batch = runner.give_up(task, row, stage, failure)
         task.finished += task.rows if is_batch else row + 1 - rows.start
         if not is_batch and row + 1 < rows.stop:
-            self._claimed_again.append((task, row + 1, rows.stop))
+            self._queue.leave(task, range(row + 1, rows.stop))
             self._work.notify()
         if task.finished >= task.rows:
             runner.complete(task)
@@ -408,9 +314,7 @@ class WorkerPool:
         """Start no further work."""
         with self.lock:
             self.closed = True
-            self._claimed_again.clear()
-            for queue in self._ready:
-                queue.clear()
+            self._queue.close()
             self._call_all()
 
     def close(self) -> None:
@@ -451,12 +355,12 @@ class WorkerPool:
         """Wait for the threads, but for the calling one. False if some are still at work."""
         deadline = time.monotonic() + timeout_s
         others = [each for each in self._threads if each is not threading.current_thread()]
-        held = _let_go()
+        held = user_lock.let_go()
         try:
             for thread in others:
                 thread.join(max(0.0, deadline - time.monotonic()))
         finally:
-            _take_back(held)
+            user_lock.take_back(held)
         return not any(thread.is_alive() for thread in others)
 
     def _may_grow(self, threads: int, cost: CostEstimate) -> bool:
@@ -507,7 +411,7 @@ class WorkerPool:
                         if number < self.active:
                             # Planning first, but in turns: it holds the GIL that others need.
                             if planned or self._works_first or not self._chore_due:
-                                claim = self._claim()
+                                claim = self._queue.claim(self.active)
                             if claim is None and self._chore_due:
                                 self._chore_due, chore = False, self._chore
                                 break
@@ -526,45 +430,18 @@ class WorkerPool:
             if copies is not None:
                 copies.leave()
 
-    def _claim(self, depth: int = 0) -> tuple[Task, int, int] | None:
-        if self._claimed_again:
-            return self._claimed_again.popleft()
-        for queue in reversed(self._ready[depth:]):
-            if queue:
-                task = queue[0]
-                start, stop = self._next_rows(task)
-                if stop == task.rows:
-                    queue.popleft()
-                return task, start, stop
-        return None
-
-    def _next_rows(self, task: Task) -> tuple[int, int]:
-        start, cost = task.claimed, task.runner.cost
-        rows = task.rows if cost.whole else cost.chunk(self.target_ns)
-        if cost.releases_gil:
-            # A chunk is read, cropped, and copied in one call each, without the GIL, which a call
-            # waits for at its end: with many threads that took longer than the work (bench/gpu.py).
-            # A thread that ends its share of a batch goes on with the next one.
-            rows = max(rows, min(task.rows // max(1, self.active), cost.chunk(_FREE_CHUNK_NS)))
-        # A short rest goes with it: an image of 32 x 32 takes a tenth less time.
-        left = task.rows - start
-        task.claimed = stop = start + (rows if left > rows + rows // 2 else left)
-        return start, stop
-
-    def _make_ready(self, task: Task) -> None:
-        if self.closed:
-            return
-        self._ready[task.runner.depth].append(task)
+    def _call_for(self, task: Task) -> None:
+        """Wake threads for a task that is ready."""
         if self.active:
             self._work.notify(self.active if task.rows > 1 else 1)
 
-    def _do(self, task: Task, start: int, stop: int, remote: Any, number: int = 0) -> bool:
+    def _do(self, task: Task, rows: range, remote: Any, number: int = 0) -> bool:
         """Compute rows of a task; return whether the task is done.
 
         ``number`` is that of the worker.
         """
         watch = self.watch
-        job = None if watch is None else watch.begin(number, task, range(start, stop), remote)
+        job = None if watch is None else watch.begin(number, task, rows, remote)
         trial = self._tuning.trial if self._tuning is not None else None
         is_sampled = (
             self._untimed_ns > SAMPLED_NS * self.active and remote is None and self.active > 0
@@ -572,14 +449,13 @@ class WorkerPool:
         began = time.perf_counter_ns()
         timer = ThreadTimer() if trial is not None or is_sampled else None
         runner = task.runner
-        spent = runner.run(task, start, stop, remote)
-        rows = stop - start
+        spent, count = runner.run(task, rows.start, rows.stop, remote), len(rows)
         if job is not None and job.is_given_up:
             return False
-        last = rows == task.rows
+        last = count == task.rows
         if not last:
             with self.lock:
-                task.finished += rows
+                task.finished += count
                 last = task.finished == task.rows
         if last:
             runner.complete(task)
@@ -589,15 +465,15 @@ class WorkerPool:
         _, busy, cpu = timed or (0, 0, 0)
         wall = time.perf_counter_ns() - began  # who asks lets others have the GIL, and waits here
         with self.lock:
-            runner.cost.note(rows, wall, spent[-1])
+            runner.cost.note(count, wall, spent[-1])
             self._untimed_ns = 0 if is_sampled else self._untimed_ns + wall
             if is_sampled and timed is not None:
-                spent[TIMED] = rows, *timed
+                spent[TIMED] = count, *timed
             runner.account(spent)
             if last:
                 task.done_ns = began + wall
                 self._settle(task)
-            self.note(runner.cost, rows, wall, busy, trial, cpu, self.waited_ns())
+            self.note(runner.cost, count, wall, busy, trial, cpu, self.waited_ns())
         return last
 
     def note(self, cost: CostEstimate, rows: int, wall: int, *timed: Any) -> None:
@@ -615,22 +491,6 @@ class WorkerPool:
             self._chore_waits, self._chore_due = False, True
             self._work.notify()
         if task.waiting is not None:
-            for waiter in task.waiting:
-                waiter.pending -= 1
-                if not waiter.pending:
-                    self._make_ready(waiter)
-            task.waiting = None
+            for waiter in self._queue.settle(task):
+                self._call_for(waiter)
         self._progress.notify_all()
-
-
-def _let_go() -> Any:
-    """Release ``USER_LOCK`` if the calling thread holds it; return its saved count, or None."""
-    lock: Any = USER_LOCK
-    return lock._release_save() if holds_user_lock() else None
-
-
-def _take_back(held: Any) -> None:
-    """Acquire ``USER_LOCK`` again, as often as before ``_let_go``."""
-    if held is not None:
-        lock: Any = USER_LOCK
-        lock._acquire_restore(held)

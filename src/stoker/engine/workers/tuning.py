@@ -140,11 +140,7 @@ class Trial:
     """
 
     def __init__(
-        self,
-        threads: int,
-        least_ns: int,
-        before: Trial | None = None,
-        fewer: Trial | None = None,
+        self, threads: int, least_ns: int, before: Trial | None = None, fewer: Trial | None = None
     ) -> None:
         self.threads = threads
         self.fewer = fewer

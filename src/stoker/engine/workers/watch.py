@@ -31,7 +31,7 @@ from stoker.basics.warn import is_inside_library, is_inside_package
 from stoker.engine.work.failure import Failure
 from stoker.engine.work.spot import CELLS, HERE, IDLE, Spot
 from stoker.errors import StageError
-from stoker.replicas.replica import USER_LOCK
+from stoker.replicas import user_lock
 
 GIVES_UP = 4
 """The multiple of the patience after which an example is given up. A storage client that waits for
@@ -248,7 +248,7 @@ class Watch:
                 self.replaced += 1
                 job.verdict = job.row, failure
                 job.remote.give_up()
-            elif _lock_owner() == job.thread.ident:
+            elif user_lock.owner() == job.thread.ident:
                 failure.error.add_note("It holds the lock that calls of this object share.")
                 self._of_pool.fail(failure.error)
             else:
@@ -257,12 +257,6 @@ class Watch:
                 del self._jobs[job.thread.ident or 0]
                 self._of_pool.leave(job.number, job.thread)
                 self._of_pool.give_up(job.task, job.rows, job.row, job.stage, failure)
-
-
-def _lock_owner() -> int | None:
-    """Return the thread that holds ``USER_LOCK``; its text alone tells."""
-    found = re.search(r"owner=(\d+)", repr(USER_LOCK))
-    return int(found[1]) if found and found[1] != "0" else None
 
 
 def _text_of(frames: Sequence[traceback.FrameSummary]) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -225,10 +226,11 @@ class GroupedRows(Rows):
         return _Found(self._columns, groups, places, which, rows, self._row_bytes)
 
 
+@dataclass(eq=False, repr=False)
 class _Found:
     """Rows whose groups are known.
 
-    Args:
+    Attributes:
         columns: the columns of the rows.
         groups, places: the groups of these rows, and the addresses of each group's buffers.
         which: each row's group, by its number in ``groups``.
@@ -236,21 +238,12 @@ class _Found:
         row_bytes: the approximate size of a row.
     """
 
-    def __init__(
-        self,
-        columns: TableColumns,
-        groups: Sequence[RowGroup],
-        places: Places,
-        which: NDArray[np.int64],
-        rows: NDArray[np.int64],
-        row_bytes: float,
-    ) -> None:
-        self._columns = columns
-        self._groups = groups
-        self._places = places
-        self._which = which
-        self._rows = rows
-        self._row_bytes = row_bytes
+    _columns: TableColumns
+    _groups: Sequence[RowGroup]
+    _places: Places
+    _which: NDArray[np.int64]
+    _rows: NDArray[np.int64]
+    _row_bytes: float
 
     def examples(self, at: int) -> list[Any]:
         """Return the values of a column, as ``to_examples`` does."""

@@ -7,6 +7,7 @@ Where full sequences begin is decided by lengths alone, for all documents at han
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
@@ -89,31 +90,37 @@ def rows_of(batch: Packed, start: int, stop: int) -> Packed:
     return Packed(tokens[start:stop], segments[start:stop], positions[start:stop])
 
 
-class Joiner:
-    """Joins full sequences. Safe to use from any thread.
+class JoinedBatch:
+    """Builds one batch of full sequences, as a ``Builder`` does of examples.
 
     Args:
         length: of full sequences, in tokens.
+        rows: the number of full sequences.
+        allocator: the owner of the arrays.
     """
 
-    def __init__(self, length: int) -> None:
-        self._length = length
-        self._counting = np.arange(length, dtype=np.int32)
-
-    def allocate(self, rows: int, allocator: Allocator) -> Packed:
-        """Return a batch of full sequences whose rows are to be written."""
-        shape = rows, self._length
-        return Packed(
+    def __init__(self, length: int, rows: int, allocator: Allocator) -> None:
+        self._counting, shape = _counting(length), (rows, length)
+        self._batch = Packed(
             allocator.array(shape, np.int64),
             allocator.array(shape, np.int32),
             allocator.array(shape, np.int32),
         )
 
-    def join(self, sequences: Sequence[FullSequence], batch: Packed, start: int) -> None:
+    def put(self, start: int, sequences: Sequence[FullSequence]) -> None:
         """Write full sequences, in order, as rows from ``start`` on."""
         for cut, each in groupby(sequences, itemgetter(0)):
             numbers = [number for _, number in each]
             stop = start + len(numbers)
-            rows = rows_of(batch, start, stop)
+            rows = rows_of(self._batch, start, stop)
             cut.join(numbers[0], numbers[-1] + 1, rows, self._counting)
             start = stop
+
+    def finish(self, collate: None = None) -> Packed:
+        """Return the batch: joining and a user's ``collate`` do not go together."""
+        return self._batch
+
+
+@cache
+def _counting(length: int) -> NDArray[np.int32]:
+    return np.arange(length, dtype=np.int32)

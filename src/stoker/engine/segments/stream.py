@@ -1,21 +1,9 @@
 """The outputs of a segment, in order, through a bounded window.
 
 A segment is the work between two pools (or filters, or a device). Each output is an ``Item``. Items
-are computed by tasks (``segment_runner``): one batch, or some examples for a pool (at least an
-eighth of a batch), or a few batches that are gathered straight from arrays.
-
-The window holds the outputs that were submitted and not taken yet:
-
-- in general ``max(2 * group, 8 * workers * chunk)`` examples, fewer large ones;
-- few batches where they are gathered from arrays or tables (``Rows.together``);
-- at least twice as many as a source that reads ahead has requests;
-- around an adaptive echo, see ``echo/adaptive_inputs``;
-- nothing inline, except the rest of a few outputs that were made at once: small outputs of at most
-  0.2 ms together, if there may be workers (otherwise single ones, of at most 1 ms, are made without
-  a task); gathered batches of at most 1 ms together;
-- nothing after inputs that block in the consumer's thread (a loader, a device).
-
-A use that takes less than a millisecond to copy is copied by the consumer when it asks for it.
+are computed by tasks (``runner``): one batch, or some examples for a pool (at least an eighth of a
+batch), or a few batches that are gathered straight from arrays. The window holds the outputs that
+were submitted and not taken yet (``amounts``).
 
 The consumer calls ``pull`` of the last stream, workers call its ``plan_ahead``. The other methods
 of ``Stream`` are called with the planning lock held. Outputs are appended to a window under that
@@ -31,7 +19,6 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
-from stoker.basics import pytree
 from stoker.engine.checkpoint import UpstreamRequest, damage_error
 from stoker.engine.items import (
     DoneTask,
@@ -46,34 +33,12 @@ from stoker.engine.items import (
     echoed,
     with_value,
 )
-from stoker.engine.segment_runner import SegmentRunner
+from stoker.engine.segments.amounts import Amounts
+from stoker.engine.segments.runner import SegmentRunner
 from stoker.engine.work.failure import ENDED, Failure
-from stoker.engine.workers.cost import IMAGE_ROW_NS, INLINE_BATCH_NS
 from stoker.engine.workers.tasks import Task
-from stoker.engine.workers.threads import CHUNK_NS
 from stoker.schedule.dealing import RankOrder
 from stoker.schedule.sizing.cuts import PlannedCuts
-
-FOLLOWED_BATCHES = 8
-"""Batches in front of a pool whose factor follows the stall. Simulated (R = 0.95, lognormal
-times, sigma 1): 8 give a factor of 1.000, 2 give 1.05, for jitter alone."""
-# Outputs made at once inline share the engine's own cost for one: some 30 us
-# (bench/echo_overhead.py).
-_HERE_OUTPUTS = 8
-# Examples made at once inline for a filter, a scan or packing, which ask for a few: fetching some
-# costs as much as 20 cheap ones. Chosen, not measured.
-_HERE_EXAMPLES = 32
-# A fifth of `INLINE_BATCH_NS`: as late as the first output may come for the sake of the others.
-_HERE_NS = 200_000
-# More than two batches ahead only if they take less memory: pages of which new memory is made. With
-# eight of 24 MB ahead, epochs of eight took 1.5 times the processor time (bench/cache_hits.py).
-# Their size is known from the epoch before: of an epoch's first one it would be known too late.
-_AHEAD_BYTES = 32 << 20
-# Batches of one task that gathers. Two threads, of the bare gather's rate: 1.84 by four, 1.39 to
-# 1.46 by one; inline 10.2 us a small batch, not 15.4.
-_GATHERED = 4
-# Or as many as take no longer than one chunk: later ones would keep the first waiting.
-_GATHERED_NS = 1_000_000
 
 
 class SegmentStream(PulledStream):
@@ -84,9 +49,8 @@ class SegmentStream(PulledStream):
         feed: the inputs; None for fresh examples, in ``order``.
         order: the epoch's order; None without an indexed source.
         examples: the number of fresh examples in the epoch.
-        group: the number of examples in a batch.
+        amounts: how many outputs are made at once, and how many wait.
         planning: the planning lock of this run.
-        read_ahead: the number of examples that a source wants to hear of before they are fetched.
     """
 
     def __init__(
@@ -95,21 +59,17 @@ class SegmentStream(PulledStream):
         feed: Inputs | None,
         order: RankOrder | None,
         examples: int,
-        *,
-        group: int,
+        amounts: Amounts,
         planning: Planning,
-        read_ahead: int = 0,
     ) -> None:
         self._runner = runner
         self.feed = self.upstream = feed
         self._order = order
         self._examples = examples
-        self._group = group
-        self._planning = planning
-        self._read_ahead = read_ahead
-        self._worker_pool = runner.worker_pool
+        self._amounts = amounts
+        self.planning = planning
+        self.worker_pool = runner.worker_pool
         self.segment = segment = runner.segment
-        self._cost = cost = runner.cost
         batch = segment.batch
         self._cuts = runner.cuts
         self._batches = batch is not None or segment.batches_in
@@ -118,26 +78,6 @@ class SegmentStream(PulledStream):
             self.total: int | None = self._cuts.batches
         else:
             self.total = inputs if batch is None or inputs is None else batch.count(inputs)
-        rows = runner.rows
-        self._gathers_alone = rows is not None and not segment.batch_maps
-        self._gathers = self._gathers_alone and not segment.into_pool
-        self._joins = segment.joins > 0 and segment.only_stacks and not segment.batch_maps
-        self._passes = feed is not None and segment.batches_in and segment.is_plain
-        if feed is not None and segment.is_plain and not segment.batch_maps:
-            cost.light = True
-        if self._passes or (rows is not None and self._gathers_alone and rows.releases_gil):
-            cost.releases_gil = True
-        elif segment.releases_gil:
-            cost.releases_gil, cost.gil_row_ns = True, IMAGE_ROW_NS
-        self._together = 1  # the most batches that are gathered at once
-        if rows is not None and self._gathers:
-            self._together = rows.together(group)
-            cost.chunk_rows = self._together * group
-        cost.whole |= rows is not None and not rows.releases_gil
-        work = runner.work
-        is_read_ahead = work.fetcher.reader is not None or work.fetcher.lookups is not None
-        self._is_read = feed is None and not is_read_ahead and not segment.into_pool
-        self._last_ns = 0  # the time of the last output that the consumer made itself
         self._next = 0  # the number of the next output to submit
         self._window: deque[Item] = deque()
         self._has_ended = False
@@ -152,12 +92,6 @@ class SegmentStream(PulledStream):
             return self.feed.fresh
         return min(self._examples, self._cuts.start(self._next))
 
-    @property
-    def _passes_here(self) -> bool:
-        """Whether the consumer copies uses itself, because a task would cost more than the copy."""
-        is_cheap = self._cost.batch_ns() < INLINE_BATCH_NS
-        return self._passes and (is_cheap or self._worker_pool.inline)
-
     def pull(self, *, may_block: bool = True) -> Item | None:
         """Return the next output, and ask for the window to be refilled.
 
@@ -167,16 +101,16 @@ class SegmentStream(PulledStream):
             item: Item | None = self._window.popleft()
         else:
             item = self._make_next(may_block)
-        if item is not None and (self._has_pulled or self._gathers):
-            self._worker_pool.plan()
+        if item is not None and (self._has_pulled or self._amounts.gathers):
+            self.worker_pool.plan()
         self._has_pulled = True  # the first output is handed out before planning ahead
         return item
 
     def _make_next(self, may_block: bool) -> Item | None:
-        began, pool = time.perf_counter_ns(), self._worker_pool
-        with self._planning.lock:
-            self._planning.may_block = may_block
-            if not self._window and self._passes_here:
+        began, pool = time.perf_counter_ns(), self.worker_pool
+        with self.planning.lock:
+            self.planning.may_block = may_block
+            if not self._window and self._amounts.passes_here:
                 item = self._copy_next()
             else:
                 item = self._window.popleft() if self._window or self._submit_next() else None
@@ -190,27 +124,27 @@ class SegmentStream(PulledStream):
         Called by workers. Must not block: the holder of the planning lock may be waiting for this
         worker (deadlock).
         """
-        if self._worker_pool.closed or self._passes_here:  # each use is copied on request
+        if self.worker_pool.closed or self._amounts.passes_here:  # each use is copied on request
             return False
-        if not self._planning.lock.acquire(blocking=False):
+        if not self.planning.lock.acquire(blocking=False):
             return False
         try:
-            self._planning.may_block = False
+            self.planning.may_block = False
             if len(self._window) >= self.ahead() or not self._submit_next():
                 return False
             return len(self._window) < self.ahead()
         except WouldBlock as error:
             task = error.task
         finally:
-            self._planning.lock.release()
-        return task is not None and self._worker_pool.plan_after(task)
+            self.planning.lock.release()
+        return task is not None and self.worker_pool.plan_after(task)
 
     def pull_many(self, count: int) -> Iterator[Item]:
         """Yield the next ``count`` outputs, fewer only at the end; then fill the window."""
         window = self._window
         while count:
             # Inline nothing is done ahead, so no more is begun than the caller wants.
-            at_most = count if self._worker_pool.inline else None
+            at_most = count if self.worker_pool.inline else None
             if not window and not self._submit_next(at_most):
                 return
             count_now = min(count, len(window))
@@ -226,7 +160,7 @@ class SegmentStream(PulledStream):
         otherwise, and at the end.
         """
         number = self._next
-        count = 0 if self._window or number == self.total else self._count_here(at_most)
+        count = 0 if self._window or number == self.total else self._amounts.here(at_most)
         if not count:
             return [], range(0)
         if self.total is not None:
@@ -240,7 +174,7 @@ class SegmentStream(PulledStream):
         Never blocks; inline, outputs are made here and now.
         """
         window = self._window
-        self._fill(count if self._worker_pool.inline else self.ahead())
+        self._fill(count if self.worker_pool.inline else self.ahead())
         ready = 0
         for item in window:
             if ready == count or not item.task.done:
@@ -250,16 +184,11 @@ class SegmentStream(PulledStream):
 
     def _fill(self, least: int) -> None:
         """Submit outputs until the window holds ``least``, or a decision needs a missing value."""
-        window, inline = self._window, self._worker_pool.inline
-        may_block, self._planning.may_block = self._planning.may_block, False
-        try:
+        window, inline = self._window, self.worker_pool.inline
+        with self.planning.without_waiting():
             while len(window) < least:
                 if not self._submit_next(least - len(window) if inline else None):
                     break
-        except WouldBlock:
-            pass
-        finally:
-            self._planning.may_block = may_block
 
     def wait_for(self, count: int) -> None:
         window = self._window
@@ -267,15 +196,15 @@ class SegmentStream(PulledStream):
             pass
         for item in reversed(list(islice(window, count))):
             if not item.task.done:
-                if not self._planning.may_block:
+                if not self.planning.may_block:
                     raise WouldBlock(item.task)
-                self._worker_pool.wait(item.task)
+                self.worker_pool.wait(item.task)
 
     @property
     def is_full(self) -> bool:
         """Whether the window is full and done; always true inline."""
         window = self._window
-        if self._worker_pool.inline:
+        if self.worker_pool.inline:
             return True
         return len(window) >= self.ahead() and window[0].task.done and window[-1].task.done
 
@@ -340,39 +269,7 @@ class SegmentStream(PulledStream):
 
     def ahead(self) -> int:
         """Return how many outputs the window holds besides the requested one."""
-        most = self._worker_pool.most_ahead
-        if not self._cost.output_bytes or (most is not None and most.size_bytes):
-            self._weigh()
-        outputs = self._wanted_ahead()
-        if most is None or not outputs:
-            return outputs
-        if most.batches is not None:
-            return min(outputs, most.batches * (1 if self._batches else self._group))
-        if not self._cost.output_bytes or most.size_bytes is None:
-            return 1  # until the size of outputs is known
-        return min(outputs, max(1, most.size_bytes // self._cost.output_bytes))
-
-    def _weigh(self) -> None:
-        for item in tuple(self._window):
-            if item.task.done:
-                self._cost.output_bytes = pytree.data_bytes(item.task.values[item.row])
-                return
-
-    def _wanted_ahead(self) -> int:
-        pool = self._worker_pool
-        if pool.inline or (self.feed is not None and self.feed.blocking):
-            return 0
-        if self._gathers:
-            return 2 * self._at_once()
-        many, each = 8 * pool.workers * self._cost.chunk(pool.target_ns), self._cost.output_bytes
-        if many * each > _AHEAD_BYTES * (self._group if self._batches else 1):
-            many = 8 * pool.workers
-        examples = max(2 * self._group, many, self._read_ahead)
-        if self.segment.is_followed:  # otherwise jitter alone would cause repeats
-            examples = max(FOLLOWED_BATCHES * self._group, examples)
-        elif self.feed is not None and self.feed.follows:  # early decisions see fewer ready items
-            examples = 2 * self._group
-        return -(-examples // self._group) if self._batches else examples
+        return self._amounts.ahead(self._window)
 
     def clear(self) -> None:
         for item in self._window:
@@ -381,17 +278,17 @@ class SegmentStream(PulledStream):
 
     def _copy_next(self) -> Item | None:
         """Hand on the next use at once: a copy, or the stored item itself if it is its last use."""
-        assert self._planning.is_held()
+        assert self.planning.is_held()
         assert self.feed is not None
         uses = self.feed.take(1)
         if not uses.items or self._next == self.total:
             return None
         (item,) = uses.items
-        self._worker_pool.wait(item.task)
+        self.worker_pool.wait(item.task)
         self._next += 1
         began = time.perf_counter_ns()
         value = self._runner.stored_value(item)
-        self._cost.note(1, time.perf_counter_ns() - began)
+        self._runner.cost.note(1, time.perf_counter_ns() - began)
         return self._use_of(uses, DoneTask([value]), self.feed.fresh)
 
     def _use_of(self, uses: ItemUses, task: Any, fresh: int) -> Item:
@@ -402,17 +299,17 @@ class SegmentStream(PulledStream):
         return Item(task, 0, item.ordinal, use_key, fresh, item.rows, item.repeats, age)
 
     def _submit_next(self, at_most: int | None = None) -> bool:
-        assert self._planning.is_held()
+        assert self.planning.is_held()
         number = self._next
         if self._has_ended or number == self.total:
             return False
-        count = (here := self._count_here(at_most)) or self._task_size(at_most)
+        count = (here := self._amounts.here(at_most)) or self._amounts.in_task(at_most)
         if self.total is not None:
             count = min(count, self.total - number)
         if here:
             return self._make(number, count)
-        began = time.perf_counter_ns() if self._joins else 0
-        self._last_ns = 0
+        began = time.perf_counter_ns() if self._amounts.joins else 0
+        self._amounts.last_ns = 0
         uses: ItemUses | RowBatches | None = None
         if isinstance(self.feed, RowFeed):
             uses = self.feed.batches(self._cuts, number, count)
@@ -428,50 +325,15 @@ class SegmentStream(PulledStream):
                     return False
         self._next += count
         self._window.extend(self._submit(number, count, uses))
-        if self._joins:  # reading sequences may take long, which ``_cost`` does not tell
-            self._last_ns = time.perf_counter_ns() - began
+        if self._amounts.joins:  # reading sequences may take long, which ``_cost`` does not tell
+            self._amounts.last_ns = time.perf_counter_ns() - began
         return True
-
-    def _count_here(self, at_most: int | None) -> int:
-        """Return how many outputs the consumer makes itself, as a task would cost more; or 0."""
-        pool, cost = self._worker_pool, self._cost
-        if not pool.inline or not (self._gathers_alone or self._is_read or self._joins):
-            return 0
-        if at_most is not None and not self._gathers_alone:
-            if self._batches or (pool.limit and not 0 < cost.batch_ns() < _HERE_NS):
-                return 0
-            if not pool.limit or not cost.row_ns:
-                return at_most  # single examples
-            return max(at_most, min(_HERE_EXAMPLES, int(_HERE_NS / cost.row_ns)))
-        each_ns = max(cost.batch_ns(), self._last_ns)
-        # A batch made here has all its examples in memory at once: few bytes in so little time.
-        inline_ns = _HERE_NS if pool.limit and not self._gathers_alone else INLINE_BATCH_NS
-        if not 0 < each_ns < inline_ns and (pool.limit or not self._gathers_alone):
-            return 0
-        if self._joins:
-            assert self.feed is not None
-            is_exact = not pool.limit or self.feed.upstream.is_fed
-            return 1 if is_exact else max(1, min(_HERE_OUTPUTS, int(_GATHERED_NS / each_ns)))
-        if not self._gathers_alone:
-            return max(1, min(_HERE_OUTPUTS if pool.limit else 1, int(_HERE_NS / each_ns)))
-        if cost.whole:
-            return self._together
-        quickly = int(_GATHERED_NS / each_ns) if each_ns else 1
-        return max(1, min(self._together, quickly))
-
-    def _at_once(self) -> int:
-        """Return how many batches a task gathers: many if gathering is fast or holds the GIL."""
-        if self._cost.whole:
-            return self._together
-        each_ns = self._cost.batch_ns()
-        quickly = int(_GATHERED_NS / each_ns) if each_ns else 0
-        return min(self._together, max(quickly, _GATHERED))
 
     def _make(self, number: int, count: int) -> bool:
         """Make outputs here and now; return whether there were any."""
         began, cuts, window = time.perf_counter_ns(), self._cuts, self._window
         made = count
-        if self._joins:
+        if self._amounts.joins:
             made = self._join(number, count)
         elif self.feed is None:
             values, rows = self._make_fresh(number, count)
@@ -487,7 +349,7 @@ class SegmentStream(PulledStream):
             values = self._runner.make_now(number, rows_of.indices, places)
             window.extend(echoed(DoneTask(values), number, rows_of.uses, rows_of.fresh))
         self._next += made
-        self._last_ns = (time.perf_counter_ns() - began) // count
+        self._amounts.last_ns = (time.perf_counter_ns() - began) // count
         return made > 0
 
     def _make_fresh(self, number: int, count: int) -> tuple[list[Any], range]:
@@ -525,21 +387,6 @@ class SegmentStream(PulledStream):
             for i, (start, stop) in enumerate(self._cuts.spans(number, rows))
         ]
 
-    def _task_size(self, at_most: int | None) -> int:
-        """Return how many outputs the next task makes."""
-        if self._batches:
-            return 1 if self._worker_pool.inline and not self._cost.whole else self._at_once()
-        # Items share tasks, which cost the consumer time, but wait for no more than an eighth of a
-        # batch. (At first costs are unknown, and the consumer waits for a whole batch anyway.)
-        group, cost = self._group, self._cost
-        chunk = cost.chunk(self._worker_pool.target_ns) if cost.row_ns else group
-        count = min(max(chunk, group // 8), group)
-        if self.segment.is_followed:
-            count = max(1, group // 8)
-        if not self.segment.is_waited_for:  # a slow one keeps those in its task
-            count = min(group, cost.chunk(CHUNK_NS)) if cost.row_ns else 1
-        return count if at_most is None else min(count, at_most)
-
     def _submit(self, number: int, count: int, uses: ItemUses | RowBatches | None) -> list[Item]:
         """Submit ``count`` outputs from ``number`` on; several batches only if gathered."""
         start = self._cuts.start(number)
@@ -558,7 +405,7 @@ class SegmentStream(PulledStream):
             task.items, task.use_keys, task.fresh = uses.items, uses.use_keys, self.fresh
             needs = {item.task for item in uses.items if not item.task.done}
         self._runner.allocate(task)
-        self._worker_pool.submit(task, needs)
+        self.worker_pool.submit(task, needs)
         return self._outputs(task, number, uses)
 
     def _outputs(self, task: Task, number: int, uses: ItemUses | RowBatches | None) -> list[Item]:

@@ -2,15 +2,16 @@
 
 All uses of a stored item but the last get a copy; the last gets the item itself. If the first
 function only reads items (``basics.buffers``), or they are only stacked into a batch, all uses get
-the item itself, and parts of it in the function's result are copied. Items are stored with
-``pytree.copy_views``, so that a small view does not keep a large array alive.
+the item itself, and parts of it in the function's result are copied.
 """
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from itertools import starmap
 from typing import Any
 
@@ -18,18 +19,21 @@ from stoker.basics import pytree
 from stoker.basics.buffers import Recycler
 from stoker.basics.signals import pass_on
 from stoker.engine.items import EpochCounters, Item
-from stoker.engine.work.failure import REJECTED, Failure
+from stoker.engine.segments.delivery import Delivery
+from stoker.engine.segments.remote_rows import RemoteRows
+from stoker.engine.work.failure import Failure
 from stoker.engine.work.spot import HERE
+from stoker.engine.work.user_calls import NO_LOCK
 from stoker.engine.work.work import Work
 from stoker.engine.workers.cost import CostEstimate
-from stoker.engine.workers.tasks import GivenUp, Request, Task
+from stoker.engine.workers.tasks import Task
 from stoker.engine.workers.thread_copies import CALLING, ThreadCopies
 from stoker.engine.workers.threads import WorkerPool
 from stoker.errors import StageError
-from stoker.replicas.replica import USER_LOCK
+from stoker.replicas.user_lock import USER_LOCK
 from stoker.schedule.sizing.cuts import Cuts
-from stoker.stages.batching.builder import Builder, Columns, Misfits, batch_of
-from stoker.stages.batching.joining import Joiner, rows_of
+from stoker.stages.batching.builder import Builder, batch_of
+from stoker.stages.batching.joining import JoinedBatch, rows_of
 from stoker.stages.batching.pack import Packed
 from stoker.stages.batching.user_collate import collate_examples
 
@@ -37,65 +41,59 @@ Places = Callable[[], Sequence[int]]
 """Returns the places of examples. Most batches that are gathered need none."""
 
 
+@dataclass(eq=False, repr=False)
 class SegmentRunner:
-    """Runs the tasks of a segment: a ``TaskRunner``.
+    """Runs the tasks of a segment.
 
-    Args:
+    Attributes:
         work: the segment's work, as the consumer does it.
         worker_pool: the workers; its lock guards counts of time and uses.
-        copies: gives each thread a work of its own, if the segment calls user objects; else None.
         depth: the segment's number among the segments of its worker pool.
         cost: the measured cost of the segment.
         group: the number of examples in a batch.
         cuts: which inputs make up an output.
-
-    Attributes:
-        cuts: as given.
+        recycler: the owner of the batches' memory.
+        tally: counts time.
+        copies: gives each thread a work of its own, if the segment calls user objects; else None.
         rows: gathers batches straight from arrays; None if they are made of single examples. If
             gathering holds the GIL, a task is gathered as a whole: threads would only wait for one
             another.
     """
 
-    def __init__(
-        self,
-        work: Work,
-        worker_pool: WorkerPool,
-        depth: int,
-        cost: CostEstimate,
-        group: int,
-        cuts: Cuts,
-        recycler: Recycler,
-        tally: EpochCounters,
-        copies: ThreadCopies | None,
-    ) -> None:
-        self.work = work
-        self._copies = copies if work.segment.user_objects else None
-        self.segment = work.segment
-        self.worker_pool = worker_pool
-        self.depth = depth
-        self.cost = cost
-        self._group = group
-        self.cuts = cuts
-        self._recycler = recycler
-        self._tally = tally
+    work: Work
+    worker_pool: WorkerPool
+    depth: int
+    cost: CostEstimate
+    group: int
+    cuts: Cuts
+    recycler: Recycler
+    tally: EpochCounters
+    copies: ThreadCopies | None
+
+    def __post_init__(self) -> None:
+        work, copies, self.segment = self.work, self.copies, self.work.segment
         self._counters = len(self.segment.counters())
         self._calls_users = bool(self.segment.user_objects)
-        is_sent = self.segment.batch_maps and worker_pool.remote
+        self._own_work: Callable[[], Work] = lambda: work
+        if copies is not None and self._calls_users:
+            self._own_work = functools.partial(copies.work, work)
+        is_sent = self.segment.batch_maps and self.worker_pool.remote
         self.rows = None if is_sent else self.segment.rows
-        self._joiner = Joiner(self.segment.joins) if self.segment.joins else None
+        self._joins_batches = self.segment.joins_batches
+        self._delivery = Delivery(work, self.worker_pool)
 
     def allocate(self, task: Task) -> None:
         """Allocate the values of a task."""
         batch = self.segment.batch
         if batch is None:
             task.values = [None] * task.rows
-        elif self._joiner is not None and self.segment.only_stacks:
-            task.batch = self._joiner.allocate(task.rows, self._recycler)
+        elif self._joins_batches:
+            task.builder = JoinedBatch(self.segment.joins, task.rows, self.recycler)
         elif self.rows is not None:
             if self.rows.releases_gil:
-                task.batch = self.rows.allocate(task.rows, self._recycler)
+                task.batch = self.rows.allocate(task.rows, self.recycler)
         else:
-            task.builder = Builder(task.rows, batch.collate, self._recycler)
+            task.builder = Builder(task.rows, batch.collate, self.recycler)
 
     def make_now(self, number: int, indices: Any, places: Places) -> list[Any]:
         """Return outputs from ``number`` on, of examples read at these places, without a task.
@@ -112,22 +110,14 @@ class SegmentRunner:
 
         The consumer calls this.
         """
-        joiner, spans = self._joiner, [slice(at, at + size) for at in range(0, len(items), size)]
-        assert joiner is not None
         began, ns = time.perf_counter_ns(), [0] * self._counters
         values = [item.task.values[item.row] for item in items]
-        whole = joiner.allocate(len(values), self._recycler)
-        made: list[Any] = [rows_of(whole, span.start, span.stop) for span in spans]
-        if Failure not in {*map(type, values)}:
-            joiner.join(values, whole, 0)
-        else:
-            for at, span in enumerate(spans):
-                some = values[span]
-                failed = next((each for each in some if type(each) is Failure), None)
-                if failed is None:
-                    joiner.join(some, made[at], 0)
-                else:
-                    made[at] = failed
+        whole = self._join(values)
+        made: list[Any] = [rows_of(whole, at, at + size) for at in range(0, len(values), size)]
+        if Failure in {*map(type, values)}:
+            for row in reversed(range(len(values))):
+                if type(values[row]) is Failure:
+                    made[row // size] = values[row]  # the first of a batch stays
         with self.worker_pool.lock:
             wall = time.perf_counter_ns() - began
             ns[self.work.batch_at], ns[self.work.batched_at] = wall, len(values)
@@ -135,9 +125,6 @@ class SegmentRunner:
             self.worker_pool.note(self.cost, len(values), wall)
             self.account(ns)
         return made
-
-    def _own_work(self) -> Work:
-        return self.work if self._copies is None else self._copies.work(self.work)
 
     def _make(self, number: int, indices: Any, places: Places) -> list[Any]:
         began, ns = time.perf_counter_ns(), [0] * self._counters
@@ -171,8 +158,8 @@ class SegmentRunner:
         assert self.rows is not None
         began = time.perf_counter_ns()
         try:
-            batch = self.rows.take(indices, self._recycler)
-            batches = self.rows.split(batch, self._group)
+            batch = self.rows.take(indices, self.recycler)
+            batches = self.rows.split(batch, self.group)
             nbytes = self.rows.data_bytes(batch)
         except Exception as error:
             pass_on(error)
@@ -195,7 +182,7 @@ class SegmentRunner:
             collate = work.collate
             if collate is not None:
                 return collate_examples(collate, examples)
-            return batch_of(examples, self._recycler)
+            return batch_of(examples, self.recycler)
         except Exception as error:
             pass_on(error)
             return work.batch_failure(error, number, places[at : at + rows])
@@ -217,13 +204,9 @@ class SegmentRunner:
                     values[i] = work.finish(values[i], number + i, 0, ns, end - at)
 
     def run(self, task: Task, start: int, stop: int, remote: Any) -> list[int]:
+        """Compute rows ``start .. stop - 1``; return the counters of their segment."""
         ns = [0] * self._counters
-        if task.batch is not None and self._joiner is not None:
-            began = time.perf_counter_ns()
-            self._join(self._joiner, task, start, stop)
-            ns[self.work.batch_at] = time.perf_counter_ns() - began
-            ns[self.work.batched_at] = stop - start
-        elif task.batch is not None:
+        if task.batch is not None:
             began = time.perf_counter_ns()
             self._gather(task, start, stop)
             ns[0] = time.perf_counter_ns() - began
@@ -232,68 +215,80 @@ class SegmentRunner:
         elif self.rows is not None:
             calls = self.segment.batch_maps
             work = self._own_work() if calls else self.work
-            held = CALLING and calls and work is self.work
-            with USER_LOCK if held else contextlib.nullcontext():
+            with self._held(work, calls):
                 values = self._outputs(work, task.number, task.indices, lambda: task.places, ns)
             if self.worker_pool.may_deliver():
                 task.values = values
         elif remote is not None and self.work.worth_sending:
-            self._run_remotely(task, start, stop, remote, ns)
+            sent = self._values_to_send(task, start, stop, ns)
+            rows = RemoteRows(
+                self._delivery, self._own_work, self.recycler, self.tally, task, remote, ns
+            )
+            rows.compute(start, stop, sent)
         else:
-            work = self.work if self._copies is None else self._own_work()
+            work = self._own_work()
             is_watched = self.worker_pool.watch is not None
             for at in range(start, stop) if is_watched else (start,):
                 end = at + 1 if is_watched else stop  # so that it is known which one is stuck
                 if is_watched and HERE.spot is not None:
                     HERE.spot.at_row(at - start, 0)
-                if CALLING and work is self.work and self._calls_users:
-                    with USER_LOCK:
-                        values = self._work_rows(work, task, at, end, ns)
-                else:
+                with self._held(work, self._calls_users):
                     values = self._work_rows(work, task, at, end, ns)
                 if not self.worker_pool.may_deliver():
                     return ns
-                self._deliver(task, at, values, ns)
+                self._delivery.deliver(task, at, values, ns)
         if self.segment.batches_in:  # its stages counted one batch, the only one in the task
             assert task.items is not None
             each, stages = task.items[start].rows, self.work.stages
             ns[stages : 2 * stages] = [batches * each for batches in ns[stages : 2 * stages]]
         return ns
 
+    def _held(self, work: Work, calls: object) -> AbstractContextManager[Any]:
+        """Return the lock for calls of the users' own objects; none without ``calls``."""
+        return USER_LOCK if CALLING and calls and work is self.work else NO_LOCK
+
     def _work_rows(self, work: Work, task: Task, start: int, stop: int, ns: list[int]) -> list[Any]:
         copied = None
         if task.items is None:
             values = work.fetcher.fetch(task.indices[start:stop], ns)
-        elif self._joiner is not None:
-            values = self._joined(task, start, stop)
+        elif self.segment.joins and not self._joins_batches:
+            values = self._joined(task.items[start:stop])
         else:
             values = self.stored_values(task.items[start:stop], own=self.segment.shares_items)
-            copied = self._recycler.copy if self.segment.shares_items else None
+            copied = self.recycler.copy if self.segment.shares_items else None
         use_keys = task.use_keys[start:stop] if task.use_keys is not None else None
         work.apply(values, task.places[start:stop], use_keys, ns, copied)
         return values
 
-    def _join(self, joiner: Joiner, task: Task, start: int, stop: int) -> None:
-        """Join the packed sequences of rows of a task; up to the first that failed."""
-        assert task.items is not None
-        values = self.stored_values(task.items[start:stop], own=True)
-        for at, value in enumerate(values):
-            if type(value) is Failure:
-                self._fail(task, start + at, value)
-                del values[at:]
-                break
-        joiner.join(values, task.batch, start)
+    def _values_to_send(self, task: Task, start: int, stop: int, ns: list[int]) -> list[Any] | None:
+        """Return the inputs of rows; None if a remote worker reads them itself."""
+        if self.work.fetcher.reader is not None:  # reads go on in this process alone
+            return self._own_work().fetcher.fetch(task.indices[start:stop], ns)
+        if task.items is None:
+            return None
+        if self.segment.joins:
+            return self._joined(task.items[start:stop])
+        return self.stored_values(task.items[start:stop], own=True)
 
-    def _joined(self, task: Task, start: int, stop: int) -> list[Any]:
+    def _join(self, values: list[Any]) -> Packed:
+        """Return full sequences as rows; failures leave theirs as they are."""
+        batch = JoinedBatch(self.segment.joins, len(values), self.recycler)
+        if Failure not in {*map(type, values)}:
+            batch.put(0, values)
+        else:
+            for row, value in enumerate(values):
+                if type(value) is not Failure:
+                    batch.put(row, [value])
+        return batch.finish()
+
+    def _joined(self, items: list[Item]) -> list[Any]:
         """Return packed sequences, joined; failed ones as they are."""
-        assert self._joiner is not None
-        assert task.items is not None
-        values = self.stored_values(task.items[start:stop], own=True)
-        full = [value for value in values if type(value) is not Failure]
-        batch = self._joiner.allocate(len(full), self._recycler)
-        self._joiner.join(full, batch, 0)
-        joined = starmap(Packed, zip(*batch, strict=True))
-        return [value if type(value) is Failure else next(joined) for value in values]
+        values = self.stored_values(items, own=True)
+        rows = starmap(Packed, zip(*self._join(values), strict=True))
+        return [
+            value if type(value) is Failure else row
+            for value, row in zip(values, rows, strict=True)
+        ]
 
     def _gather(self, task: Task, start: int, stop: int) -> bool:
         """Gather rows of a task; on an error one by one, up to the row that cannot be read.
@@ -312,13 +307,14 @@ class SegmentRunner:
             (read,) = self.work.fetcher.fetch(indices, [0] * self._counters)
             is_failure = type(read) is Failure
             if not is_failure:
-                number, one = task.number + start // self._group, task.places[start:stop]
+                number, one = task.number + start // self.group, task.places[start:stop]
                 read = self.work.batch_failure(error, number, one)
-            self._fail(task, start, read)
+            self._delivery.fail(task, start, read)
             return False
 
     def account(self, spent: list[int]) -> None:
-        self._tally.add(self.segment.at, spent)
+        """Add counters to the epoch's; called under the worker pool's lock."""
+        self.tally.add(self.segment.at, spent)
 
     def complete(self, task: Task) -> None:
         """Finish a batch: all its rows are written."""
@@ -329,10 +325,7 @@ class SegmentRunner:
         else:
             calls = self.segment.batch_maps or self.segment.batch.collate is not None
             work = self._own_work() if calls else self.work
-            if CALLING and calls and work is self.work:
-                with USER_LOCK:
-                    values = self._complete_batches(work, task)
-            else:
+            with self._held(work, calls):
                 values = self._complete_batches(work, task)
             if not self.worker_pool.may_deliver():
                 return
@@ -340,6 +333,7 @@ class SegmentRunner:
         task.batch = task.builder = task.indices = task.items = None
 
     def failure_at(self, task: Task, row: int, stage: int, error: Exception) -> Failure:
+        """Return the failure of a stage on a row, or on the batch if it works on batches."""
         work = self.work
         name, account = work.stage_at(stage)
         if stage < work.batch_at:
@@ -347,22 +341,18 @@ class SegmentRunner:
         return Failure(StageError(name, error, batch=task.number))
 
     def give_up(self, task: Task, row: int, stage: int, failure: Failure) -> bool:
+        """Put a failure in place of a row, or of the batch; return whether of the batch."""
         if stage >= self.work.batch_at:
             task.values = [failure]
             return True
-        if task.builder is None:
-            task.values[row] = failure
-        else:
-            self._fail(task, row, failure)
+        self._delivery.fail(task, row, failure)
         return False
 
     def _complete_batches(self, work: Work, task: Task) -> list[Any]:
         try:
-            if self.segment.joins and task.batch is not None:
-                values = [task.batch]
-            elif task.batch is not None:
+            if task.batch is not None:
                 assert self.rows is not None
-                values = self.rows.split(task.batch, self._group)
+                values = self.rows.split(task.batch, self.group)
             else:
                 values = [task.builder.finish(work.collate)]
         except Exception as error:
@@ -370,7 +360,7 @@ class SegmentRunner:
             values = [work.batch_failure(error, task.number, task.places)]
         if task.failed is not None:  # the batches before the failed row are complete
             row, failure = task.failed
-            values[row // self._group :] = [failure] * (len(values) - row // self._group)
+            values[row // self.group :] = [failure] * (len(values) - row // self.group)
         if self.segment.batch_maps:
             ns = [0] * self._counters
             self._finish(work, values, task.number, ns, task.rows)
@@ -395,7 +385,7 @@ class SegmentRunner:
         is_last = item.settled and item.scheduled == 1
         if not is_last and type(value) is not Failure:
             try:
-                value = self._recycler.copy(value)
+                value = self.recycler.copy(value)
             except Exception as error:
                 pass_on(error)
                 inputs = self.work.inputs
@@ -403,158 +393,3 @@ class SegmentRunner:
         with self.worker_pool.lock:
             item.end_use()
         return value
-
-    def _deliver(self, task: Task, start: int, values: list[Any], ns: list[int]) -> None:
-        if task.builder is None:
-            if self.segment.into_pool:
-                values = [v if type(v) is Failure else pytree.copy_views(v) for v in values]
-            task.values[start : start + len(values)] = values
-            return
-        for row, value in enumerate(values, start):
-            if type(value) is Failure:
-                self._fail(task, row, value)
-                return
-        self._put(task, start, task.builder.put, values, ns)
-        ns[self.work.batched_at] += len(values)
-
-    def _put(
-        self, task: Task, start: int, put: Callable[[int, Any], None], rows: Any, ns: list[int]
-    ) -> None:
-        began = time.perf_counter_ns()
-        try:
-            put(start, rows)
-        except Exception as error:
-            pass_on(error)
-            failure = self.work.batch_failure(error, task.number, task.places)
-            self._fail(task, start, failure)
-        ns[self.work.batch_at] += time.perf_counter_ns() - began
-
-    def _run_remotely(self, task: Task, start: int, stop: int, remote: Any, ns: list[int]) -> None:
-        values = None
-        if self._joiner is not None:
-            values = self._joined(task, start, stop)
-        elif task.items is not None:
-            values = self.stored_values(task.items[start:stop], own=True)
-        if self.work.fetcher.reader is not None:  # reads go on in this process alone
-            values = self._own_work().fetcher.fetch(task.indices[start:stop], ns)
-        use_keys = task.use_keys[start:stop] if task.use_keys is not None else None
-        indices = None if task.indices is None or values else task.indices[start:stop]
-        is_batched = self.segment.batch is not None
-        failed = {i: v for i, v in enumerate(values or []) if type(v) is Failure}
-        for i, failure in failed.items():  # failures are not sent
-            if is_batched:
-                self._fail(task, start + i, failure)
-                return
-            assert values is not None
-            values[i] = REJECTED
-        places, whole = task.places[start:stop], stop - start == task.rows
-        request = Request(self.depth, indices, values, places, use_keys, task.number, whole)
-        self._exchange(task, start, request, failed, remote, ns)
-
-    def _exchange(
-        self,
-        task: Task,
-        start: int,
-        request: Request,
-        failed: dict[int, Failure],
-        remote: Any,
-        ns: list[int],
-    ) -> None:
-        """Have a remote worker do rows from ``start`` on; those before a row given up, and after.
-
-        ``failed`` are failures among the inputs, by their numbers in the request.
-        """
-        try:
-            self._ask_remote(task, start, request, failed, remote, ns)
-        except GivenUp:
-            verdict = self.worker_pool.verdict()
-            if verdict is None:  # the process was ended for what another thread had asked
-                return self._exchange(task, start, request, failed, remote, ns)
-            row, failure = verdict
-            if self.segment.batch is not None:
-                return self._fail(task, row, failure)
-            task.values[row] = failure
-            at = row - start
-            for some in (slice(0, at), slice(at + 1, len(request.places))):
-                if request.places[some]:
-                    those = {i - some.start: each for i, each in failed.items() if i >= some.start}
-                    rest = request.part(some)
-                    self._exchange(task, start + some.start, rest, those, remote, ns)
-
-    def _ask_remote(
-        self,
-        task: Task,
-        start: int,
-        request: Request,
-        failed: dict[int, Failure],
-        remote: Any,
-        ns: list[int],
-    ) -> None:
-        places = request.places
-        stop = start + len(places)
-        is_batched = self.segment.batch is not None
-        with remote.run(request) as answered:
-            if answered is None:  # no remote worker is left
-                self._run_here(task, start, request, failed, ns)
-                return
-            answer, spent, misdrawn = answered
-            self._tally.misdrawn += misdrawn
-            for i, each in enumerate(spent):
-                ns[i] += each
-            if isinstance(answer, Columns):
-                self._put(task, start, task.builder.put_columns, answer, ns)
-                ns[self.work.batched_at] += stop - start
-            elif isinstance(answer, Misfits):
-                self._put(task, start, task.builder.put, pytree.deep_copy(answer), ns)
-            elif type(answer) is Failure and is_batched:
-                self._fail(task, start, self.work.inputs.add_index(answer))
-            elif type(answer) is Failure:
-                task.values[start:stop] = [self.work.inputs.add_index(answer)] * (stop - start)
-            elif is_batched:  # a whole batch, its maps done
-                self._keep_batch(task, answer)
-                ns[self.work.batched_at] += stop - start
-            else:
-                task.values[start:stop] = [
-                    failed.get(i) or self.work.inputs.add_index(value)
-                    if type(value) is Failure
-                    else self._keep_value(value, place)
-                    for i, (value, place) in enumerate(zip(answer, places, strict=True))
-                ]
-
-    def _keep_batch(self, task: Task, batch: Any) -> None:
-        """Keep a copy of a batch that lies in the channel's memory."""
-        try:
-            task.values = [self._recycler.copy(batch)]
-        except Exception as error:
-            pass_on(error)
-            self._fail(task, 0, self.work.batch_failure(error, task.number, task.places))
-
-    def _keep_value(self, value: Any, place: int) -> Any:
-        """Return a copy of an example that lies in the channel's memory; or a ``Failure``."""
-        try:
-            return pytree.deep_copy(value)
-        except Exception as error:
-            pass_on(error)
-            return self.work.inputs.send_failure(error, place)
-
-    def _run_here(
-        self, task: Task, start: int, request: Request, failed: dict[int, Failure], ns: list[int]
-    ) -> None:
-        """Do in this thread what was to be sent; ``values`` are stored items, or a reader's."""
-        work = self._own_work()
-        if request.values is None:
-            assert request.indices is not None
-            values = work.fetcher.fetch(request.indices, ns)
-        else:
-            is_stored = self.work.fetcher.reader is None
-            values = [
-                failed.get(i) or (self._recycler.copy(value) if is_stored else value)
-                for i, value in enumerate(request.values)
-            ]
-        work.apply(values, request.places, request.use_keys, ns)
-        self._deliver(task, start, values, ns)
-
-    def _fail(self, task: Task, row: int, failure: Failure) -> None:
-        with self.worker_pool.lock:
-            if task.failed is None or row < task.failed[0]:
-                task.failed = (row, failure)

@@ -1,0 +1,99 @@
+"""Which rows are claimed next.
+
+A task becomes ready when the tasks that it needs are done. Downstream tasks go first, so that the
+work nearest to the consumer is finished first. Rows are claimed in chunks of about a millisecond of
+measured work. Called under the worker pool's lock, but for ``next_rows`` of the only thread.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from stoker.engine.workers.tasks import Task
+
+# Long beside the tens of us that a claim costs, short beside a batch that several threads share.
+# Chosen, not measured.
+CHUNK_NS = 1_000_000
+# The work of a chunk that does without the GIL: its few waits for the GIL are shared by as many
+# rows. Beside a GPU and 14 threads, 18 photographs a chunk brought 1.39 times the examples of 8
+# (bench/gpu.py).
+_FREE_CHUNK_NS = 50_000_000
+# Larger than CHUNK_NS: each chunk of a process costs two wake-ups and a copy.
+PROCESS_CHUNK_NS = 20_000_000
+
+
+class TaskQueue:
+    """Tasks that are ready, and those that wait for others.
+
+    Args:
+        depths: the number of segments.
+        target_ns: the work of a chunk.
+    """
+
+    def __init__(self, depths: int, target_ns: int) -> None:
+        self._target_ns = target_ns
+        self._ready: list[deque[Task]] = [deque() for _ in range(depths)]
+        self._left: deque[tuple[Task, range]] = deque()
+        self._is_closed = False
+
+    def close(self) -> None:
+        """Drop all tasks; later ones never become ready."""
+        self._is_closed = True
+        self._left.clear()
+        for queue in self._ready:
+            queue.clear()
+
+    def add(self, task: Task, needs: Iterable[Task]) -> bool:
+        """Add a task; return whether it is ready: all tasks of ``needs`` are done."""
+        for need in needs:
+            if not need.done:
+                if need.waiting is None:
+                    need.waiting = []
+                need.waiting.append(task)
+                task.pending += 1
+        return self._is_ready(task)
+
+    def settle(self, task: Task) -> list[Task]:
+        """Return the tasks that are ready now that this one is done."""
+        waiting, task.waiting = task.waiting or [], None
+        for waiter in waiting:
+            waiter.pending -= 1
+        return [waiter for waiter in waiting if self._is_ready(waiter)]
+
+    def _is_ready(self, task: Task) -> bool:
+        if task.pending or self._is_closed:
+            return False
+        self._ready[task.runner.depth].append(task)
+        return True
+
+    def leave(self, task: Task, rows: range) -> None:
+        """Have others do rows that a thread had claimed, which was left."""
+        self._left.append((task, rows))
+
+    def claim(self, active: int, depth: int = 0) -> tuple[Task, range] | None:
+        """Claim rows of a task of at least this depth; ``active`` threads take part."""
+        if self._left:
+            return self._left.popleft()
+        for queue in reversed(self._ready[depth:]):
+            if queue:
+                task = queue[0]
+                rows = self.next_rows(task, active)
+                if rows.stop == task.rows:
+                    queue.popleft()
+                return task, rows
+        return None
+
+    def next_rows(self, task: Task, active: int) -> range:
+        """Claim the next rows of a task."""
+        start, cost = task.claimed, task.runner.cost
+        rows = task.rows if cost.whole else cost.chunk(self._target_ns)
+        if cost.releases_gil:
+            # A chunk is read, cropped, and copied in one call each, without the GIL, which a call
+            # waits for at its end: with many threads that took longer than the work (bench/gpu.py).
+            # A thread that ends its share of a batch goes on with the next one.
+            rows = max(rows, min(task.rows // max(1, active), cost.chunk(_FREE_CHUNK_NS)))
+        # A short rest goes with it: an image of 32 x 32 takes a tenth less time.
+        left = task.rows - start
+        task.claimed = stop = start + (rows if left > rows + rows // 2 else left)
+        return range(start, stop)

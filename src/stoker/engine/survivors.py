@@ -75,8 +75,7 @@ class DecidingStream(Stream):
 
         Called with the planning lock held; never blocks.
         """
-        with self._planning.without_waiting():
-            self._have(count)
+        self._planning.without_waiting(self._have, count)
         kept = len(self._survivors)
         return min(count, kept), self._has_ended and kept <= count
 

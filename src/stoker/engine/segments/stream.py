@@ -151,7 +151,7 @@ class SegmentStream(PulledStream):
             for _ in range(count_now):
                 yield window.popleft()
             count -= count_now
-        self._fill(self.ahead())
+        self.planning.without_waiting(self._fill, self.ahead())
 
     def make_values(self, at_most: int) -> tuple[list[Any], range]:
         """Return the next outputs, single examples that are made here and now, and their numbers.
@@ -174,7 +174,8 @@ class SegmentStream(PulledStream):
         Never blocks; inline, outputs are made here and now.
         """
         window = self._window
-        self._fill(count if self.worker_pool.inline else self.ahead())
+        least = count if self.worker_pool.inline else self.ahead()
+        self.planning.without_waiting(self._fill, least)
         ready = 0
         for item in window:
             if ready == count or not item.task.done:
@@ -183,12 +184,11 @@ class SegmentStream(PulledStream):
         return ready, ready == len(window) and (self._has_ended or self._next == self.total)
 
     def _fill(self, least: int) -> None:
-        """Submit outputs until the window holds ``least``, or a decision needs a missing value."""
+        """Submit outputs until the window holds ``least``, or the stream has ended."""
         window, inline = self._window, self.worker_pool.inline
-        with self.planning.without_waiting():
-            while len(window) < least:
-                if not self._submit_next(least - len(window) if inline else None):
-                    break
+        while len(window) < least:
+            if not self._submit_next(least - len(window) if inline else None):
+                break
 
     def wait_for(self, count: int) -> None:
         window = self._window

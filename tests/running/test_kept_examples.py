@@ -22,8 +22,8 @@ from torch.utils.data import Dataset, Subset, dataloader  # noqa: E402
 
 from running.test_changed_loader import choice_of, play  # noqa: E402
 from stoker.running.batches import ChangedLoader  # noqa: E402
-from stoker.running.identity import identify_examples  # noqa: E402
-from stoker.running.kept_examples import KeptExamples, flush  # noqa: E402
+from stoker.running.examples.identity import identify_examples  # noqa: E402
+from stoker.running.examples.kept_examples import KeptExamples, flush  # noqa: E402
 from stoker.running.loaders import LoaderChoice, LoaderSettings  # noqa: E402
 from stoker.running.outcome import EpochPace  # noqa: E402
 
@@ -293,8 +293,8 @@ def test_what_cannot_be_known_is_this_processs_own() -> None:
 SHARED = """
 import sys
 import torch
-import stoker.running.identity as identity
-from stoker.running.kept_examples import KeptExamples
+import stoker.running.examples.identity as identity
+from stoker.running.examples.kept_examples import KeptExamples
 
 class Rows(torch.utils.data.Dataset):
     def __len__(self):

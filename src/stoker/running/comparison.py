@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from stoker.basics.signals import raise_interrupt
-from stoker.running.values import is_same
+from stoker.running.examples.values import is_same
 
 DEAD_WORKER = "DataLoader worker (pid"
 """How PyTorch's error for a worker that died begins."""

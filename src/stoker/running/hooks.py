@@ -17,7 +17,7 @@ from stoker.basics.resources import format_bytes, process_group
 from stoker.basics.warn import say
 from stoker.running.batches import ChangedLoader
 from stoker.running.edits import show_edits
-from stoker.running.kept_examples import KeptExamples
+from stoker.running.examples.kept_examples import KeptExamples
 from stoker.running.loaders import LoaderChoice, choose
 from stoker.running.outcome import EpochPace, RunOutcome
 from stoker.running.plan import read_plan

@@ -13,9 +13,9 @@ import msgspec
 import psutil
 
 from stoker.basics.resources import process_group, usable_cores
-from stoker.running.kept_examples import is_cached, plan_bytes
+from stoker.running.examples.kept_examples import is_cached, plan_bytes
+from stoker.running.examples.trial import ExampleTrial, try_examples
 from stoker.running.plan import RunPlan
-from stoker.running.trial import ExampleTrial, try_examples
 
 # Packages whose samplers draw at the start of an epoch, or from generators of their own: what they
 # give does not depend on how far ahead they are read. A user's own sampler may draw in between.

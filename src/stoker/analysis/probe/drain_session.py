@@ -197,7 +197,7 @@ class LoaderDrains:
         of the job is to be measured any more: stoker is loaded here. Raises ImportError where the
         script's Python has none, and what the cache and the dataset raise.
         """
-        module = importlib.import_module("stoker.running.kept_examples")
+        module = importlib.import_module("stoker.running.examples.kept_examples")
         loader, indices = self._loader, self._indices[: command["batches"]]
         count = sum(map(len, indices)) if loader._auto_collation else len(indices)
         size = module.plan_bytes(self._example_bytes, count)

@@ -20,7 +20,7 @@ from stoker.cache.example_cache import ExampleCache
 from stoker.cache.location import LEAST_BYTES, memory_folder
 from stoker.cache.store import MISSING
 from stoker.errors import CacheError, CacheWarning
-from stoker.running.values import is_same
+from stoker.running.examples.values import is_same
 from stoker.transport.codec.decoder import decode
 from stoker.transport.codec.encoder import encode
 

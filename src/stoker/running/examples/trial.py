@@ -25,9 +25,9 @@ from typing import Any
 
 import msgspec
 
-from stoker.running.identity import find_generators, identify_examples
-from stoker.running.kept_examples import find_record
-from stoker.running.values import is_same
+from stoker.running.examples.identity import find_generators, identify_examples
+from stoker.running.examples.kept_examples import find_record
+from stoker.running.examples.values import is_same
 from stoker.transport.codec.decoder import decode
 
 # Of prctl(2), which Python does not name.

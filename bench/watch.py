@@ -18,9 +18,9 @@ Results::
     [results/watch.json]
                                             added  of a processor at 10 ms a batch
     ------------------------------------------------------------------------------
-    each batch             1305 ns (1222 .. 1364)                           0.013%
-    the thread, 8 workers        (0.17% .. 0.21%)                            0.18%
-    together                                                                 0.20%
+    each batch             1153 ns (1008 .. 1188)                           0.012%
+    the thread, 8 workers        (0.19% .. 0.23%)                            0.20%
+    together                                                                 0.21%
     [end]
 
 Caveats: a loop of 100 us a batch pays the same for a batch, which is then more of it. The thread's

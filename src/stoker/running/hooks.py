@@ -188,7 +188,11 @@ class _RunningProcess:
 
     def _differs_each_time(self, site: str) -> bool:
         """True if the loaders built in a place had other data each time, for an epoch each."""
-        paces = [pace for (place, *_), (_, pace) in self._choices.items() if place == site]
+        paces = [
+            pace
+            for (place, *_), (choice, pace) in self._choices.items()
+            if place == site and choice.is_changed  # others are not counted
+        ]
         return len(paces) >= _OTHERS and all(pace.begun < 2 for pace in paces[-_OTHERS:])
 
     def _say(self, text: str) -> None:

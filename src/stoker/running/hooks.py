@@ -97,8 +97,7 @@ class _RunningProcess:
         self._choices: dict[Any, tuple[LoaderChoice, EpochPace]] = {}
         self._stores: dict[str, KeptExamples] = {}
         self._times: dict[Any, int] = {}
-        self._left: set[str] = set()
-        self._told: dict[str, str] = {}  # of each loader, what was applied last
+        self._told: dict[str, str] = {}  # of each loader, what was said of it last
         self._names: dict[str, tuple[tuple[str, ...], weakref.ref[Any]]] = {}
         self._outcome = RunOutcome(self._plan, self._say)
 
@@ -127,10 +126,19 @@ class _RunningProcess:
             return
         self._known[loader] = None
         site = self._name(loader, built[0])
-        if site not in self._left:  # it may be built anew for every epoch
-            self._left.add(site)
-            self._outcome.note(site)
-            self._say(f"{site}: left as it is: a {type(loader).__name__}: {why}")
+        self._outcome.note(site)
+        self._tell(site, f"left as it is: a {type(loader).__name__}: {why}")
+
+    def _tell(self, site: str, text: str) -> bool:
+        """Say what is done with a loader, and return True, if that was not said last.
+
+        A loader may be built anew for every epoch.
+        """
+        if self._told.get(site) == text:
+            return False
+        self._told[site] = text
+        self._say(f"{site}: {text}")
+        return True
 
     def _name(self, loader: Any, sites: tuple[str, ...]) -> str:
         """Name a loader as the analysis does: by its line; if that is taken, by a caller's."""
@@ -164,12 +172,9 @@ class _RunningProcess:
             self._choices[kind] = choice, pace
             if choice.is_changed:
                 self._outcome.watch(pace, choice, is_analyzed=is_analyzed)
-            text = describe(choice)
-            if self._told.get(site) != text:
-                self._told[site] = text
-                tell(text)
-                if self._plan.print_diff and choice.is_changed and not _read_rank()[0]:
-                    say(show_edits(place, choice).removesuffix("\n"))
+            is_new = self._tell(site, describe(choice))
+            if is_new and self._plan.print_diff and choice.is_changed and not _read_rank()[0]:
+                say(show_edits(place, choice).removesuffix("\n"))
         choice, pace = self._choices[kind]
         if not choice.is_changed:
             return None

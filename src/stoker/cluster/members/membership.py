@@ -85,7 +85,6 @@ class NamedHosts:
         self._boot = boot_id()
         self._members: dict[str, Member] = {}
         self._stores: dict[str, tuple[str, str]] = {}
-        self._addresses = tuple(addresses)
         self._backoffs = {address: Backoff() for address in addresses}
         self._is_ready = False
         self._last_error = ""

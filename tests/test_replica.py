@@ -32,6 +32,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import stoker
+from descriptors import open_descriptors
 from stoker.replicas.files import reading_places, reopen_descriptors
 from stoker.replicas.replica import Replica, replicate, unset_attributes
 from stoker.replicas.user_lock import USER_LOCK
@@ -427,15 +428,15 @@ def test_files_that_were_opened_again_are_closed_with_their_replica(tmp_path: Pa
     with open(tmp_path / "a", "rb") as file, open(tmp_path / "a") as text:
         one = SimpleNamespace(file=file, text=text)
         gc.collect()
-        before = len(os.listdir("/proc/self/fd"))
+        before = open_descriptors()
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             replica = replicate([one])
             assert replica.values[0].file.read() == b"abc"
-            assert len(os.listdir("/proc/self/fd")) == before + 2
+            assert len(open_descriptors() - before) == 2
             del replica
             gc.collect()
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert open_descriptors() <= before
 
 
 def _of_a_file(folder: Path, content: bytes = b"") -> Path:

@@ -20,6 +20,7 @@ import pytest
 from stores import PRELUDE, content, found, item, joined, opened
 
 import stoker
+from descriptors import open_descriptors
 from scripts import script
 from stoker.cache import inventory, location
 from stoker.cache.folder import CacheFolder
@@ -240,11 +241,11 @@ def test_a_folder_whose_store_cannot_be_opened_is_left(
         raise MemoryError
 
     monkeypatch.setattr("stoker.cache.handles.Store", full)
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_descriptors()
     for _ in range(3):
         with pytest.raises(MemoryError):
             HANDLES.get(folder, lambda: joined(folder))
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_descriptors() <= before
     inventory.remove(folder)
     assert not os.path.exists(folder)
 

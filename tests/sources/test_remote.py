@@ -25,6 +25,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import stoker
+from descriptors import open_descriptors
 from experiments.server import Fault, Server, serving
 from stoker.sources.folder import ClassFolders, FolderSource
 from stoker.sources.remote import storage
@@ -704,14 +705,14 @@ def test_nothing_is_left_of_many_readers(url: str, server: Server) -> None:
     source = folder_at(url)
     contents(source)
     gc.collect()
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_descriptors()
     for _ in range(10):
         contents(source)
         reader = source.reader()
         reader.expect(range(8))
         reader.close()
     gc.collect()
-    assert len(os.listdir("/proc/self/fd")) <= before
+    assert open_descriptors() <= before
     threads = {thread.name for thread in set(threading.enumerate()) - others}
     assert threads <= {"fsspecIO"}
 

@@ -99,11 +99,10 @@ def test_what_the_first_drain_read_is_read_again(shape: str, workers: int, tmp_p
     assert drains.keep_examples({"batches": 3, "seconds": 60.0}) == {"batches": 3}
     reads, store = int(READS), Path(drains._kept._cache.folder)
     assert store.is_dir()
-    for count in (workers, 1 - workers):
-        batches = drains.iterate(count, kept=True)
-        for one in [*seen[:3], *seen[:3]]:
-            assert torch.equal(next(batches), one)
-        drain_session._stop(batches)
+    shares = [["kept", count, 4] for count in (workers, 1 - workers)]
+    batches = drains.alternate(None, {"shares": shares, "again": False})
+    for at in (0, 1, 2, 0, 0, 1, 2, 0, 1, 2, 0, 1, 1, 2, 0, 1):  # two turns of both
+        assert torch.equal(next(batches), seen[at])
     assert int(READS) == reads  # none was read again
     del batches
     drains.close()
@@ -119,9 +118,10 @@ def test_own_batches_and_prepared_ones_come_by_turns(again: bool) -> None:
     process = SimpleNamespace(torch=torch, pid=7)
     drains = drain_session.LoaderDrains(epochs.take_parts(loader), process, rest)
     bank = replay.Bank([torch.full((BATCH, 4), -1.0)])
-    batches = drains.alternate(bank, {"own": 3, "replayed": 2, "again": again})
+    command = {"shares": [["own", 0, 3], ["replayed", 0, 2]], "again": again}
+    batches = drains.alternate(bank, command)
     seen = [float(batch[0, 0]) for _, batch in zip(range(14), batches, strict=False)]
     first = [8.0, 16.0, 24.0, -1.0, -1.0, 32.0, 40.0, 48.0, -1.0, -1.0, 56.0]
     assert seen == first + [0.0, 8.0, -1.0] * again
     with pytest.raises(LookupError, match="no batches were prepared"):
-        next(drains.alternate(None, {"own": 3, "replayed": 2, "again": again}))
+        next(drains.alternate(None, command))

@@ -36,6 +36,8 @@ TURNS = 3
 MORE_PREFETCH = 8
 """Batches ahead for each worker that are tried, beside the job's own number: enough for bursts of a
 few batches, and four times PyTorch's own, as each takes memory."""
+# Training by turns takes about as long as so many phases of training. Chosen, not measured.
+_TURNS_TAKE = 4
 # More workers are tried until preparation is this many times as fast as training: a smaller margin,
 # as the rate of training is known better. Chosen, not measured.
 _SPARE_PREP = 1.1
@@ -133,10 +135,8 @@ class DrivenJob(Protocol):
         """Inspect some of the examples, after all other drains."""
 
     def keep_examples(self) -> None:
-        """Drain and train on some examples in a cache, where they are the same in each reading.
-
-        (``RankTrace.drains["kept-W"]``, ``RankTrace.trained_kept[W]``.)
-        """
+        """Drain some examples in a cache, where they are the same in each reading, and train on
+        them, by turns with the job as it is (``RankTrace.drains["kept-W"]``, ``kept_turns``)."""
 
     def try_requests(self) -> None:
         """Measure the cost of a request, if examples are files behind URLs."""
@@ -197,7 +197,7 @@ def _drain_warm(job: DrivenJob) -> None:
                 continue
             job.say(f"training on data in memory, {turn}")
             # Of this round, those after this one; of each round, one that prefetches more.
-            left = (rounds - again) * (len(counts) + 1) - place
+            left = (rounds - again) * (len(counts) + 1) - place + _TURNS_TAKE
             job.train(count, left)
             if own and time.monotonic() < until:
                 job.prefetch_more(left - 1)

@@ -103,12 +103,15 @@ def _choose_kept_workers(report: Report, most: int | None) -> tuple[int | None, 
     """Return the workers of a loader whose examples are kept, and the gain of both.
 
     They are the fewest that training gains by, from the job's own, for which None stands, to
-    ``most``. None if the analysis cannot tell: its loader's examples are random, or uncounted.
+    ``most``. Where all examples are kept, training must have been tried with as many: a worker's
+    time is no longer that of preparing, but that of handing over. None if the analysis cannot tell:
+    its loader's examples are random, or uncounted.
     """
     kept, own = plan_keeping(report), report.loader.workers
     if kept is None:
         return None
     whole = find_kept(report)
+    tried = {point.workers for point in report.kept if point.trained is not None}
 
     def predict(count: int) -> float:
         return predict_gain(
@@ -117,7 +120,7 @@ def _choose_kept_workers(report: Report, most: int | None) -> tuple[int | None, 
 
     best, gain = own, predict(own)
     for count in range(own + 1, (most or own) + 1):
-        if (found := predict(count)) > gain * WORTH:
+        if (kept[1] < 1.0 or count in tried) and (found := predict(count)) > gain * WORTH:
             best, gain = count, found
     return None if best == own else best, gain
 

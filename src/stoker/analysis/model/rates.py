@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from stoker.analysis.model.report import AsItIs, Rate, Wait
-from stoker.analysis.model.trace import Drain, RankTrace, Step
+from stoker.analysis.model.trace import Drain, KeptTurn, RankTrace, Step
 from stoker.analysis.probe import records
 from stoker.analysis.probe.records import Row, WorkRecord
 from stoker.analysis.trials.cold_reads import Reads
@@ -216,6 +216,26 @@ def estimate_turns(rank: RankTrace, batch: float) -> list[tuple[float, float, fl
             rates = batch * len(own) / lasted_s, batch * len(replayed) / steps_s
             found.append((*rates, waited_s / lasted_s))
     return found
+
+
+def estimate_kept(
+    turns: Sequence[KeptTurn], workers: int, batch: float, as_it_is: Rate | None
+) -> Rate | None:
+    """Return the rate of training on a cache: how many times as fast as the job beside it.
+
+    In a turn both meet the same load of the host. The middle turn counts, and the interval is of
+    all. Without the job beside it, it is the rate itself.
+    """
+    if as_it_is is None or not turns or not all(turn.own for turn in turns):
+        steps = [step.lasted_s for turn in turns for step in turn.kept.get(workers, [])]
+        return _estimate_step_rate(steps, batch, max(1, workers))
+    gains = [
+        statistics.mean(step.lasted_s for step in turn.own)
+        / statistics.mean(step.lasted_s for step in turn.kept[workers])
+        for turn in turns
+    ]
+    found = (statistics.median(gains), min(gains), max(gains))
+    return Rate(*(as_it_is.value * gain for gain in found))
 
 
 def estimate_mean(values: Sequence[float]) -> Rate:

@@ -48,6 +48,15 @@ class Turn(NamedTuple):
     replayed: list[Step]
 
 
+class KeptTurn(NamedTuple):
+    """A while of training on the job's own data, and some on examples in a cache after it."""
+
+    own: list[Step]
+    """None where its data would have to be fetched again."""
+    kept: dict[int, list[Step]]
+    """By number of workers."""
+
+
 class Fetched(NamedTuple):
     """Files that the analyzer read by itself, block by block."""
 
@@ -74,12 +83,12 @@ class RankTrace:
     """From the first prepared batch on."""
     trained: dict[int, list[list[Step]]] = field(default_factory=dict)
     """Training on data in memory, by number of workers."""
-    trained_kept: dict[int, list[list[Step]]] = field(default_factory=dict)
-    """Training on examples in a cache, by number of workers."""
     prefetched: list[list[Step]] = field(default_factory=list)
     """The same by the job's own workers, with more batches ahead."""
     turns: list[Turn] = field(default_factory=list)
     """The job as it is and G once more, by turns."""
+    kept_turns: list[KeptTurn] = field(default_factory=list)
+    """The job as it is and training on a cache, by turns."""
     described: dict[str, Any] = field(default_factory=dict)
     drains: dict[str, list[Drain]] = field(default_factory=dict)
     """"found", "warm-W" for W workers, "cold"; "partly" and, right after it, "whole"; "kept-W" of

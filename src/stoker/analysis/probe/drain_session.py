@@ -102,7 +102,7 @@ class DrainSession:
                         self._bank = None
                     else:
                         self._batches = self._drains.iterate(
-                            command["workers"], command["prefetch"], kept=command["kept"]
+                            command["workers"], command["prefetch"]
                         )
                         self._left = command["steps"] + 1
             except Exception as error:
@@ -329,48 +329,54 @@ class LoaderDrains:
         order = type(getattr(sampler, "sampler", sampler)).__name__
         return skip == 0 or order in ("SequentialSampler", "DistributedSampler")
 
-    def iterate(
-        self, workers: int, prefetch: int | None = None, *, kept: bool = False
-    ) -> Iterator[Any]:
+    def iterate(self, workers: int, prefetch: int | None = None) -> Iterator[Any]:
         """Yield batches of the examples of the first drain, without end.
 
         ``prefetch``: batches that each worker prepares ahead; None: as many as in the script.
-        ``kept``: those in the cache.
         """
-        again = itertools.cycle(self._kept_indices if kept else self._indices)
-        loader = self._make_loader(again, workers, "", "", prefetch, kept=kept)
+        loader = self._make_loader(itertools.cycle(self._indices), workers, "", "", prefetch)
         if self._iterable:
             return itertools.chain.from_iterable(map(_begin, itertools.repeat(loader)))
         return _begin(loader)
 
     def alternate(self, bank: Any, command: dict[str, Any]) -> Iterator[Any]:
-        """Yield ``own`` batches of the script's own, ``replayed`` prepared ones, and so on.
+        """Yield some batches of each of the command's shares by turns.
 
-        Its own ones are those that it would read next; ``again``: in further epochs, too.
+        A share is its kind, workers, and number of batches. ``own`` ones are those that the script
+        would read next (``again``: in further epochs, too), ``kept`` ones are in the cache, and
+        ``replayed`` ones were prepared. The workers of a share are idle while it is not its turn.
 
         Raises LookupError if there are no prepared batches.
         """
-        if bank is None:
+        shares = command["shares"]
+        if bank is None and any(kind == "replayed" for kind, _, _ in shares):
             raise LookupError("no batches were prepared in this start of the script")
-        loader = self._make_loader(
-            self._read_on(command["again"]), self._loader.num_workers, "", ""
-        )
-        iterator = _begin(loader)
+        loaders = [
+            None if kind == "replayed" else self._make_share(kind, count, command["again"])
+            for kind, count, _ in shares
+        ]
+        prepared = (bank.next() for _ in itertools.count())
+        iterators = [prepared if each is None else _begin(each) for each in loaders]
         try:
             while True:
-                for _ in range(command["own"]):
-                    batch = next(iterator, None)
-                    if batch is None and self._iterable:  # a stream begins anew
-                        iterator = _begin(loader)
-                        batch = next(iterator, None)
-                    if batch is None:
-                        return
-                    yield batch
-                _wait_until_full(iterator)
-                for _ in range(command["replayed"]):
-                    yield bank.next()
+                for at, (_, _, batches) in enumerate(shares):
+                    for waiting in iterators:
+                        _wait_until_full(waiting)
+                    for _ in range(batches):
+                        batch = next(iterators[at], None)
+                        if batch is None and self._iterable:  # a stream begins anew
+                            iterators[at] = _begin(loaders[at])
+                            batch = next(iterators[at], None)
+                        if batch is None:
+                            return
+                        yield batch
         finally:
-            _stop(iterator)
+            for iterator in iterators:
+                _stop(iterator)
+
+    def _make_share(self, kind: str, count: int, again: bool) -> Any:
+        indices = itertools.cycle(self._kept_indices) if kind == "kept" else self._read_on(again)
+        return self._make_loader(indices, count, "", "", kept=kind == "kept")
 
     def _read_on(self, again: bool) -> Iterator[Any]:
         """Yield the indices that the script would read next; with ``again``, without end."""

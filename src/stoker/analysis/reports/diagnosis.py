@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime
 import itertools
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -40,7 +41,6 @@ from stoker.analysis.model.trace import (
     AnalysisError,
     Drain,
     RankTrace,
-    Step,
     Trace,
     list_raw_phases,
 )
@@ -131,9 +131,15 @@ class _RankFindings:
 
     def _estimate_prep(self) -> None:
         warm = [drains for name, drains in self.rank.drains.items() if name.startswith("warm-")]
-        self.curve = self._estimate_curve(warm, self.rank.trained)
+        trained, turns = self.rank.trained, self.rank.kept_turns
+        self.curve = self._estimate_curve(
+            warm, lambda count: rates.estimate_trained(trained.get(count, []), count, self.batch)[0]
+        )
         kept = [drains for name, drains in self.rank.drains.items() if name.startswith("kept-")]
-        self.kept = self._estimate_curve(kept, self.rank.trained_kept)
+        as_it_is = self.steady.rate if self.steady else None
+        self.kept = self._estimate_curve(
+            kept, lambda count: rates.estimate_kept(turns, count, self.batch, as_it_is)
+        )
         # Of training on data in memory, by the job's own workers.
         own = self.rank.trained.get(self.about["workers"], [])
         self.outside_s = rates.estimate_trained(own, self.about["workers"], self.batch)[1]
@@ -156,17 +162,16 @@ class _RankFindings:
             )
 
     def _estimate_curve(
-        self, several: list[list[Drain]], trained: dict[int, list[list[Step]]]
+        self, several: list[list[Drain]], estimate_trained: Callable[[int], Rate | None]
     ) -> list[PrepPoint]:
         """Return a point for each number of workers, ascending."""
         curve = []
         for drains in sorted(several, key=lambda drains: drains[0].workers):
             rate, count = rates.estimate_drained(drains, self.batch), drains[0].workers
             if rate is not None:
-                reached, _ = rates.estimate_trained(trained.get(count, []), count, self.batch)
                 cpu_s = rates.estimate_prep_cpu_s(drains, self.batch)
                 queued_s = rates.estimate_queued_s(drains)
-                curve.append(PrepPoint(count, rate, reached, cpu_s, queued_s))
+                curve.append(PrepPoint(count, rate, estimate_trained(count), cpu_s, queued_s))
         return curve
 
     def _estimate_fetch(self) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.analysis.model import rates
-from stoker.analysis.model.trace import Drain, RankTrace, Step, Trace, Turn
+from stoker.analysis.model.trace import Drain, KeptTurn, RankTrace, Step, Trace, Turn
 from stoker.analysis.phases import (
     MORE_PREFETCH,
     TURNS,
@@ -22,6 +22,7 @@ from stoker.analysis.phases import (
 from stoker.analysis.probe import records
 from stoker.analysis.probe.records import Row
 from stoker.analysis.scripts.script_run import Session, choose_slot, make_folder
+from stoker.analysis.scripts.turns import Share, split_into_turns
 from stoker.analysis.trials import cold_reads
 from stoker.basics.signals import defer_interrupts
 from stoker.cache import inventory
@@ -36,9 +37,9 @@ _SHORTEST_S = 1e-4
 _SETTLE = 2
 # Of G, or on data in memory: a quick script must not end during it.
 _MOST_STEPS = 5000
-# Of training on a cache, and twice as long as filling it: the user's time. The cache has at most so
-# many bytes: more than the processor's own caches hold. Chosen, not measured.
-_KEEPS_S = 2.0
+# Of filling a cache: the user's time. It has at most so many bytes: more than the processor's own
+# caches hold. Chosen, not measured.
+_FILLS_S = 1.0
 _KEPT_BYTES = 64 << 20
 # Of training without a loader. It reads its data in another way, and the analysis says so before it
 # has spent its budget. Chosen, not measured.
@@ -284,7 +285,7 @@ class ScriptJob:
         self._ranks, self._drains = session.find_training_ranks(), 0
         for rank in self.trace.ranks:  # an earlier start may have ended in the middle of its drains
             rank.drains, rank.trained, rank.prefetched, rank.opened = {}, {}, [], []
-            rank.turns, rank.sampled, rank.trained_kept = [], [], {}
+            rank.turns, rank.sampled, rank.kept_turns = [], [], []
         self._recorded = [session.find_recorded(rank) for rank in self._ranks]
         for rank, answer in zip(self._recorded, session.send({"do": "describe"}), strict=True):
             rank.described = answer
@@ -306,7 +307,7 @@ class ScriptJob:
         prep = rates.estimate_drained(first.drains[f"warm-{first.workers}"], batch)
         if prep is None:
             return
-        seconds = min(_KEEPS_S, self._unit_s) / 2
+        seconds = min(_FILLS_S, self._unit_s / 2)
         most = min(seconds * prep.value, _KEPT_BYTES / max(1, first.described["example_bytes"]))
         self.say("keeping some examples in a cache in memory, and training on them")
         command = {"do": "keep", "seconds": seconds, "batches": max(2, int(most / batch))}
@@ -314,12 +315,20 @@ class ScriptJob:
             if "error" in answer:
                 self.trace.note(f"examples were not kept in a cache: {answer['error']}")
                 return
+        counts = first.workers, 0 if first.workers else 1
         with contextlib.suppress(DrainFailed):
-            for workers in (first.workers, 0 if first.workers else 1):
+            for workers in counts:
                 self.drain(f"kept-{workers}", workers, seconds / 2, kept=True)
-                for recorded, steps in self._train(workers, 1, None, kept=True):
-                    recorded.trained_kept.setdefault(workers, []).append(steps)
-        if not first.trained_kept:
+            again = self._is_found_in_memory()
+            # Where its own data are not in memory, they would be fetched by now.
+            shares = [self._plan_own()] if again else []
+            shares += [self._plan_kept(workers) for workers in counts]
+            for recorded, turns in self._take_turns("the job as it is and a cache", shares, again):
+                recorded.kept_turns = [
+                    KeptTurn(turn[0] if again else [], dict(zip(counts, turn[-2:], strict=True)))
+                    for turn in turns
+                ]
+        if not first.kept_turns:
             self.trace.note("training on a cache was not measured: its gain is that of its parts")
 
     def try_requests(self) -> None:
@@ -413,18 +422,12 @@ class ScriptJob:
                 recorded.prefetched.append(steps)
 
     def _train(
-        self, workers: int, left: int, prefetch: int | None, *, kept: bool = False
+        self, workers: int, left: int, prefetch: int | None
     ) -> list[tuple[RankTrace, list[Step]]]:
         """Return the steps of each rank; none if they failed. Raises Stopped."""
-        session, each_s = self._session, _SHORTEST_S
-        for rank in self._recorded:
-            arrivals = rank.drains[f"{'kept' if kept else 'warm'}-{workers}"][-1].arrivals_ns
-            steps = rank.replayed[-100:]
-            for at in (arrivals[len(arrivals) // 2 :], [row.entered_ns for row in steps]):
-                if len(at) > 1:
-                    each_s = max(each_s, (at[-1] - at[0]) / (len(at) - 1) / 1e9)
-        lasts_s = min(_KEEPS_S, self._unit_s) if kept else self._unit_s
-        steps_wanted = max(4 * max(1, workers) + _FEWEST, min(_MOST_STEPS, int(lasts_s / each_s)))
+        session, each_s = self._session, self._find_drained_step_s(f"warm-{workers}")
+        fewest = 4 * max(1, workers) + _FEWEST
+        steps_wanted = max(fewest, min(_MOST_STEPS, int(self._unit_s / each_s)))
         if self._life is not None:
             steps_wanted = min(steps_wanted, (self._life - session.count_batches()) // left - 2)
             if steps_wanted < _FEWEST:
@@ -432,7 +435,7 @@ class ScriptJob:
         trained = []
         # Ranks train together: all of them take the same number of steps.
         for rank, recorded, answer, start in self._send(
-            do="train", workers=workers, steps=steps_wanted, prefetch=prefetch, kept=kept
+            do="train", workers=workers, steps=steps_wanted, prefetch=prefetch
         ):
             if "error" in answer:
                 self.trace.note(f"training on data in memory failed: {answer['error']}")
@@ -461,39 +464,77 @@ class ScriptJob:
         Without effect if there is no time for two turns, or if the script ends too soon; and if
         several ranks, or a stream, would run out of examples that nobody has read.
         """
-        session, again = self._session, self._is_found_in_memory()
+        again = self._is_found_in_memory()
         if not again and (len(self._recorded) > 1 or self._recorded[0].described["iterable"]):
             return
-        own_s = max(_find_step_s(rank.rows, rank.slot) for rank in self._recorded)
         replayed_s = max(_find_step_s(rank.replayed[-100:], rank.slot) for rank in self._recorded)
+        measured = max(_FEWEST, min(_MOST_STEPS, int(self._unit_s / 4 / replayed_s)))
+        shares = [self._plan_own(), Share("replayed", 0, _SETTLE, measured, replayed_s)]
+        for recorded, turns in self._take_turns("as it is and G once more", shares, again):
+            recorded.turns = [Turn(*turn) for turn in turns]
+        if not self._recorded[0].turns:
+            self.trace.note("the split's intervals are those within a phase")
+
+    def _plan_own(self) -> Share:
+        """Return the share of the job's own data in a turn."""
+        own_s = max(_find_step_s(rank.rows, rank.slot) for rank in self._recorded)
+        workers = max(rank.workers for rank in self._recorded)
         ahead = max(rates.count_ahead(rank) for rank in self._recorded)
-        period = max(1, *(rank.workers for rank in self._recorded))
-        # Whole periods, after the batch that starts the workers, and those that they had ready.
-        measured = max(2, min(_MOST_STEPS, int(self._unit_s / 2 / own_s)) // period) * period
-        own = 1 + ahead + measured
-        replayed = _SETTLE + max(_FEWEST, min(_MOST_STEPS, int(self._unit_s / 4 / replayed_s)))
-        turn_s = own * own_s + replayed * replayed_s
-        turns = min(TURNS, int((self._deadline - time.monotonic()) / 3 / turn_s))
+        return self._plan_share("own", workers, 1 + ahead, own_s)
+
+    def _plan_kept(self, workers: int) -> Share:
+        """Return the share of a cache that is read by so many workers."""
+        prefetch = self._recorded[0].described["prefetch"] or 2
+        each_s = self._find_drained_step_s(f"kept-{workers}")
+        return self._plan_share("kept", workers, 1 + prefetch * workers, each_s)
+
+    def _plan_share(self, kind: str, workers: int, settle: int, each_s: float) -> Share:
+        measured = min(_MOST_STEPS, int(self._unit_s / 2 / each_s))
+        return Share(kind, workers, settle, measured, each_s).shorten(settle + measured)
+
+    def _find_drained_step_s(self, name: str) -> float:
+        """Return the seconds of a step on drained batches, as far as its parts tell."""
+        each_s = _SHORTEST_S
+        for rank in self._recorded:
+            arrivals = rank.drains[name][-1].arrivals_ns
+            steps = [row.entered_ns for row in rank.replayed[-100:]]
+            for at in (arrivals[len(arrivals) // 2 :], steps):
+                if len(at) > 1:
+                    each_s = max(each_s, (at[-1] - at[0]) / (len(at) - 1) / 1e9)
+        return each_s
+
+    def _take_turns(
+        self, called: str, shares: list[Share], again: bool
+    ) -> Iterator[tuple[RankTrace, list[list[list[Step]]]]]:
+        """Have the script train on each share by turns; yield the steps of each rank's turns.
+
+        None if there is no time for two turns, or the script ends too soon. Raises Stopped.
+        """
+        session = self._session
+        lasts_s = sum(share.batches * share.each_s for share in shares)
+        turns = min(TURNS, int((self._deadline - time.monotonic()) / 3 / lasts_s))
         lack, remedy = "too little time", "; use a larger --budget"
         if self._life is not None:
-            most = (self._life - session.count_batches()) // 2 // (own + replayed)
+            # Another half is for what follows.
+            left = (self._life - session.count_batches()) // 2
+            if left < TURNS * sum(share.batches for share in shares):
+                shares = [share.shorten(left // TURNS // len(shares)) for share in shares]
+            most = left // sum(share.batches for share in shares)
             if most < turns:
                 turns, lack, remedy = most, f"{self._life} batches of the script are too few", ""
         if turns < 2:
-            self.trace.note(
-                f"{lack} to repeat the job as it is and G by turns: the split's intervals are "
-                f"those within a phase{remedy}"
-            )
+            self.trace.note(f"{called}: {lack} for two turns{remedy}")
             return
-        self.say(f"as it is and G once more, in {turns} turns")
-        steps = turns * (own + replayed)
+        self.say(f"{called}, in {turns} turns")
+        batches = [share.batches for share in shares]
         for rank, recorded, answer, start in self._send(
-            do="alternate", steps=steps, own=own, replayed=replayed, again=again
-        ):
+            do="alternate", again=again, steps=turns * sum(batches),
+            shares=[(share.kind, share.workers, share.batches) for share in shares],
+        ):  # fmt: skip
             if "error" in answer and not answer["error"].startswith("StopIteration"):
                 self.trace.note(f"training by turns failed: {answer['error']}")
             pairs = rates.find_steps(session.read_rows(rank)[start:], rank.slot)
-            recorded.turns = _split_into_turns(pairs, ahead + 1, own, replayed)
+            yield recorded, split_into_turns(pairs, shares)
 
     def _send(self, **command: Any) -> Iterator[tuple[RankTrace, RankTrace, dict[str, Any], int]]:
         """Send a command; return the ranks, their records and answers, and their rows before it."""
@@ -545,23 +586,6 @@ def _find_step_s(rows: Sequence[Row], slot: int) -> float:
     if len(at) < 2:
         return _SHORTEST_S
     return max(_SHORTEST_S, (at[-1] - at[0]) / (len(at) - 1) / 1e9)
-
-
-def _split_into_turns(
-    pairs: Sequence[tuple[Row, Row]], skipped: int, own: int, replayed: int
-) -> list[Turn]:
-    """Return the turns of ``own`` and ``replayed`` batches each, without the first ones of both."""
-    turns: dict[int, Turn] = {}
-    for before, row in pairs:
-        number, place = divmod(before.number - pairs[0][0].number, own + replayed)
-        waited_s = (before.left_ns - before.entered_ns) / 1e9
-        step = Step((row.entered_ns - before.entered_ns) / 1e9, waited_s)
-        turn = turns.setdefault(number, Turn([], []))
-        if skipped <= place < own:
-            turn.own.append(step)
-        elif place >= own + _SETTLE:
-            turn.replayed.append(step)
-    return [turn for turn in turns.values() if turn.own and turn.replayed]
 
 
 def _list_replayed(rank: RankTrace, rows: list[Row]) -> list[Row]:

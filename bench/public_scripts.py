@@ -88,6 +88,7 @@ from typing import Any
 from harness import Report, parser, report
 
 _LONGEST_S = 900
+_PAIRS = 2
 _NEAR = 0.1
 # A word that ends in the name of a measure, what stands between, and a number.
 _LOSS = re.compile(
@@ -115,20 +116,33 @@ _OWN = """
 """
 
 
+# The speed of a script as it is, taken as the analysis takes it.
+_ALONE = """
+    import json, pathlib, sys
+    from stoker.analysis.gate.runs import run_once
+
+    command, folder, cwd = sys.argv[1:]
+    figures = run_once(json.loads(command), pathlib.Path(folder), 120.0, pathlib.Path(cwd))
+    print("rate:", figures.rate)
+"""
+
+
 def find_losses(text: str) -> list[str]:
     """Return the losses and accuracies that a script prints; sorted, as ranks print at a time."""
     return sorted(f"{name.lower()} {value}" for name, value in _LOSS.findall(text))
 
 
-def measure(script: dict[str, Any], budget_minutes: float, found: Path) -> dict[str, Any]:
-    """Start a script three times; return what a row says of it."""
+def measure(
+    script: dict[str, Any], budget_minutes: float, found: Path, pairs: int
+) -> dict[str, Any]:
+    """Analyze a script, and start it as it is and with the report by turns; return a row."""
     stoker = [sys.executable, "-c", "from stoker.cli import main; main()"]
     command = script["command"]
     row: dict[str, Any] = {
         "name": script["name"], "kind": script["kind"], "source": script["source"],
         "command": shlex.join(command), "exit": [], "seconds": [], "losses": 0, "equal": None,
         "applied": [], "predicted": None, "achieved": None, "preparing": "",
-        "load_1min": os.getloadavg()[0],
+        "as_it_is": None, "alone": [], "changed": [], "load_1min": os.getloadavg()[0],
     }  # fmt: skip
 
     def start(*words: str) -> subprocess.CompletedProcess[str]:
@@ -152,17 +166,32 @@ def measure(script: dict[str, Any], budget_minutes: float, found: Path) -> dict[
         row["applied"] = [analyzed.stderr.strip().splitlines()[-1][:300]]
         return row
     do = script.get("do", "workers,cache")
-    applied = start(*stoker, "run", "--apply", str(found), "--do", do, *command)
     # Some write them to their log alone.
-    losses = [find_losses(one.stdout) or find_losses(one.stderr) for one in (plain, applied)]
-    told = [line for line in applied.stderr.splitlines() if "stoker run" in line]
-    outcome = json.loads(found.read_text())
+    expected = find_losses(plain.stdout) or find_losses(plain.stderr)
+    row |= {"losses": len(expected), "equal": bool(expected)}
+    for _ in range(pairs):
+        with tempfile.TemporaryDirectory() as folder:
+            alone = start(
+                sys.executable, "-c", textwrap.dedent(_ALONE), json.dumps(command),
+                str(Path(folder) / "run"), script["folder"],
+            )  # fmt: skip
+        if (rate := re.search(r"^rate: (\S+)$", alone.stdout, re.MULTILINE)) is not None:
+            row["alone"].append(float(rate[1]))
+        applied = start(*stoker, "run", "--apply", str(found), "--do", do, *command)
+        losses = find_losses(applied.stdout) or find_losses(applied.stderr)
+        row["equal"] &= losses == expected and not applied.returncode
+        told = [line for line in applied.stderr.splitlines() if "stoker run" in line]
+        row["applied"] = [line.split("stoker run", 1)[1].removeprefix(": ") for line in told]
+        outcome = json.loads(found.read_text())
+        if "run" in outcome:
+            row["changed"].append(outcome["run"]["examples_per_s"])
+            row["predicted"] = outcome["run"]["predicted"]
+    if row["alone"] and row["changed"]:
+        row["achieved"] = statistics.median(
+            changed / alone for alone, changed in zip(row["alone"], row["changed"], strict=False)
+        )
     return row | {
-        "losses": len(losses[0]),
-        "equal": bool(losses[0]) and losses[0] == losses[1] and not applied.returncode,
-        "applied": [line.split("stoker run", 1)[1].removeprefix(": ") for line in told],
-        "predicted": outcome.get("run", {}).get("predicted"),
-        "achieved": outcome.get("run", {}).get("achieved"),
+        "as_it_is": outcome["as_it_is"] and outcome["as_it_is"]["rate"]["value"],
         "preparing": (outcome["preparing"] or {"text": ""})["text"],
         "split": outcome["split"],
     }
@@ -206,7 +235,8 @@ def main() -> None:
         for script in [each for each in scripts for _ in range(rounds)]:
             found = Path(folder) / "report.json"
             found.unlink(missing_ok=True)
-            made.add(**measure(script, 0.2 if arguments.quick else 1.2, found))
+            budget_minutes, pairs = (0.2, 1) if arguments.quick else (1.2, _PAIRS)
+            made.add(**measure(script, budget_minutes, found, pairs))
             print(json.dumps(made.rows[-1]), flush=True)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import zlib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +24,18 @@ class Numbers(data.Dataset):  # type: ignore[misc]
 
     def __getitem__(self, index: int) -> Any:
         READS.add_(1)
+        zlib.compress(bytes(100_000))  # takes longer than a look into a cache
         return torch.full((4,), float(index))
+
+
+class Rarely(Numbers):
+    """Draws for each example; hardly any of them is another one then."""
+
+    def __init__(self) -> None:
+        self.own = random.Random(0)
+
+    def __getitem__(self, index: int) -> Any:
+        return super().__getitem__(index) + (self.own.random() < 1e-9)
 
 
 class Stream(data.IterableDataset):  # type: ignore[misc]
@@ -107,6 +120,16 @@ def test_what_the_first_drain_read_is_read_again(shape: str, workers: int, tmp_p
     del batches
     drains.close()
     assert not store.exists()
+
+
+@pytest.mark.parametrize(("data_set", "why"), [(Rarely(), "random"), (range(LENGTH), "takes")])
+def test_what_a_run_would_not_keep_is_not_kept_in_a_trial(data_set: Any, why: str) -> None:
+    loader = data.DataLoader(data_set, BATCH)
+    drains = drain_session.LoaderDrains(
+        epochs.take_parts(loader), SimpleNamespace(torch=torch, pid=7)
+    )
+    with pytest.raises(ValueError, match=why):
+        drains.keep_examples({"batches": 3, "seconds": 1.0})
 
 
 @pytest.mark.parametrize("again", [True, False])

@@ -23,7 +23,8 @@ class RunFigures(msgspec.Struct, frozen=True):
     """Share of the steady state spent inside ``next()``: prep and fetch stall together, as an upper
     bound where the accelerator works on meanwhile."""
     rate: float
-    """Examples/s in steady state; batches/s of a loader without a batch size."""
+    """Examples/s in steady state; batches/s where neither the loader nor its batch sampler has a
+    batch size."""
     wait_p50: float
     """Percentiles of the waits for a batch, in seconds, the first of each epoch left out."""
     wait_p95: float

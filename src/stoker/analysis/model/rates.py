@@ -67,7 +67,8 @@ def estimate_batch_size(rank: RankTrace) -> float:
     work = [w for drains in rank.drains.values() for drain in drains for w in drain.work]
     if work:
         return sum(w.examples for w in work) / len(work)
-    return float(rank.loader(rank.slot)["batch_size"] or 1)
+    about = rank.loader(rank.slot)
+    return float(about["batch_size"] or about.get("sampled") or 1)
 
 
 def count_ahead(rank: RankTrace) -> int:

@@ -195,10 +195,15 @@ class LoaderDrains:
 
         They are those of the first ``batches``, or of as many as are read in ``seconds``. Nothing
         of the job is to be measured any more: stoker is loaded here. Raises ImportError where the
-        script's Python has none, and what the cache and the dataset raise.
+        script's Python has none, ValueError where `stoker run` would not keep them, and what the
+        cache and the dataset raise.
         """
+        trial = importlib.import_module("stoker.running.examples.trial")
         module = importlib.import_module("stoker.running.examples.kept_examples")
         loader, indices = self._loader, self._indices[: command["batches"]]
+        tried = trial.try_keeping(loader, command["seconds"])
+        if refused := tried.not_kept or tried.problem:
+            raise ValueError(refused)
         count = sum(map(len, indices)) if loader._auto_collation else len(indices)
         size = module.plan_bytes(self._example_bytes, count)
         if not size:

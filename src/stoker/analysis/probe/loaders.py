@@ -43,7 +43,8 @@ _MOST_BARREN = 4
 Builders = tuple[tuple[str, ...], tuple[str, int]]
 # Where the script built the loaders that it has.
 _builders: weakref.WeakKeyDictionary[Any, Builders] = weakref.WeakKeyDictionary()
-_TOLD = "slot", "site", "built", "place", "describes", "batch_size", "workers"  # of a loader
+# Of a loader.
+_TOLD = "slot", "site", "built", "place", "describes", "batch_size", "sampled", "workers"
 
 
 def _read_number(names: tuple[str, ...], default: int) -> int:
@@ -69,6 +70,9 @@ class LoaderState:
         self.loader = weakref.ref(loader)
         self.describes = _describe_loader(loader)
         self.batch_size = loader.batch_size
+        # Of Accelerate's loaders and the Trainer's, which have batch samplers of their own.
+        size = getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
+        self.sampled = size if isinstance(size, int) else None
         self.workers = getattr(loader, "num_workers", 0)  # a pipeline has none
         self.place = loader.__dict__.get("_stoker_place")
         self.epoch = -1

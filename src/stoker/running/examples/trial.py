@@ -65,13 +65,25 @@ def try_examples(
     With ``sends``, also try whether batches can be sent to another process, as workers must; with
     ``keeps``, whether examples alone can be kept in a cache.
     """
+    return _look_in_fork(lambda: _try_all(loader, create_fetcher, sends, keeps))
+
+
+def try_keeping(loader: Any, enough_s: float) -> ExampleTrial:
+    """Read some of a loader's examples in a forked process, for so many seconds, and then again.
+
+    Only whether they can be kept in a cache is tried.
+    """
+    return _look_in_fork(lambda: _try_keeping(loader, enough_s))
+
+
+def _look_in_fork(look: Callable[[], dict[str, Any]]) -> ExampleTrial:
     read, write = os.pipe()
     with warnings.catch_warnings():
         # From Python 3.12 on, for processes with threads. PyTorch forks its workers likewise.
         warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
     if child == 0:
-        _run_child(read, write, lambda: _try_all(loader, create_fetcher, sends, keeps))
+        _run_child(read, write, look)
     os.close(write)
     try:
         text = _read_answer(read)
@@ -124,7 +136,7 @@ def _try_all(loader: Any, create_fetcher: Any, sends: bool, keeps: bool) -> dict
     found: dict[str, Any] = {}
     if keeps:
         try:
-            found = _try_keeping(loader)
+            found = _try_keeping(loader, _ENOUGH_S)
         except Exception as error:
             found = {"not_kept": f"{type(error).__name__}: {error}"}
     return found | {"random": _is_random(loader, create_fetcher, sends)}
@@ -135,7 +147,7 @@ def _list_indices(loader: Any) -> list[int]:
     return list(dict.fromkeys(at * count // _EXAMPLES for at in range(_EXAMPLES) if count))
 
 
-def _try_keeping(loader: Any) -> dict[str, Any]:
+def _try_keeping(loader: Any, enough_s: float) -> dict[str, Any]:
     """Read examples without their collation, which stays as it is."""
     read = _make_reader(loader)
     began, first, records = time.monotonic(), [], []
@@ -160,7 +172,7 @@ def _try_keeping(loader: Any) -> dict[str, Any]:
             return {"not_kept": "tensors of its examples have strides that a cache would change"}
         records.append(len(record))
         first.append((index, value))
-        if time.monotonic() - began > _ENOUGH_S:
+        if time.monotonic() - began > enough_s:
             break
     if not first:
         return {"not_kept": "it has no examples"}
@@ -169,7 +181,7 @@ def _try_keeping(loader: Any) -> dict[str, Any]:
     for index, value in reversed(first):
         if not is_same(value, read(index)):
             return {"not_kept": "its examples are random"}
-        if time.monotonic() - began > _ENOUGH_S:
+        if time.monotonic() - began > enough_s:
             break
     if own.have_moved():
         return {"not_kept": "its examples are random"}

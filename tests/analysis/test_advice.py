@@ -266,6 +266,19 @@ def test_batches_ahead_are_advised_where_training_on_them_was_faster() -> None:
     assert not [a for a in advise(found) if "prefetch_factor" in a.code]
 
 
+def test_no_workers_are_advised_that_start_longer_than_they_save() -> None:
+    found = job(G=500, P={0: 80, 1: 80, 2: 160}, workers=0, S=None, C=None)
+
+    def advises(epoch_s: float) -> bool:
+        prep = [replace(point, startup_s=0.05) for point in found.prep]
+        assert found.predicted is not None
+        report = replace(found, prep=prep, examples=round(epoch_s * found.predicted))
+        return any("num_workers=" in action.code for action in advise(report))
+
+    assert advises(1.0)
+    assert not advises(0.05)
+
+
 def test_workers_are_kept_where_starting_them_takes_a_part_of_the_epoch() -> None:
     seen = AsItIs(Rate(100.0, 95.0, 105.0), 0.5, 9.0)
     short = replace(PREP, examples=1_000, as_it_is=seen, startup_s=3.0)

@@ -104,6 +104,8 @@ class PrepPoint(msgspec.Struct, frozen=True):
     queued_s: float | None = None
     """Seconds for an example in which a worker was ready to run and had no processor, as all were
     taken; None if the kernel does not tell."""
+    startup_s: float = 0.0
+    """Seconds from ``iter()`` to the first batch, of an epoch whose workers start."""
 
 
 class Loader(msgspec.Struct, frozen=True):

@@ -87,7 +87,7 @@ def _advise_workers(report: Report) -> Iterator[Action]:
         found = predict(with_workers(job, count)).rate
         if found > rate * WORTH:
             best, rate = count, found
-    if best == job.workers:
+    if best == job.workers or _starts_longer(report, rate):
         return
     counts = {point.workers for point in report.prep}
     why = "P at that number of workers was " + (
@@ -105,6 +105,15 @@ def _advise_workers(report: Report) -> Iterator[Action]:
         predict_gain(report, job=lambda case: with_workers(case, best)),
         why,
     )
+
+
+def _starts_longer(report: Report, rate: float) -> bool:
+    """True if workers, of which the job has none, start longer in each epoch than they save."""
+    starts = [point.startup_s for point in report.prep if point.workers]
+    if report.loader.workers or not report.examples or not starts:
+        return False
+    each = report.examples / max(1, len(report.ranks))
+    return each / predict(to_measured(report)).rate - each / rate < min(starts)
 
 
 def _advise_processes(report: Report) -> Iterator[Action]:

@@ -171,7 +171,9 @@ class _RankFindings:
             if rate is not None:
                 cpu_s = rates.estimate_prep_cpu_s(drains, self.batch)
                 queued_s = rates.estimate_queued_s(drains)
-                curve.append(PrepPoint(count, rate, estimate_trained(count), cpu_s, queued_s))
+                startup_s = min((d.arrivals_ns[0] - d.began_ns) / 1e9 for d in drains)
+                trained = estimate_trained(count)
+                curve.append(PrepPoint(count, rate, trained, cpu_s, queued_s, startup_s))
         return curve
 
     def _estimate_fetch(self) -> None:

@@ -403,7 +403,7 @@ def test_a_sampler_that_gives_more_than_it_said() -> None:
 # What is chosen
 
 
-def choice_of(loader: Any, **plan: Any) -> LoaderChoice:
+def choice_of(loader: Any, /, **plan: Any) -> LoaderChoice:
     before = _states()
     found = choose(loader, dataloader, RunPlan(**{**_as_dict(PLAN), **plan}), "here")
     assert _states() == before

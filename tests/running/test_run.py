@@ -17,9 +17,9 @@ import pytest
 
 from analysis.reports import PREP, about, job
 from running.run_scripts import COMMAND, PRELUDE, run, start, write_advice, write_script
-from stoker.analysis.model.report import Action, Prepared
+from stoker.analysis.model.report import Action, Prepared, PrepPoint
 from stoker.analysis.reports.advice import advise
-from stoker.running.plan import make_plan, read_plan, write_plan
+from stoker.running.plan import RunPlan, make_plan, read_plan, write_plan
 
 pytest.importorskip("torch")
 
@@ -126,6 +126,29 @@ def test_a_loader_with_a_cache_gets_the_fewest_workers_that_bring_its_gain(
     random = msgspec.structs.replace(report, prepared=None)
     plan = make_plan(random, ["workers", "cache"])
     assert (plan.kept_workers, plan.kept_gain) == (plan.workers, plan.gain)
+
+
+def test_no_workers_are_chosen_where_training_on_a_cache_is_faster_without() -> None:
+    found = job(G=500, P={0: 80, 1: 80, 2: 160}, workers=2, S=None, C=None, cores=2)
+    prepared = Prepared(dataset="Rows()", example_bytes=1_000, varies=False)
+
+    def plan_for(alone: float, memory_bytes: int = found.memory_bytes) -> RunPlan:
+        kept = [
+            PrepPoint(count, about(1e5), about(rate), cpu_s=1e-5)
+            for count, rate in ((0, alone), (2, 300.0))
+        ]
+        report = msgspec.structs.replace(
+            found, examples=10_000, prepared=prepared, kept=kept, memory_bytes=memory_bytes
+        )
+        return make_plan(report, ["cache"])
+
+    assert found.predicted is not None
+    rate = found.predicted
+    assert plan_for(450.0).kept_workers == 0
+    assert plan_for(450.0).kept_gain == pytest.approx(450.0 / rate, rel=0.01)
+    assert plan_for(303.0).kept_workers is None
+    assert plan_for(303.0).kept_gain == pytest.approx(300.0 / rate, rel=0.01)
+    assert plan_for(450.0, 10 << 20).kept_workers is None, "others are still to be read"
 
 
 CACHED = """

@@ -81,6 +81,7 @@ class ChangedLoader:
         # Neither PyTorch's workers that persist nor these see what the script changes later.
         self._is_fixed = choice.own.persistent and choice.own.workers > 0
         self._kept: Any = None  # PyTorch's iterator, whose workers persist
+        self._has_written = False
         self._kept_order = BatchOrder(())
         self._last: weakref.ref[RunBatches] | None = None
         self._digests = "", ""
@@ -108,6 +109,8 @@ class ChangedLoader:
         last = None if self._last is None else self._last()
         # Two iterators of one loader at a time: workers cannot serve both.
         is_free = last is None or last.is_over
+        if is_free:
+            self._leave_workers()
         batches = RunBatches(self, loader, seeds, keeps=self.settings.persistent and is_free)
         if own.workers:
             batches.start()
@@ -130,9 +133,22 @@ class ChangedLoader:
             return
         else:
             problem = "its dataset has changed"
-        self.pace.settings = msgspec.structs.replace(self.settings, cache_bytes=0)
+        self.pace.settings = msgspec.structs.replace(self.choice.new, cache_bytes=0)
         self._end_kept()
         self.say(f"{problem}: its examples are read in each epoch from here on")
+
+    def _leave_workers(self) -> None:
+        """Read without workers from here on, if that is faster and nothing is left to read."""
+        filled = self.choice.filled
+        if filled is None or self.settings != self.choice.new or self._examples is None:
+            return
+        if self._kept is not None and not self._has_written:
+            # Workers that persist may not have written all examples yet; at their end they do.
+            self._end_kept()
+            self._has_written = True
+        if self._examples.holds_all():
+            self._end_kept()
+            self.pace.settings = filled
 
     def _keep(self, dataset: Any, state: str) -> KeptExamples:
         """Return a dataset behind its store. Raises CacheError, OSError."""
@@ -190,6 +206,7 @@ class ChangedLoader:
         if settings.cache_bytes:
             changed["dataset"] = self._examples
         if settings.workers == 0:
+            changed["timeout"] = 0  # PyTorch refuses another one
             return self.module._SingleProcessDataLoaderIter(LoaderView(loader, changed))
         if self.choice.own.workers == 0:
             # Named, as the first use of the default would choose it for the whole script.
@@ -410,8 +427,9 @@ class RunBatches:
         changed = self._changed
         if changed.settings == changed.choice.own or changed.choice.seeds:
             return False
-        # A script without workers gets its own error, in its own process.
-        return changed.choice.own.workers == 0 or str(error).startswith(DEAD_WORKER)
+        # A script without workers gets its own error, in its own process, and others a worker's.
+        alone = changed.choice.own.workers == 0 or changed.settings.workers == 0
+        return alone or str(error).startswith(DEAD_WORKER)
 
     def _fall_back(self, problem: str) -> None:
         """Read the rest of the epoch as the script says."""

@@ -25,6 +25,8 @@ def show_edits(place: tuple[str, int], choice: LoaderChoice) -> str:
     if call is None or any(word.arg is None for word in call.keywords):
         written = ", ".join(f"{name}={value}" for name, value in options.items())
         return f"{os.path.basename(path)}:{line}: DataLoader(..., {written})\n"
+    if choice.filled is not None and any(word.arg == "prefetch_factor" for word in call.keywords):
+        options["prefetch_factor"] = "None"  # PyTorch refuses another one without workers
     lines = text.splitlines(keepends=True)
     changed = _edit(lines, call, options)
     more = ""
@@ -40,10 +42,11 @@ def show_edits(place: tuple[str, int], choice: LoaderChoice) -> str:
 
 
 def _list_options(choice: LoaderChoice) -> dict[str, str]:
-    own, new = choice.own, choice.new
+    own, new = choice.own, choice.filled or choice.new
+    prefetch = new.prefetch or 2 if new.workers else own.prefetch or 2
     pairs = (
         ("num_workers", own.workers, new.workers),
-        ("prefetch_factor", own.prefetch or 2, new.prefetch or 2),
+        ("prefetch_factor", own.prefetch or 2, prefetch),
         ("persistent_workers", own.persistent, new.persistent),
     )
     found = {name: str(value) for name, before, value in pairs if value != before}

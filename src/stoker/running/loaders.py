@@ -58,6 +58,9 @@ class LoaderChoice(msgspec.Struct, frozen=True):
     """Why something was not applied."""
     identity: str = ""
     """Of the examples in a store."""
+    filled: LoaderSettings | None = None
+    """The settings of epochs before which all examples are in the store; None: these are no
+    others."""
 
     @property
     def is_changed(self) -> bool:
@@ -134,11 +137,16 @@ def choose(
         refused = refused or "there is no memory for it"
         reasons = (found.why, f"not cached: {refused}")
         return msgspec.structs.replace(found, why="; ".join(filter(None, reasons)))
-    wanted = msgspec.structs.replace(plan, workers=plan.kept_workers)
-    new, why = _want(own, wanted, is_analyzed=site == plan.loader)
+    # Without workers the script's process reads the examples, but not before all are kept.
+    is_analyzed, alone = site == plan.loader, plan.kept_workers == 0 < own.workers
+    wanted = msgspec.structs.replace(plan, workers=None if alone else plan.kept_workers)
+    new, why = _want(own, wanted, is_analyzed=is_analyzed)
     found = _fit(own, new, plan, trial, why)
     kept = msgspec.structs.replace(found.new, cache_bytes=size)
-    return msgspec.structs.replace(found, new=kept, identity=trial.identity)
+    filled = None
+    if alone and is_analyzed and not trial.random:
+        filled = LoaderSettings(0, None, False, size)
+    return msgspec.structs.replace(found, new=kept, identity=trial.identity, filled=filled)
 
 
 def _fit(

@@ -35,7 +35,7 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
     gain: float = 1.0
     """Predicted speed over the speed as it is, for the workers."""
     kept_workers: int | None = None
-    """The workers of a loader whose examples are kept."""
+    """The workers of a loader whose examples are kept; 0: none from then on."""
     kept_gain: float = 1.0
     """The predicted gain with these workers and the cache."""
     examples_per_s: float | None = None
@@ -104,8 +104,9 @@ def _choose_kept_workers(report: Report, most: int | None) -> tuple[int | None, 
 
     They are the fewest that training gains by, from the job's own, for which None stands, to
     ``most``. Where all examples are kept, training must have been tried with as many: a worker's
-    time is no longer that of preparing, but that of handing over. None if the analysis cannot tell:
-    its loader's examples are random, or uncounted.
+    time is no longer that of preparing, but that of handing over. So there are none, if training is
+    faster without. None if the analysis cannot tell: its loader's examples are random, or
+    uncounted.
     """
     kept, own = plan_keeping(report), report.loader.workers
     if kept is None:
@@ -122,6 +123,8 @@ def _choose_kept_workers(report: Report, most: int | None) -> tuple[int | None, 
     for count in range(own + 1, (most or own) + 1):
         if (kept[1] < 1.0 or count in tried) and (found := predict(count)) > gain * WORTH:
             best, gain = count, found
+    if own and kept[1] >= 1.0 and 0 in tried and (found := predict(0)) > gain * WORTH:
+        best, gain = 0, found
     return None if best == own else best, gain
 
 

@@ -258,6 +258,16 @@ def test_training_and_validation_are_looked_at_apart() -> None:
     assert not choice_of(DataLoader(Slow(), 4, collate_fn=stack)).new.cache_bytes
 
 
+def test_examples_are_not_kept_where_that_brings_nothing() -> None:
+    plan: dict[str, Any] = {"cache": True, "workers": None, "prefetch": None}
+    loader = DataLoader(Slow(), 4, collate_fn=stack)
+    left = choice_of(loader, kept_gain=1.004, **plan)
+    assert not left.is_changed
+    assert left.why == "not cached: 1.00 times as fast with a cache, by the report"
+    assert choice_of(loader, kept_gain=1.1, **plan).new.cache_bytes
+    assert choice_of(loader, kept_gain=1.004, **{**plan, "loader": "train.py:1"}).new.cache_bytes
+
+
 def test_no_workers_are_for_examples_that_are_analyzed_and_not_random() -> None:
     alone: dict[str, Any] = {"cache": True, "kept_workers": 0, "workers": None, "prefetch": None}
     options: dict[str, Any] = {"num_workers": 2, "persistent_workers": True}

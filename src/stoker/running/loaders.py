@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import psutil
 
+from stoker.analysis.model.gains import WORTH
 from stoker.basics.resources import process_group, usable_cores
 from stoker.running.examples.kept_examples import is_cached, plan_bytes
 from stoker.running.examples.trial import ExampleTrial, try_examples
@@ -122,6 +123,8 @@ def choose(
         return LoaderChoice(own, own, why=why or "the report advises no other settings")
     if is_cached(loader.dataset):
         not_kept = "its dataset is cached already"
+    elif site == plan.loader and plan.kept_gain is not None and plan.kept_gain < WORTH:
+        not_kept = not_kept or f"{plan.kept_gain:.2f} times as fast with a cache, by the report"
     keeps = plan.cache and not not_kept
     create = module._DatasetKind.create_fetcher
     sends = own.workers == 0 and new.workers > 0

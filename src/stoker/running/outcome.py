@@ -141,6 +141,6 @@ class RunOutcome:
 
 def _predict(plan: RunPlan, choice: LoaderChoice) -> float:
     """Return the gain that is predicted for what was applied."""
-    if choice.new.cache_bytes:
+    if choice.new.cache_bytes and plan.kept_gain is not None:
         return plan.kept_gain
     return plan.gain if choice.new != choice.own else 1.0

@@ -36,8 +36,8 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Predicted speed over the speed as it is, for the workers."""
     kept_workers: int | None = None
     """The workers of a loader whose examples are kept; 0: none from then on."""
-    kept_gain: float = 1.0
-    """The predicted gain with these workers and the cache."""
+    kept_gain: float | None = None
+    """The predicted gain with these workers and the cache; None: unknown."""
     examples_per_s: float | None = None
     """The speed as it is, of one rank."""
     batch_size: float
@@ -78,7 +78,7 @@ def make_plan(
             prefetch, gain = int(found[1]), max(gain, action.gain.value)
         elif action.code == _PERSISTENT:
             persistent = True
-    kept_workers, kept_gain = _choose_kept_workers(report, workers) or (workers, gain)
+    kept_workers, kept_gain = _choose_kept_workers(report, workers) or (workers, None)
     seen = report.as_it_is
     return RunPlan(
         loader=report.loader.name,

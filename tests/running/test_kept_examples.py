@@ -23,6 +23,7 @@ from torch.utils.data import Dataset, Subset, dataloader  # noqa: E402
 
 from running.test_changed_loader import choice_of, play  # noqa: E402
 from stoker.running.batches import ChangedLoader  # noqa: E402
+from stoker.running.edits import show_edits  # noqa: E402
 from stoker.running.examples.identity import identify_examples  # noqa: E402
 from stoker.running.examples.kept_examples import KeptExamples, flush  # noqa: E402
 from stoker.running.hooks import describe  # noqa: E402
@@ -132,6 +133,20 @@ def test_once_all_is_kept_batches_are_read_without_workers(
     assert changed.settings == FILLED
     assert said
     assert all("compared with the script's own, bit for bit: the same" in text for text in said)
+
+
+def test_the_edit_is_one_that_pytorch_takes(tmp_path: Path) -> None:
+    script, said = tmp_path / "train.py", list[str]()
+    script.write_text(
+        "import torch\n"
+        "loader = DataLoader(data, 4, num_workers=2, prefetch_factor=2, persistent_workers=True)\n"
+    )
+    options: dict[str, Any] = {"num_workers": 2, "persistent_workers": True}
+    changed = without_workers(DataLoader(Slow(), 4, **options), said)
+    assert (
+        '\n+loader = DataLoader(stoker.cached(data, "4.0 MiB"), 4, num_workers=0, '
+        "prefetch_factor=None, persistent_workers=False)\n"
+    ) in show_edits((str(script), 2), changed.choice)
 
 
 def test_workers_go_on_as_long_as_an_example_is_not_kept() -> None:

@@ -25,7 +25,8 @@ def show_edits(place: tuple[str, int], choice: LoaderChoice) -> str:
     if call is None or any(word.arg is None for word in call.keywords):
         written = ", ".join(f"{name}={value}" for name, value in options.items())
         return f"{os.path.basename(path)}:{line}: DataLoader(..., {written})\n"
-    if choice.filled is not None and any(word.arg == "prefetch_factor" for word in call.keywords):
+    is_alone = (choice.filled or choice.new).workers == 0
+    if is_alone and any(word.arg == "prefetch_factor" for word in call.keywords):
         options["prefetch_factor"] = "None"  # PyTorch refuses another one without workers
     lines = text.splitlines(keepends=True)
     changed = _edit(lines, call, options)

@@ -35,7 +35,7 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
     gain: float = 1.0
     """Predicted speed over the speed as it is, for the workers."""
     kept_workers: int | None = None
-    """The workers of a loader whose examples are kept; 0: none from then on."""
+    """The workers of a loader whose examples are kept; 0: none, once all of them are."""
     kept_gain: float | None = None
     """The predicted gain with these workers and the cache; None: unknown."""
     examples_per_s: float | None = None

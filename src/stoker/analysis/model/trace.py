@@ -52,7 +52,7 @@ class KeptTurn(NamedTuple):
     """A while of training on the job's own data, and some on examples in a cache after it."""
 
     own: list[Step]
-    """None where its data would have to be fetched again."""
+    """Empty where its data would have to be fetched again."""
     kept: dict[int, list[Step]]
     """By number of workers."""
 

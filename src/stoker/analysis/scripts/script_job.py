@@ -22,7 +22,7 @@ from stoker.analysis.phases import (
 from stoker.analysis.probe import records
 from stoker.analysis.probe.records import Row
 from stoker.analysis.scripts.script_run import Session, choose_slot, make_folder
-from stoker.analysis.scripts.turns import Share, split_into_turns
+from stoker.analysis.scripts.turns import TurnShare, split_into_turns
 from stoker.analysis.trials import cold_reads
 from stoker.basics.signals import defer_interrupts
 from stoker.cache import inventory
@@ -469,28 +469,28 @@ class ScriptJob:
             return
         replayed_s = max(_find_step_s(rank.replayed[-100:], rank.slot) for rank in self._recorded)
         measured = max(_FEWEST, min(_MOST_STEPS, int(self._unit_s / 4 / replayed_s)))
-        shares = [self._plan_own(), Share("replayed", 0, _SETTLE, measured, replayed_s)]
+        shares = [self._plan_own(), TurnShare("replayed", 0, _SETTLE, measured, replayed_s)]
         for recorded, turns in self._take_turns("as it is and G once more", shares, again):
             recorded.turns = [Turn(*turn) for turn in turns]
         if not self._recorded[0].turns:
             self.trace.note("the split's intervals are those within a phase")
 
-    def _plan_own(self) -> Share:
+    def _plan_own(self) -> TurnShare:
         """Return the share of the job's own data in a turn."""
         own_s = max(_find_step_s(rank.rows, rank.slot) for rank in self._recorded)
         workers = max(rank.workers for rank in self._recorded)
         ahead = max(rates.count_ahead(rank) for rank in self._recorded)
         return self._plan_share("own", workers, 1 + ahead, own_s)
 
-    def _plan_kept(self, workers: int) -> Share:
+    def _plan_kept(self, workers: int) -> TurnShare:
         """Return the share of a cache that is read by so many workers."""
         prefetch = self._recorded[0].described["prefetch"] or 2
         each_s = self._find_drained_step_s(f"kept-{workers}")
         return self._plan_share("kept", workers, 1 + prefetch * workers, each_s)
 
-    def _plan_share(self, kind: str, workers: int, settle: int, each_s: float) -> Share:
+    def _plan_share(self, kind: str, workers: int, settle: int, each_s: float) -> TurnShare:
         measured = min(_MOST_STEPS, int(self._unit_s / 2 / each_s))
-        return Share(kind, workers, settle, measured, each_s).shorten(settle + measured)
+        return TurnShare(kind, workers, settle, measured, each_s).shorten(settle + measured)
 
     def _find_drained_step_s(self, name: str) -> float:
         """Return the seconds of a step on drained batches, as far as its parts tell."""
@@ -504,7 +504,7 @@ class ScriptJob:
         return each_s
 
     def _take_turns(
-        self, called: str, shares: list[Share], again: bool
+        self, called: str, shares: list[TurnShare], again: bool
     ) -> Iterator[tuple[RankTrace, list[list[list[Step]]]]]:
         """Have the script train on each share by turns; yield the steps of each rank's turns.
 

@@ -13,7 +13,7 @@ _FEWEST = 4
 
 
 @dataclass(frozen=True)
-class Share:
+class TurnShare:
     """A part of a turn: training on one kind of batches."""
 
     kind: str
@@ -29,7 +29,7 @@ class Share:
     def batches(self) -> int:
         return self.settle + self.measured
 
-    def shorten(self, batches: int) -> Share:
+    def shorten(self, batches: int) -> TurnShare:
         """Return the share with no more batches, but some to measure: whole rounds of workers."""
         period = max(1, self.workers)
         measured = max(_FEWEST, min(self.measured, batches - self.settle))
@@ -37,7 +37,7 @@ class Share:
 
 
 def split_into_turns(
-    pairs: Sequence[tuple[Row, Row]], shares: Sequence[Share]
+    pairs: Sequence[tuple[Row, Row]], shares: Sequence[TurnShare]
 ) -> list[list[list[Step]]]:
     """Return the steps of each turn and share, without the first ones of both."""
     places = [

@@ -38,8 +38,8 @@ Missed: kto, whose pairs were .81 and .93; makemore's were .92 and .90. Both wer
 nothing. makemore has one epoch, which fills the cache; why kto loses is not known. Since these
 rounds a cache that is predicted to bring less than 1.02 times is left out: makemore, reward, sft
 and kto would be left as they are. The two pairs of a round differ by 4 % in the median, by 27 % at
-most. With a thread of torch on each core, whatever else runs makes both wait: pairs of mnist_rnn
-brought 1.42, 1.63 and 2.18 times within minutes.
+most. With a thread of torch on each core, whatever else runs makes both wait: three pairs of
+mnist_rnn, which are not among the rows, brought 1.42, 1.63 and 2.18 times within minutes.
 
 Results::
 

@@ -14,6 +14,7 @@ from stoker.adapters.scalars import metrics
 from stoker.adapters.schedules import LrSchedule, lr_schedule
 from stoker.basics import plugins as _plugins
 from stoker.basics.buffers import reads_only
+from stoker.basics.thread_safety import thread_safe
 from stoker.cache.places.budget import CacheBudget, budget
 from stoker.chain.iterator import PipelineIterator
 from stoker.constructors import (
@@ -49,7 +50,6 @@ from stoker.errors import (
     WorkerDied,
 )
 from stoker.pipeline import Pipeline
-from stoker.replicas.thread_safety import thread_safe
 from stoker.schedule.epoch_time import EpochTime
 from stoker.sources.source import Source
 from stoker.stages.composite import Stage

@@ -10,6 +10,7 @@ import numpy as np
 
 from stoker.basics import pytree
 from stoker.basics.buffers import Recycler
+from stoker.basics.thread_safety import thread_safe
 from stoker.basics.validate import is_whole_number
 from stoker.stages.batching.builder import Builder
 
@@ -81,6 +82,7 @@ def _number(value: Any) -> Any:
     return value
 
 
+@thread_safe
 @dataclass(frozen=True)
 class Pad:
     """Called with a list of examples, returns a batch; made by ``pad``.

@@ -582,25 +582,31 @@ class Pipeline(DataLoaderApi, Generic[T]):
         self,
         n: int | str,
         *,
-        kind: str = "thread",
+        kind: str | None = None,
+        persistent: bool = False,
         ahead: int | str | None = None,
         patience: str | float | None = None,
         ray_options: Mapping[str, Any] | None = None,
         insecure: bool = False,
     ) -> Pipeline[T]:
-        """Set the number of workers.
+        """Set the number of workers, and where your Python code runs.
 
-        The default is as many threads as usable cores, of each eight cores seven, and up to 64
-        while they mostly wait.
+        The default is as many workers as usable cores, of each eight cores seven; while they mostly
+        wait up to 64 threads, or 16 processes.
 
-        Each thread calls its own copies of the dataset and the functions. If an object cannot be
-        copied, one thread at a time calls it, with a warning; ``stoker.thread_safe`` shares it.
+        stoker's own functions and sources run in threads. Python code of yours (datasets,
+        functions, ``collate``) runs in the loop's thread where a batch takes under a millisecond,
+        else in worker processes. What you declare with ``stoker.thread_safe`` runs in threads.
 
         Args:
-            n: for threads an upper bound, 0 for none; else the number. For actors also ``"auto"``.
-            kind: ``"process"`` for Python code that holds the GIL: each has a copy of the dataset,
-                and seeds global random generators for every example. ``"ray"``: the same in actors
-                of the Ray cluster, placed by ``ray_options`` (default ``{"num_cpus": 1}``).
+            n: an upper bound, 0 for none. With ``kind="process"`` the number; for actors also
+                ``"auto"``.
+            kind: ``"thread"``: all code runs in threads, which is your word that they may call it
+                at once. ``"process"``: all code runs in processes. ``"ray"``: in actors of the Ray
+                cluster, placed by ``ray_options`` (default ``{"num_cpus": 1}``).
+            persistent: keep the processes for later epochs, which is your word that neither the
+                dataset nor the functions change. Otherwise each epoch starts new ones, which see
+                what your program holds then.
             ahead: how far workers may be ahead of you at most, in batches, or in bytes
                 (``"4GiB"``); without workers nothing is ahead.
             patience: how long a stage may take for one example, ``"30s"`` or seconds: then a
@@ -610,7 +616,15 @@ class Pipeline(DataLoaderApi, Generic[T]):
         """
         if self.chain.source.yields_batches:
             raise ValueError("a loader has workers of its own: set them there (num_workers=)")
-        workers = Workers.of(n, kind, ray_options, insecure, ahead, patience)
+        workers = Workers.of(
+            n,
+            kind,
+            persistent=persistent,
+            ahead=ahead,
+            patience=patience,
+            ray_options=ray_options,
+            insecure=insecure,
+        )
         return self._derive(replace(self.chain, workers=workers), f"workers({n})")
 
     def steps(self, n: int) -> Pipeline[T]:

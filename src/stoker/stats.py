@@ -402,7 +402,6 @@ class Stats:
     worker_time: WorkerTime | None = None
     """How workers spent their time; None without samples. Under ``.repeat()``, of the current pass
     over the data."""
-    new_processes: str | None = None
     """Why worker processes were started anew, for this epoch or for each one. None if they stayed
     from the epoch before, in the first epoch, for forked processes, and for other workers."""
     late_examples: int = 0
@@ -550,8 +549,6 @@ class Stats:
                 "fast as one. If they wait for the GIL, processes are faster: "
                 f'.workers({trial.processes}, kind="process")'
             )
-        if self.new_processes is not None:
-            notes.append(f"worker processes were started anew: {self.new_processes}")
         if self.filtered_examples or self.skipped_examples:
             notes.append(
                 f"left out: {self.filtered_examples:,} by filters and scans, "

@@ -1,4 +1,4 @@
-"""Checks for users' tests: of resuming, and of functions in threads."""
+"""Checks for users' tests: of resuming."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from stoker.adapters.thread_checks import check_threads as check_threads
 from stoker.basics import pytree
 from stoker.basics.pytree import equal as equal
 from stoker.pipeline import Pipeline

@@ -28,7 +28,6 @@ from stoker.cache.places.choice import PlaceChoice, Room
 from stoker.cache.places.model import NOWHERE
 from stoker.cache.store import MISSING, Missing
 from stoker.errors import CacheWarning
-from stoker.replicas.thread_safety import thread_safe
 from stoker.stats import CacheCounts, CacheStats
 from stoker.transport.codec.decoder import Damaged, UnknownType, decode
 from stoker.transport.codec.encoder import encode
@@ -40,7 +39,6 @@ _ADMIT = ("first", "worth")
 _ON_DAMAGE = ("rebuild", "refuse")
 
 
-@thread_safe
 class ExampleCache:
     """The cache of one chain's items. It is picklable, and each process opens it on first use.
 

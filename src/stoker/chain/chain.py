@@ -605,4 +605,4 @@ class Chain:
 
     def workers_here(self) -> Workers:
         """Return the workers: the user's choice, or threads."""
-        return self.workers or Workers(resources.default_threads(), "thread", grows=True)
+        return self.workers or Workers(resources.default_threads(), grows=True)

@@ -29,7 +29,6 @@ from stoker.cluster.node_client import NodeClient
 from stoker.cluster.pending import Found, PendingGet
 from stoker.cluster.remote_node import key_of
 from stoker.errors import CacheError
-from stoker.replicas.thread_safety import thread_safe
 from stoker.schedule.owners import OwnerMap
 from stoker.stats import CacheCounts, CacheStats
 from stoker.transport.codec.decoder import UnknownType, decode
@@ -89,7 +88,6 @@ class PendingLookups:
             self._pending.clear()
 
 
-@thread_safe
 class PartitionedCache(ExampleCache):
     """A cache over several nodes. It is picklable; each process connects to the nodes itself.
 

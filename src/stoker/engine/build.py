@@ -50,10 +50,8 @@ from stoker.engine.segments.stream import SegmentStream
 from stoker.engine.survivors import FilteredStream, SkipLog
 from stoker.engine.work.work import Work
 from stoker.engine.workers.make import KeptWorkers, Workers, make_pool
-from stoker.engine.workers.thread_copies import ThreadCopies
 from stoker.engine.workers.threads import WorkerPool
 from stoker.engine.workers.tuning import Autotuner
-from stoker.replicas import user_lock
 from stoker.schedule import rng
 from stoker.schedule.dealing import PaddedDeal, RankOrder
 from stoker.schedule.owners import OwnerSnapshot
@@ -146,7 +144,6 @@ class EpochStreams:
         self.prefetcher: Prefetcher | None = None
         self._reader: Reader | None = None
         self._lookups: Lookups | None = None
-        self._copies: ThreadCopies | None = None
         self._worker_pools: list[WorkerPool] = []
         self._order: RankOrder | None = None
         self.padded: PaddedDeal | None = None
@@ -195,7 +192,7 @@ class EpochStreams:
             by_rule = isinstance(plan.batches, BatchRule)
             is_all = by_rule and share is not None and share.world > 1
             self._reader = plan.indexed.reader(None if is_all else plan.selection)
-            if plan.cache is not None and self._setup.workers.kind == "thread":
+            if plan.cache is not None and not self._setup.workers.sends(plan.segments[0]):
                 self._lookups = plan.cache.cache.batch_lookups()
         self._works = {
             segment.at: self._work(segment, self._epoch, self._order) for segment in plan.segments
@@ -271,15 +268,9 @@ class EpochStreams:
         self._host_depths = len(host)
         host += [work for work, _ in self._earlier.values()]
         given = self._setup.workers
-        # A user's function that iterates over another pipeline holds the lock all the time.
-        if plan.loader is not None or (given.kind == "thread" and user_lock.is_held()):
-            given = Workers(0, "thread")
+        if plan.loader is not None:
+            given = Workers(0)
         pool = make_pool(given, plan, host, self._setup.autotuner, self._setup.kept_workers)
-        if pool.limit and any(work.segment.user_objects for work in host):
-            segments = [segment for segment in plan.segments if not segment.on_device]
-            self._copies = pool.copies = ThreadCopies(
-                segments, host, self._setup.kept_workers.copies
-            )
         for work in host:  # after they were pickled for processes
             if work.segment.source is not None:
                 work.fetcher.reader, work.fetcher.lookups = self._reader, self._lookups
@@ -330,18 +321,16 @@ class EpochStreams:
         work, plan = self._works[part.at], self._plan
         each = 1 if part.batches_in else plan.group
         cost = self._setup.autotuner.cost(part.at, each, plan.uses_behind(part))
-        cost.whole = self._setup.workers.kind != "thread" and bool(
-            part.batch_maps or (part.batch and part.batch.collate)
-        )
+        is_sent = not part.on_device and self._setup.workers.sends(part)
+        cost.whole = is_sent and bool(part.batch_maps or (part.batch and part.batch.collate))
 
         def stream_of(work: Work, depth: int, order: RankOrder | None) -> SegmentStream:
             batch, reader = part.batch, work.fetcher.reader
             cuts: Cuts = EvenCuts(batch.n if batch is not None else 1)
             if batch is not None and plan.batches is not None:
                 cuts = plan.cuts(self._seed, self._epoch)
-            copies = None if part.on_device else self._copies
             runner = SegmentRunner(
-                work, pool, depth, cost, plan.group, cuts, self.recycler, self.tally, copies
+                work, pool, depth, cost, plan.group, cuts, self.recycler, self.tally, is_sent
             )
             read_ahead = 0 if reader is None else 2 * reader.requests
             most_ahead = self._setup.workers.ahead

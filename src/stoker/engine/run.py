@@ -103,7 +103,8 @@ class Run:
             self.close()
             raise
         self._kept_workers = kept = setup.kept_workers
-        self._may_warn = kept.actors is not None or streams.worker_pool.watch is not None
+        pool = streams.worker_pool
+        self._may_warn = kept.actors is not None or bool(pool.watch or pool.tells_of_cost)
         self._wait_ns = time.perf_counter_ns() - began  # iter() may start processes
 
     @property
@@ -221,7 +222,7 @@ class Run:
         # takes 0.06 us (bench/paths.py, batches of one).
         self.was_asked = True
         streams = self._streams
-        if streams.tally.misdrawn or self._kept_workers.copies.warnings or self._may_warn:
+        if streams.tally.misdrawn or self._may_warn:
             self._warn()
         began = time.perf_counter_ns()
         if self._has_looked:
@@ -527,7 +528,6 @@ class Run:
             late_bias=self._late_bias(),
             stuck_threads=pool.stuck[0],
             stuck_processes=pool.stuck[1],
-            new_processes=self._setup.kept_workers.why_new_processes,
             feed_lag_outputs=source.lag_outputs() if source is not None else None,
         )
 

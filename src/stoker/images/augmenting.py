@@ -23,6 +23,7 @@ import numpy as np
 from stoker.basics import pytree
 from stoker.basics.buffers import reads_only
 from stoker.basics.pytree import Together
+from stoker.basics.thread_safety import thread_safe
 from stoker.images.geometry import are_boxes
 
 # Grey, RGB, RGBA: an axis of another length does not hold channels.
@@ -32,6 +33,7 @@ _CHANNELS = (1, 3, 4)
 _ASPECT = 3.3
 
 
+@thread_safe
 @reads_only
 def flip(images: Any) -> Any:
     """Flip an image, or each image of a batch, left to right.
@@ -46,6 +48,7 @@ def flip(images: Any) -> Any:
     return _with_images(images, _flip, "flip")
 
 
+@thread_safe
 @reads_only
 def random_flip(batch: Any, rng: Any, *, p: float = 0.5) -> Any:
     """Flip each image left to right with a probability.
@@ -77,6 +80,7 @@ def random_flip(batch: Any, rng: Any, *, p: float = 0.5) -> Any:
     return _with_images(batch, change, "random_flip")
 
 
+@thread_safe
 @reads_only
 def random_erase(
     batch: Any, rng: Any, *, p: float = 0.5, area_fraction: tuple[float, float] = (0.02, 0.2)
@@ -113,6 +117,7 @@ def random_erase(
     return _with_images(batch, erase, "random_erase")
 
 
+@thread_safe
 @reads_only
 def random_noise(batch: Any, rng: Any, *, std_fraction: float = 0.05) -> Any:
     """Add normally distributed noise to every pixel.
@@ -136,6 +141,7 @@ def random_noise(batch: Any, rng: Any, *, std_fraction: float = 0.05) -> Any:
     return _with_images(batch, add, "random_noise")
 
 
+@thread_safe
 @reads_only
 def mixup(batch: Any, rng: Any, *, classes: int | None = None, alpha: float = 0.2) -> Any:
     """Blend each image with another image of the batch, and their labels in the same proportion.

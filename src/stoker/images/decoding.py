@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from stoker.basics.buffers import reads_only
 from stoker.basics.pytree import is_tensor
 from stoker.basics.signals import pass_on
+from stoker.basics.thread_safety import thread_safe
 from stoker.basics.validate import is_whole_number, names_in
 from stoker.images import native
 from stoker.images.image_map import without_gil
@@ -48,6 +49,7 @@ _DAMAGE = (SyntaxError, ValueError, RuntimeError)
 """Errors that Pillow raises for some kinds of damage, beside OSError."""
 
 
+@thread_safe
 @without_gil
 @reads_only
 def decode(
@@ -90,6 +92,7 @@ def decode(
     return _orient(pixels, _orientation(data, formats) if orient else 1)
 
 
+@thread_safe
 @reads_only
 def size(data: bytes, *, orient: bool = False, formats: Sequence[str] = FORMATS) -> tuple[int, int]:
     """Return height and width of an encoded image. It reads only the header.

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from stoker.basics.buffers import AnyCallable, reads_only
 from stoker.basics.pytree import Together
+from stoker.basics.thread_safety import thread_safe
 from stoker.images import native
 
 Address = tuple[NDArray[np.uint64], NDArray[np.uint64]]
@@ -40,6 +41,7 @@ def releases_gil(fn: Any) -> bool:
     return is_marked and native.library() is not None
 
 
+@thread_safe
 @without_gil
 @reads_only
 @dataclass(frozen=True)
@@ -58,6 +60,7 @@ class ImageMap:
         return _each(images, self.fn)
 
 
+@thread_safe
 @without_gil
 @reads_only
 @dataclass(frozen=True)

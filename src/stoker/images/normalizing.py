@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from stoker.basics import pytree
 from stoker.basics.buffers import Recycler, reads_only
+from stoker.basics.thread_safety import thread_safe
 from stoker.images import native
 from stoker.images.decoding import check_is_no_image
 from stoker.images.image_map import without_gil
@@ -111,6 +112,7 @@ def to_chw(images: Any) -> Any:
     return np.ascontiguousarray(np.moveaxis(images, -1, -3))
 
 
+@thread_safe
 @without_gil
 @reads_only
 @dataclass(frozen=True)
@@ -219,6 +221,7 @@ class _Normalized:
         )
 
 
+@thread_safe
 @without_gil
 @reads_only
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.basics.fingerprint import Fingerprint, content_digest, rows_digest
-from stoker.replicas.thread_safety import is_declared
+from stoker.basics.thread_safety import is_thread_safe
 from stoker.schedule.selection import Selection
 from stoker.sources.arrow.table import is_table
 from stoker.sources.origin import IndexedSource, UserObject
@@ -55,12 +55,13 @@ class DatasetSource(IndexedSource):
     def __init__(self, data: Any) -> None:
         self.data = data
         self._length = len(data)
-        self.runs_user_code = self.may_grow = not isinstance(data, OwnSource)
+        self.runs_user_code = not (isinstance(data, OwnSource) or _only_indexes(data))
+        self.may_grow = not isinstance(data, OwnSource)
         self.is_numbered = not isinstance(data, Fingerprinted)
         self.prefers_blocks = isinstance(data, ReadsBlocks) and data.prefers_blocks
         self._lists = not isinstance(data, FetchesMany)
         self.takes_many = not self._lists or getattr(data, "__getitems__", None) is not None
-        if isinstance(data, GathersRows) and self.runs_user_code and not is_declared(data):
+        if isinstance(data, GathersRows) and self.runs_user_code and not is_thread_safe(data):
             kind = type(data).__name__
             raise TypeError(
                 f"several threads gather rows of {kind} at once, because it is a "
@@ -93,13 +94,6 @@ class DatasetSource(IndexedSource):
 
     def user_objects(self) -> list[UserObject]:
         return [UserObject(self.name, self.data)] if self.runs_user_code else []
-
-    def with_user_objects(self, objects: Sequence[Any]) -> DatasetSource:
-        if not self.runs_user_code:
-            return self
-        twin = copy.copy(self)
-        (twin.data,) = objects
-        return twin
 
     def fetch(self, indices: Indices) -> list[Any]:
         """Ask the object: a ``FetchesMany`` with these indices, others with plain integers."""
@@ -271,3 +265,20 @@ def _plain(indices: Indices) -> list[int]:
 def _describe(value: Any) -> str:
     text = repr(value)
     return f"{type(value).__name__} {text if len(text) <= 40 else f'{text[:40]}...'}"
+
+
+def _only_indexes(data: Any) -> bool:
+    """True for datasets of torch and Hugging Face that run no code of the user's.
+
+    Their exact classes: a class derived from one of them may do anything.
+    """
+    module, name = type(data).__module__, type(data).__name__
+    if module == "torch.utils.data.dataset":
+        if name == "Subset":
+            return _only_indexes(data.dataset)
+        if name == "ConcatDataset":
+            return all(map(_only_indexes, data.datasets))
+        return name == "TensorDataset"
+    if module == "datasets.arrow_dataset" and name == "Dataset":
+        return bool(data.format["type"] != "custom")  # what ``set_transform`` sets
+    return False

@@ -7,7 +7,6 @@ follow it in the chain, and apply to that part only (``OfPart``).
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 import zlib
 from collections.abc import Sequence
@@ -300,19 +299,6 @@ class MixtureSource(IndexedSource):
     def user_objects(self) -> list[UserObject]:
         return [each for part in self.parts for each in part.source.user_objects()]
 
-    def with_user_objects(self, objects: Sequence[Any]) -> MixtureSource:
-        twin, rest = copy.copy(self), iter(objects)
-        sources = [
-            part.source.with_user_objects([next(rest) for _ in part.source.user_objects()])
-            for part in self.parts
-        ]
-        twin.parts = tuple(map(_read_from, self.parts, sources))
-        return twin
-
-    def with_own(self, reader: Reader) -> Reader:
-        assert isinstance(reader, _MixedReader)
-        return reader.of(self)
-
     def fetch(self, indices: Indices) -> list[Any]:
         return _merge_fetched(self, indices, [part.source for part in self.parts])
 
@@ -434,14 +420,6 @@ class _MixedReader:
         self._mixture = mixture
         self._readers = readers
         self.requests = sum(reader.requests for reader in readers if reader is not None)
-
-    def of(self, mixture: MixtureSource) -> _MixedReader:
-        """Return a reader for a mixture with other copies of the user's objects."""
-        readers = [
-            reader and part.source.with_own(reader)
-            for part, reader in zip(mixture.parts, self._readers, strict=True)
-        ]
-        return _MixedReader(mixture, readers)
 
     def expect(self, indices: Indices) -> None:
         split_by_part = self._mixture.split_by_part(indices)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -127,17 +126,8 @@ class NumberedSource(IndexedSource):
         reader = self.within.reader(selection)
         return None if reader is None else _NumberedReader(self, reader)
 
-    def with_own(self, reader: Reader) -> Reader:
-        assert isinstance(reader, _NumberedReader)
-        return _NumberedReader(self, self.within.with_own(reader.within))
-
     def user_objects(self) -> list[UserObject]:
         return self.within.user_objects()
-
-    def with_user_objects(self, objects: Sequence[Any]) -> NumberedSource:
-        twin = copy.copy(self)
-        twin.within = self.within.with_user_objects(objects)
-        return twin
 
     def order(
         self,

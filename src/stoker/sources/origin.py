@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -249,14 +249,6 @@ class IndexedSource(Origin):
     def user_objects(self) -> list[UserObject]:
         """Return the user's objects that it calls."""
         return []
-
-    def with_user_objects(self, objects: Sequence[Any]) -> Self:
-        """Return this source with other user objects in their place, in the same order."""
-        return self
-
-    def with_own(self, reader: Reader) -> Reader:
-        """Return the reader of the original source, with this source's user objects."""
-        return reader
 
     def order(
         self,

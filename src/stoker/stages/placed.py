@@ -21,7 +21,6 @@ from stoker.cache.places.arrangement import SPARED
 from stoker.cache.places.choice import Forms, PlaceChoice, Room
 from stoker.cache.places.model import NOWHERE
 from stoker.cache.store import MISSING
-from stoker.replicas.thread_safety import thread_safe
 from stoker.stats import CacheCounts, CacheStats, PlaceStats
 from stoker.transport.codec.encoder import encode
 from stoker.transport.codec.record import LeftOut
@@ -40,7 +39,6 @@ class Form(NamedTuple):
     """The time that making it took."""
 
 
-@thread_safe
 class PlacedCaches:
     """Caches at several places of a chain, in memory and on a disk behind it. Picklable.
 
@@ -215,7 +213,6 @@ class PlacedCaches:
         )
 
 
-@thread_safe
 class PlacedOverNodes(PlacedCaches):
     """Places of a chain over the nodes of a cluster: one item for each example, with its place.
 

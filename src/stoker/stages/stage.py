@@ -9,9 +9,9 @@ of these is a ``Stage`` (``stages.composite``), and needs nothing here.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -190,10 +190,6 @@ class ChainStage(ABC):
     def user_objects(self) -> list[UserObject]:
         """Return the objects of the user's that it calls."""
         return []
-
-    def with_user_objects(self, objects: Sequence[Any]) -> Self:
-        """Return it with others in their place, in the same order."""
-        return self
 
     @abstractmethod
     def lower(self, to: EnginePlan) -> None:

@@ -19,7 +19,6 @@ from stoker.engine.plan.segment import Segment
 from stoker.engine.work.failure import REJECTED, Failure
 from stoker.engine.work.work import Work
 from stoker.engine.workers.make import Workers
-from stoker.replicas.user_lock import USER_LOCK
 from stoker.schedule import rng
 from stoker.schedule.dealing import RankOrder, Stride
 from stoker.schedule.orders.order import Places
@@ -50,9 +49,7 @@ def example_of(chain: Chain, number: Any, epoch: int, place: Any, use: Any) -> A
         raise ValueError(f".example() takes place= as a whole number from 0, not {place!r}")
     if not is_whole_number(use) or use < 1:
         raise ValueError(f".example() takes use= as a whole number from 1, not {use!r}")
-    # Stages may draw from objects that threads of a run copy meanwhile.
-    with USER_LOCK:
-        return _made(plan, chain.seed, source, number, int(epoch), int(place), int(use))
+    return _made(plan, chain.seed, source, number, int(epoch), int(place), int(use))
 
 
 def _made(
@@ -146,7 +143,7 @@ def next_output(bookmark: Bookmark) -> Any:
             ".peek() asks no other rank, and here ranks decide together what comes next: take one "
             "with next(iter(pipeline))"
         )
-    alone = replace(chain.apart(), workers=Workers(0, "thread"))
+    alone = replace(chain.apart(), workers=Workers(0))
     twin = StepEpochs(alone) if chain.flows else Cursor(alone)
     twin.load(bookmark.save())
     iterator = twin.begin()

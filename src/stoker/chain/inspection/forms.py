@@ -11,7 +11,6 @@ import numpy as np
 from stoker.engine.plan.segment import Segment
 from stoker.engine.work.failure import REJECTED, Failure
 from stoker.engine.work.work import Work
-from stoker.replicas.user_lock import USER_LOCK
 
 if TYPE_CHECKING:
     from stoker.chain.chain import Chain
@@ -54,8 +53,7 @@ def make_forms(chain: Chain, count: int, seconds: float) -> list[list[MadeForm]]
     deadline_s = time.monotonic() + seconds
     # The first one is made twice: imports and caches make it slow.
     for number, ordinal in enumerate([*ordinals[:1], *ordinals]):
-        with USER_LOCK:  # stages may draw from objects that threads of a run copy meanwhile
-            forms = _forms_of(reading, stretches, order, ordinal)
+        forms = _forms_of(reading, stretches, order, ordinal)
         if number and forms is not None:
             found.append(forms)
         if time.monotonic() > deadline_s and found:

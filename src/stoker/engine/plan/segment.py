@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import takewhile
-from typing import Any, TypeVar
 
+from stoker.basics.thread_safety import is_thread_safe
 from stoker.sources.origin import IndexedSource, UserObject
 from stoker.sources.source import Rows
 from stoker.stages.batching.batch import Batch
@@ -16,8 +15,6 @@ from stoker.stages.cache import CacheStage
 from stoker.stages.functions.operation import Operation
 from stoker.stages.map import Map
 from stoker.stages.stage import ChainStage
-
-Caller = TypeVar("Caller", bound=IndexedSource | ChainStage)
 
 
 @dataclass
@@ -142,26 +139,14 @@ class Segment:
         return [one for one in each if one is not None]
 
     @cached_property
-    def user_objects(self) -> list[UserObject]:
-        """The user's objects that it calls, in order."""
-        return [each for one in self.callers for each in one.user_objects()]
-
-    def with_user_objects(self, objects: Sequence[Any]) -> Segment:
-        """Return this with other user objects, in the same order."""
-        rest = iter(objects)
-
-        def copy_of(one: Caller) -> Caller:
-            made: Any = one.with_user_objects([next(rest) for _ in one.user_objects()])
-            twin: Caller = made
-            return twin
-
-        return replace(
-            self,
-            source=None if self.source is None else copy_of(self.source),
-            operations=[copy_of(each) for each in self.operations],
-            batch=None if self.batch is None else copy_of(self.batch),
-            batch_maps=[copy_of(each) for each in self.batch_maps],
-        )
+    def users_code(self) -> list[UserObject]:
+        """The user's objects that it calls, in order, but for what is declared thread-safe."""
+        return [
+            each
+            for one in self.callers
+            for each in one.user_objects()
+            if not is_thread_safe(each.value)
+        ]
 
     def parts(self) -> list[tuple[str, object]]:
         """Return the source and the stages, each by its name."""

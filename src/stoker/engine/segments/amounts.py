@@ -105,7 +105,11 @@ class Amounts:
     def here(self, at_most: int | None) -> int:
         """Return how many outputs the consumer makes itself, as a task would cost more; or 0."""
         pool, cost = self._pool, self._cost
-        if not pool.inline or not (self._gathers_alone or self._is_read or self.joins):
+        if (
+            not pool.inline
+            or pool.is_trying
+            or not (self._gathers_alone or self._is_read or self.joins)
+        ):
             return 0
         if at_most is not None and not self._gathers_alone:
             if self._batches or (pool.limit and not 0 < cost.batch_ns() < _HERE_NS):

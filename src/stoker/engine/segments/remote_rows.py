@@ -136,6 +136,10 @@ class RemoteRows:
 
     def _run_here(self, start: int, request: Request, failed: dict[int, Failure]) -> None:
         """Do in this thread what was to be sent; ``values`` are stored items, or a reader's."""
+        with self.delivery.worker_pool.one_at_a_time:  # nobody has declared the code thread-safe
+            self._do_here(start, request, failed)
+
+    def _do_here(self, start: int, request: Request, failed: dict[int, Failure]) -> None:
         work = self.own_work()
         if request.values is None:
             assert request.indices is not None

@@ -7,10 +7,9 @@ the item itself, and parts of it in the function's result are copied.
 
 from __future__ import annotations
 
-import functools
+import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import starmap
 from typing import Any
@@ -23,14 +22,11 @@ from stoker.engine.segments.delivery import Delivery
 from stoker.engine.segments.remote_rows import RemoteRows
 from stoker.engine.work.failure import Failure
 from stoker.engine.work.spot import HERE
-from stoker.engine.work.user_calls import NO_LOCK
 from stoker.engine.work.work import Work
 from stoker.engine.workers.cost import CostEstimate
 from stoker.engine.workers.tasks import Task
-from stoker.engine.workers.thread_copies import CALLING, ThreadCopies
 from stoker.engine.workers.threads import WorkerPool
 from stoker.errors import StageError
-from stoker.replicas.user_lock import USER_LOCK
 from stoker.schedule.sizing.cuts import Cuts
 from stoker.stages.batching.builder import Builder, batch_of
 from stoker.stages.batching.joining import JoinedBatch, rows_of
@@ -54,7 +50,7 @@ class SegmentRunner:
         cuts: which inputs make up an output.
         recycler: the owner of the batches' memory.
         tally: counts time.
-        copies: gives each thread a work of its own, if the segment calls user objects; else None.
+        is_sent: whether worker processes or actors do the work, if there are any.
         rows: gathers batches straight from arrays; None if they are made of single examples. If
             gathering holds the GIL, a task is gathered as a whole: threads would only wait for one
             another.
@@ -68,19 +64,22 @@ class SegmentRunner:
     cuts: Cuts
     recycler: Recycler
     tally: EpochCounters
-    copies: ThreadCopies | None
+    is_sent: bool
 
     def __post_init__(self) -> None:
-        work, copies, self.segment = self.work, self.copies, self.work.segment
+        self.segment = self.work.segment
+        self._here = threading.local()
         self._counters = len(self.segment.counters())
-        self._calls_users = bool(self.segment.user_objects)
-        self._own_work: Callable[[], Work] = lambda: work
-        if copies is not None and self._calls_users:
-            self._own_work = functools.partial(copies.work, work)
-        is_sent = self.segment.batch_maps and self.worker_pool.remote
-        self.rows = None if is_sent else self.segment.rows
+        self.rows = None if self.segment.batch_maps and self.is_sent else self.segment.rows
         self._joins_batches = self.segment.joins_batches
-        self._delivery = Delivery(work, self.worker_pool)
+        self._delivery = Delivery(self.work, self.worker_pool)
+
+    def _own_work(self) -> Work:
+        """Return the calling thread's version of the work: its generator is placed at each use."""
+        work: Work | None = getattr(self._here, "work", None)
+        if work is None:
+            work = self._here.work = self.work.for_thread()
+        return work
 
     def allocate(self, task: Task) -> None:
         """Allocate the values of a task."""
@@ -100,10 +99,15 @@ class SegmentRunner:
 
         The consumer calls this.
         """
-        if CALLING and self._calls_users:
-            with USER_LOCK:
-                return self._make(number, indices, places)
-        return self._make(number, indices, places)
+        began, ns = time.perf_counter_ns(), [0] * self._counters
+        values = self._outputs(self.work, number, indices, places, ns)
+        with self.worker_pool.lock:
+            wall = time.perf_counter_ns() - began
+            self.cost.note(len(indices), wall)
+            if self.cost.releases_gil:  # so threads may take over from a consumer that is busy
+                self.worker_pool.note(self.cost, len(indices), wall)
+            self.account(ns)
+        return values
 
     def join_now(self, items: list[Item], size: int) -> list[Any]:
         """Return packed sequences as batches of this size, or ``Failure``s, without a task.
@@ -125,17 +129,6 @@ class SegmentRunner:
             self.worker_pool.note(self.cost, len(values), wall)
             self.account(ns)
         return made
-
-    def _make(self, number: int, indices: Any, places: Places) -> list[Any]:
-        began, ns = time.perf_counter_ns(), [0] * self._counters
-        values = self._outputs(self.work, number, indices, places, ns)
-        with self.worker_pool.lock:
-            wall = time.perf_counter_ns() - began
-            self.cost.note(len(indices), wall)
-            if self.cost.releases_gil:  # so threads may take over from a consumer that is busy
-                self.worker_pool.note(self.cost, len(indices), wall)
-            self.account(ns)
-        return values
 
     def _outputs(
         self, work: Work, number: int, indices: Any, places: Places, ns: list[int]
@@ -213,13 +206,11 @@ class SegmentRunner:
             ns[-1] = pytree.data_bytes(task.batch) * (stop - start) // task.rows
             self._count_gathered(ns, stop - start)
         elif self.rows is not None:
-            calls = self.segment.batch_maps
-            work = self._own_work() if calls else self.work
-            with self._held(work, calls):
-                values = self._outputs(work, task.number, task.indices, lambda: task.places, ns)
+            work = self._own_work()
+            values = self._outputs(work, task.number, task.indices, lambda: task.places, ns)
             if self.worker_pool.may_deliver():
                 task.values = values
-        elif remote is not None and self.work.worth_sending:
+        elif remote is not None and self.is_sent and self.work.worth_sending:
             sent = self._values_to_send(task, start, stop, ns)
             rows = RemoteRows(
                 self._delivery, self._own_work, self.recycler, self.tally, task, remote, ns
@@ -232,8 +223,7 @@ class SegmentRunner:
                 end = at + 1 if is_watched else stop  # so that it is known which one is stuck
                 if is_watched and HERE.spot is not None:
                     HERE.spot.at_row(at - start, 0)
-                with self._held(work, self._calls_users):
-                    values = self._work_rows(work, task, at, end, ns)
+                values = self._work_rows(work, task, at, end, ns)
                 if not self.worker_pool.may_deliver():
                     return ns
                 self._delivery.deliver(task, at, values, ns)
@@ -242,10 +232,6 @@ class SegmentRunner:
             each, stages = task.items[start].rows, self.work.stages
             ns[stages : 2 * stages] = [batches * each for batches in ns[stages : 2 * stages]]
         return ns
-
-    def _held(self, work: Work, calls: object) -> AbstractContextManager[Any]:
-        """Return the lock for calls of the users' own objects; none without ``calls``."""
-        return USER_LOCK if CALLING and calls and work is self.work else NO_LOCK
 
     def _work_rows(self, work: Work, task: Task, start: int, stop: int, ns: list[int]) -> list[Any]:
         copied = None
@@ -323,10 +309,7 @@ class SegmentRunner:
         if task.failed is not None and task.batch is None:
             task.values = [task.failed[1]]
         else:
-            calls = self.segment.batch_maps or self.segment.batch.collate is not None
-            work = self._own_work() if calls else self.work
-            with self._held(work, calls):
-                values = self._complete_batches(work, task)
+            values = self._complete_batches(self._own_work(), task)
             if not self.worker_pool.may_deliver():
                 return
             task.values = values

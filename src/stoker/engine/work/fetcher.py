@@ -8,7 +8,6 @@ even if the cache has them by then.
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -21,9 +20,7 @@ from stoker.basics import pytree
 from stoker.basics.signals import pass_on
 from stoker.engine.work.failure import REJECTED, Failure
 from stoker.engine.work.spot import HERE
-from stoker.engine.work.user_calls import FREELY, Call, Retry, lock_of
 from stoker.errors import CacheError, StageError
-from stoker.replicas.user_lock import USER_LOCK
 from stoker.sources.origin import IndexedSource
 from stoker.sources.source import Reader
 from stoker.stages.cache import CacheStage, Miss
@@ -56,17 +53,6 @@ class Fetcher:
     reader: Reader | None = None
     lookups: Lookups | None = None
     _expected: set[int] = field(default_factory=set)
-    _call: Call = FREELY
-    _retry: Retry[Any] = field(default_factory=Retry)
-
-    def with_calls(self, source: IndexedSource | None, call: Call, retry: Retry[Any]) -> Fetcher:
-        """Return the same fetcher for a copy of the source, called in a way of its own."""
-        own = copy.copy(self)
-        own._source, own._call, own._retry = source, call, retry
-        if own.reader is not None:
-            assert source is not None
-            own.reader = source.with_own(own.reader)
-        return own
 
     @property
     def _indexed(self) -> IndexedSource:
@@ -159,69 +145,39 @@ class Fetcher:
         return values
 
     def _fetch_source(self, indices: NDArray[np.int64], reads: Reader | IndexedSource) -> list[Any]:
-        """Read examples. If a copy fails on one, the original reads it."""
+        if HERE.spot is not None:
+            HERE.spot.enter(0)
         if reads is self._indexed and not self._indexed.takes_many:
             return self._ask(indices, self._indexed)
-        call = self._call
-        with lock_of(call):
-            if HERE.spot is not None:
-                HERE.spot.enter(0)
-            values = self._each(reads.fetch, self._indexed, indices)
-        if call.copies:
-            for at, value in enumerate(values):
-                if type(value) is Failure:
-                    values[at] = self._read_by_original(value, int(indices[at]))
-        return values
+        return self._each(reads.fetch, self._indexed, indices)
 
     def _ask(self, indices: NDArray[np.int64], source: IndexedSource) -> list[Any]:
         """Return examples of a user's dataset, which is asked once for each, whatever it raises.
 
-        After an error it may be half changed, and could silently give wrong values. So a copy that
-        failed although its original does not is not asked for the rest either.
+        After an error it may be half changed, and could silently give wrong values.
         """
         values: list[Any] = []
-        if HERE.spot is not None and not self._call.is_locked:
-            HERE.spot.enter(0)
         while len(values) < len(indices):
-            failure = self._retry.failure
-            if failure is None:
-                rest = indices[len(values) :] if values else indices
-                if self._call.is_locked:
-                    with USER_LOCK:
-                        if HERE.spot is not None:
-                            HERE.spot.enter(0)
-                        error = source.read_into(values, rest)
-                else:  # without a ``with``: worker processes come here for each example
-                    error = source.read_into(values, rest)
-                if error is None:
-                    break
-                pass_on(error)
-                index = int(indices[len(values)])
-                failure = Failure(self._error(self._indexed.name, error, index), self._at)
-            if self._call.copies:
-                failure = self._read_by_original(failure, int(indices[len(values)]))
-            values.append(failure)
+            rest = indices[len(values) :] if values else indices
+            error = source.read_into(values, rest)
+            if error is None:
+                break
+            pass_on(error)
+            index = int(indices[len(values)])
+            values.append(Failure(self._error(self._indexed.name, error, index), self._at))
         return values
 
     def read_again(self, miss: Miss) -> Any:
         """Return the example of a miss as the source has it; raises what reading raises."""
         if self._indexed.path(miss.index) is not None and pytree.is_frozen(miss.value):
             return miss.value  # of a file, and maps cannot have changed it
-        with lock_of(self._call):
-            (value,) = self._indexed.fetch([miss.index])
+        (value,) = self._indexed.fetch([miss.index])
         return value
 
     def offer(self, miss: Miss, value: Any, again: Callable[[], tuple[Any, bool]]) -> None:
         """Offer the cache what became of a miss; ``again`` makes it once more, for a check."""
         assert self._cache is not None
         self._cache.offer(self._indexed, miss, value, left_out=value is REJECTED, again=again)
-
-    def _read_by_original(self, failure: Failure, index: int) -> Any:
-        return self._retry.call(failure, self._call, lambda work: work.fetcher.read_one(index))
-
-    def read_one(self, index: int) -> Any:
-        """Return an example from the source, a failed one as ``Failure``."""
-        return self._fetch_source(np.array([index], np.int64), self._indexed)[0]
 
     def _weight(self, values: list[Any]) -> int:
         """Return the bytes of read examples; of a user's dataset, as if all were like the first.

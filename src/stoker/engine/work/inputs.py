@@ -52,12 +52,6 @@ class InputAddresses:
         first = address.rank + (address.batches if are_batches else address.inputs)
         self._stride = Stride(first, address.world) if order is None else order.stride
 
-    def with_source(self, source: IndexedSource | None) -> InputAddresses:
-        """Return the same addresses for a copy of the source."""
-        own = copy.copy(self)
-        own._source = source
-        return own
-
     def without_order(self) -> InputAddresses:
         """Return the same without the order, which may be large, or be the user's."""
         twin = copy.copy(self)

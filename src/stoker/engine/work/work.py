@@ -14,7 +14,6 @@ The time spent is added to ``ns``, which is a segment's ``counters()``.
 from __future__ import annotations
 
 import copy
-import functools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -31,10 +30,8 @@ from stoker.engine.work.fetcher import Fetcher
 from stoker.engine.work.generators import UndeclaredRng, device_generator
 from stoker.engine.work.inputs import InputAddresses
 from stoker.engine.work.spot import HERE
-from stoker.engine.work.user_calls import FREELY, Call, Copies, Retry, lock_of
 from stoker.errors import StageError
 from stoker.images.image_map import Many
-from stoker.replicas.user_lock import USER_LOCK
 from stoker.schedule import rng
 from stoker.schedule.dealing import RankOrder
 from stoker.schedule.epoch_time import EpochTime, time_at
@@ -60,7 +57,6 @@ class Work:
     Attributes:
         inputs: where its inputs are.
         fetcher: reads examples, in the first segment of an indexed source.
-        retry: repeats the calls that a thread's copies of the user's objects failed on.
         legacy_key: keys the seeds of the global generators.
         stages: how many stages have a time of their own: behind these stand their counts of
             examples. ``batch_at`` and ``batched_at``: where the batch stage's are counted.
@@ -84,8 +80,9 @@ class Work:
         self.inputs = InputAddresses(address, source, order, are_batches=segment.batches_in)
         self.legacy_key = rng.key(address.seed, address.epoch, rng.LEGACY)
         self._random = Rekeyed()
-        self.retry: Retry[Work] = Retry()
-        self._call(segment, [FREELY] * len(segment.callers))
+        seed, epoch = address.seed, address.epoch
+        self._operations = [_prepare(each, seed, epoch) for each in segment.operations]
+        self._batch_maps = [_prepare(each, seed, epoch) for each in segment.batch_maps]
         self._first = 1 if segment.source is not None else 0
         self._cache, self._cache_at = segment.cache, segment.cache_at
         self.batch_at = self._first + len(self._operations) + (self._cache is not None)
@@ -101,38 +98,11 @@ class Work:
             segment.reads_what_is_cached,
         )
 
-    def _call(self, segment: Segment, calls: Sequence[Call]) -> None:
-        """Prepare the calls of a segment's user objects, one ``Call`` for each caller."""
-        seed, epoch = self.address.seed, self.address.epoch
-        rest = iter(calls)
-        self._reading = FREELY if segment.source is None else next(rest)
-        self._operations = [_prepare(each, seed, epoch, next(rest)) for each in segment.operations]
-        self._collating = FREELY if segment.batch is None else next(rest)
-        self._collate = None if segment.batch is None else segment.batch.collate
-        self._batch_maps = [_prepare(each, seed, epoch, next(rest)) for each in segment.batch_maps]
-
-    def with_calls(
-        self,
-        segment: Segment,
-        source: IndexedSource | None,
-        calls: Sequence[Call] | None = None,
-        copies: Copies[Work] | None = None,
-    ) -> Work:
-        """Return the same work with other user objects.
-
-        Args:
-            segment: the segment with them.
-            source: the pipeline's source with them.
-            calls: the way of calling each caller's objects; None: without a lock.
-            copies: the copies' owner, which a failed call asks for newer ones.
-        """
-        own = copy.copy(self)
-        own.retry, own._random = Retry(self, copies), Rekeyed()
-        own._source = source
-        own.inputs = self.inputs.with_source(source)
-        own._call(segment, calls or [FREELY] * len(segment.callers))
-        own.fetcher = self.fetcher.with_calls(source, own._reading, own.retry)
-        return own
+    def for_thread(self) -> Work:
+        """Return this for one thread, with a generator of its own."""
+        twin = copy.copy(self)
+        twin._random = Rekeyed()
+        return twin
 
     def for_another_process(self) -> Work:
         """Return this without the order, which may be large, or be the user's."""
@@ -283,73 +253,49 @@ class Work:
         if self._cache is not None and (which.start or 0) >= self._cache_at:
             first += 1  # the cache's time is counted between
         spot = HERE.spot
-        for number, (stage, compiled, key, call, many) in enumerate(self._operations[which], first):
+        for number, (stage, compiled, key, many) in enumerate(self._operations[which], first):
             start = time.perf_counter_ns()
             fn = stage.watch(compiled, self._tell)
             others = self._others(stage, places)
             passed_by = 0
-            can_reread = self._can_reread
-            input_copies = None
-            if call is not FREELY and not can_reread:
-                input_copies = self.retry.keep_inputs(values, call)
-            can_redo = bool(call.copies) and (can_reread or input_copies is not None)
             is_choosy, is_timed = others is not None or stage.repeats_only, stage.clock
-            is_locked = call is not FREELY and call.is_locked
-            if is_locked:
-                USER_LOCK.acquire()  # by a worker, which no Ctrl-C interrupts: ``with`` costs more
             if spot is not None:
                 spot.enter(number)
-            try:
-                spent = self.retry.failure if can_redo else None
-                made = None
-                if many is not None and fn is compiled and not is_choosy and len(values) > 1:
-                    made = self._do_many(many, key, values, places, use_keys)
-                for i, value in enumerate(values):
-                    if type(value) is Failure:
-                        passed_by += 1
-                        continue
-                    if made is not None and (result := made[i]) is not None:
-                        values[i] = result
-                        continue
-                    use_key = use_keys[i] if use_keys is not None else 0
-                    if is_choosy and (
-                        (others is not None and others[i]) or (stage.repeats_only and not use_key)
-                    ):
-                        passed_by += 1
-                        continue
-                    failure = spent
-                    if failure is None:
-                        try:
-                            if is_timed:
-                                more: list[Any] = [self._time_at(places[i])]
-                                if key is not None:
-                                    more.insert(0, draw_at(key, places[i], use_key))
-                                result = fn(value, *more)
-                            elif key is None:
-                                result = fn(value)
-                            else:
-                                generator = on_device and on_device(key, places[i], use_key, value)
-                                if generator is None:  # a key of JAX has no truth
-                                    generator = draw_at(key, places[i], use_key)
-                                result = fn(value, generator)
-                            if result is None and stage.makes_values:
-                                raise returned_nothing("batch" if in_batches else "example")
-                            values[i] = result
-                            continue
-                        except Exception as error:
-                            pass_on(error)
-                            failure = self.inputs.failure(
-                                stage.name, error, places[i], stage.account
-                            )
-                    values[i] = failure
-                    if call.copies:
-                        at = number - first + (which.start or 0)
-                        kept_input = None if input_copies is None else input_copies[i : i + 1]
-                        values[i] = self._remake(failure, call, at, places[i], use_key, kept_input)
-                        spent = self.retry.failure if can_redo else None
-            finally:
-                if is_locked:
-                    USER_LOCK.release()
+            made = None
+            if many is not None and fn is compiled and not is_choosy and len(values) > 1:
+                made = self._do_many(many, key, values, places, use_keys)
+            for i, value in enumerate(values):
+                if type(value) is Failure:
+                    passed_by += 1
+                    continue
+                if made is not None and (result := made[i]) is not None:
+                    values[i] = result
+                    continue
+                use_key = use_keys[i] if use_keys is not None else 0
+                if is_choosy and (
+                    (others is not None and others[i]) or (stage.repeats_only and not use_key)
+                ):
+                    passed_by += 1
+                    continue
+                try:
+                    if is_timed:
+                        more: list[Any] = [self._time_at(places[i])]
+                        if key is not None:
+                            more.insert(0, draw_at(key, places[i], use_key))
+                        result = fn(value, *more)
+                    elif key is None:
+                        result = fn(value)
+                    else:
+                        generator = on_device and on_device(key, places[i], use_key, value)
+                        if generator is None:  # a key of JAX has no truth
+                            generator = draw_at(key, places[i], use_key)
+                        result = fn(value, generator)
+                    if result is None and stage.makes_values:
+                        raise returned_nothing("batch" if in_batches else "example")
+                    values[i] = result
+                except Exception as error:
+                    pass_on(error)
+                    values[i] = self.inputs.failure(stage.name, error, places[i], stage.account)
             if spot is not None:
                 spot.leave()
             ns[number] += time.perf_counter_ns() - start
@@ -365,39 +311,8 @@ class Work:
             pass_on(error)
             return None
 
-    def _remake(
-        self,
-        failure: Failure,
-        call: Call,
-        at: int,
-        place: int,
-        use_key: int,
-        input_copies: list[Any] | None,
-    ) -> Any:
-        """Return an original's result for an input of operation ``at``, on which a copy failed.
-
-        The copy may have changed the input, so it is made again, or a kept copy of it is used.
-        """
-        if not self._can_reread and input_copies is None:
-            return failure
-
-        def do(work: Work) -> Any:
-            one, start = input_copies, at
-            if one is None:
-                one, start = [work.fetcher.read_one(self.inputs.index_at(place))], 0
-            ns = self.segment.counters()
-            work._apply(slice(start, at + 1), one, [place], [use_key], ns)
-            return one[0]
-
-        return self.retry.call(failure, call, do)
-
     def _time_at(self, place: int) -> EpochTime:
         return time_at(self.address.epoch, place, self.address.paces)
-
-    @property
-    def _can_reread(self) -> bool:
-        """True if inputs can be read again, by their places."""
-        return self.segment.source is not None and self.inputs.has_order
 
     def _others(self, stage: Operation, places: Sequence[int]) -> list[bool] | None:
         """Mark the examples of other parts of a mixture; None if all are the stage's."""
@@ -405,25 +320,17 @@ class Work:
             return None
         return [not is_own for is_own in stage.part.has(places)]
 
-    def finish(
-        self, batch: Any, number: int, use_key: int, ns: list[int], rows: int, first: int = 0
-    ) -> Any:
+    def finish(self, batch: Any, number: int, use_key: int, ns: list[int], rows: int) -> Any:
         """Run the maps after the batching stage over a batch; may return a ``Failure``.
 
         Args:
             batch: the batch; ``number``: its number on this rank.
             rows: how many examples the batch has.
-            first: the number of the first map to run.
         """
-        maps = self._batch_maps[first:] if first else self._batch_maps
         spot = HERE.spot
-        for at, (stage, fn, key, call, _) in enumerate(maps, self._after + first):
+        for at, (stage, fn, key, _) in enumerate(self._batch_maps, self._after):
             start = time.perf_counter_ns()
             fn = stage.watch(fn, self._tell)
-            input_copies = None if call is FREELY else self.retry.keep_inputs([batch], call)
-            is_locked = call is not FREELY and call.is_locked
-            if is_locked:
-                USER_LOCK.acquire()  # by a worker, as in ``_apply``
             if spot is not None:
                 spot.enter(at)
             try:
@@ -436,22 +343,7 @@ class Work:
                     raise returned_nothing("batch")
             except Exception as error:
                 pass_on(error)
-                failure = Failure(StageError(stage.name, error, batch=number))
-                if input_copies is None:
-                    return failure
-                again = functools.partial(
-                    Work.finish,
-                    batch=input_copies[0],
-                    number=number,
-                    use_key=use_key,
-                    ns=ns,
-                    rows=rows,
-                    first=at - self._after,
-                )
-                return self.retry.call(failure, call, again)
-            finally:
-                if is_locked:
-                    USER_LOCK.release()
+                return Failure(StageError(stage.name, error, batch=number))
             if spot is not None:
                 spot.leave()
             ns[at] += time.perf_counter_ns() - start
@@ -460,26 +352,16 @@ class Work:
 
     @property
     def collate(self) -> Collate | None:
-        """The user's ``collate``, with the lock if it needs one; None if there is none."""
-        is_free = self._collating is FREELY
-        return self._collate if self._collate is None or is_free else self._call_collate
+        """The user's ``collate``; None if there is none."""
+        collate = None if self.segment.batch is None else self.segment.batch.collate
+        return collate if collate is None or HERE.spot is None else self._watched_collate
 
-    def _call_collate(self, examples: list[Any]) -> Any:
-        call, collate = self._collating, self._collate
-        assert collate is not None
-        input_copies = self.retry.keep_inputs(examples, call)
-        try:
-            with lock_of(call):
-                if HERE.spot is not None:
-                    HERE.spot.enter(self.batch_at)
-                return collate(examples)
-        except Exception as error:
-            pass_on(error)
-            if input_copies is None:
-                raise
-            return self.retry.call(
-                Failure(error), call, lambda work: work._call_collate(input_copies)
-            )
+    def _watched_collate(self, examples: list[Any]) -> Any:
+        assert self.segment.batch is not None
+        assert self.segment.batch.collate is not None
+        assert HERE.spot is not None
+        HERE.spot.enter(self.batch_at)
+        return self.segment.batch.collate(examples)
 
     def _tell(self, found: int | Operation, names: str) -> None:
         self.misdrawn.append((found, names))
@@ -490,7 +372,7 @@ _UNFINISHED = frozenset({Miss, Halfway, LeftOutBefore})
 
 
 def _prepare(
-    stage: Operation, seed: int, epoch: int, call: Call
-) -> tuple[Operation, Callable[..., Any], NDArray[np.uint64] | None, Call, Many | None]:
+    stage: Operation, seed: int, epoch: int
+) -> tuple[Operation, Callable[..., Any], NDArray[np.uint64] | None, Many | None]:
     many = stage.compile_many()
-    return stage, stage.compile(REJECTED), stage.key(seed, epoch), call, many
+    return stage, stage.compile(REJECTED), stage.key(seed, epoch), many

@@ -10,16 +10,17 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 from stoker.basics import plugins
 from stoker.basics.resources import format_bytes, format_seconds, parse_bytes, parse_seconds
 from stoker.basics.validate import is_number, is_whole_number
+from stoker.basics.warn import warn
 from stoker.engine.plan.plan import Plan
+from stoker.engine.plan.segment import Segment
 from stoker.engine.work.work import Work
-from stoker.engine.workers.thread_copies import KeptCopies
 from stoker.engine.workers.threads import WorkerPool
 from stoker.engine.workers.tuning import Autotuner
 
 if TYPE_CHECKING:
     from stoker.engine.workers.kept_processes import KeptProcesses
 
-_LOCAL = ("thread", "process")
+_LOCAL = (None, "thread", "process")
 
 
 class WorkerKind(Protocol):
@@ -89,31 +90,42 @@ class Workers:
 
     Attributes:
         count: the number of workers, of threads the most; "auto": as many as the consumer needs.
-        kind: "thread", "process", or a registered kind, such as "ray".
+        kind: "thread", "process", or a registered kind, such as "ray"; None: threads for what is
+            stoker's own or declared thread-safe, processes for the user's Python code.
         ray_options: the options of Ray for each actor.
         insecure: whether traffic to actors is not encrypted.
-        grows: whether the pool may add threads while they sleep: the user named no number.
+        grows: whether the pool may have more workers that sleep: the user named no number.
+        persistent: whether worker processes stay for later epochs.
         ahead: how far workers may be ahead of the consumer; None for no limit but the window.
         patience_ns: how long a stage may work on one example before it counts as stuck; None: as
             long as it wants.
     """
 
     count: int | Literal["auto"]
-    kind: str
+    kind: str | None = None
     ray_options: Mapping[str, Any] = field(default_factory=dict)
     insecure: bool = False
     grows: bool = False
     ahead: Ahead | None = None
     patience_ns: int | None = None
+    persistent: bool = False
 
     @classmethod
     def of(
-        cls, n: Any, kind: Any, ray_options: Any, insecure: Any, ahead: Any, patience: Any
+        cls,
+        n: Any,
+        kind: Any,
+        *,
+        persistent: Any,
+        ahead: Any,
+        patience: Any,
+        ray_options: Any,
+        insecure: Any,
     ) -> Workers:
         """Check the arguments of ``.workers()``."""
         elsewhere = plugins.names(plugins.WORKERS)
         if kind not in (*_LOCAL, *elsewhere):
-            *others, last = [repr(name) for name in (*_LOCAL, *elsewhere)]
+            *others, last = [repr(name) for name in (*_LOCAL[1:], *elsewhere)]
             instead = (
                 f": kind='process' takes the method of multiprocessing.set_start_method({kind!r})"
                 if kind in ("fork", "forkserver", "spawn")
@@ -126,6 +138,8 @@ class Workers:
             raise ValueError("ray_options are for kind='ray'")
         elif insecure:
             raise ValueError("insecure=True is for kind='ray'")
+        if persistent and kind not in (None, "process"):
+            raise ValueError("persistent=True is for worker processes: leave kind= out")
         patience_ns = _patience_ns(patience)
         if patience_ns is not None and kind not in _LOCAL:
             raise ValueError("patience= is for threads and processes, not for actors")
@@ -137,7 +151,7 @@ class Workers:
             return cls("auto", kind, dict(ray_options or {}), bool(insecure), ahead=Ahead.of(ahead))
         if not is_whole_number(n):
             raise TypeError(f"a number of workers is a whole number, not {n!r}")
-        if n < (0 if kind == "thread" else 1):
+        if n < (1 if kind == "process" or kind not in _LOCAL else 0):
             raise ValueError(f"{kind} workers cannot be {n} in number")
         if patience_ns is not None and not n:
             raise ValueError("patience= needs workers: nobody can end what the loop itself does")
@@ -148,12 +162,18 @@ class Workers:
             bool(insecure),
             ahead=Ahead.of(ahead),
             patience_ns=patience_ns,
+            persistent=bool(persistent),
         )
+
+    def sends(self, segment: Segment) -> bool:
+        """Whether worker processes or actors do the work of a segment, if there are any."""
+        return bool(segment.users_code) if self.kind is None else self.kind != "thread"
 
     def __str__(self) -> str:
         if self.count == "auto":
             return "as many Ray actors as keep the consumer fed"
-        text = f"{self.count} {self.kind} workers" if self.count else "no workers"
+        kind = "" if self.kind is None else f"{self.kind} "
+        text = f"{self.count} {kind}workers" if self.count else "no workers"
         if self.ahead is not None:
             text += f", {self.ahead} ahead at most"
         if self.patience_ns is not None:
@@ -180,28 +200,30 @@ class KeptWorkers:
     """Workers that a pipeline keeps from epoch to epoch.
 
     Attributes:
-        copies: its threads' copies of the user's objects.
         processes: its worker processes; None before it has had any that can stay.
         actors: its workers on other hosts; None before it has any.
     """
 
     def __init__(self) -> None:
-        self.copies = KeptCopies()
         self.processes: KeptProcesses | None = None
         self.actors: KeptActors | None = None
+        self._is_told = False
 
-    @property
-    def why_new_processes(self) -> str | None:
-        """Why processes did not stay for the epoch at hand, or stay for none; None if they do."""
-        return None if self.processes is None else self.processes.why_new or None
+    def tell_of_cost(self, why: str) -> None:
+        """Tell the user, once, why costly code of theirs does not run in worker processes."""
+        if not self._is_told:
+            self._is_told = True
+            warn(
+                "your Python code takes over a millisecond a batch, and runs in the training "
+                f"loop's thread: {why}; or declare the code stoker.thread_safe, if threads may "
+                "call it at once"
+            )
 
     def warnings(self) -> list[str]:
-        """Return new warnings: objects that run one call at a time, and actors that were lost."""
-        if not self.copies.warnings and self.actors is None:
+        """Return new warnings: of actors that were lost."""
+        if self.actors is None:
             return []
-        found, self.copies.warnings = self.copies.warnings, []
-        if self.actors is not None and self.actors.losses:
-            found, self.actors.losses = found + self.actors.losses, []
+        found, self.actors.losses = self.actors.losses, []
         return found
 
 
@@ -230,26 +252,27 @@ def _made_pool(
     if workers.count == 0:
         return WorkerPool(0, depths, autotuner)
     if workers.kind not in _LOCAL:
+        assert workers.kind is not None
         return _registered(workers.kind).make_pool(workers, plan, host, autotuner, kept)
     assert workers.count != "auto"
-    if workers.kind == "process":
-        import multiprocessing  # takes its time
+    if not any(workers.sends(work.segment) for work in host):
+        return WorkerPool(workers.count, depths, autotuner, grows=workers.grows)
+    # These take their time to import.
+    from stoker.engine.workers import local_processes
+    from stoker.engine.workers.kept_processes import KeptProcesses
 
-        works = [work.for_another_process() for work in host]
-        rest, watched = None, workers.patience_ns is not None
-        if multiprocessing.get_start_method() == "fork":  # a fork sees all that there is now
-            from stoker.engine.workers.processes import starting
-
-            remotes = starting.start(workers.count, works, watched=watched)
-        else:
-            from stoker.engine.workers.kept_processes import KeptProcesses
-
-            kept.processes = kept.processes or KeptProcesses()
-            remotes = kept.processes.hire(workers.count, works, watched=watched)
-            rest = kept.processes.rest
-        each = len(remotes) // workers.count
-        return WorkerPool(len(remotes), depths, autotuner, remotes, threads_each=each, rest=rest)
-    return WorkerPool(workers.count, depths, autotuner, grows=workers.grows)
+    if workers.persistent:
+        kept.processes = kept.processes or KeptProcesses()
+    return local_processes.make_pool(
+        workers.count,
+        host,
+        autotuner,
+        kept.processes,
+        kept.tell_of_cost,
+        is_asked=workers.kind == "process",
+        grows=workers.grows,
+        watched=workers.patience_ns is not None,
+    )
 
 
 def _registered(kind: str) -> WorkerKind:

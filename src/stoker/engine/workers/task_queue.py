@@ -28,7 +28,7 @@ class TaskQueue:
 
     Args:
         depths: the number of segments.
-        target_ns: the work of a chunk.
+        target_ns: the work of a chunk that is sent to a process.
     """
 
     def __init__(self, depths: int, target_ns: int) -> None:
@@ -87,7 +87,8 @@ class TaskQueue:
     def next_rows(self, task: Task, active: int) -> range:
         """Claim the next rows of a task."""
         start, cost = task.claimed, task.runner.cost
-        rows = task.rows if cost.whole else cost.chunk(self._target_ns)
+        target_ns = self._target_ns if task.runner.is_sent else CHUNK_NS
+        rows = task.rows if cost.whole else cost.chunk(target_ns)
         if cost.releases_gil:
             # A chunk is read, cropped, and copied in one call each, without the GIL, which a call
             # waits for at its end: with many threads that took longer than the work (bench/gpu.py).

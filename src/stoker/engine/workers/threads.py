@@ -21,32 +21,27 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Protocol
 
 from stoker.basics.future import start_thread
 from stoker.basics.resources import ThreadTimer, usable_cores, usable_memory_bytes
 from stoker.basics.warn import warn
-from stoker.engine.workers.cost import CostEstimate
+from stoker.engine.workers.cost import INLINE_BATCH_NS, CostEstimate
 from stoker.engine.workers.samples import SAMPLED_NS, TIMED
 from stoker.engine.workers.task_queue import CHUNK_NS, PROCESS_CHUNK_NS, TaskQueue
-from stoker.engine.workers.tasks import Task
-from stoker.engine.workers.thread_copies import ThreadCopies
+from stoker.engine.workers.tasks import SLOTS, Task
 from stoker.engine.workers.tuning import Autotuner, Tuning
 from stoker.engine.workers.watch import Watch
-from stoker.replicas import user_lock
 from stoker.stages.functions.stray_draws import WORKER_NAME
 from stoker.stats import ThreadTrial
 
-# Threads of one run that sleep: each has copies of the user's objects. 64 wait for 1,000 reads of
-# 60 ms in a second. Chosen, not measured.
+# Threads of one run that sleep: 64 wait for 1,000 reads of 60 ms in a second. Chosen, not measured.
 _MOST_SLEEPING = 64
 # Examples that are under way for each thread (``SegmentStream.ahead``).
 _AHEAD_EACH = 8
 # The share of usable memory that the bytes read for these examples may take; decoded images are
 # some ten times larger.
 _AHEAD_FRACTION = 1 / 64
-# The share of processor time that copying the user's objects for more threads may take.
-_COPYING_NS = 500_000_000
 # As long as a user waits without a message for the examples in progress when a run is closed.
 _JOIN_S = 5.0
 # Worker processes that are still busy behind an epoch's last output, with examples that nobody
@@ -57,6 +52,35 @@ _REST_S = 2.0
 def is_worker() -> bool:
     """True if the calling thread is a worker of some run."""
     return threading.current_thread().name.startswith(WORKER_NAME)
+
+
+class FirstWorker(Protocol):
+    """A worker process that makes all batches until it is known what they cost."""
+
+    @property
+    def slot(self) -> Any:
+        """What runs requests."""
+        ...
+
+    def note(self, spent: list[int]) -> None:
+        """Add the counters of a request."""
+        ...
+
+    def is_costly(self) -> bool | None:
+        """Whether the work is worth processes; None while that is not known."""
+        ...
+
+    def start_all(self) -> list[Any]:
+        """Start the other processes; return what runs requests in all of them."""
+        ...
+
+    def stay_inline(self) -> None:
+        """End the process, and keep the work inline for the pipeline's life."""
+        ...
+
+    def end(self) -> None:
+        """End the process: the run is over."""
+        ...
 
 
 class WorkerPool:
@@ -71,9 +95,13 @@ class WorkerPool:
         threads_each: the number of threads that use one remote worker.
         grows: whether the pool may add threads while its threads mostly sleep.
         rest: keeps idle worker processes for another epoch; False if they cannot stay.
+        first: a first worker process, which makes batches alone until it is known what they cost.
+        stays_inline: whether the consumer does everything, whatever it costs.
 
     Attributes:
-        copies: the threads' copies of the user's objects; None if the user gave none.
+        one_at_a_time: held while a thread does what no remote worker is left for.
+        tells_of_cost: tells the user that work that stays inline is costly; None if there is no
+            need to.
         is_whole: whether the consumer has all outputs of its epoch.
         watch: tells which workers are stuck; None without ``.workers(patience=)``.
     """
@@ -85,17 +113,22 @@ class WorkerPool:
         autotuner: Autotuner,
         remotes: list[Any] | None = None,
         *,
-        threads_each: int = 1,
+        threads_each: int | None = None,
         grows: bool = False,
         rest: Callable[[list[Any]], bool] | None = None,
+        first: FirstWorker | None = None,
+        stays_inline: bool = False,
     ) -> None:
-        self.copies: ThreadCopies | None = None
+        self.tells_of_cost: Callable[[], None] | None = None
+        self._first = first
+        self._stays_inline = stays_inline
         self.watch: Watch | None = None
         self.lock = threading.RLock()
+        self.one_at_a_time = threading.Lock()
         self._work = threading.Condition(self.lock)
         self._bench = threading.Condition(self.lock)
         self._progress = threading.Condition(self.lock)
-        self.target_ns = CHUNK_NS if remotes is None else PROCESS_CHUNK_NS
+        self.target_ns = CHUNK_NS if remotes is None and first is None else PROCESS_CHUNK_NS
         self._queue = TaskQueue(depths, self.target_ns)
         self.limit = threads
         self._remotes = remotes
@@ -109,15 +142,18 @@ class WorkerPool:
         self._chore_due = False
         self._chore_waits = False
         self._works_first = False
-        is_tuned = threads and remotes is None and not autotuner.is_settled
+        is_alone = stays_inline or first is not None
+        is_tuned = threads and remotes is None and not is_alone and not autotuner.is_settled
         may_grow = self._may_grow if grows else None
         self._tuning = Tuning(threads, autotuner, may_grow=may_grow) if is_tuned else None
         if self._tuning is not None:
             self.active = self._tuning.active
+        elif is_alone:
+            self.active = 0
         else:
             self.active = threads if remotes is not None else min(autotuner.active or 0, threads)
         self.remote = remotes is not None
-        self._threads_each = threads_each
+        self._threads_each = threads_each or (1 if remotes is None else SLOTS)
         self._untimed_ns = 0
         self._waited_ns = self._waiting_since_ns = 0
 
@@ -126,7 +162,8 @@ class WorkerPool:
 
         For plans that may block, so that tasks that are ready do not wait behind planning.
         """
-        self.take_all()
+        if self._first is None:
+            self.take_all()
         self._works_first = True
 
     def take_all(self) -> None:
@@ -134,7 +171,10 @@ class WorkerPool:
 
         For pipelines in which the consumer must not be held up by an example that it makes itself.
         """
-        self.active, self._tuning = self.limit, None
+        if self._first is not None:
+            self._start_processes(self._first)
+        elif not self._stays_inline:
+            self.active, self._tuning = self.limit, None
 
     def watch_over(self, patience_ns: int) -> None:
         """Watch for workers that are stuck."""
@@ -166,6 +206,11 @@ class WorkerPool:
         """Whether the consumer does the work itself."""
         return self.active == 0
 
+    @property
+    def is_trying(self) -> bool:
+        """Whether a first worker process makes all batches, until it is known what they cost."""
+        return self._first is not None
+
     def submit(self, task: Task, needs: Iterable[Task] = ()) -> None:
         """Add a task, which starts when all tasks of ``needs`` are done.
 
@@ -173,7 +218,7 @@ class WorkerPool:
         """
         if self.active == 0 and all(need.done for need in needs):
             while self.active == 0:
-                if self._do(task, self._queue.next_rows(task, 0), None):
+                if self._do_here(task, self._queue.next_rows(task, 0)):
                     return
         with self.lock:
             if self._queue.add(task, needs):
@@ -223,23 +268,12 @@ class WorkerPool:
 
         All threads may be busy with work upstream of a pool. So a thread that waits for a task
         downstream of it does some of that work itself.
-
-        A caller that holds ``USER_LOCK`` releases it while it waits, because workers may need it.
-        (A user's function that iterates over another pipeline is such a caller.)
         """
-        if task.done:
-            return
-        self.wait_for_any([task])
+        if not task.done:
+            self.wait_for_any([task])
 
     def wait_for_any(self, tasks: list[Task]) -> None:
         """Wait until one of several tasks of a segment is done, as ``wait`` does for one."""
-        held = user_lock.let_go()
-        try:
-            self._wait(tasks)
-        finally:
-            user_lock.take_back(held)
-
-    def _wait(self, tasks: list[Task]) -> None:
         while not any(task.done for task in tasks):
             can_help = self._remotes is None and self.watch is None
             helps = tasks[0].runner.depth if can_help else 0
@@ -258,10 +292,36 @@ class WorkerPool:
                     if self.watch is not None and self.watch.warnings:
                         break
             if claim is not None:
-                self._do(*claim, None)
+                self._do_here(*claim)
+
+    def _do_here(self, task: Task, rows: range) -> bool:
+        """Have the consumer, which calls this, do rows, or the first worker process for it."""
+        first = self._first
+        is_done = self._do(task, rows, None if first is None else first.slot)
+        if first is not None and (is_costly := first.is_costly()) is not None:
+            if is_costly:
+                self._start_processes(first)
+            else:
+                self._first = None
+                first.stay_inline()
+        return is_done
+
+    def _start_processes(self, first: FirstWorker) -> None:
+        """Have all processes take part, which this starts before any thread."""
+        self._first = None
+        self._remotes = first.start_all()
+        self.remote, self._threads_each = True, SLOTS
+        with self.lock:
+            self.active = self.limit = len(self._remotes)
+            self._start()
+            self._call_all()
 
     def warn(self) -> None:
-        """Give the warnings about workers that are stuck; the consumer calls this."""
+        """Give the warnings about workers; the consumer calls this."""
+        tell = self.tells_of_cost
+        if tell is not None and self._autotuner.batch_ns() > INLINE_BATCH_NS:
+            self.tells_of_cost = None
+            tell()
         if self.watch is not None and self.watch.warnings:
             with self.lock:
                 messages, self.watch.warnings = self.watch.warnings, []
@@ -320,6 +380,9 @@ class WorkerPool:
     def close(self) -> None:
         """End each thread after its current example. Never waits for the calling thread."""
         self.shut()
+        first, self._first = self._first, None
+        if first is not None:
+            first.end()
         if self.watch is not None:
             self.watch.close()
         remotes, self._remotes = self._remotes or [], None
@@ -328,8 +391,6 @@ class WorkerPool:
         for remote in remotes:
             remote.stop()
         self._join(_JOIN_S)
-        if self.copies is not None:
-            self.copies.end()
         for remote in remotes:
             remote.close()
         self._chore = self._tuning = None  # both refer to what holds this pool
@@ -355,18 +416,13 @@ class WorkerPool:
         """Wait for the threads, but for the calling one. False if some are still at work."""
         deadline = time.monotonic() + timeout_s
         others = [each for each in self._threads if each is not threading.current_thread()]
-        held = user_lock.let_go()
-        try:
-            for thread in others:
-                thread.join(max(0.0, deadline - time.monotonic()))
-        finally:
-            user_lock.take_back(held)
+        for thread in others:
+            thread.join(max(0.0, deadline - time.monotonic()))
         return not any(thread.is_alive() for thread in others)
 
     def _may_grow(self, threads: int, cost: CostEstimate) -> bool:
-        """Whether memory and the time to make copies allow so many threads."""
-        copying_ns = 0 if self.copies is None else self.copies.copying_ns * threads // 2
-        if threads > _MOST_SLEEPING or copying_ns > _COPYING_NS:
+        """Whether memory allows so many threads."""
+        if threads > _MOST_SLEEPING:
             return False
         ahead_bytes = threads * _AHEAD_EACH * cost.row_bytes()
         return ahead_bytes <= _AHEAD_FRACTION * usable_memory_bytes()
@@ -384,8 +440,6 @@ class WorkerPool:
             condition.notify_all()
 
     def _start(self) -> None:
-        if self.copies is not None:
-            self.copies.begin()
         for number in range(len(self._threads), self.active):
             self._threads.append(self._thread(number))
 
@@ -396,10 +450,7 @@ class WorkerPool:
         remotes = self._remotes
         remote = remotes[number % len(remotes)] if remotes is not None else None
         planned = more = False
-        copies = self.copies
         try:
-            if copies is not None:
-                copies.join(at_once=remote is None and number < self.active)
             while True:
                 chore = None
                 with self.lock:
@@ -426,9 +477,6 @@ class WorkerPool:
                 more = chore is not None and chore()
         except BaseException as error:
             self.fail(error)
-        finally:
-            if copies is not None:
-                copies.leave()
 
     def _call_for(self, task: Task) -> None:
         """Wake threads for a task that is ready."""
@@ -464,6 +512,9 @@ class WorkerPool:
         timed = timer.read_ns() if timer is not None else None
         _, busy, cpu = timed or (0, 0, 0)
         wall = time.perf_counter_ns() - began  # who asks lets others have the GIL, and waits here
+        if self._first is not None and remote is not None and runner.is_sent:
+            self._first.note(spent)
+            wall = sum(spent[: runner.work.stages])  # without the way there and back
         with self.lock:
             runner.cost.note(count, wall, spent[-1])
             self._untimed_ns = 0 if is_sampled else self._untimed_ns + wall

@@ -288,10 +288,12 @@ class Autotuner:
         own_ns: the time that the inline consumer needs for other things between two batches.
         factor: the echoing factor that ranks agreed on last (see ``rank_sync``), or None.
         grown: the number of threads after more were added; 0 if none were.
+        processes: how many processes run the user's code; 0: it stays inline; None while undecided.
     """
 
     def __init__(self) -> None:
         self.factor: int | None = None
+        self.processes: int | None = None
         self.costs: dict[int, CostEstimate] = {}
         self._misses = 0
         self._forget()
@@ -318,6 +320,10 @@ class Autotuner:
     def cost(self, segment: int, rows_per_batch: int, uses: float = 1.0) -> CostEstimate:
         """Return the cost of a segment, which is kept between epochs."""
         return self.costs.setdefault(segment, CostEstimate(rows_per_batch, uses))
+
+    def batch_ns(self) -> float:
+        """Return the cost of a batch over all segments, as far as it is known."""
+        return sum(each.batch_ns() for each in self.costs.values())
 
     def note_own(self, own_ns: float, batch_ns: float) -> None:
         """Record how long the consumer did something else between two batches of this cost.

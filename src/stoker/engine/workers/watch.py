@@ -8,7 +8,6 @@ that skip budgets apply.
 - A process is killed, and another takes its place. What else it had to do is done again.
 - A thread cannot be ended. It is left, another takes its place, and what it may yet return is
   dropped: it delivers nothing without asking (``may_deliver``).
-- A thread that is stuck while it holds ``USER_LOCK`` would stop all others, so the run fails.
 
 Threads do their rows one by one, so that it is known which one is stuck; others do the rest. Time
 is counted in looks: while this whole process is stopped, nobody loses patience.
@@ -31,7 +30,6 @@ from stoker.basics.warn import is_inside_library, is_inside_package
 from stoker.engine.work.failure import Failure
 from stoker.engine.work.spot import CELLS, HERE, IDLE, Spot
 from stoker.errors import StageError
-from stoker.replicas import user_lock
 
 GIVES_UP = 4
 """The multiple of the patience after which an example is given up. A storage client that waits for
@@ -248,9 +246,6 @@ class Watch:
                 self.replaced += 1
                 job.verdict = job.row, failure
                 job.remote.give_up()
-            elif user_lock.owner() == job.thread.ident:
-                failure.error.add_note("It holds the lock that calls of this object share.")
-                self._of_pool.fail(failure.error)
             else:
                 self.left += 1
                 job.is_given_up = True

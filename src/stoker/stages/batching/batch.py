@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -122,9 +121,6 @@ class Batch(ChainStage):
 
     def user_objects(self) -> list[UserObject]:
         return [] if self.collate is None else [UserObject("collate of " + self.name, self.collate)]
-
-    def with_user_objects(self, objects: Sequence[Any]) -> Batch:
-        return replace(self, collate=objects[0]) if objects else self
 
     def count(self, items: int) -> int:
         """Return the number of batches that so many examples make."""

@@ -6,7 +6,7 @@ import inspect
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -118,10 +118,6 @@ class Operation(ChainStage):
 
     def user_objects(self) -> list[UserObject]:
         return [UserObject(self.name, self.fn)]
-
-    def with_user_objects(self, objects: Sequence[Any]) -> Self:
-        (fn,) = objects
-        return replace(self, fn=fn)
 
     @abstractmethod
     def compile(self, rejected: object) -> Callable[..., Any]:

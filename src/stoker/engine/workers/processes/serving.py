@@ -15,10 +15,10 @@ from stoker.basics.resources import ThreadTimer
 from stoker.engine.plan.address import WorkAddress
 from stoker.engine.work.spot import HERE
 from stoker.engine.work.work import Work
+from stoker.engine.workers.processes.descriptors import reopen_descriptors
 from stoker.engine.workers.processes.signs import Signs
 from stoker.engine.workers.requests import WorkExecutor, unloadable
 from stoker.engine.workers.samples import SAMPLED_NS, TIMED
-from stoker.replicas.files import reopen_descriptors
 from stoker.transport import channel
 from stoker.transport.channel import Arena
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 import multiprocessing
 import os
 import threading
 import weakref
+from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
@@ -16,10 +18,11 @@ from stoker.basics import resources
 from stoker.basics.process import has_jax_started
 from stoker.basics.signals import defer_interrupts
 from stoker.engine.work.work import Work
+from stoker.engine.workers.processes.descriptors import reading_places
 from stoker.engine.workers.processes.serving import serve
 from stoker.engine.workers.processes.signs import Signs
-from stoker.engine.workers.processes.worker_process import SLOTS, ProcessSlot, WorkerProcess
-from stoker.replicas.files import reading_places
+from stoker.engine.workers.processes.worker_process import ProcessSlot, WorkerProcess
+from stoker.engine.workers.tasks import SLOTS
 from stoker.stages.functions.stray_draws import WORKER_NAME
 from stoker.transport.channel import Arena
 
@@ -37,10 +40,20 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_disown)
 
 
-def start(count: int, works: list[Work], *, watched: bool = False) -> list[ProcessSlot]:
+def start(
+    count: int,
+    works: list[Work],
+    crew: list[WorkerProcess] | None = None,
+    *,
+    watched: bool = False,
+) -> list[ProcessSlot]:
     """Start worker processes by the start method of ``multiprocessing``.
 
-    With ``watched``, they show where they are, and may be replaced.
+    Args:
+        count: how many.
+        works: what they do, by depth.
+        crew: those of the same run that were started before; the new ones join them.
+        watched: whether they show where they are, and may be replaced.
 
     Returns two slots for each process: first one of every process, then the second ones.
 
@@ -48,7 +61,7 @@ def start(count: int, works: list[Work], *, watched: bool = False) -> list[Proce
     OSError if the system starts no more; RuntimeError if a fork would lose JAX's threads.
     """
     slots: list[ProcessSlot] = []
-    crew: list[WorkerProcess] = []
+    crew = [] if crew is None else crew
     with contextlib.ExitStack() as undo:
         for number in range(count):
             try:
@@ -127,7 +140,7 @@ def _launch(
             name=WORKER_NAME,
             daemon=True,
         )
-        with defer_interrupts():  # hooks of a fork swallow what is raised in them
+        with defer_interrupts(), _frozen():  # hooks of a fork swallow what is raised in them
             try:
                 process.start()
             except OSError:
@@ -139,6 +152,19 @@ def _launch(
         undo.pop_all()
     theirs.close()
     return process, ours
+
+
+@contextlib.contextmanager
+def _frozen() -> Iterator[None]:
+    """Keep a child's garbage collector from writing to, and so copying, what it inherits."""
+    is_frozen = gc.get_freeze_count() > 0  # by the user
+    if not is_frozen:
+        gc.freeze()
+    try:
+        yield
+    finally:
+        if not is_frozen:
+            gc.unfreeze()
 
 
 def _name_what_cannot_be_sent(works: list[Work], error: Exception) -> None:

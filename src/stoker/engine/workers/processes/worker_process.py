@@ -20,7 +20,7 @@ from stoker.engine.work.generators import UndeclaredRng
 from stoker.engine.work.spot import Spot
 from stoker.engine.workers.processes.serving import NO_DESCRIPTORS, Epoch, Rest
 from stoker.engine.workers.processes.signs import Signs
-from stoker.engine.workers.tasks import GivenUp, Request
+from stoker.engine.workers.tasks import SLOTS, GivenUp, Request
 from stoker.errors import StageError, WorkerDied
 from stoker.transport import channel
 from stoker.transport.channel import Arena
@@ -29,9 +29,6 @@ from stoker.transport.channel import Arena
 _GRACE_S = 1.0
 # A cache in the process writes its last items, for at most 5 s (cache/example_cache.py).
 _END_S = 8.0
-# Requests that a process may have at a time: bench/gil.py, 0.985 of torch with two, 0.83 to 0.90
-# with one.
-SLOTS = 2
 
 Launch = Callable[[list[Connection]], tuple[Any, Connection]]
 """Starts a process that closes these connections, if it inherits them; returns it and our end."""
@@ -43,7 +40,7 @@ class WorkerProcess:
     def __init__(self, launch: Launch, signs: Signs | None, crew: list[WorkerProcess]) -> None:
         self._launch = launch
         self.signs = signs
-        self._crew = crew
+        self.crew = crew
         self._process: Any
         self._connection: Connection
         self._process, self._connection = launch([each._connection for each in crew])
@@ -114,7 +111,7 @@ class WorkerProcess:
                 self._process.join()
                 if self.signs is not None:
                     self.signs.spot.leave()  # the one that was ended shows where it was
-                others = [each._connection for each in self._crew if each is not self]
+                others = [each._connection for each in self.crew if each is not self]
                 try:
                     self._process, self._connection = self._launch(others)
                 except (OSError, RuntimeError) as why:
@@ -185,7 +182,7 @@ class WorkerProcess:
         self._connection.close()
         if self.signs is not None:
             self.signs.close()
-        self._crew.remove(self)  # the crew and the works refer to what holds this
+        self.crew.remove(self)  # the crew and the works refer to what holds this
         del self._launch
 
     def how_it_ended(self) -> str:
@@ -245,6 +242,11 @@ class ProcessSlot:
     def spot(self) -> Spot | None:
         """Where the process is; None if nobody watches it."""
         return None if self._process.signs is None else self._process.signs.spot
+
+    @property
+    def crew(self) -> list[WorkerProcess]:
+        """The processes of the run."""
+        return self._process.crew
 
     @property
     def name(self) -> str:

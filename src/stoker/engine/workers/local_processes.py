@@ -1,0 +1,222 @@
+"""Worker processes of this host: when users' Python code runs in them, and how many there are.
+
+By default the user's code runs inline where it is cheap, and in processes where it is not. Nobody
+can know beforehand, so a first process makes the first batches, and times them. It is started
+before the code is called: what a call opens, such as a file or a database, would be shared by all
+processes that are forked later. So the objects of the training process are called only if the work
+stays inline, and then for the pipeline's life.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import multiprocessing
+import sys
+from collections.abc import Callable, Sequence
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+
+from stoker.basics.process import has_jax_started
+from stoker.basics.resources import usable_memory_bytes
+from stoker.engine.work.work import Work
+from stoker.engine.workers.cost import FIRST_NOTES, INLINE_BATCH_NS
+from stoker.engine.workers.kept_processes import KeptProcesses
+from stoker.engine.workers.processes import starting
+from stoker.engine.workers.processes.worker_process import ProcessSlot
+from stoker.engine.workers.samples import TIMED
+from stoker.engine.workers.threads import WorkerPool
+from stoker.engine.workers.tuning import Autotuner
+
+# The work until processes are started: after less, the first rows weigh too much (imports, cold
+# caches).
+_TRIAL_NS = 5_000_000
+# Processes for examples that wait, unless the user names a number: DataLoader's users take 8 to 16
+# for remote storage. Chosen, not measured.
+_MOST_WAITING = 16
+# As a share of its time in which the first process has a processor: if it is less, it waits.
+_WAITS = 0.5
+# Memory that a process takes for itself, with what it copies of its parent. Chosen, not measured.
+_PROCESS_BYTES = 256 << 20
+
+
+def make_pool(
+    count: int,
+    host: list[Work],
+    autotuner: Autotuner,
+    kept: KeptProcesses | None,
+    tell: Callable[[str], None],
+    *,
+    is_asked: bool,
+    grows: bool,
+    watched: bool,
+) -> WorkerPool:
+    """Return the pool of a run with worker processes, or one whose consumer does the work.
+
+    Args:
+        count: the number of processes.
+        host: the works of the segments on the host, by depth.
+        autotuner: has their costs, and keeps what is decided.
+        kept: the processes that stay from epoch to epoch; None if none do.
+        tell: tells the user why costly code of theirs runs inline.
+        is_asked: whether the user asked for processes: then all work is theirs.
+        grows: whether there may be more for examples that wait: the user named no number.
+        watched: whether they show where they are, and may be replaced.
+
+    Raises what ``starting.start`` raises.
+    """
+    works = [work.for_another_process() for work in host]
+    depths = max(1, len(host))
+    if not is_asked:
+        if autotuner.processes == 0:
+            return WorkerPool(count, depths, autotuner, stays_inline=True)
+        if (why := why_inline(works)) is not None:
+            pool = WorkerPool(count, depths, autotuner, stays_inline=True)
+            pool.tells_of_cost = functools.partial(tell, why)
+            return pool
+    slots = [] if kept is None else kept.take(works)
+    rest = None if kept is None else kept.rest
+    if is_asked or autotuner.processes is not None:
+        count = count if is_asked else autotuner.processes or 1
+        slots = slots or starting.start(count, works, watched=watched)
+        return WorkerPool(len(slots), depths, autotuner, slots, rest=rest)
+    slots = starting.start(1, works, watched=watched)
+
+    def add(more: int) -> list[ProcessSlot]:
+        return starting.start(more, works, slots[0].crew, watched=watched)
+
+    ats = [work.address.at for work in host]
+    first = FirstProcess(slots, add, count, ats, autotuner, grows=grows)
+    return WorkerPool(count, depths, autotuner, rest=rest, first=first)
+
+
+class FirstProcess:
+    """The first worker process of a pipeline, which makes the first batches alone.
+
+    Args:
+        slots: those of the process.
+        add: starts so many more.
+        count: the number of processes.
+        ats: which segments are on the host.
+        autotuner: has their costs, and keeps what is decided.
+        grows: whether there may be more for examples that wait.
+    """
+
+    def __init__(
+        self,
+        slots: list[ProcessSlot],
+        add: Callable[[int], list[ProcessSlot]],
+        count: int,
+        ats: Sequence[int],
+        autotuner: Autotuner,
+        *,
+        grows: bool,
+    ) -> None:
+        self._slots = slots
+        self._add = add
+        self._count = count
+        self._grows = grows
+        self._ats = ats
+        self._autotuner = autotuner
+        self._wall_ns = self._cpu_ns = 0
+
+    @property
+    def slot(self) -> ProcessSlot:
+        """What runs requests."""
+        return self._slots[0]
+
+    def note(self, spent: list[int]) -> None:
+        """Add the counters of a request."""
+        _, wall_ns, _, cpu_ns = spent[TIMED]
+        self._wall_ns += wall_ns
+        self._cpu_ns += cpu_ns
+
+    def is_costly(self) -> bool | None:
+        """Whether the work is worth processes; None while that is not known."""
+        costs = [self._autotuner.costs[at] for at in self._ats if at in self._autotuner.costs]
+        if not all(each.notes >= FIRST_NOTES or not each.rows for each in costs):
+            return None
+        batch_ns = sum(each.batch_ns() for each in costs)
+        if batch_ns <= INLINE_BATCH_NS:
+            # Of several segments the later ones come late: a pool is filled first.
+            return False if all(each.rows for each in costs) else None
+        return True if sum(each.work_ns for each in costs) > _TRIAL_NS else None
+
+    def start_all(self) -> list[ProcessSlot]:
+        """Start the other processes; return the slots of all. The consumer's thread calls this."""
+        count = self._count
+        if self._grows and self._cpu_ns < _WAITS * self._wall_ns:
+            count = max(count, min(_MOST_WAITING, usable_memory_bytes() // _PROCESS_BYTES))
+        self._autotuner.processes = count
+        slots, self._slots = self._slots, []
+        try:
+            slots += self._add(count - 1) if count > 1 else []
+        except BaseException:
+            starting.end(slots)
+            raise
+        return sorted(slots, key=lambda slot: slot.number)
+
+    def end(self) -> None:
+        """End the process: the work stays inline, or the run is over."""
+        starting.end(self._slots)
+
+    def stay_inline(self) -> None:
+        """End the process, and keep the work inline for the pipeline's life."""
+        self._autotuner.processes = 0
+        self.end()
+
+
+def why_inline(works: list[Work]) -> str | None:
+    """Return why no worker process can be had for these works, and what to do; None if it can."""
+    if multiprocessing.current_process().daemon:
+        return "this process is itself a worker process, which may start no other"
+    method = multiprocessing.get_start_method()
+    if method == "fork":
+        if has_jax_started():
+            return (
+                "JAX runs threads in this process, which a fork would lose: call "
+                "multiprocessing.set_start_method('forkserver') where the program begins"
+            )
+        return None
+    return _why_not_imported(works, method)
+
+
+def _why_not_imported(works: list[Work], method: str) -> str | None:
+    """Return why a process that imports the program could not do the works."""
+    fork = "multiprocessing.set_start_method('fork') where the program begins"
+    main = sys.modules["__main__"]
+    path = getattr(main, "__file__", None)
+    if path is not None and not _has_guard(path):
+        return (
+            f"each process that {method!r} starts would run {path} from its beginning: put what "
+            f'starts training under if __name__ == "__main__", or call {fork}'
+        )
+    for work in works:
+        for name, part in work.segment.parts():
+            try:
+                data = ForkingPickler.dumps(part)
+            except Exception as error:
+                return (
+                    f"{name} cannot be sent to a process that {method!r} starts: {error}. Define "
+                    f"functions and classes at the top of a module, or call {fork}"
+                )
+            if path is None and b"__main__" in bytes(data):
+                return (
+                    f"{name} is defined in a notebook or a prompt, which a process that {method!r} "
+                    f"starts cannot import: define it in a module, or call {fork}"
+                )
+    return None
+
+
+def _has_guard(path: str) -> bool:
+    """Whether a program's file says what to do only if it is the main program."""
+    try:
+        tree = ast.parse(Path(path).read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return False
+    return any(
+        isinstance(node, ast.Name) and node.id == "__name__"
+        for statement in tree.body
+        if isinstance(statement, ast.If)
+        for node in ast.walk(statement.test)
+    )

@@ -1,1 +1,0 @@
-"""Copies of users' objects for worker threads, and the reasons why some objects have no copy."""

@@ -20,7 +20,7 @@ from pathlib import Path
 from stoker.basics.process import has_jax_started
 from stoker.basics.resources import usable_memory_bytes
 from stoker.engine.work.work import Work
-from stoker.engine.workers.cost import FIRST_NOTES, INLINE_BATCH_NS
+from stoker.engine.workers.cost import INLINE_BATCH_NS, CostEstimate
 from stoker.engine.workers.kept_processes import KeptProcesses
 from stoker.engine.workers.processes import starting
 from stoker.engine.workers.processes.worker_process import ProcessSlot
@@ -28,9 +28,11 @@ from stoker.engine.workers.samples import TIMED
 from stoker.engine.workers.threads import WorkerPool
 from stoker.engine.workers.tuning import Autotuner
 
-# The work until processes are started: after less, the first rows weigh too much (imports, cold
-# caches).
+# The work until it is decided, or a batch if that is less. Chosen, not measured.
 _TRIAL_NS = 5_000_000
+# As a multiple of the work: if handing rows over takes the loop's thread more, processes gain
+# little over that thread alone. Chosen, not measured.
+_HANDING = 0.5
 # Processes for examples that wait, unless the user names a number: DataLoader's users take 8 to 16
 # for remote storage. Chosen, not measured.
 _MOST_WAITING = 16
@@ -90,6 +92,22 @@ def make_pool(
     return WorkerPool(count, depths, autotuner, rest=rest, first=first)
 
 
+class _Measured:
+    """Rows of a segment, their time in the process, and the processor time to hand them over."""
+
+    def __init__(self) -> None:
+        self.rows = self.work_ns = self.handing_ns = 0
+        self._is_first = True
+
+    def add(self, rows: int, work_ns: int, handing_ns: int) -> None:
+        """Add a request; the first one does not count, as it imports modules and fills caches."""
+        if not self._is_first:
+            self.rows += rows
+            self.work_ns += work_ns
+            self.handing_ns += handing_ns
+        self._is_first = False
+
+
 class FirstProcess:
     """The first worker process of a pipeline, which makes the first batches alone.
 
@@ -119,28 +137,37 @@ class FirstProcess:
         self._ats = ats
         self._autotuner = autotuner
         self._wall_ns = self._cpu_ns = 0
+        self._measured: dict[CostEstimate, _Measured] = {}
 
     @property
     def slot(self) -> ProcessSlot:
         """What runs requests."""
         return self._slots[0]
 
-    def note(self, spent: list[int]) -> None:
-        """Add the counters of a request."""
-        _, wall_ns, _, cpu_ns = spent[TIMED]
-        self._wall_ns += wall_ns
+    def note(
+        self, cost: CostEstimate, rows: int, work_ns: int, handing_ns: int, spent: Any
+    ) -> None:
+        """Add a request: its rows, their time there, this thread's for them, its counters."""
+        self._measured.setdefault(cost, _Measured()).add(rows, work_ns, handing_ns)
+        _, sampled_ns, _, cpu_ns = spent[TIMED]
+        self._wall_ns += sampled_ns
         self._cpu_ns += cpu_ns
 
     def is_costly(self) -> bool | None:
         """Whether the work is worth processes; None while that is not known."""
         costs = [self._autotuner.costs[at] for at in self._ats if at in self._autotuner.costs]
-        if not all(each.notes >= FIRST_NOTES or not each.rows for each in costs):
+        each = [(cost, self._measured.get(cost)) for cost in costs]
+        if not all(cost.rows if found is None else found.rows for cost, found in each):
+            return None  # of several segments the later ones come late: a pool is filled first
+        sent = [(found, cost.rows_per_batch) for cost, found in each if found is not None]
+        if sum(found.work_ns for found, _ in sent) < _TRIAL_NS and any(
+            found.rows < rows for found, rows in sent
+        ):
             return None
-        batch_ns = sum(each.batch_ns() for each in costs)
-        if batch_ns <= INLINE_BATCH_NS:
-            # Of several segments the later ones come late: a pool is filled first.
-            return False if all(each.rows for each in costs) else None
-        return True if sum(each.work_ns for each in costs) > _TRIAL_NS else None
+        batch_ns = sum(found.work_ns / found.rows * rows for found, rows in sent)
+        own_ns = sum(cost.batch_ns() for cost, found in each if found is None)
+        handing_ns = sum(found.handing_ns / found.rows * rows for found, rows in sent)
+        return batch_ns + own_ns > INLINE_BATCH_NS and handing_ns < _HANDING * batch_ns
 
     def start_all(self) -> list[ProcessSlot]:
         """Start the other processes; return the slots of all. The consumer's thread calls this."""

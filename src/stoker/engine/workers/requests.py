@@ -9,6 +9,7 @@ from __future__ import annotations
 import pickle
 import random
 import sys
+import time
 import traceback
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -65,6 +66,7 @@ class WorkExecutor:
                     return values[i]
         if batch is None:
             return values
+        began_ns = time.perf_counter_ns()
         if not request.whole or (batch.collate is None and not work.segment.batch_maps):
             try:
                 return collated(values, outbox or self._recycler)
@@ -73,6 +75,8 @@ class WorkExecutor:
                     return Misfits(values)
                 failure = work.batch_failure(error, request.number, request.places)
                 return Failure(_plain(failure.error))
+            finally:
+                ns[work.batch_at] += time.perf_counter_ns() - began_ns
         if HERE.spot is not None and batch.collate is not None:
             HERE.spot.enter(work.batch_at)
         builder = Builder(len(values), batch.collate, self._recycler)
@@ -82,6 +86,8 @@ class WorkExecutor:
         except Exception as error:
             failure = work.batch_failure(error, request.number, request.places)
             return Failure(_plain(failure.error))
+        finally:
+            ns[work.batch_at] += time.perf_counter_ns() - began_ns
         self._reseed(work, work.inputs.batch_place(request.number), _BATCHES)
         made = work.finish(made, request.number, 0, ns, len(values))
         return Failure(_plain(made.error)) if isinstance(made, Failure) else made

@@ -62,8 +62,10 @@ class FirstWorker(Protocol):
         """What runs requests."""
         ...
 
-    def note(self, spent: list[int]) -> None:
-        """Add the counters of a request."""
+    def note(
+        self, cost: CostEstimate, rows: int, work_ns: int, handing_ns: int, spent: list[int]
+    ) -> None:
+        """Add a request: its rows, their time there, this thread's for them, its counters."""
         ...
 
     def is_costly(self) -> bool | None:
@@ -497,6 +499,7 @@ class WorkerPool:
         began = time.perf_counter_ns()
         timer = ThreadTimer() if trial is not None or is_sampled else None
         runner = task.runner
+        began_cpu = 0 if self._first is None else time.thread_time_ns()
         spent, count = runner.run(task, rows.start, rows.stop, remote), len(rows)
         if job is not None and job.is_given_up:
             return False
@@ -513,8 +516,10 @@ class WorkerPool:
         _, busy, cpu = timed or (0, 0, 0)
         wall = time.perf_counter_ns() - began  # who asks lets others have the GIL, and waits here
         if self._first is not None and remote is not None and runner.is_sent:
-            self._first.note(spent)
-            wall = sum(spent[: runner.work.stages])  # without the way there and back
+            there = sum(spent[: runner.work.stages])
+            handing = time.thread_time_ns() - began_cpu
+            self._first.note(runner.cost, count, there, handing, spent)
+            wall = there
         with self.lock:
             runner.cost.note(count, wall, spent[-1])
             self._untimed_ns = 0 if is_sampled else self._untimed_ns + wall

@@ -1,0 +1,254 @@
+"""Users' Python code at the defaults: inline where it is cheap, in worker processes where not."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import textwrap
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import stoker
+from scripts import run
+from strategies import shortened
+
+LENGTH = 60
+
+
+def spin(seconds: float) -> None:
+    """Compute, as Python code does; by the thread's own clock, so that others do not count."""
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
+
+
+class Scratch:
+    """Is wrong where threads share it. An example says which process made it."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.seconds = seconds
+        self.kept = [0]
+        self.calls = 0
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, index: int) -> Any:
+        self.kept[0] = index
+        self.calls += 1
+        spin(self.seconds)
+        return {"x": self.kept[0], "pid": os.getpid()}
+
+
+class Buffered:
+    """A function that writes to a buffer of its own; costs half a millisecond."""
+
+    def __init__(self, seconds: float = 0.0005) -> None:
+        self.seconds = seconds
+        self.buffer: list[Any] = [None]
+
+    def __call__(self, value: Any, *rng: np.random.Generator) -> Any:
+        self.buffer[0] = value
+        spin(self.seconds)
+        made = np.asarray(self.buffer[0])
+        return made + rng[0].random() if rng else made
+
+
+def makers(pipeline: stoker.Pipeline[Any]) -> set[int]:
+    """Return the processes that made an epoch, behind a check of what they made."""
+    found, pids = [], set()
+    for batch in pipeline:
+        found += batch["x"].tolist()
+        pids |= set(batch["pid"].tolist())
+    assert found == list(range(LENGTH))
+    return pids
+
+
+def test_costly_code_never_runs_in_the_training_process() -> None:
+    data = Scratch(0.001)
+    p = stoker.from_dataset(data).batch(4)
+    for _ in range(2):
+        pids = makers(p)
+        assert os.getpid() not in pids
+        assert 1 <= len(pids) <= p.stats().workers
+        assert multiprocessing.active_children() == []
+    assert data.calls == 0
+
+
+def test_cheap_code_runs_in_the_training_process_from_then_on() -> None:
+    data = Scratch()
+    p = stoker.from_dataset(data).batch(4)
+    assert os.getpid() in makers(p)
+    assert p.stats().workers == 0
+    calls = data.calls
+    assert calls > 0
+    data.seconds = 0.001  # what was decided stays
+    assert makers(p) == {os.getpid()}
+    assert data.calls == calls + LENGTH
+    assert multiprocessing.active_children() == []
+
+
+def test_each_epoch_sees_what_the_program_holds_then() -> None:
+    scales = [1]
+
+    def scaled(value: Any) -> Any:
+        spin(0.001)
+        return value * scales[0]
+
+    p = stoker.from_arrays(np.arange(20)).map(scaled).batch(4)
+    for scale in (1, 3, 10):
+        scales[0] = scale
+        assert np.concatenate(list(p)).tolist() == [scale * i for i in range(20)]
+    assert p.stats().workers > 0
+
+
+def test_an_epoch_of_one_batch_is_enough_for_no_decision_and_right() -> None:
+    p = stoker.from_dataset(Scratch(0.001)).batch(LENGTH)
+    for _ in range(4):
+        assert os.getpid() not in makers(p)
+
+
+def test_a_run_that_is_left_early_leaves_nobody() -> None:
+    p = stoker.from_dataset(Scratch(0.001)).batch(2)
+    for count in (0, 1, 7):
+        with iter(p) as batches:
+            for _ in range(count):
+                next(batches)
+        assert multiprocessing.active_children() == []
+
+
+def test_waiting_examples_have_more_processes_than_cores_but_for_a_number_of_the_users() -> None:
+    def waiting(value: Any) -> Any:
+        time.sleep(0.004)
+        return value
+
+    p = stoker.from_arrays(np.arange(200)).map(waiting).batch(10)
+    assert np.concatenate(list(p)).tolist() == list(range(200))
+    assert p.stats().workers == 16
+    two = p.workers(2)
+    assert np.concatenate(list(two)).tolist() == list(range(200))
+    assert two.stats().workers == 2
+
+
+def numbers() -> stoker.Pipeline[Any]:
+    return stoker.from_arrays(np.arange(float(LENGTH)), seed=0).shuffle()
+
+
+def by_closure() -> Callable[[Any], Any]:
+    buffered = Buffered()
+    return lambda x: buffered(x)
+
+
+CHAINS: dict[str, Callable[[], stoker.Pipeline[Any]]] = {
+    "map": lambda: numbers().map(Buffered()).batch(4),
+    "closure": lambda: numbers().map(by_closure()).batch(4),
+    "random map": lambda: numbers().random_map(Buffered()).batch(4),
+    "filter": lambda: numbers().filter(lambda x: Buffered()(x) % 3 == 0).batch(4),
+    "collate": lambda: numbers().batch(4, collate=Buffered(0.002)),
+    "batch map": lambda: numbers().batch(4).random_map(Buffered(0.002)),
+    "echo": lambda: numbers().map(Buffered()).echo(2).random_map(Buffered()).batch(4),
+    "echo, batches": lambda: numbers().batch(4).echo(2).random_map(Buffered(0.002)),
+    "ours before an echo": lambda: numbers().echo(2).random_map(Buffered()).batch(4),
+    "cache": lambda: numbers().map(Buffered()).cache("1MiB").map(Buffered()).batch(4),
+    "mixture": lambda: stoker.mix({numbers().map(Buffered()): 2, numbers(): 1}).batch(4),
+    "stream": lambda: (
+        stoker.from_iterable(lambda: iter(np.arange(float(LENGTH))), seed=0)
+        .shuffle(buffer=8)
+        .map(Buffered())
+        .batch(4)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_the_stream_is_that_of_the_training_process_alone(name: str) -> None:
+    inline, p = CHAINS[name]().workers(0), CHAINS[name]()
+    for _ in range(2):
+        found, expected = list(p), list(inline)
+        assert [batch.tolist() for batch in found] == [batch.tolist() for batch in expected]
+        assert len(found) >= 5
+    assert p.stats().workers > 0
+
+
+def test_it_resumes_whatever_made_it() -> None:
+    def build(workers: int | None) -> stoker.Pipeline[Any]:
+        p = numbers().map(Buffered()).echo(2).random_map(Buffered()).batch(4)
+        return p if workers is None else p.workers(workers)
+
+    expected = [batch.tolist() for batch in build(0)]
+    for first, second in ((None, 0), (0, None), (None, None)):
+        p, rest = build(first), build(second)
+        with iter(p) as batches:
+            begun = [next(batches).tolist() for _ in range(11)]
+            rest.load_state_dict(json.loads(json.dumps(p.state_dict())))
+        assert begun + [batch.tolist() for batch in rest] == expected
+
+
+def test_within_a_worker_process_it_stays_inline_and_says_so_where_it_is_costly() -> None:
+    def inner(value: Any) -> Any:
+        for seconds, says in ((0.0, 0), (0.001, 1)):
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                assert makers(stoker.from_dataset(Scratch(seconds)).batch(4)) == {os.getpid()}
+            told = [each for each in caught if "worker process" in str(each.message)]
+            assert len(told) == says, [str(each.message) for each in caught]
+        return value
+
+    p = stoker.from_arrays(np.arange(2)).map(inner).batch(1).workers(1, kind="process")
+    assert np.concatenate(list(p)).tolist() == [0, 1]
+
+
+IMPORTING = """
+def costly(x):
+    end = time.thread_time() + 0.001
+    while time.thread_time() < end:
+        pass
+    return x + os.getpid() * 1000
+
+
+def pids(**options):
+    p = stoker.from_arrays(np.arange(60)).map(options.get("fn", costly)).batch(4)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = np.concatenate(list(p))
+    assert (found % 1000).tolist() == list(range(60))
+    inline = set((found // 1000).tolist()) == {os.getpid()}
+    return inline, [str(each.message) for each in caught]
+"""
+
+
+@pytest.mark.parametrize("method", shortened(["spawn", "forkserver"], 1))
+def test_where_processes_import_the_program(tmp_path: Path, method: str) -> None:
+    body = f"""
+    if __name__ == "__main__":
+        multiprocessing.set_start_method({method!r})
+        say(json.dumps([pids(), pids(fn=lambda x: costly(x))]))
+    """
+    ((guarded, by_lambda),) = run(tmp_path, IMPORTING + textwrap.dedent(body))
+    assert guarded == [False, []]
+    inline, (told,) = by_lambda
+    assert inline
+    assert "map(<lambda>)" in told
+    assert "set_start_method('fork')" in told
+    assert "stoker.thread_safe" in told
+
+
+@pytest.mark.parametrize("method", shortened(["spawn", "forkserver"], 1))
+def test_a_script_without_a_guard_runs_as_it_would_without_workers(
+    tmp_path: Path, method: str
+) -> None:
+    body = f"""
+    multiprocessing.set_start_method({method!r})
+    say(json.dumps(pids()))
+    """
+    ((inline, (told,)),) = run(tmp_path, IMPORTING + textwrap.dedent(body))
+    assert inline
+    assert 'if __name__ == "__main__"' in told
+    assert "script.py" in told

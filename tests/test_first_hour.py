@@ -275,7 +275,6 @@ STATES: Mistakes = [
     (lambda: p().example(24), "there is no example 24; the source has examples 0 to 23"),
     (lambda: p()[0], "iterate the pipeline (for batch in pipeline)"),
     (lambda: s.testing.check_resume(p()), "takes a function that builds the pipeline"),
-    (lambda: s.testing.check_threads(Data()), "check_threads() takes a pipeline, not"),
 ]
 
 PICTURES: Mistakes = [

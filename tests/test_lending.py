@@ -222,7 +222,7 @@ def test_a_filter_borrows_too() -> None:
         return bool(x[0] < 2)
 
     p = stoker.from_dataset([np.full(3, float(i)) for i in range(4)], seed=0).echo(3, pool=4)
-    batches = list(p.filter(first).map(lambda x: np.add(x, 1, out=x)).batch(4))
+    batches = list(p.filter(first).map(lambda x: np.add(x, 1, out=x)).batch(4).workers(0))
     assert len({id(x) for x in seen}) == 4
     assert {x for batch in batches for x in batch[:, 0]} == {1.0, 2.0}
 
@@ -270,7 +270,8 @@ def test_whatever_an_item_is_made_of_nobody_writes_into_it(value: Any) -> None:
         return found
 
     before: list[Any] = []
-    for _ in stoker.from_dataset([value], seed=0).echo(3, pool=1).map(parts).map(write):
+    p: Any = stoker.from_dataset([value], seed=0).echo(3, pool=1).map(parts).map(write)
+    for _ in p.workers(0):
         pass
     assert before == [before[0]] * 3
 

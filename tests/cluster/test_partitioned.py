@@ -67,10 +67,10 @@ def not_eleven(x: Any) -> Any:
 
 CHAINS: dict[str, Callable[[stoker.Pipeline[Any]], stoker.Pipeline[Any]]] = {
     "inline": lambda p: p.batch(7).workers(0),
-    "threads": lambda p: p.batch(7).workers(3),
+    "threads": lambda p: p.batch(7).workers(3, kind="thread"),
     "processes": lambda p: p.map(halved, on="x").batch(7).workers(2, kind="process"),
-    "echo": lambda p: p.echo(2).random_map(jittered, on="x").batch(6),
-    "examples": lambda p: p.random_map(jittered, on="x"),
+    "echo": lambda p: p.echo(2).random_map(jittered, on="x").batch(6).workers(2, kind="thread"),
+    "examples": lambda p: p.random_map(jittered, on="x").workers(0),
 }
 
 

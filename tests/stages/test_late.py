@@ -51,7 +51,7 @@ def through_json(value: Any) -> Any:
 
 def test_a_late_example_moves_on_and_is_waited_for_at_the_end() -> None:
     gates = Gates(2)
-    train = numbers(14).map(gates).batch(4, late=2).workers(2)
+    train = numbers(14).map(gates).batch(4, late=2).workers(2, kind="thread")
     assert len(train) == 4
     with iter(train) as batches:
         first = [next(batches).tolist() for _ in range(2)]
@@ -61,7 +61,7 @@ def test_a_late_example_moves_on_and_is_waited_for_at_the_end() -> None:
     assert train.stats().late_examples == 1
     assert "late: 1 example" in str(train.stats())
     record = through_json(train.record())
-    for again in (train.workers(3), train.workers(0)):
+    for again in (train.workers(3, kind="thread"), train.workers(0)):
         replayed = numbers(14).map(Gates()).batch(4, late=2, replay=record)
         replayed = replayed.workers(again.chain.workers_here().count)
         assert rows(replayed) == [*first, [2, 9, 10, 11], [12, 13]]
@@ -92,7 +92,7 @@ def test_each_comes_once_and_a_resumed_run_is_repeated(case: dict[str, Any]) -> 
         pipeline = numbers(total).map(function)
         return pipeline.batch(group, late=late, drop_last=case["drop_last"], replay=replay)
 
-    train = build(gates).workers(3)
+    train = build(gates).workers(3, kind="thread")
     batches, state = [], train.state_dict()
     kept = total - total % group if case["drop_last"] else total
     opened_at: dict[int, int] = {}
@@ -120,7 +120,7 @@ def test_each_comes_once_and_a_resumed_run_is_repeated(case: dict[str, Any]) -> 
         for each, opened in opened_at.items():
             assert each not in batch or number >= opened
     record = through_json(train.record())
-    assert rows(build(Gates(), record).workers(2)) == batches
+    assert rows(build(Gates(), record).workers(2, kind="thread")) == batches
     resumed = build(Gates(), record).workers(0)
     resumed.load_state_dict(state)
     assert rows(resumed) == batches[case["saved"] :]
@@ -144,7 +144,7 @@ def test_an_example_is_the_same_in_whatever_batch_it_comes() -> None:
     def pairs(batches: Any) -> dict[int, int]:
         return {x: y for xs, ys in batches for x, y in zip(xs.tolist(), ys.tolist(), strict=True)}
 
-    with iter(build(gates, 1).workers(2)) as running:
+    with iter(build(gates, 1).workers(2, kind="thread")) as running:
         first = next(running)
         gates.open(3)
         assert pairs([first, *running]) == pairs(build(Gates(), 0).workers(0))
@@ -163,7 +163,7 @@ def test_a_bias_is_told() -> None:
     def labelled(x: Any) -> Any:
         return {"pixels": np.zeros(3), "label": int(x) % 5 == 0, "weight": float(x % 3)}
 
-    train = numbers(40).map(gates).map(labelled).batch(5, late=1).workers(10)
+    train = numbers(40).map(gates).map(labelled).batch(5, late=1).workers(10, kind="thread")
     with iter(train) as running:
         for number in range(8):
             gates.open(5 * number - 5) if number else None
@@ -181,7 +181,13 @@ def test_ranks_take_equally_many_steps() -> None:
     seen: list[int] = []
     for rank in range(2):
         gates = Gates(4)
-        train = numbers(22).shard(rank=rank, world=2).map(gates).batch(3, late=1).workers(2)
+        train = (
+            numbers(22)
+            .shard(rank=rank, world=2)
+            .map(gates)
+            .batch(3, late=1)
+            .workers(2, kind="thread")
+        )
         assert len(train) == 4
         with iter(train) as running:
             batches = [next(running).tolist()]
@@ -199,7 +205,7 @@ def test_a_failed_example_is_an_error_of_its_batch() -> None:
         return x
 
     with pytest.raises(stoker.StageError, match="on example 5"):
-        rows(numbers().map(fail).batch(4, late=1).workers(2))
+        rows(numbers().map(fail).batch(4, late=1).workers(2, kind="thread"))
 
 
 @pytest.mark.parametrize("kind", ["thread", "process"])

@@ -677,11 +677,3 @@ def test_it_is_shown() -> None:
     assert scan.seconds > 0
     assert stats.filtered_examples == 3 * KEYS
     assert "120 by filters and scans" in str(stats)
-
-
-def test_threads_are_checked_up_to_it() -> None:
-    def behind(pair: Any) -> Any:
-        raise AssertionError("it is not given what the scan made")
-
-    train = source().map(unchanged).scan(counted, 0).map(behind)
-    assert stoker.testing.check_threads(train, seconds=0.2, examples=8) > 0

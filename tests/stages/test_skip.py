@@ -58,7 +58,7 @@ class Counting:
 @given(st.integers(0, 40), COUNTS)
 def test_it_leaves_out_the_first_examples_and_does_not_read_them(length: int, count: int) -> None:
     source = Counting(length)
-    pipeline = stoker.from_dataset(source, seed=0)
+    pipeline = stoker.from_dataset(source, seed=0).workers(0)
     rest = pipeline.skip(count)
     assert list(rest) == list(range(length))[count:]
     assert len(rest) == max(0, length - count)

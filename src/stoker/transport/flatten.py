@@ -53,6 +53,8 @@ class Flattener:
             if value.flags.c_contiguous and not self.read_only:
                 return NotImplemented  # NumPy's own reduction does the same, faster
             return _array, self._parts(value, self.read_only or not value.flags.writeable)
+        if type(value) is np.void:  # of what NumPy unpickles, fields can be set, without effect
+            return _void, (np.array(value),)
         if pytree.is_tensor(value):
             return self._reduce_tensor(value)
         return NotImplemented
@@ -125,6 +127,10 @@ def _array(
     buffer: Any, dtype: np.dtype[Any], shape: tuple[int, ...], start: int, strides: Any
 ) -> NDArray[Any]:
     return np.ndarray(shape, dtype, buffer, start, strides)
+
+
+def _void(array: NDArray[Any]) -> Any:
+    return array[()]
 
 
 def _tensor(name: str | None, *parts: Any) -> Any:

@@ -145,7 +145,7 @@ class FirstProcess:
         return self._slots[0]
 
     def note(
-        self, cost: CostEstimate, rows: int, work_ns: int, handing_ns: int, spent: Any
+        self, cost: CostEstimate, rows: int, work_ns: int, handing_ns: int, spent: list[int]
     ) -> None:
         """Add a request: its rows, their time there, this thread's for them, its counters."""
         self._measured.setdefault(cost, _Measured()).add(rows, work_ns, handing_ns)

@@ -110,6 +110,9 @@ class WorkExecutor:
         # Each is read after its own seeds, and so that it is known which one is stuck.
         most = 1 if draws or HERE.spot is not None else _AHEAD
         coming = iter(values) if indices is None else _read(work, indices, ns, most)
+        # Of a pool's items, parts that share memory are copied one by one, as everywhere.
+        is_lent = segment.source is None and segment.shares_items and not segment.joins
+        copied = self._recycler.copy if is_lent else None
         examples = []
         spot = HERE.spot
         for i, place in enumerate(request.places):
@@ -118,7 +121,7 @@ class WorkExecutor:
             self._reseed(work, place, use_keys[i] if use_keys else 0)
             one = [next(coming)]
             if not segment.is_plain:
-                work.apply(one, [place], use_keys and use_keys[i : i + 1], ns)
+                work.apply(one, [place], use_keys and use_keys[i : i + 1], ns, copied)
             examples += one
         return examples
 

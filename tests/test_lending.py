@@ -199,7 +199,7 @@ def given_to(*fns: Any, end: Callable[[Any], Any] = lambda p: p.batch(4)) -> lis
     p: Any = stoker.from_dataset([np.full(3, float(i)) for i in range(4)], seed=0).echo(3, pool=4)
     for at in range(len(fns)):
         p = p.map(noting(at))
-    for _ in end(p):
+    for _ in end(p).workers(0):
         pass
     return [len({x.ctypes.data for x in each}) < len(each) for each in seen]
 

@@ -252,3 +252,23 @@ def test_a_script_without_a_guard_runs_as_it_would_without_workers(
     assert inline
     assert 'if __name__ == "__main__"' in told
     assert "script.py" in told
+
+
+@pytest.mark.parametrize("method", ["fork", *shortened(["spawn", "forkserver"], 0)])
+def test_a_sigterm_to_the_group_is_the_programs_own_affair(tmp_path: Path, method: str) -> None:
+    body = f"""
+    if __name__ == "__main__":
+        multiprocessing.set_start_method({method!r})
+        heard = []
+        signal.signal(signal.SIGTERM, lambda *_: heard.append(os.getpid()))
+        p = stoker.from_dataset(Examples(24)).map(costly, on="id").batch(4)
+        with iter(p.workers(2, kind="process")) as batches:
+            first = next(batches)
+            os.killpg(0, signal.SIGTERM)
+            made = [first, *batches]
+        assert sum(len(batch["id"]) for batch in made) == 24
+        say(json.dumps(heard == [os.getpid()]))
+        unfinished = iter(p.workers(2, kind="process"))
+        next(unfinished)  # the program ends at once all the same
+    """
+    assert run(tmp_path, IMPORTING + textwrap.dedent(body)) == [True]

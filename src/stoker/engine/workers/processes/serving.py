@@ -62,7 +62,8 @@ def serve(
         other.close()
     reopen_descriptors(places)
     end_with(parent, by_main_thread)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
+    for number in (signal.SIGINT, signal.SIGTERM):  # the parent handles what its group is sent
+        signal.signal(number, signal.SIG_IGN)
     if "torch" in sys.modules:
         # Workers share the cores, so torch's threads in each of them would wait for one another.
         sys.modules["torch"].set_num_threads(1)

@@ -148,6 +148,8 @@ def _launch(
             except Exception as error:
                 _name_what_cannot_be_sent(works, error)
                 raise
+            # What multiprocessing ends its children with at exit; they ignore SIGTERM.
+            process._popen.terminate = process._popen.kill
             _children.add(process)
         undo.pop_all()
     theirs.close()

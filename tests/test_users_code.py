@@ -272,3 +272,21 @@ def test_a_sigterm_to_the_group_is_the_programs_own_affair(tmp_path: Path, metho
         next(unfinished)  # the program ends at once all the same
     """
     assert run(tmp_path, IMPORTING + textwrap.dedent(body)) == [True]
+
+
+def test_a_fork_that_would_hang_polars_is_not_made(tmp_path: Path) -> None:
+    body = """
+    import polars
+
+    table = polars.DataFrame({"n": list(range(100_000))})
+    table.group_by("n").len()  # by threads, which a forked process lacks
+
+    def counted(x):
+        return costly(x) + 0 * len(table.group_by("n").len())
+
+    say(json.dumps(pids(fn=counted)))
+    """
+    ((inline, (told,)),) = run(tmp_path, IMPORTING + textwrap.dedent(body))
+    assert inline
+    assert "map(counted) is defined where Polars is imported" in told
+    assert "set_start_method('forkserver')" in told

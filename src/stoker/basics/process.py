@@ -7,8 +7,10 @@ and locks stay held in it if a thread held them. So objects remember the process
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
+import re
 import select
 import signal
 import sys
@@ -51,6 +53,17 @@ def has_jax_started() -> bool:
     bridge = sys.modules.get("jax._src.xla_bridge")
     is_initialized = getattr(bridge, "backends_are_initialized", None)
     return is_initialized is not None and bool(is_initialized())
+
+
+def has_polars_started() -> bool:
+    """True if Polars runs threads in this process: a forked child that uses Polars would hang."""
+    if "polars" not in sys.modules:
+        return False
+    names = []
+    for thread in os.listdir("/proc/self/task") if os.path.isdir("/proc/self/task") else []:
+        with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/comm") as file:
+            names.append(file.read().strip())
+    return any(re.fullmatch(r"polars-\d+", name) for name in names)
 
 
 def _before_fork() -> None:

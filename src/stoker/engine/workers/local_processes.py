@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import ast
 import functools
+import inspect
 import multiprocessing
 import sys
 from collections.abc import Callable, Sequence
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
-from stoker.basics.process import has_jax_started
+from stoker.basics.process import has_jax_started, has_polars_started
 from stoker.basics.resources import usable_memory_bytes
+from stoker.basics.warn import warn
 from stoker.engine.work.work import Work
 from stoker.engine.workers.cost import INLINE_BATCH_NS, CostEstimate
 from stoker.engine.workers.kept_processes import KeptProcesses
@@ -76,6 +78,8 @@ def make_pool(
             pool = WorkerPool(count, depths, autotuner, stays_inline=True)
             pool.tells_of_cost = functools.partial(tell, why)
             return pool
+    elif multiprocessing.get_start_method() == "fork" and (why := _why_polars_hangs(works)):
+        warn(f"a worker process may hang: {why}")
     slots = [] if kept is None else kept.take(works)
     rest = None if kept is None else kept.rest
     if is_asked or autotuner.processes is not None:
@@ -204,8 +208,28 @@ def why_inline(works: list[Work]) -> str | None:
                 "JAX runs threads in this process, which a fork would lose: call "
                 "multiprocessing.set_start_method('forkserver') where the program begins"
             )
-        return None
+        return _why_polars_hangs(works)
     return _why_not_imported(works, method)
+
+
+def _why_polars_hangs(works: list[Work]) -> str | None:
+    """Return why a forked process would hang in Polars, and what to do; None if it would not.
+
+    It would if Polars has started its threads, which a fork loses, and the user's code calls it:
+    nobody can tell, but where it is defined Polars is at hand.
+    """
+    if not has_polars_started():
+        return None
+    for each in (each for work in works for each in work.segment.users_code):
+        value = inspect.unwrap(each.value) if callable(each.value) else each.value
+        name = getattr(value, "__module__", None) or type(value).__module__
+        around = vars(sys.modules[name]).values() if name in sys.modules else ()
+        if any(inspect.ismodule(one) and one.__name__ == "polars" for one in around):
+            return (
+                f"{each.name} is defined where Polars is imported, whose threads a fork loses: "
+                "call multiprocessing.set_start_method('forkserver') where the program begins"
+            )
+    return None
 
 
 def _why_not_imported(works: list[Work], method: str) -> str | None:

@@ -72,10 +72,12 @@ class RemoteFolderSource(ReadsRanges[Any], OwnSource, Fingerprinted[Any], Labele
         self._class_folders = class_folders = class_folders or ClassFolders.of()
         suffixes = class_folders.suffixes
         listed = self.access.list(lambda lister: lister.list_classes(suffixes))
-        self._root, (folders, self._found) = listed
-        self.classes, self._labels = class_folders.number(folders, url)
-        self._numbering = Numbering([len(listing.names) for listing in self._found])
-        class_folders.refuse_empty(len(self), len(folders), url)
+        self._root, (folders, found) = listed
+        files = {name: each.names for name, each in zip(folders, found, strict=True)}
+        self.classes, labels = class_folders.number(files, url)
+        self._labels = list(labels.values())
+        self._found = [each for each in found if len(each.names)]
+        self._numbering = Numbering([len(each.names) for each in self._found])
 
     @property
     def name(self) -> str:

@@ -59,6 +59,14 @@ def expand_braces(text: str) -> Iterator[str]:
         yield from expand_braces(text[: braces.start()] + part + text[braces.end() :])
 
 
+def split_query(url: str) -> tuple[str, str]:
+    """Return a path or a URL without the query of HTTP, and that (``?sig=...``, or "")."""
+    if not url.lower().startswith(("http://", "https://")):
+        return url, ""
+    path, mark, query = url.partition("?")
+    return path, mark + query
+
+
 def has_urls(given: Paths, caller: str) -> bool:
     """True if a function's paths include URLs.
 

@@ -22,7 +22,7 @@ from stoker.schedule.numbering import Numbering
 from stoker.schedule.selection import Selection
 from stoker.sources.files import is_special, read_files, warn_left_out
 from stoker.sources.folder import ClassFolders, LabeledFile, LabeledImage
-from stoker.sources.patterns import Names, path_list
+from stoker.sources.patterns import Names, path_list, split_query
 from stoker.sources.remote.options import RemoteOptions
 from stoker.sources.remote.reader import RemoteFile, RemoteReader
 from stoker.sources.remote.source import Access, ReadsRanges, Root
@@ -270,7 +270,7 @@ def _find_protocol(files: Sequence[str]) -> str:
 
 def _find_pattern(url: str) -> int | None:
     """Return the start of the pattern in a URL, counted from after ``://``."""
-    protocol, _, rest = url.partition("://")
+    protocol, _, rest = split_query(url)[0].partition("://")
     web = protocol.lower() in ("http", "https")
     start = rest.find("/") + 1 if web else 0  # after the host, which may be [::1]
     found = re.compile(r"[*\[]" if web else r"[*?\[]").search(rest, start)

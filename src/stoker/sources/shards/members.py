@@ -12,6 +12,7 @@ _COMPRESSED = {
     b"BZh": "bzip2",
     b"\xfd7zXZ\x00": "xz",
     b"\x28\xb5\x2f\xfd": "zstd",
+    b"\x04\x22\x4d\x18": "lz4",
 }
 # A disk reads 64 KiB in a fraction of a seek's time; in archives of small files many headers lie in
 # it.

@@ -91,7 +91,7 @@ def decode(
     pixels = _in_c(data, limits, formats)
     if pixels is None:
         pixels = pixels_of(decode_with_pillow(data, max_pixels, formats))
-    return _orient(pixels, _orientation(data, formats) if orient else 1)
+    return _orient(pixels, orientation_of(data, formats) if orient else 1)
 
 
 @reads_only
@@ -114,7 +114,7 @@ def size(data: bytes, *, orient: bool = False, formats: Sequence[str] = FORMATS)
     else:
         with _open(data, formats) as image:
             width, height = image.size
-    if orient and _orientation(data, formats) >= 5:
+    if orient and orientation_of(data, formats) >= 5:
         return width, height
     return height, width
 
@@ -338,8 +338,10 @@ def _from_deep(grey: NDArray[Any], white: int) -> NDArray[np.uint8]:
     return np.repeat(eight[..., None], 3, axis=-1)
 
 
-def _orientation(data: bytes, formats: Sequence[str] = FORMATS) -> int:
+def orientation_of(data: bytes, formats: Sequence[str] = FORMATS) -> int:
     """Return an image's EXIF orientation; 1 (no turn) for TIFFs, which Pillow turns itself."""
+    if is_jpeg(data) and b"Exif\0" not in data and b":Orientation" not in data:
+        return 1  # without Pillow, which takes as long as a small crop
     with _open(data, formats) as image:
         if image.format == "TIFF":
             return 1

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from stoker.basics.fingerprint import Fingerprint, of_file
 from stoker.basics.validate import names_in
 from stoker.basics.warn import warn
-from stoker.sources.files import IMAGE_SUFFIXES, files_below, read_files, warn_left_out
+from stoker.sources.files import IMAGE_SUFFIXES, absolute, files_below, read_files, warn_left_out
 from stoker.sources.source import Fingerprinted, Indices, Labeled, OwnSource, ReadsFiles
 
 
@@ -126,7 +126,7 @@ class FolderSource(OwnSource, Fingerprinted[Any], Labeled[Any], ReadsFiles[Any])
                 f"train/cat/0001.jpg. Files without classes: from_files('{self.folder}/*')"
             )
         left_out: list[str] = []
-        above = self._above = os.path.join(self.folder, "")
+        above = self._above = os.path.join(absolute(self.folder), "")
         files = {
             name: sorted(files_below(above + name, class_folders.suffixes, left_out))
             for name in found
@@ -156,7 +156,7 @@ class FolderSource(OwnSource, Fingerprinted[Any], Labeled[Any], ReadsFiles[Any])
 
     def identity(self) -> str | None:
         """Return the folder's real path: its files are identified by path, size, times, inode."""
-        return self._class_folders.identity_of(os.path.realpath(self.folder))
+        return self._class_folders.identity_of(os.path.realpath(self._above))
 
     def name_of(self, index: int) -> str:
         return self._files[index][0]

@@ -160,6 +160,8 @@ class FilesSource(OwnSource, Fingerprinted[Any], ReadsAhead[Any], ReadsFiles[Any
         self.access: Access | None = None
         if _find_protocol(given):
             self.access = Access(given[0], options)
+        # Of local files: examples have the paths that were given, and these may be relative.
+        self._below = "" if self.access or all(map(os.path.isabs, given)) else os.getcwd()
         self._files = self._list_matching(given[0]) if alone else Names(given)
 
     @property
@@ -180,10 +182,11 @@ class FilesSource(OwnSource, Fingerprinted[Any], ReadsAhead[Any], ReadsFiles[Any
             with contextlib.closing(reader):
                 return reader.fetch(indices)
         paths = [self._files[i] for i in indices]
-        return [File(*each) for each in zip(paths, read_files(paths), strict=True)]
+        data = read_files([os.path.join(self._below, path) for path in paths])
+        return [File(*each) for each in zip(paths, data, strict=True)]
 
     def local_path(self, index: int) -> str | None:
-        return self.path(index) if self.access is None else None
+        return os.path.join(self._below, self._files[index]) if self.access is None else None
 
     def path(self, index: int) -> str | None:
         return self.locate(index).url
@@ -205,7 +208,7 @@ class FilesSource(OwnSource, Fingerprinted[Any], ReadsAhead[Any], ReadsFiles[Any
         The listed one is URL, size and version.
         """
         if self.access is None:
-            path = os.path.abspath(self._files[index])
+            path = os.path.abspath(os.path.join(self._below, self._files[index]))
             return of_file(path, os.stat(path))
         file = self.locate(index)
         version = 0 if self._versions is None else int(self._versions[index])

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -260,6 +260,40 @@ def test_a_folder_is_split_by_its_classes(tmp_path: Path) -> None:
     assert [sum(label for _, label in part) for part in (train, test)] == [16, 4]
     cats = data.select(lambda number, name: name.startswith("cat"))
     assert {text for text, _ in cats} == {b"cat"}
+
+
+@few(30)
+@given(
+    groups=st.lists(st.integers(0, 30), min_size=80, max_size=200),
+    fractions=st.sampled_from([(0.5,), (0.7, 0.3), (0.2,) * 5]),
+    seed=st.integers(0, 9),
+)
+def test_a_group_lies_in_one_part(
+    groups: list[int], fractions: tuple[float, ...], seed: int
+) -> None:
+    shares = fractions if len(fractions) > 1 else (fractions[0], 1 - fractions[0])
+    largest = max(map(groups.count, groups))
+    assume(largest < min(shares) * len(groups))  # else a part may be empty
+    data = stoker.from_arrays(np.arange(len(groups)))
+    parts = data.split(*fractions, seed=seed, groups=groups)
+    found = [[int(x) for x in part] for part in parts]
+    assert sorted(itertools.chain(*found)) == [*range(len(groups))]
+    of_part = [{groups[x] for x in part} for part in found]
+    assert sum(map(len, of_part)) == len(set(groups))
+    for share, part in zip(shares, found, strict=True):
+        assert abs(len(part) - share * len(groups)) <= largest + 1e-6
+    by_name = data.split(*fractions, seed=seed, groups=lambda number, name: groups[number])
+    assert [[int(x) for x in part] for part in by_name] == found
+
+
+def test_groups_that_cannot_be_kept_together() -> None:
+    data = stoker.from_arrays(np.arange(8))
+    with pytest.raises(ValueError, match=r"part 2 of 2, 0\.1 of 8 examples, would be empty"):
+        data.split(0.9, groups=[1] * 8)
+    with pytest.raises(ValueError, match=r"stratify= or groups="):
+        data.split(0.5, groups=[1] * 8, stratify=[1] * 8)
+    with pytest.raises(ValueError, match=r"groups= has the shape \(3,\)"):
+        data.split(0.5, groups=[1, 2, 3])
 
 
 def test_shards_are_chosen_by_the_names_of_their_members(tmp_path: Path) -> None:

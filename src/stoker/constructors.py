@@ -306,8 +306,8 @@ def from_folder(
 ) -> Pipeline[Any]:
     """Read image files from ``path/CLASS/...``: examples ``(image=bytes, label=int)``.
 
-    Labels number the sorted class folders; ``pipeline.class_names`` has their names. The folder is
-    listed once, now.
+    Labels number the sorted class folders; ``pipeline.class_names`` has their names. A folder
+    without such a file is no class, and a warning names it. The folder is listed once, now.
 
     Args:
         path: a folder, or a URL that fsspec knows (``https://...``, ``s3://...``; needs

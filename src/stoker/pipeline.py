@@ -191,7 +191,7 @@ class Pipeline(DataLoaderApi, Generic[T]):
         return self._then(Select(which))
 
     def split(
-        self, *fractions: float, seed: int = 0, stratify: Any = None
+        self, *fractions: float, seed: int = 0, stratify: Any = None, groups: Any = None
     ) -> tuple[Pipeline[T], ...]:
         """Split the examples at random into parts: disjoint, and all of them; nothing is read.
 
@@ -202,11 +202,14 @@ class Pipeline(DataLoaderApi, Generic[T]):
             seed: with the same one, the parts are the same, whatever the pipeline's seed is.
             stratify: labels ``[n]`` by number, or ``fn(number, name)``: each part then gets its
                 fraction of each label, rounded down or up.
+            groups: what belongs together, such as the patient of each example, given as
+                ``stratify`` is: all examples of a group are in one part. Fractions are then kept
+                within the largest group.
 
         Raises TypeError or ValueError for other fractions, and if a part would be empty; else as
         ``select``.
         """
-        stages = parts_of(self.chain, fractions, seed, stratify)
+        stages = parts_of(self.chain, fractions, seed, stratify, groups)
         return tuple(self._then(stage) for stage in stages)
 
     def take(self, n: int) -> Pipeline[T]:

@@ -22,6 +22,7 @@ import stoker
 pytestmark = [
     pytest.mark.timeout(3600),
     pytest.mark.filterwarnings("ignore:.*what comes behind is left out"),
+    pytest.mark.filterwarnings("ignore:.*has no images and is no class"),
 ]
 
 BODY = bytes(range(256)) * 4

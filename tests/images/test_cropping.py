@@ -21,6 +21,7 @@ import stoker
 from backends import backend  # noqa: F401 - for every test here
 from stoker.images import (
     center_crop,
+    decode,
     flip,
     random_crop,
     random_resized_crop,
@@ -253,6 +254,33 @@ def test_images_of_a_chunk_are_each_what_they_are_alone(workers: int) -> None:
     together = random_resized_crop(16, flip_p=0.5)
     for on_error in ("raise", len(damaged)):
         assert stream(together, on_error) == stream(one_by_one, on_error)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+@pytest.mark.parametrize("how", [{}, {"strict": True}])
+def test_files_are_turned_if_that_is_asked_for(kind: str, how: Any) -> None:
+    crops = [
+        (random_resized_crop(16, orient=True, **how), random_resized_crop(16)),
+        (random_crop(16, orient=True, **how), random_crop(16)),
+        (center_crop(40, orient=True, **how), center_crop(40)),
+        (resized_center_crop(16, 20, orient=True, **how), resized_center_crop(16, 20)),
+        (resize(16, orient=True), resize(16)),
+    ]
+    files = []
+    for turn in (6, 3, 1):
+        exif = Image.Exif()
+        exif[0x0112] = turn
+        files.append(encoded(ROWS, kind, exif=exif))
+    for turned, plain in crops:
+        source = stoker.from_dataset(files, seed=0)
+        upright = source.map(functools.partial(decode, orient=True))
+        is_random = turned.name.startswith("random")
+        found = source.random_map(turned) if is_random else source.map(turned)
+        expected = upright.random_map(plain) if is_random else upright.map(plain)
+        for a, b, file in zip(found.workers(0), expected.workers(0), files, strict=True):
+            assert a.shape == b.shape
+            # Of a part of a JPEG the edges differ by a level or two.
+            assert levels_apart(a, b) <= 2, file[:4]
 
 
 @pytest.mark.parametrize("crop", [resize(9), center_crop(9), resized_center_crop(9, 12)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 import stoker
 from backends import backend  # noqa: F401 - for every test here
-from stoker.images import decode, size
+from stoker.images import center_crop, decode, resize, size
 
 
 def encoded(image: Any, kind: str = "PNG", **how: Any) -> bytes:
@@ -123,6 +124,25 @@ def test_sixteen_bits_are_scaled_to_eight(kind: str) -> None:
     assert np.array_equal(checked(encoded(image, kind)), grey(gradient()))
     ends = Image.fromarray(np.array([[0, 128, 32768, 65535]], np.uint16))
     assert checked(encoded(ends, kind))[0, :, 0].tolist() == [0, 0, 128, 255]
+
+
+def test_twelve_bits_are_scaled_to_eight() -> None:
+    # Width, height, bits, compression (none), black is zero, offset, samples, rows, bytes: a TIFF.
+    tags = {256: 4, 257: 1, 258: 12, 259: 1, 262: 1, 273: 200, 277: 1, 278: 1, 279: 6}
+    head = b"II*\0" + struct.pack("<IH", 8, len(tags))
+    fields = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
+    packed = int(f"{0:03x}{4095:03x}{2048:03x}{161:03x}", 16).to_bytes(6, "big")
+    data = (head + fields + bytes(4)).ljust(200, b"\0") + packed
+    assert checked(data)[0, :, 0].tolist() == [0, 255, 128, 10]
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.float32])
+@pytest.mark.parametrize("read", [decode, resize(8), center_crop(8)])
+def test_what_is_wider_than_sixteen_bits_is_refused(read: Any, dtype: Any) -> None:
+    data = encoded(Image.fromarray(np.arange(64).reshape(8, 8).astype(dtype)), "TIFF")
+    mode = "I" if dtype == np.int32 else "F"
+    with pytest.raises(ValueError, match=rf"TIFF has pixels of mode {mode} \(32-bit .* read it"):
+        read(data)
 
 
 def test_animations_give_their_first_frame() -> None:

@@ -127,6 +127,7 @@ STAYS = {
     "gzip": (answer(gzip.compress(BODY), GZIP), r"encoded \(gzip\)"),
     "gzip cut short": (answer(cut, GZIP), "encoded"),
     "deflate": (answer(zlib.compress(BODY), "Content-Encoding: deflate"), "encoded"),
+    "gzip in pieces": (answer(BODY, "Content-Encoding: gzip, aws-chunked"), "encoded"),
     "br": (answer(b"x", "Content-Encoding: br"), "encoded"),
     "part of it": (
         answer(BODY[:9], "Content-Range: bytes 5-13/100", status="206 Partial Content"),
@@ -154,8 +155,9 @@ def test_redirects_in_a_loop_end() -> None:
         assert len(server.heads) < 30
 
 
-def test_plain_bytes_are_asked_for_and_may_be_called_identity() -> None:
-    with answering(answer(BODY, "Content-Encoding: identity")) as server:
+@pytest.mark.parametrize("called", ["identity", "utf-8", "aws-chunked", "Identity, aws-chunked"])
+def test_plain_bytes_are_asked_for_and_may_have_these_names(called: str) -> None:
+    with answering(answer(BODY, f"Content-Encoding: {called}")) as server:
         assert read(server.url, LONG_S) == BODY
         assert "accept-encoding: identity" in server.heads[0].lower()
         assert "\r\nrange:" not in server.heads[0].lower()

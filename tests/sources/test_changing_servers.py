@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.server
 import io
+import pickle
 import re
 import tarfile
 import threading
@@ -41,7 +42,7 @@ class Changing(http.server.ThreadingHTTPServer):
     def __init__(self, name: str, make: Any, tell: str) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.bodies, self.tell = [make(b"a"), make(b"b")], tell
-        self.answers, self.change_at = 0, 1 << 30
+        self.answers, self.change_at, self.mirrors = 0, 1 << 30, 1
         self.url = f"http://127.0.0.1:{self.server_address[1]}/{name}"
 
 
@@ -58,8 +59,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(stop - start))
         self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{len(body)}")
         if server.tell:
-            date = f"Mon, 0{new + 1} Jan 2024 00:00:00 GMT"
-            self.send_header(server.tell, f'"{new}"' if server.tell == "ETag" else date)
+            tag = new + server.answers % server.mirrors
+            date = f"Mon, 0{tag + 1} Jan 2024 00:00:00 GMT"
+            self.send_header(server.tell, f'"{tag}"' if server.tell == "ETag" else date)
         self.end_headers()
         self.wfile.write(body[start:stop])
 
@@ -104,6 +106,15 @@ def test_a_file_that_changes_within_its_index_is_an_error(kind: str) -> None:
         server.change_at = 1
         with pytest.raises(stoker.StokerError, match="Last-Modified has changed since"):
             build(server)
+
+
+@pytest.mark.parametrize("tell", ["ETag", "Last-Modified"])
+@pytest.mark.parametrize("kind", ["tar", "tokens"])
+def test_mirrors_that_tell_other_versions_of_the_same_bytes(kind: str, tell: str) -> None:
+    with serving(kind, tell) as server:
+        whole = [pickle.dumps(example) for example in build(server)]
+        server.mirrors = 3
+        assert [pickle.dumps(example) for example in build(server)] == whole
 
 
 def test_a_server_that_tells_nothing_is_believed() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bz2
 import csv
 import gzip
 from pathlib import Path
@@ -44,6 +45,22 @@ def test_rows_are_those_that_were_written(
         writer.writerows((a, b, f"x{c}") for a, b, c in rows)
     train = stoker.from_csv(path, delimiter=delimiter)
     assert [(row["a"], row["b"], row["c"][1:]) for row in train] == rows
+
+
+def test_a_compressed_file_is_known_by_its_bytes(tmp_path: Path) -> None:
+    text = b"x,y\n1,2\n"
+    for name, data in (
+        ("a.csv", gzip.compress(text)),
+        ("b.csv.gz", text),
+        ("c.csv.bz2", bz2.compress(text)),
+    ):
+        (tmp_path / name).write_bytes(data)
+        assert list(stoker.from_csv(tmp_path / name)) == [{"x": 1, "y": 2}]
+        with pytest.raises(ValueError, match="has no column 'z', only 'x', 'y'"):
+            stoker.from_csv(tmp_path / name, ["z"])
+    (tmp_path / "cut.csv").write_bytes(gzip.compress(text)[:-9])
+    with pytest.raises(ValueError, match=r"cut\.csv cannot be read as CSV"):
+        stoker.from_csv(tmp_path / "cut.csv")
 
 
 def test_columns_have_one_type_over_all_files(tmp_path: Path) -> None:

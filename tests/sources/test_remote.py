@@ -126,7 +126,8 @@ def test_other_files_and_classes_that_are_given(server: Any, folder: Path) -> No
         assert remote.classes == ["z", "c", "cat", "dog", "b"]
         assert contents(remote) == [tuple(e) for e in local.fetch(range(len(local)))]
     with pytest.raises(ValueError, match=r"has a folder 'b'.* none of the 1 classes"):
-        folder_at(url, ClassFolders.of(None, ["c"]))
+        folder_at(url, ClassFolders.of(["wav"], ["c"]))
+    assert len(folder_at(url, ClassFolders.of(None, ["c"]))) == 1
 
 
 def test_a_folder_gives_what_a_local_one_gives(url: str, folder: Path) -> None:
@@ -150,7 +151,7 @@ AWKWARD = [
 
 
 def test_awkward_names(server: Server, folder: Path) -> None:
-    fill(folder, [f"a{n}/{n}.jpg" for n in AWKWARD] + [f"one class/{n}.png" for n in AWKWARD])
+    fill(folder, [f"a{n}/a{n}.jpg" for n in AWKWARD] + [f"one class/{n}.png" for n in AWKWARD])
     fill(folder, [b"caf\xe9/caf\xe9.jpg", b"one class/\xff\xfe.png"])
     same_as_local(folder, f"{server.url}/{folder.name}")
 
@@ -176,8 +177,8 @@ def test_only_images_that_are_not_hidden(server: Server, folder: Path) -> None:
             *("c/.png", "c/.thumbs/b.png", "c/deep/er/A.JPEG", "c/a.tar.gif", "b/none.txt"),
         ],
     )
-    same_as_local(folder, f"{server.url}/{folder.name}")
-    assert folder_at(f"{server.url}/{folder.name}").classes == ["b", "c"]
+    with pytest.warns(UserWarning, match="'b' has no images and is no class"):
+        same_as_local(folder, f"{server.url}/{folder.name}")
 
 
 def test_the_folder_behind_a_url_that_needs_quoting(server: Server, folder: Path) -> None:
@@ -264,6 +265,14 @@ def test_no_images(server: Server, folder: Path) -> None:
     fill(folder, ["cat/1.txt", "dog/1.txt"])
     with pytest.raises(ValueError, match="no images in its 2 sub-folders"):
         folder_at(f"{server.url}/{folder.name}")
+
+
+def test_a_folder_without_images_is_no_class(server: Server, folder: Path) -> None:
+    fill(folder, ["__MACOSX/._1.jpg", "cat/1.jpg", "dog/1.jpg", "notes/1.txt"])
+    with pytest.warns(UserWarning, match=r"'__MACOSX' and 1 more has no images"):
+        source = folder_at(f"{server.url}/{folder.name}")
+    assert source.class_names == ["cat", "dog"]
+    assert [example.label for example in source.fetch([0, 1])] == [0, 1]
 
 
 def test_a_page_that_lists_nothing(server: Server, folder: Path) -> None:

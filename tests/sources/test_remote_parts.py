@@ -92,6 +92,36 @@ def test_windows_of_tokens(site: str, tmp_path: Path, separator: Any, handler: A
         list(train)
 
 
+def test_files_behind_signed_urls(site: str, tmp_path: Path) -> None:
+    folder = tables(tmp_path / "site")
+    tokens = np.arange(64, dtype=np.uint16)
+    np.save(folder / "t.npy", tokens)
+    (folder / "t.npy").rename(folder / "t")
+    np.save(folder / "t.npy", tokens)
+    for name in ("t.npy?sig=a[b]*", "t", "t?sig=x.bin"):
+        first = next(iter(stoker.from_tokens(f"{site}/{name}", 9, dtype="uint16")))
+        assert first.inputs.tolist() == [*range(9)]
+    (folder / "a.parquet").rename(folder / "part-0")
+    for name, rows in (("b.parquet?sig=x/[y]*", 25), ("part-0?sig=x", 35), ("part-0", 35)):
+        assert len(stoker.from_parquet(f"{site}/{name}")) == rows
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        stoker.from_parquet(f"{site}/nowhere")
+    (file,) = stoker.from_files(f"{site}/part-0?sig=[1]*")
+    assert file.data == (folder / "part-0").read_bytes()
+
+
+def test_a_file_of_no_tokens_among_others(
+    site: str, tmp_path: Path, handler: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "site" / "0.bin").touch()
+    (tmp_path / "site" / "1.bin").write_bytes(bytes(20))
+    names = [f"{site}/0.bin", f"{site}/1.bin"]
+    assert len(stoker.from_tokens(names, 9, dtype="uint8")) == 2
+    monkeypatch.setattr(handler, "can", False)  # as Apache: 200, and no byte
+    with pytest.raises(ValueError, match="the longest of 1 files has 0"):
+        stoker.from_tokens(names[0], 9, dtype="uint8")
+
+
 def test_a_file_that_has_grown_is_noticed(site: str, tmp_path: Path) -> None:
     at = tmp_path / "site" / "t.bin"
     np.zeros(99, np.uint16).tofile(at)

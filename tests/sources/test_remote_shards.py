@@ -33,15 +33,16 @@ class Ranges(http.server.SimpleHTTPRequestHandler):
 
     def do_GET(self) -> None:
         type(self).counted += 1
-        file = Path(self.folder, os.path.basename(self.path))
-        if not file.exists():
+        file = Path(self.folder, os.path.basename(self.path.partition("?")[0]))
+        if not file.is_file():
             return self.send_error(404)
         data = file.read_bytes()
         asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
         if asked and self.can:
             start, end = int(asked[1]), min(int(asked[2]) + 1, len(data))
             self.send_response(206 if start < end else 416)
-            self.send_header("Content-Range", f"bytes {start}-{end - 1}/{len(data)}")
+            part = f"{start}-{end - 1}" if start < end else "*"
+            self.send_header("Content-Range", f"bytes {part}/{len(data)}")
             data = data[start:end]
         else:
             self.send_response(200)

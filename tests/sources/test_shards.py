@@ -68,7 +68,11 @@ def test_files_are_grouped_wherever_they_lie(
 def test_what_is_no_field_is_passed_over(tmp_path: Path) -> None:
     path = tmp_path / "shard.tar"
     with tarfile.open(path, "w") as tar:
-        for name, kind in [("d", tarfile.DIRTYPE), ("d/1.jpg", tarfile.SYMTYPE)]:
+        for name, kind in [
+            ("d", tarfile.DIRTYPE),
+            ("d/1.jpg", tarfile.FIFOTYPE),
+            ("latest", tarfile.SYMTYPE),
+        ]:
             info = tarfile.TarInfo(name)
             info.type, info.linkname = kind, "elsewhere"
             tar.addfile(info)
@@ -77,6 +81,57 @@ def test_what_is_no_field_is_passed_over(tmp_path: Path) -> None:
             info.size = 1
             tar.addfile(info, io.BytesIO(b"x"))
     assert list(stoker.from_tar(path)) == [{"__key__": "d/1", "jpg": b"x"}]
+
+
+def linked(path: Path, links: dict[str, tuple[bytes, str]], mode: Any = "w") -> Path:
+    """Make an archive of one file, ``./d/1.jpg``, and links."""
+    with tarfile.open(path, mode) as tar:
+        info = tarfile.TarInfo("./d/1.jpg")
+        info.size = 5
+        tar.addfile(info, io.BytesIO(b"image"))
+        for name, (kind, target) in links.items():
+            info = tarfile.TarInfo(name)
+            info.type, info.linkname = kind, target
+            tar.addfile(info)
+    return path
+
+
+def test_links_are_the_files_that_they_lead_to(tmp_path: Path) -> None:
+    links = {
+        "./d/2.jpg": (tarfile.LNKTYPE, "./d/1.jpg"),
+        "./e/3.jpg": (tarfile.SYMTYPE, "4.jpg"),
+        "./e/4.jpg": (tarfile.SYMTYPE, "../d/2.jpg"),
+    }
+    shard = linked(tmp_path / "a.tar", links)
+    for _ in range(2):  # the second time by the index that was kept
+        found = {each["__key__"]: each["jpg"] for each in stoker.from_tar(shard)}
+        assert found == dict.fromkeys(["./d/1", "./d/2", "./e/3", "./e/4"], b"image")
+    os.truncate(shard, 1024 + 100)
+    with pytest.raises(ValueError, match="truncated"):
+        stoker.from_tar(shard)
+
+
+def test_links_to_elsewhere_are_refused(tmp_path: Path) -> None:
+    for kind, target in [
+        (tarfile.LNKTYPE, "2.jpg"),
+        (tarfile.SYMTYPE, "/data/2.jpg"),
+        (tarfile.SYMTYPE, "3.jpg"),
+    ]:
+        shard = linked(tmp_path / "a.tar", {"3.jpg": (kind, target)})
+        with pytest.raises(ValueError, match=rf"'3\.jpg' is a link to '{target}'.*--dereference"):
+            stoker.from_tar(shard)
+    squeezed = linked(tmp_path / "a.tgz", {"3.jpg": (tarfile.LNKTYPE, "./d/1.jpg")}, "w:gz")
+    with pytest.warns(UserWarning, match="stream"):
+        train = stoker.from_tar(squeezed)
+    with pytest.raises(stoker.StageError, match=r"a\.tgz: '3\.jpg' is a link.*decompress it"):
+        list(train)
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as zipped:
+        zipped.writestr("1.jpg", b"x")
+        info = zipfile.ZipInfo("2.jpg")
+        info.create_system, info.external_attr = 3, 0o120777 << 16  # as ``zip -y`` does
+        zipped.writestr(info, "1.jpg")
+    with pytest.raises(ValueError, match=r"'2\.jpg' is a link"):
+        stoker.from_tar(tmp_path / "a.zip")
 
 
 def test_shards_by_braces_globs_and_lists(tmp_path: Path) -> None:
@@ -388,6 +443,25 @@ def test_truncated_and_changed_compressed_shards(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="stream"):
         train = stoker.from_tar(shard, ["cls"])
     with pytest.raises(stoker.StageError, match=r"example '1' has no 'cls', only 'jpg'"):
+        list(train)
+
+
+@pytest.mark.parametrize("names", ["1.jpg 2.jpg 1.cls 2.cls", "1.jpg 2.jpg 3.jpg 1.cls"])
+def test_examples_in_parts_of_a_compressed_shard_are_refused(tmp_path: Path, names: str) -> None:
+    with pytest.warns(UserWarning, match="stream"):
+        train = stoker.from_tar(squeezed(tmp_path / "a.tar.gz", dict.fromkeys(names.split(), b"")))
+    with pytest.raises(stoker.StageError, match=r"between those of example '1'.*decompress it"):
+        list(train)
+
+
+def test_a_damaged_header_in_a_compressed_shard(tmp_path: Path) -> None:
+    files = {f"{n}.bin": b"x" for n in range(5)}
+    whole = Path(pack(tmp_path / "a.tar", files)).read_bytes()
+    shard = tmp_path / "a.tar.gz"
+    shard.write_bytes(gzip.compress(whole[:2048] + b"garbage!" * 64 + whole[2560:]))
+    with pytest.warns(UserWarning, match="stream"):
+        train = stoker.from_tar(shard)
+    with pytest.raises(stoker.StageError, match=r"a\.tar\.gz is damaged: there is no header"):
         list(train)
 
 

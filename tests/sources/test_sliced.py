@@ -179,7 +179,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
         ),
         (
             ValueError,
-            "first row of this Tensor is not an array",
+            r"NumPy has no torch\.bfloat16.*from_dataset.*\.view\(torch\.int16\)",
             torch.zeros(2, dtype=torch.bfloat16),
         ),
         (TypeError, "not Series", pandas.Series([1, 2])),
@@ -193,6 +193,18 @@ def test_what_is_refused(tmp_path: Path) -> None:
     memory.close()
     writing.close()
     nothing.close()
+
+
+def test_the_ways_for_bfloat16_that_the_error_names() -> None:
+    rows = torch.arange(6).reshape(3, 2).bfloat16()
+    as_integers = stoker.from_arrays(rows.view(torch.int16)).batch(3).to("cpu")
+    for train in (
+        stoker.from_dataset(rows).batch(3).to("cpu"),
+        as_integers.map(lambda batch: batch.view(torch.bfloat16)),
+    ):
+        (batch,) = train
+        assert batch.dtype == torch.bfloat16
+        assert torch.equal(batch, rows)
 
 
 class Chunked:

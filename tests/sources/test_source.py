@@ -101,11 +101,16 @@ def test_a_link_that_leads_into_itself_multiplies_nothing(tmp_path: Path) -> Non
     assert found(tmp_path) == [("c/a.png", 0)]
 
 
-def test_a_class_without_images_keeps_its_label(tmp_path: Path) -> None:
-    fill(tmp_path, ["b/1.png"])
+def test_a_folder_without_images_is_no_class_unless_given(tmp_path: Path) -> None:
+    fill(tmp_path, ["b/1.png", "__MACOSX/b/._1.png", ".ipynb_checkpoints/1.png", "notes/1.txt"])
     (tmp_path / "a").mkdir()
-    assert stoker.from_folder(tmp_path).class_names == ["a", "b"]
-    assert found(tmp_path) == [("b/1.png", 1)]
+    with pytest.warns(UserWarning, match=r"'__MACOSX' and 2 more has no images .*give classes="):
+        train = stoker.from_folder(tmp_path)
+    assert train.class_names == ["b"]
+    assert list(train) == [(b"b/1.png", 0)]
+    valid = stoker.from_folder(tmp_path, classes=["a", "b"])
+    assert valid.class_names == ["a", "b"]
+    assert list(valid) == [(b"b/1.png", 1)]
 
 
 def test_no_such_folder(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import itertools
 import os
 from pathlib import Path
@@ -273,3 +274,19 @@ def test_braces_and_globs(tmp_path: Path, pattern: str, names: list[str]) -> Non
         np.full(2, number, np.uint16).tofile(tmp_path / f"{name}.bin")
     found = stoker.from_tokens(tmp_path / pattern, 1, dtype="uint16")
     assert [every[int(w.inputs[0])] + ".bin" for w in found] == names
+
+
+def test_a_file_is_known_by_its_bytes(tmp_path: Path) -> None:
+    named = tmp_path / "tokens.npy"
+    np.save(named, np.arange(50, dtype=np.uint16))
+    file = named.rename(tmp_path / "tokens.bin")
+    for dtype in (None, "uint16"):
+        first = next(iter(stoker.from_tokens(file, 8, dtype=dtype)))
+        assert first.inputs.tolist() == [*range(8)]
+    with pytest.raises(ValueError, match="holds uint16, not int32: leave dtype out"):
+        stoker.from_tokens(file, 8, dtype="int32")
+    np.savez(tmp_path / "zip", tokens=np.arange(50))
+    (tmp_path / "packed.bin").write_bytes(gzip.compress(bytes(range(100))))
+    for name, says in (("zip.npz", "is a zip archive"), ("packed.bin", "is compressed .gzip")):
+        with pytest.raises(ValueError, match=says):
+            stoker.from_tokens(tmp_path / name, 8, dtype="uint8")

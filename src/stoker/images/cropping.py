@@ -43,6 +43,7 @@ def random_resized_crop(
     dct_scaling: bool = False,
     strict: bool = False,
     max_pixels: int = MAX_PIXELS,
+    orient: bool = False,
 ) -> RandomImageMap:
     """Crop at random, and resize: the usual training transform for photographs.
 
@@ -65,6 +66,8 @@ def random_resized_crop(
         strict: whether a file is decoded in full at its first use. Otherwise damage of a JPEG
             outside the box goes unnoticed.
         max_pixels: images with more pixels are refused, as in ``decode``.
+        orient: whether to turn a file by its EXIF orientation first. A file that is turned is
+            decoded in full.
 
     Returns:
         A function for ``.random_map(fn, on="image")``. It raises TypeError or ValueError for values
@@ -79,7 +82,7 @@ def random_resized_crop(
     _check_probability("flip_p", flip_p)
     how: dict[str, Any] = {"scale": scale, "ratio": ratio, "flip_p": flip_p}
     how["size"] = height, width
-    reading = Reading(strict, max_pixels)
+    reading = Reading(strict, max_pixels, bool(orient))
     resizing = Resizing(bool(antialias), False, bool(dct_scaling))
     fn = _resized(partial(_random_resized_window, **how), reading, resizing)
     many = partial(_many_random, reading=reading, resizing=resizing, how=how)
@@ -87,14 +90,19 @@ def random_resized_crop(
 
 
 def random_crop(
-    size: Size, padding: int = 0, *, strict: bool = False, max_pixels: int = MAX_PIXELS
+    size: Size,
+    padding: int = 0,
+    *,
+    strict: bool = False,
+    max_pixels: int = MAX_PIXELS,
+    orient: bool = False,
 ) -> RandomImageMap:
     """Crop at a random place.
 
     Args:
         size: the size of the result: one number, or height and width.
         padding: the width in pixels of a black border around the image.
-        strict, max_pixels: as in ``random_resized_crop``.
+        strict, max_pixels, orient: as in ``random_resized_crop``.
 
     Returns:
         A function for ``.random_map(fn, on="image")``. It raises ValueError if an image with its
@@ -104,17 +112,19 @@ def random_crop(
     if not is_whole_number(padding) or padding < 0:
         raise ValueError(f"padding= must be a number of pixels, not {padding!r}")
     place = partial(_random_window, size=(height, width), padding=padding)
-    fn = _cropped(place, Reading(strict, max_pixels))
+    fn = _cropped(place, Reading(strict, max_pixels, bool(orient)))
     return RandomImageMap(f"random_crop({_size_text(size)})", fn)
 
 
-def resize(size: Size, *, antialias: bool = True, max_pixels: int = MAX_PIXELS) -> ImageMap:
+def resize(
+    size: Size, *, antialias: bool = True, max_pixels: int = MAX_PIXELS, orient: bool = False
+) -> ImageMap:
     """Resize whole images.
 
     Args:
         size: the length of the shorter side (the other one is in proportion), or height and width.
-        antialias, max_pixels: as in ``random_resized_crop``. An image is also refused if its result
-            would have more pixels.
+        antialias, max_pixels, orient: as in ``random_resized_crop``. An image is also refused if
+            its result would have more pixels.
 
     Returns:
         A function for ``.map(fn, on="image")``.
@@ -123,22 +133,26 @@ def resize(size: Size, *, antialias: bool = True, max_pixels: int = MAX_PIXELS) 
     _size(size)
     place = partial(_whole_window, size=sides, max_pixels=max_pixels)
     fns = _resized_alike(
-        place, Reading(max_pixels=max_pixels), Resizing(bool(antialias), False, False)
+        place, Reading(False, max_pixels, bool(orient)), Resizing(bool(antialias), False, False)
     )
     return ImageMap(f"resize({_size_text(size)})", *fns)
 
 
-def center_crop(size: Size, *, strict: bool = False, max_pixels: int = MAX_PIXELS) -> ImageMap:
+def center_crop(
+    size: Size, *, strict: bool = False, max_pixels: int = MAX_PIXELS, orient: bool = False
+) -> ImageMap:
     """Crop the middle; smaller images get a black border.
 
     Args:
         size: the size of the result: one number, or height and width.
-        strict, max_pixels: as in ``random_resized_crop``.
+        strict, max_pixels, orient: as in ``random_resized_crop``.
 
     Returns:
         A function for ``.map(fn, on="image")``.
     """
-    fn = _cropped(partial(_center_window, size=_size(size)), Reading(strict, max_pixels))
+    fn = _cropped(
+        partial(_center_window, size=_size(size)), Reading(strict, max_pixels, bool(orient))
+    )
     return ImageMap(f"center_crop({_size_text(size)})", fn)
 
 
@@ -150,6 +164,7 @@ def resized_center_crop(
     dct_scaling: bool = False,
     strict: bool = False,
     max_pixels: int = MAX_PIXELS,
+    orient: bool = False,
 ) -> ImageMap:
     """Resize the shorter side, and crop the middle, in one step: the usual evaluation transform.
 
@@ -158,7 +173,7 @@ def resized_center_crop(
     Args:
         size: the size of the result: one number, or height and width, at most ``resized``.
         resized: the new length of the shorter side.
-        antialias, dct_scaling, strict, max_pixels: as in ``random_resized_crop``.
+        antialias, dct_scaling, strict, max_pixels, orient: as in ``random_resized_crop``.
 
     Returns:
         A function for ``.map(fn, on="image")``.
@@ -170,7 +185,7 @@ def resized_center_crop(
             f"{resized!r}: give a larger resized="
         )
     place = partial(_resized_center_window, size=(height, width), resized=resized)
-    reading = Reading(strict, max_pixels)
+    reading = Reading(strict, max_pixels, bool(orient))
     fns = _resized_alike(place, reading, Resizing(bool(antialias), True, bool(dct_scaling)))
     return ImageMap(f"resized_center_crop({_size_text(size)}, {resized})", *fns)
 

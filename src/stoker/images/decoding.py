@@ -42,6 +42,10 @@ _LARGEST_LIMIT = 1 << 40
 _STRIP_BYTES = 1 << 17
 _LARGE_BYTES = 1 << 19
 
+_WIDE_MODES = {"I": "32-bit integers", "F": "32-bit floating point"}
+# Pillow reads their 16 bits as mode "I", too.
+_OF_16_BITS = ("PNG", "PPM")
+
 # The EXIF tag of the orientation.
 _ORIENTATION = 0x0112
 
@@ -82,14 +86,14 @@ def decode(
         TypeError: the data is not ``bytes``.
         PIL.UnidentifiedImageError, OSError: the data is not an image of these formats, or is
             damaged or cut short.
-        ValueError: the image is too large, ``max_pixels`` is not a number of pixels, or Pillow has
-            no such format.
+        ValueError: the image is too large, or of 32 bits a channel; ``max_pixels`` is not a number
+            of pixels, or Pillow has no such format.
     """
     data, limits = file_bytes(data), limits_of(max_pixels)
     pixels = _in_c(data, limits, formats)
     if pixels is None:
         pixels = pixels_of(decode_with_pillow(data, max_pixels, formats))
-    return _orient(pixels, _orientation(data, formats) if orient else 1)
+    return _orient(pixels, orientation_of(data, formats) if orient else 1)
 
 
 @thread_safe
@@ -113,7 +117,7 @@ def size(data: bytes, *, orient: bool = False, formats: Sequence[str] = FORMATS)
     else:
         with _open(data, formats) as image:
             width, height = image.size
-    if orient and _orientation(data, formats) >= 5:
+    if orient and orientation_of(data, formats) >= 5:
         return width, height
     return height, width
 
@@ -182,6 +186,12 @@ def decode_with_pillow(data: bytes, max_pixels: int, formats: Sequence[str] = FO
     """Decode an image to a Pillow image of mode RGB. Raises as ``decode`` does."""
     with _open(data, formats) as image:
         _check_size(data, image, max_pixels)
+        if image.mode == "F" or (image.mode == "I" and image.format not in _OF_16_BITS):
+            raise ValueError(
+                f"the {image.format} has pixels of mode {image.mode} ({_WIDE_MODES[image.mode]}), "
+                "and no range of these is known to be black to white: read it as it is, such as by "
+                ".map(lambda data: numpy.array(PIL.Image.open(io.BytesIO(data))), on=...)"
+            )
         try:
             return _as_rgb(image)
         except _DAMAGE as error:
@@ -228,7 +238,9 @@ def _in_c(data: bytes, limits: dict[str, int], formats: Sequence[str]) -> NDArra
 
 def _as_rgb(image: Any) -> Any:
     if image.mode.startswith("I"):
-        return pillow().fromarray(_from_deep(np.asarray(image)))
+        # Pillow does not scale the 12 bits of a TIFF; 258 is the tag of BitsPerSample.
+        bits = image.tag_v2.get(258) if image.format == "TIFF" else None
+        return pillow().fromarray(_from_deep(np.asarray(image), 4095 if bits == (12,) else 65535))
     if image.mode == "P" and isinstance(image.info.get("transparency"), bytes):
         image = image.convert("RGBA")  # Pillow warns if it is converted to RGB directly
     if image.mode != "RGB":
@@ -323,15 +335,16 @@ def _check_size(data: bytes, image: Any, max_pixels: int) -> None:
         )
 
 
-def _from_deep(grey: NDArray[Any]) -> NDArray[np.uint8]:
-    """Scale one 16-bit channel to three of 8 bits. (Pillow's own conversion would clip.)"""
-    # 65,535 / 257 is 255, so white stays white.
-    eight = np.clip(grey.astype(np.float64) / 257.0, 0, 255).round().astype(np.uint8)
+def _from_deep(grey: NDArray[Any], white: int) -> NDArray[np.uint8]:
+    """Scale one channel up to ``white`` to three of 8 bits. (Pillow would clip it.)"""
+    eight = np.clip(grey / (white / 255), 0, 255).round().astype(np.uint8)
     return np.repeat(eight[..., None], 3, axis=-1)
 
 
-def _orientation(data: bytes, formats: Sequence[str] = FORMATS) -> int:
+def orientation_of(data: bytes, formats: Sequence[str] = FORMATS) -> int:
     """Return an image's EXIF orientation; 1 (no turn) for TIFFs, which Pillow turns itself."""
+    if is_jpeg(data) and b"Exif\0" not in data and b":Orientation" not in data:
+        return 1  # without Pillow, which takes as long as a small crop
     with _open(data, formats) as image:
         if image.format == "TIFF":
             return 1

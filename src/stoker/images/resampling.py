@@ -28,6 +28,7 @@ from stoker.images.decoding import (
     is_jpeg,
     is_png,
     limits_of,
+    orientation_of,
     pillow,
     pixels_of,
     png_limit,
@@ -85,11 +86,13 @@ class Reading:
         strict: whether a file is decoded in full at its first use, so that damage anywhere in it is
             an error.
         max_pixels: images with more pixels are refused, as in ``decode``.
+        orient: whether to turn files by their EXIF orientation; those are decoded in full.
         undamaged: files that were decoded in full without an error.
     """
 
     strict: bool = False
     max_pixels: int = MAX_PIXELS
+    orient: bool = False
     undamaged: UndamagedFiles = field(default_factory=UndamagedFiles, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -110,6 +113,8 @@ class Reading:
             data = bytes(image)
         else:
             return _check_image(image)
+        if self._turns(data):
+            return decode(data, orient=True, max_pixels=self.max_pixels)
         if native.library() is None:
             return decode_with_pillow(data, self.max_pixels)
         if not is_jpeg(data):
@@ -169,8 +174,11 @@ class Reading:
         if type(image) is not bytes:
             return False
         if is_jpeg(image):
-            return not self.strict or image in self.undamaged
-        return is_png(image)  # all of it is decoded
+            return (not self.strict or image in self.undamaged) and not self._turns(image)
+        return is_png(image) and not self._turns(image)  # all of it is decoded
+
+    def _turns(self, data: bytes) -> bool:
+        return self.orient and orientation_of(data) != 1
 
     def resize_many(
         self, files: Sequence[bytes], windows: Sequence[ImageWindow], resizing: Resizing

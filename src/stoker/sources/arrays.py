@@ -238,7 +238,15 @@ class SlicedColumn(Column):
         self.shape = tuple(map(int, array.shape))
         try:
             first = np.asarray(array[0:1])
-        except (TypeError, RuntimeError) as error:  # PyTorch's of types that NumPy lacks, for one
+        except (TypeError, RuntimeError) as error:
+            if "unsupported ScalarType" in str(error):  # PyTorch's
+                integers = f"torch.int{8 * array.element_size()}"
+                raise ValueError(
+                    f"from_arrays: NumPy has no {array.dtype}. Give from_dataset the tensor, or a "
+                    "TensorDataset of several, or, which is faster, from_arrays its "
+                    f".view({integers}), and put .map(lambda batch: batch.view({array.dtype})) "
+                    "behind .to(...)"
+                ) from error
             raise ValueError(
                 f"from_arrays: the first row of this {type(array).__name__} is not an array: "
                 f"{error}"

@@ -42,6 +42,14 @@ _KINDS = {
 MOST_OPEN = 256
 
 
+def absolute(path: str) -> str:
+    """Return a path that means the same file after a later ``os.chdir``, and in other processes.
+
+    It is not normalized: ``link/..`` may lie elsewhere than ``link``.
+    """
+    return path if os.path.isabs(path) else os.path.join(os.getcwd(), path)
+
+
 def read_file(path: str) -> bytes:
     """Read a regular file, or a link to one; return all of its bytes.
 

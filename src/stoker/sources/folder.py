@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Sized
 from typing import Any, NamedTuple
 
 from stoker.basics.fingerprint import Fingerprint, of_file
 from stoker.basics.validate import names_in
-from stoker.sources.files import IMAGE_SUFFIXES, files_below, read_files, warn_left_out
+from stoker.basics.warn import warn
+from stoker.sources.files import IMAGE_SUFFIXES, absolute, files_below, read_files, warn_left_out
 from stoker.sources.source import Fingerprinted, Indices, Labeled, OwnSource, ReadsFiles
 
 
@@ -31,7 +32,7 @@ class ClassFolders(NamedTuple):
 
     Attributes:
         suffixes: the suffixes of examples, in lower case, each with its dot.
-        given: the classes in the order of their numbers; None: the sorted folders.
+        given: the classes in the order of their numbers; None: the sorted folders with files.
         kind: the type of examples.
     """
 
@@ -51,13 +52,33 @@ class ClassFolders(NamedTuple):
             raise ValueError("extensions has one without a letter")
         return ClassFolders(suffixes, given, LabeledFile)
 
-    def number(self, folders: Sequence[str], where: str) -> tuple[list[str], list[int]]:
-        """Return the names of all classes, and the numbers of these (sorted) folders.
+    def number(self, files: Mapping[str, Sized], where: str) -> tuple[list[str], dict[str, int]]:
+        """Return the names of all classes, and the numbers of the folders that have files.
 
-        Raises ValueError for a folder that is not in the given classes.
+        A folder without such a file (``__MACOSX``) is no class, unless it was given as one.
+
+        Args:
+            files: the files of each folder, sorted by folders.
+            where: the folder of all, for messages.
+
+        Raises ValueError if there are no files, and for a folder that is not in the given classes.
         """
+        folders = [name for name, found in files.items() if len(found)]
+        what = "images" if self.kind is LabeledImage else "such files"
+        if not folders:
+            shown = ", ".join(self.suffixes[:5]) + (", ..." if len(self.suffixes) > 5 else "")
+            raise ValueError(
+                f"{where} has no {what} in its {len(files)} sub-folders (looked for {shown})"
+            )
         if self.given is None:
-            return list(folders), list(range(len(folders)))
+            empty = [name for name in files if name not in folders]
+            if empty:
+                more = f" and {len(empty) - 1:,} more" if len(empty) > 1 else ""
+                warn(
+                    f"{where}: the sub-folder {empty[0]!r}{more} has no {what} and is no class; "
+                    "where it is one, give classes="
+                )
+            return folders, {name: number for number, name in enumerate(folders)}
         unknown = [name for name in folders if name not in self.given]
         if unknown:
             more = f" and {len(unknown) - 1:,} more" if len(unknown) > 1 else ""
@@ -65,17 +86,7 @@ class ClassFolders(NamedTuple):
                 f"{where} has a folder {unknown[0]!r}{more}, which is none of the "
                 f"{len(self.given):,} classes: add it to classes=, or move it away"
             )
-        numbers = {name: number for number, name in enumerate(self.given)}
-        return list(self.given), [numbers[name] for name in folders]
-
-    def refuse_empty(self, files: int, folders: int, where: str) -> None:
-        """Raise ValueError if there are no files."""
-        if not files:
-            what = "images" if self.kind is LabeledImage else "such files"
-            shown = ", ".join(self.suffixes[:5]) + (", ..." if len(self.suffixes) > 5 else "")
-            raise ValueError(
-                f"{where} has no {what} in its {folders} sub-folders (looked for {shown})"
-            )
+        return list(self.given), {name: self.given.index(name) for name in folders}
 
     def identity_of(self, where: str) -> str:
         """Return the identity of the examples below a folder."""
@@ -86,8 +97,8 @@ class FolderSource(OwnSource, Fingerprinted[Any], Labeled[Any], ReadsFiles[Any])
     """Files in one sub-folder a class, listed once, in sorted order.
 
     Hidden files, and files with other suffixes, are left out. Paths with such a suffix that are not
-    regular files (nor links to them), and folders that cannot be listed, are left out with a
-    warning. A broken link is an example that fails.
+    regular files (nor links to them), folders that cannot be listed, and sub-folders without a file
+    are left out with a warning. A broken link is an example that fails.
 
     Raises:
         FileNotFoundError, NotADirectoryError: there is no such folder.
@@ -114,16 +125,17 @@ class FolderSource(OwnSource, Fingerprinted[Any], Labeled[Any], ReadsFiles[Any])
                 f"{self.folder} has no sub-folders; from_folder expects one a class, such as "
                 f"train/cat/0001.jpg. Files without classes: from_files('{self.folder}/*')"
             )
-        self.classes, labels = class_folders.number(found, self.folder)
-        self._files: list[tuple[str, int]] = []
         left_out: list[str] = []
-        self._above = os.path.join(self.folder, "")
-        for name, label in zip(found, labels, strict=True):
-            below = os.path.join(self.folder, name)
-            files = sorted(files_below(below, class_folders.suffixes, left_out))
-            self._files += [(file[len(self._above) :], label) for file in files]
+        above = self._above = os.path.join(absolute(self.folder), "")
+        files = {
+            name: sorted(files_below(above + name, class_folders.suffixes, left_out))
+            for name in found
+        }
         warn_left_out(self.name, left_out)
-        class_folders.refuse_empty(len(self._files), len(found), self.folder)
+        self.classes, labels = class_folders.number(files, self.folder)
+        self._files = [
+            (file[len(above) :], label) for name, label in labels.items() for file in files[name]
+        ]
 
     @property
     def name(self) -> str:
@@ -144,7 +156,7 @@ class FolderSource(OwnSource, Fingerprinted[Any], Labeled[Any], ReadsFiles[Any])
 
     def identity(self) -> str | None:
         """Return the folder's real path: its files are identified by path, size, times, inode."""
-        return self._class_folders.identity_of(os.path.realpath(self.folder))
+        return self._class_folders.identity_of(os.path.realpath(self._above))
 
     def name_of(self, index: int) -> str:
         return self._files[index][0]

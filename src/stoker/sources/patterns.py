@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from stoker.schedule.numbering import Numbering
-from stoker.sources.files import files_below, is_special
+from stoker.sources.files import absolute, files_below, is_special
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -20,7 +20,7 @@ _RANGE = re.compile(r"(\d+)\.\.(\d+)")
 
 
 def find_files(given: Paths, caller: str, suffix: str = "") -> list[str]:
-    """Return the matching files: a list's in its order, a pattern's sorted.
+    """Return the absolute paths of the matching files: a list's in its order, a pattern's sorted.
 
     Args:
         given: paths, or patterns: braces are expanded first, then ``*``, ``?``, ``[...]``, ``**``.
@@ -46,7 +46,7 @@ def find_files(given: Paths, caller: str, suffix: str = "") -> list[str]:
     for path in found:
         if is_special(path):  # to open a pipe would wait for its writer
             raise ValueError(f"{path} is not a regular file: {caller} takes files, or a pattern")
-    return found
+    return list(map(absolute, found))
 
 
 def expand_braces(text: str) -> Iterator[str]:
@@ -57,6 +57,14 @@ def expand_braces(text: str) -> Iterator[str]:
         return
     for part in _parts(braces[1]):
         yield from expand_braces(text[: braces.start()] + part + text[braces.end() :])
+
+
+def split_query(url: str) -> tuple[str, str]:
+    """Return a path or a URL without the query of HTTP, and that (``?sig=...``, or "")."""
+    if not url.lower().startswith(("http://", "https://")):
+        return url, ""
+    path, mark, query = url.partition("?")
+    return path, mark + query
 
 
 def has_urls(given: Paths, caller: str) -> bool:

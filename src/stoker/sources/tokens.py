@@ -21,7 +21,7 @@ from stoker.basics.validate import is_whole_number
 from stoker.images import native
 from stoker.schedule.numbering import Numbering
 from stoker.sources.files import MOST_OPEN, FileVersion, OpenFiles, version_of
-from stoker.sources.patterns import Paths, describe_paths, find_files
+from stoker.sources.patterns import Paths, describe_paths, find_files, split_query
 from stoker.sources.source import Fingerprinted, GathersRows, HasSignature, Indices, OwnSource, Rows
 
 IGNORED_TARGET = -100
@@ -34,6 +34,20 @@ _TOGETHER_BYTES = 2 << 20
 _WINDOWS = 256
 # Their files stay open meanwhile, beside those that always do.
 _WINDOWS_OF_MANY_FILES = 16
+_NPY = b"\x93NUMPY"
+# Magic numbers of at least four bytes: raw tokens begin so by chance once in four billion files.
+_OTHER_KINDS = {
+    b"PK\x03\x04": "a zip archive (.npz, .pt)",
+    b"PAR1": "a Parquet file",
+    b"ARROW1": "an Arrow file",
+    b"\x89HDF\r\n": "an HDF5 file",
+    b"\x1f\x8b\x08\x00": "compressed (gzip)",
+    b"\x1f\x8b\x08\x08": "compressed (gzip)",
+    b"\x28\xb5\x2f\xfd": "compressed (zstd)",
+    b"\xfd7zXZ\x00": "compressed (xz)",
+    b"BZh91AY&SY": "compressed (bzip2)",
+}
+_MAGIC_BYTES = 10  # the longest
 
 
 class Window(NamedTuple):
@@ -232,7 +246,9 @@ def token_file(
 ) -> TokenFile:
     """Return a file's token dtype and count, from its first bytes."""
     start = 0
-    if path.endswith(".npy"):
+    head = file.read(_MAGIC_BYTES)
+    file.seek(0)
+    if split_query(path)[0].endswith(".npy") or head.startswith(_NPY):
         shape, kind = _npy_header(path, file)
         if len(shape) != 1:
             raise ValueError(f"{path} is no row of tokens: its shape is {list(shape)}")
@@ -248,6 +264,12 @@ def token_file(
         raise TypeError(f"what are the tokens in {path}? Say so, such as dtype='uint16'")
     else:
         kind = np.dtype(dtype)
+        for magic, other in _OTHER_KINDS.items():
+            if head.startswith(magic):
+                raise ValueError(
+                    f"{path} is {other}, not raw tokens: write these with array.tofile, or a .npy "
+                    "file with numpy.save"
+                )
     if kind.kind not in "iu" or not np.can_cast(kind, np.int64):
         raise TypeError(f"tokens are integers that fit into int64; those in {path} are {kind}")
     nbytes = version.size_bytes - start

@@ -13,6 +13,7 @@ from stoker.basics.validate import names_in
 from stoker.sources.arrow.table import TableSource, import_pyarrow, to_table
 from stoker.sources.files import version_of
 from stoker.sources.patterns import Paths, describe_paths, find_files
+from stoker.sources.shards.members import compression_of
 from stoker.sources.source import Identified
 
 # Of usable memory: the table takes about as much as its text, while this is read too.
@@ -63,21 +64,26 @@ class CsvSource(TableSource, Identified[Any]):
     def _read(self, csv: Any, path: str, delimiter: str) -> Any:
         import pyarrow as pa
 
+        with open(path, "rb") as file:
+            kind = compression_of(file.read(8))
+        # By its name alone, pyarrow would take a compressed file for text.
+        codec = {"": None, "bzip2": "bz2"}.get(kind, kind)
+        parse = csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
         try:
             table = csv.read_csv(
-                path,
-                parse_options=csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
+                pa.input_stream(path, codec),
+                parse_options=parse,
                 convert_options=csv.ConvertOptions(include_columns=self._columns),
             )
         except KeyError:
-            with csv.open_csv(path, parse_options=csv.ParseOptions(delimiter=delimiter)) as reader:
+            with csv.open_csv(pa.input_stream(path, codec), parse_options=parse) as reader:
                 there = reader.schema.names
             lacking = [name for name in self._columns or () if name not in there]
             raise ValueError(
                 f"{path} has no column {lacking[0]!r}, only {reprlib.repr(there)[1:-1]}: name "
                 "those of its first line, and the delimiter= between them"
             ) from None
-        except pa.ArrowInvalid as error:
+        except (OSError, ValueError) as error:  # pyarrow's are of these kinds
             raise ValueError(f"{path} cannot be read as CSV: {error}") from error
         for field in table.schema:
             if pa.types.is_binary(field.type):  # what pyarrow makes of text in other encodings

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -60,6 +61,7 @@ class HuggingFaceSource(
         self._length = len(dataset)
         self._own_fingerprint = getattr(dataset, "_fingerprint", None)
         self._dataset = dataset.with_format("arrow", columns=self._columns)
+        self._folder = os.getcwd()  # of files that rows name by relative paths
 
     @property
     def name(self) -> str:
@@ -98,7 +100,7 @@ class HuggingFaceSource(
         if self._grouped_rows is not None:
             return self._grouped_rows.examples(indices)
         table = self._dataset[np.asarray(indices, np.int64).tolist()]
-        return to_examples(_with_bytes(table.select(self._columns)))
+        return to_examples(_with_bytes(table.select(self._columns), self._folder))
 
     def column(self, field: str | int) -> NDArray[Any]:
         table = self._dataset.select_columns([field])[:]
@@ -174,7 +176,7 @@ def _is_file(kind: Any) -> bool:
     return pa.types.is_struct(kind) and {each.name for each in kind} == _STORED
 
 
-def _with_bytes(table: Any) -> Any:
+def _with_bytes(table: Any, folder: str) -> Any:
     """Return the table with the files' bytes in place of their paths."""
     import pyarrow as pa
 
@@ -185,12 +187,12 @@ def _with_bytes(table: Any) -> Any:
         data = column.field("bytes")
         if data.null_count:
             rows = zip(data.to_pylist(), column.field("path").to_pylist(), strict=True)
-            data = pa.array([_read(*row) for row in rows], pa.large_binary())
+            data = pa.array([_read(*row, folder) for row in rows], pa.large_binary())
         table = table.set_column(at, field.name, data)
     return table
 
 
-def _read(data: bytes | None, path: str | None) -> bytes | None:
+def _read(data: bytes | None, path: str | None, folder: str) -> bytes | None:
     if data is not None or path is None:
         return data
     if "://" in path:
@@ -198,4 +200,4 @@ def _read(data: bytes | None, path: str | None) -> bytes | None:
             f"{path} is in an archive or at a URL, and the dataset does not hold its bytes: use "
             "from_dataset, which lets the dataset fetch it"
         )
-    return read_file(path)
+    return read_file(os.path.join(folder, path))

@@ -22,7 +22,7 @@ from stoker.schedule.numbering import Numbering
 from stoker.schedule.selection import Selection
 from stoker.sources.files import is_special, read_files, warn_left_out
 from stoker.sources.folder import ClassFolders, LabeledFile, LabeledImage
-from stoker.sources.patterns import Names, path_list
+from stoker.sources.patterns import Names, path_list, split_query
 from stoker.sources.remote.options import RemoteOptions
 from stoker.sources.remote.reader import RemoteFile, RemoteReader
 from stoker.sources.remote.source import Access, ReadsRanges, Root
@@ -72,10 +72,12 @@ class RemoteFolderSource(ReadsRanges[Any], OwnSource, Fingerprinted[Any], Labele
         self._class_folders = class_folders = class_folders or ClassFolders.of()
         suffixes = class_folders.suffixes
         listed = self.access.list(lambda lister: lister.list_classes(suffixes))
-        self._root, (folders, self._found) = listed
-        self.classes, self._labels = class_folders.number(folders, url)
-        self._numbering = Numbering([len(listing.names) for listing in self._found])
-        class_folders.refuse_empty(len(self), len(folders), url)
+        self._root, (folders, found) = listed
+        files = {name: each.names for name, each in zip(folders, found, strict=True)}
+        self.classes, labels = class_folders.number(files, url)
+        self._labels = list(labels.values())
+        self._found = [each for each in found if len(each.names)]
+        self._numbering = Numbering([len(each.names) for each in self._found])
 
     @property
     def name(self) -> str:
@@ -158,6 +160,8 @@ class FilesSource(OwnSource, Fingerprinted[Any], ReadsAhead[Any], ReadsFiles[Any
         self.access: Access | None = None
         if _find_protocol(given):
             self.access = Access(given[0], options)
+        # Of local files: examples have the paths that were given, and these may be relative.
+        self._below = "" if self.access or all(map(os.path.isabs, given)) else os.getcwd()
         self._files = self._list_matching(given[0]) if alone else Names(given)
 
     @property
@@ -178,10 +182,11 @@ class FilesSource(OwnSource, Fingerprinted[Any], ReadsAhead[Any], ReadsFiles[Any
             with contextlib.closing(reader):
                 return reader.fetch(indices)
         paths = [self._files[i] for i in indices]
-        return [File(*each) for each in zip(paths, read_files(paths), strict=True)]
+        data = read_files([os.path.join(self._below, path) for path in paths])
+        return [File(*each) for each in zip(paths, data, strict=True)]
 
     def local_path(self, index: int) -> str | None:
-        return self.path(index) if self.access is None else None
+        return os.path.join(self._below, self._files[index]) if self.access is None else None
 
     def path(self, index: int) -> str | None:
         return self.locate(index).url
@@ -203,7 +208,7 @@ class FilesSource(OwnSource, Fingerprinted[Any], ReadsAhead[Any], ReadsFiles[Any
         The listed one is URL, size and version.
         """
         if self.access is None:
-            path = os.path.abspath(self._files[index])
+            path = os.path.abspath(os.path.join(self._below, self._files[index]))
             return of_file(path, os.stat(path))
         file = self.locate(index)
         version = 0 if self._versions is None else int(self._versions[index])
@@ -268,7 +273,7 @@ def _find_protocol(files: Sequence[str]) -> str:
 
 def _find_pattern(url: str) -> int | None:
     """Return the start of the pattern in a URL, counted from after ``://``."""
-    protocol, _, rest = url.partition("://")
+    protocol, _, rest = split_query(url)[0].partition("://")
     web = protocol.lower() in ("http", "https")
     start = rest.find("/") + 1 if web else 0  # after the host, which may be [::1]
     found = re.compile(r"[*\[]" if web else r"[*?\[]").search(rest, start)

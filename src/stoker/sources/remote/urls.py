@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeGuard
 
 from stoker.basics.future import run_on
-from stoker.sources.patterns import Paths, expand_braces, is_aside
-from stoker.sources.remote.failures import retry
+from stoker.errors import RemoteError
+from stoker.sources.patterns import Paths, expand_braces, is_aside, split_query
+from stoker.sources.remote.failures import NoListingError, retry
 from stoker.sources.remote.files import FilesSource
 from stoker.sources.remote.options import RemoteOptions
 from stoker.sources.remote.source import Access
@@ -44,7 +45,7 @@ def find_urls(given: Paths, access: Access, suffix: str = "") -> list[str]:
         given: URLs or patterns; braces are expanded first.
         access: to their file system.
         suffix: for a folder, find files below it with this suffix (without ``is_aside``); a URL
-            with another suffix is a folder.
+            without it, and without a query, is a folder, or else a Parquet file.
 
     Raises FileNotFoundError where a pattern matches no file; ValueError for local paths among URLs;
     RemoteError.
@@ -54,9 +55,15 @@ def find_urls(given: Paths, access: Access, suffix: str = "") -> list[str]:
     for url in itertools.chain.from_iterable(map(expand_braces, texts)):
         if "://" not in url:
             raise ValueError(f"{url} is a local path, among URLs: read them apart")
-        is_folder = suffix and not url.endswith(suffix) and "*" not in url
+        path, query = split_query(url)
+        is_folder = suffix and not path.endswith(suffix) and not query and "*" not in path
         folder = f"{url.rstrip('/')}/"
-        found = FilesSource(f"{folder}**/*{suffix}" if is_folder else url, access.options)
+        try:
+            found = FilesSource(f"{folder}**/*{suffix}" if is_folder else url, access.options)
+        except (FileNotFoundError, NoListingError):
+            if not is_folder or not _is_parquet(url, access):
+                raise
+            found, is_folder = FilesSource(url, access.options), False
         each = [str(found.path(index)) for index in range(len(found))]
         if is_folder:
             each = [
@@ -103,6 +110,14 @@ def read_parts(
             await storage.close()
 
     return run_on(storage.loop, look_all)
+
+
+def _is_parquet(url: str, access: Access) -> bool:
+    try:
+        (head,) = read_parts([url], access, lambda _, size: (0, min(4, size)))
+    except (FileNotFoundError, RemoteError):
+        return False
+    return head.data == b"PAR1"
 
 
 def _is_list(given: Paths) -> TypeGuard[Sequence[str | os.PathLike[str]]]:

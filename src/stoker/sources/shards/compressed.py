@@ -5,23 +5,27 @@ from __future__ import annotations
 import bz2
 import gzip
 import lzma
-import tarfile
 import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from stoker.basics.validate import names_in
-from stoker.sources.files import FileVersion, OpenFile
+from stoker.sources.files import FileVersion, OpenFile, refuse_too_large
 from stoker.sources.iterable import IterableSource
 from stoker.sources.patterns import Paths, describe_paths, find_files
-from stoker.sources.shards.index import split_name
-from stoker.sources.shards.members import UnusableShardError, compression_of
+from stoker.sources.shards.members import (
+    DamagedError,
+    UnusableShardError,
+    compression_of,
+    split_name,
+)
 from stoker.sources.shards.shard_source import KEY, missing_field
+from stoker.sources.shards.tar_members import tar_headers
 
 _OPEN: dict[str, Any] = {"gzip": gzip.open, "bzip2": bz2.open, "xz": lzma.open}
 # The longest magic number of the compressions that are known has six.
 _HEAD_BYTES = 8
-_DAMAGE = (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, ValueError, OSError)
+_DAMAGE = (EOFError, zlib.error, lzma.LZMAError, OSError)
 
 
 def find_compressed(shards: Paths) -> dict[str, str]:
@@ -92,33 +96,45 @@ def _examples(path: str, version: FileVersion, opener: Any) -> Iterator[dict[str
     if OpenFile(path).version() != version:
         raise ValueError(f"{path} has changed since the pipeline was built: build it again")
     example: dict[str, Any] = {}
+    ended: set[str] = set()
     try:
-        with (
-            opener(path, "rb") as raw,
-            tarfile.open(fileobj=raw, mode="r|") as tar,
-        ):
-            tar.ignore_zeros = True  # another archive may follow; that this is one is known now
-            for member in tar:
-                named = split_name(member.name) if member.isreg() else None
-                if named is None:
+        with opener(path, "rb") as raw:
+            for member in tar_headers(raw, path):
+                named = split_name(member.name)
+                is_link = member.islnk() or member.issym()
+                if named is None or not (member.isreg() or is_link):
                     continue
+                if is_link:
+                    raise _unstreamable(path, f"{member.name!r} is a link")
                 key, field = named
                 if example and example[KEY] != key:
+                    ended.add(example[KEY])
                     yield example
                     example = {}
+                if key in ended:
+                    raise _unstreamable(path, f"other files lie between those of example {key!r}")
                 if field in example:
                     raise UnusableShardError(
                         f"{path}: example {key!r} has {field!r} twice: pack the shard again"
                     )
-                content = tar.extractfile(member)
-                assert content is not None  # of a regular file
-                example = {KEY: key, **example, field: content.read()}
-    except UnusableShardError:
-        raise
+                refuse_too_large(member.size, path)
+                content = raw.read(member.size)
+                if len(content) < member.size:
+                    raise DamagedError(f"is truncated: {member.name!r} is not all there")
+                example = {KEY: key, **example, field: content}
+    except DamagedError as error:
+        raise ValueError(f"{path} {error}") from error
     except _DAMAGE as error:
         raise ValueError(f"{path} is truncated or damaged: {error}") from error
     if example:
         yield example
+
+
+def _unstreamable(path: str, what: str) -> UnusableShardError:
+    return UnusableShardError(
+        f"{path}: {what}, and a compressed archive is read from its beginning to its end: "
+        "decompress it, and it is read by number"
+    )
 
 
 def _opener(path: str) -> Any:

@@ -16,11 +16,10 @@ from stoker.sources.shards.members import (
     ShardFile,
     UnusableShardError,
     refuse_compressed,
+    split_name,
 )
 from stoker.sources.shards.tar_members import tar_members
 from stoker.sources.shards.zip_members import MAGIC, zip_members
-
-_ASIDE = "__"  # files and folders such as __MACOSX
 
 
 class Places(NamedTuple):
@@ -63,15 +62,6 @@ class ShardIndex(NamedTuple):
             return None
         key: str = self.keys[int(np.searchsorted(at.ends, beyond[0], side="right"))]
         return key
-
-
-def split_name(name: str) -> tuple[str, str] | None:
-    """Split a member's name into key and field, as WebDataset does; None without a suffix."""
-    folder, slash, last = name.rpartition("/")
-    stem, dot, field = last.partition(".")
-    if not stem or not dot or (stem + dot).startswith(_ASIDE) or folder.startswith(_ASIDE):
-        return None
-    return folder + slash + stem, field.lower()
 
 
 def build_index(file: ShardFile) -> ShardIndex:

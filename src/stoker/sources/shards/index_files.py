@@ -34,7 +34,7 @@ _THREADS = 8
 # A user who waits for an index sees that it goes on; most are built in less, without a line.
 _SHOW_EVERY_S = 2.0
 # Raised whenever the layout of an index changes: those of other formats are made anew.
-_FORMAT = 4
+_FORMAT = 5
 # 128 bits of xxh3: damage goes unnoticed once in 10**38.
 _DIGEST_BYTES = 16
 # Of the path that follows: so that it can be read alone.

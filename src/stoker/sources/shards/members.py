@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from stoker.sources.files import FileVersion, OpenFile
+from stoker.sources.files import FileVersion, OpenFile, SeekableFile
 
 _COMPRESSED = {
     b"\x1f\x8b": "gzip",
     b"BZh": "bzip2",
     b"\xfd7zXZ\x00": "xz",
     b"\x28\xb5\x2f\xfd": "zstd",
+    b"\x04\x22\x4d\x18": "lz4",
 }
 # A disk reads 64 KiB in a fraction of a seek's time; in archives of small files many headers lie in
 # it.
 _AHEAD_BYTES = 1 << 16
+_ASIDE = "__"  # files and folders such as __MACOSX
 
 
 class ShardFile(Protocol):
@@ -50,6 +52,15 @@ class DamagedError(ValueError):
 
 class UnusableShardError(ValueError):
     """A file that is not an archive, or an archive that cannot be read by offset."""
+
+
+def split_name(name: str) -> tuple[str, str] | None:
+    """Split a member's name into key and field, as WebDataset does; None without a suffix."""
+    folder, slash, last = name.rpartition("/")
+    stem, dot, field = last.partition(".")
+    if not stem or not dot or (stem + dot).startswith(_ASIDE) or folder.startswith(_ASIDE):
+        return None
+    return folder + slash + stem, field.lower()
 
 
 def compression_of(head: bytes) -> str:
@@ -92,3 +103,18 @@ class HeaderReads:
             self._held = self._file.read(start, max(nbytes, ahead))
         self._last = start
         return self._held[within : within + nbytes]
+
+
+class SeekableShard(SeekableFile):
+    """A file read by offset, in the form that ``zipfile`` and ``tarfile`` need."""
+
+    def __init__(self, file: ShardFile) -> None:
+        super().__init__(file.version().size_bytes)
+        self._file = file
+
+    def readinto(self, buffer: Any) -> int:
+        nbytes = max(0, min(len(buffer), self._size - self._at))
+        if nbytes:
+            buffer[:nbytes] = self._file.read(self._at, nbytes)
+        self._at += nbytes
+        return nbytes

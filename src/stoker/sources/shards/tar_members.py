@@ -1,157 +1,142 @@
-"""The members of a tar archive (ustar, GNU and pax), found by their headers alone.
-
-Python's ``tarfile`` makes an object with twenty attributes for each header; a million take minutes.
-"""
+"""The members of a tar archive, found by their headers alone, which ``tarfile`` reads."""
 
 from __future__ import annotations
+
+import posixpath
+import tarfile
+from collections.abc import Iterator
+from typing import Any
 
 from stoker.sources.shards.members import (
     ArchiveMember,
     ArchiveMembers,
     DamagedError,
+    SeekableShard,
     ShardFile,
     UnusableShardError,
+    split_name,
 )
 
-# Of tar's format: headers and contents fill blocks of 512 bytes.
-HEADER_BYTES = 512
-_REGULAR = (b"0", b"\0", b"7")
+HEADER_BYTES = tarfile.BLOCKSIZE
 # No path is longer than a few KiB; a damaged size is not read into memory.
 _LONGEST_NAME = 1 << 20
 # Of any file: sums with it fit into an int64.
 _MOST_BYTES = 1 << 62
 _ZEROS = bytes(HEADER_BYTES)
+_DAMAGE = (tarfile.TarError, ValueError, OverflowError, RecursionError)
+"""The errors of ``tarfile`` for damage."""
 
 
 def tar_members(file: ShardFile) -> ArchiveMembers:
-    """Yield the regular files of an archive; links, folders and devices are passed over.
-
-    If another archive follows its end (``cat a.tar b.tar``), that is read, too.
+    """Yield the regular files of an archive, then its links to them; others are passed over.
 
     A member that reaches beyond the end of the file is yielded, too, before the error.
 
-    Raises DamagedError; UnusableShardError for a file that is not a tar archive or has sparse
-    files.
+    Raises as ``tar_headers`` does, and UnusableShardError for a link to what the archive does not
+    hold.
     """
     size = file.version().size_bytes
-    at = 0
-    long_name: str | None = None
-    long_size: int | None = None
-    has_ended = False
-    while at < size:
-        if size - at < HEADER_BYTES and has_ended:
-            return
-        if size - at < HEADER_BYTES:
-            raise DamagedError(f"is truncated: a header at byte {at:,} is cut off")
-        head = file.read(at, HEADER_BYTES)
-        if head == _ZEROS:
-            has_ended, at = True, at + HEADER_BYTES
-            continue
-        if not is_header(head):
-            if has_ended:
-                return
-            if at == 0:
-                raise UnusableShardError(f"{file.path} is not a tar archive (nor a zip archive)")
-            raise DamagedError(f"is damaged: there is no header at byte {at:,}")
-        has_ended = False
-        # Offsets of ustar's header: checksum 148, type 156, size 124.
-        kind = head[156:157]
-        nbytes, start = _number(head[124:136]), at + HEADER_BYTES
-        if kind in (b"L", b"x"):
-            if nbytes > min(_LONGEST_NAME, size - start):
-                raise DamagedError(f"is truncated or damaged: a long name at byte {at:,}")
-            content = file.read(start, nbytes)
-            if kind == b"L":
-                long_name = _text(content)
-            else:
-                records = _pax(content)
-                if any(key.startswith("GNU.sparse") for key in records):
-                    raise _sparse(file.path)
-                long_name = records.get("path", long_name)
-                long_size = _extended_size(records, at)
-        else:
-            if kind == b"S":
-                raise _sparse(file.path)
-            name = long_name or _name(head)
-            if kind in _REGULAR:
-                nbytes = nbytes if long_size is None else long_size
-                if not name.endswith("/"):
-                    yield ArchiveMember(name, start, nbytes, -1)
-            elif kind not in (b"g", b"K"):
-                nbytes = 0 if kind in b"123456" else nbytes
-            if kind not in (b"g", b"K"):
-                long_name = long_size = None
-        at = start + -(-nbytes // HEADER_BYTES) * HEADER_BYTES
-        if start + nbytes > size:
-            raise DamagedError(
-                f"is truncated: it ends at byte {size:,}, and {_name(head)!r} at byte "
-                f"{start + nbytes:,}"
-            )
-
-
-def is_header(head: bytes, nbytes: int | None = None) -> bool:
-    """True if a block is a header, of a file of this size if given."""
+    files: dict[str, ArchiveMember] = {}
+    links: dict[str, tuple[str, str]] = {}
+    damage: DamagedError | None = None
     try:
-        checksum, size = _number(head[148:156]), _number(head[124:136])
-    except (ValueError, IndexError):
+        for info in tar_headers(SeekableShard(file), file.path):
+            name = posixpath.normpath(info.name)
+            if info.islnk() or info.issym():
+                folder = posixpath.dirname(info.name) if info.issym() else ""
+                links[name] = info.name, posixpath.join(folder, info.linkname)
+            elif info.isreg():
+                files[name] = member = ArchiveMember(info.name, info.offset_data, info.size, -1)
+                yield member
+                if member.start + member.nbytes > size:
+                    raise DamagedError(
+                        f"is truncated: it ends at byte {size:,}, and {info.name!r} at byte "
+                        f"{member.start + member.nbytes:,}"
+                    )
+    except DamagedError as error:
+        damage = error
+    for name, target in links.values():
+        seen = set()
+        found = posixpath.normpath(target)
+        while found in links and found not in seen:
+            seen.add(found)
+            found = posixpath.normpath(links[found][1])
+        if found in files:
+            yield files[found]._replace(name=name)
+        elif damage is None and split_name(name) is not None:
+            raise UnusableShardError(
+                f"{file.path}: {name!r} is a link to {target!r}, which is no file in the archive: "
+                "pack it again with tar's --dereference and --hard-dereference"
+            )
+    if damage is not None:
+        raise damage
+
+
+def tar_headers(raw: Any, path: str) -> Iterator[tarfile.TarInfo]:
+    """Yield the headers of an archive, and of those behind it (``cat a.tar b.tar``).
+
+    The caller may move in the file, and reads what it wants before it asks for the next header.
+
+    Raises DamagedError; UnusableShardError for what is not a tar archive or has sparse files.
+    """
+    blocks: Any = _Blocks(raw)
+    is_first = True
+    while True:
+        any_header = False
+        try:
+            tar: Any = tarfile.TarFile(fileobj=blocks, encoding="utf-8")
+            while (info := tar.next()) is not None:
+                any_header = True
+                if info.issparse():
+                    raise UnusableShardError(f"{path} holds sparse files: pack it without --sparse")
+                if not 0 <= info.size < _MOST_BYTES:
+                    raise DamagedError(f"is damaged: a size of {info.size:,} at {info.offset:,}")
+                yield info
+                tar.members = []  # it would keep all of them
+                raw.seek(tar.offset)  # else it reads a byte of each content to see its end
+        except (UnusableShardError, DamagedError):
+            raise
+        except _DAMAGE as error:
+            if is_first and not any_header:
+                raise UnusableShardError(
+                    f"{path} is not a tar archive (nor a zip archive): {error}"
+                ) from error
+            raise DamagedError(f"is truncated or damaged: {error}") from error
+        # A damaged header, too, is an end to it.
+        if blocks.last != _ZEROS:
+            if not blocks.last or not (is_first or any_header):
+                return
+            if len(blocks.last) == HEADER_BYTES:
+                raise DamagedError(f"is damaged: there is no header at byte {tar.offset:,}")
+            raise DamagedError(f"is truncated: a header at byte {tar.offset:,} is cut off")
+        while blocks.last == _ZEROS:
+            blocks.read(HEADER_BYTES)
+        if not blocks.last:
+            return
+        raw.seek(-len(blocks.last), 1)
+        is_first = False
+
+
+def is_header(head: bytes, nbytes: int) -> bool:
+    """True if a block is the header of a file of this size."""
+    try:
+        size = tarfile.TarInfo.frombuf(head, "utf-8", "surrogateescape").size
+    except tarfile.TarError:
         return False
     # Of more than 8 GiB another header may tell the size.
-    fits = nbytes is None or size == nbytes or nbytes >= 1 << 33
-    # The checksum is of the header with eight blanks in its own place.
-    return fits and sum(head) - sum(head[148:156]) + 8 * 32 == checksum
+    return size == nbytes or nbytes >= 1 << 33
 
 
-def _number(field: bytes) -> int:
-    """Read an octal number, or one in binary where the first bit says so.
+class _Blocks:
+    """What ``tarfile`` reads an archive through: it shows the last block that was read."""
 
-    Raises ValueError for other text, a negative number, and an impossible size.
-    """
-    if field[0] & 0x80:
-        number = int.from_bytes(bytes([field[0] & 0x7F]) + field[1:], "big")
-        if number > _MOST_BYTES:  # a negative one, too: its first bits are all set
-            raise ValueError(f"{number} is no size")
-        return number
-    digits = field.split(b"\0", 1)[0].strip() or b"0"
-    if not digits.isdigit():  # int() takes signs and underscores
-        raise ValueError(f"{digits!r} is no octal number")
-    return int(digits, 8)
+    def __init__(self, raw: Any) -> None:
+        self._raw, self.last = raw, b"-"
+        self.seek, self.tell = raw.seek, raw.tell
 
-
-def _extended_size(records: dict[str, str], at: int) -> int | None:
-    """Return the size in an extended header, or None."""
-    text = records.get("size")
-    if text is None:
-        return None
-    # 18 digits fit into an int64.
-    if not (text.isascii() and text.isdigit()) or len(text) > 18:
-        raise DamagedError(f"is damaged: the header at byte {at:,} tells a size of {text[:20]!r}")
-    return int(text)
-
-
-def _name(head: bytes) -> str:
-    name = _text(head[:100])
-    prefix = _text(head[345:500]) if head[257:263] == b"ustar\0" else ""  # GNU has others there
-    return f"{prefix}/{name}" if prefix else name
-
-
-def _text(field: bytes) -> str:
-    return field.split(b"\0", 1)[0].decode("utf-8", "surrogateescape")
-
-
-def _pax(content: bytes) -> dict[str, str]:
-    """Read records such as ``30 path=a/very/long/name.jpg``."""
-    records = {}
-    at = 0
-    while at < len(content):
-        length, space, _ = content[at : at + 20].partition(b" ")
-        if not space or not length.isdigit() or int(length) <= len(length):
-            break
-        record = content[at + len(length) + 1 : at + int(length) - 1]
-        key, _, value = record.partition(b"=")
-        records[key.decode("utf-8", "replace")] = value.decode("utf-8", "surrogateescape")
-        at += int(length)
-    return records
-
-
-def _sparse(path: str) -> UnusableShardError:
-    return UnusableShardError(f"{path} holds sparse files: pack it without --sparse")
+    def read(self, nbytes: int) -> bytes:
+        # Behind the end ``tarfile`` may read on for ever.
+        if not 0 <= nbytes <= _LONGEST_NAME or not self.last:
+            raise DamagedError("is truncated or damaged: a header goes on behind its end")
+        self.last = self._raw.read(nbytes)
+        return self.last

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import io
 import itertools
+import stat
 import struct
 import zipfile
 import zlib
-from typing import Any
 
-from stoker.sources.files import SeekableFile
 from stoker.sources.shards.members import (
     ArchiveMember,
     ArchiveMembers,
     DamagedError,
+    SeekableShard,
     ShardFile,
     UnusableShardError,
 )
@@ -40,11 +40,11 @@ _ENCRYPTED = 1
 def zip_members(file: ShardFile) -> ArchiveMembers:
     """Yield the files of an archive: from the header of each to that of the next.
 
-    Raises DamagedError; UnusableShardError for files that are encrypted, or not compressed by
-    deflate.
+    Raises DamagedError; UnusableShardError for files that are encrypted, links, or not compressed
+    by deflate.
     """
     try:
-        with zipfile.ZipFile(io.BufferedReader(_Seekable(file))) as archive:
+        with zipfile.ZipFile(io.BufferedReader(SeekableShard(file))) as archive:
             found, end = archive.infolist(), archive.start_dir
     except _DAMAGE as error:
         raise DamagedError(f"is truncated or damaged: {error}") from error
@@ -53,6 +53,11 @@ def zip_members(file: ShardFile) -> ArchiveMembers:
             raise UnusableShardError(
                 f"{file.path}: {info.filename!r} is encrypted, or compressed by other means than "
                 "deflate: pack the archive anew"
+            )
+        # Of its maker's system, Unix, the mode.
+        if info.create_system == 3 and stat.S_ISLNK(info.external_attr >> 16):
+            raise UnusableShardError(
+                f"{file.path}: {info.filename!r} is a link: pack the archive anew, without zip's -y"
             )
     starts = sorted({info.header_offset for info in found} | {end})
     if starts[0] < 0:
@@ -92,18 +97,3 @@ def unzip(member: bytes, nbytes: int, named: str) -> bytes:
     if len(data) != nbytes:
         raise ValueError(f"{len(data):,} bytes instead of {nbytes:,}")
     return data
-
-
-class _Seekable(SeekableFile):
-    """A file read by offset, in the form that ``zipfile`` needs."""
-
-    def __init__(self, file: ShardFile) -> None:
-        super().__init__(file.version().size_bytes)
-        self._file = file
-
-    def readinto(self, buffer: Any) -> int:
-        nbytes = max(0, min(len(buffer), self._size - self._at))
-        if nbytes:
-            buffer[:nbytes] = self._file.read(self._at, nbytes)
-        self._at += nbytes
-        return nbytes

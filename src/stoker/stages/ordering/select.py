@@ -176,31 +176,39 @@ def _by_function(
     return np.array(positions, np.int64)
 
 
-def parts_of(before: ChainView, fractions: Sequence[Any], seed: Any, labels: Any) -> list[Select]:
+def parts_of(
+    before: ChainView, fractions: Sequence[Any], seed: Any, stratify: Any, groups: Any
+) -> list[Select]:
     """Return the stages that split what is left into parts: disjoint, and all of it.
 
     Args:
         before: the chain.
         fractions: of each part; one alone is that of the first of two.
         seed: keys which examples are in which part.
-        labels: for each example of the source its class, of which each part has its fraction; or
+        stratify: for each example of the source its class, of which each part has its fraction; or
             None.
+        groups: for each example of the source its group, which lies in one part; or None.
 
     Raises TypeError or ValueError for wrong arguments, and for an empty part.
     """
     source, shares = check_numbers(before, "split(...)", "select(...)"), _fractions(fractions)
     if not is_whole_number(seed) or seed < 0:
         raise ValueError(f".split() takes seed= as a whole number from 0, not {seed!r}")
+    if stratify is not None and groups is not None:
+        raise ValueError(".split() takes stratify= or groups=: no split keeps to both")
     length = len(source)
     candidates = before.selection.candidates(length)
     count = len(candidates)
     mixed = permutation(count, rng.key(int(seed), 0, rng.SPLIT))
-    if labels is None:
+    if stratify is None and groups is None:
         ends = np.rint(np.cumsum(shares) * count).astype(np.int64)
         parts = np.repeat(np.arange(len(shares)), np.diff(ends, prepend=0))
     else:
         numbers = candidates.at(mixed.at(range(count)))
-        parts = _stratified(_labels(labels, source, numbers), shares)
+        if groups is None:
+            parts = _stratified(_labels("stratify", stratify, source, numbers), shares)
+        else:
+            parts = _by_group(_labels("groups", groups, source, numbers), shares)
     part_of = np.full(length, len(shares), np.min_scalar_type(len(shares)))
     for start in range(0, count, _AT_ONCE):
         some = range(start, min(start + _AT_ONCE, count))
@@ -238,7 +246,9 @@ def _fractions(given: Sequence[Any]) -> list[float]:
     return [float(fraction) for fraction in given]
 
 
-def _labels(labels: Any, source: IndexedSource, numbers: NDArray[np.int64]) -> NDArray[Any]:
+def _labels(
+    argument: str, labels: Any, source: IndexedSource, numbers: NDArray[np.int64]
+) -> NDArray[Any]:
     """Return the label of each of these examples."""
     length = len(source)
     if callable(labels):
@@ -246,7 +256,7 @@ def _labels(labels: Any, source: IndexedSource, numbers: NDArray[np.int64]) -> N
     given: NDArray[Any] = np.asarray(labels)
     if given.ndim != 1 or len(given) != length:
         raise ValueError(
-            f".split(): stratify= has the shape {given.shape}, and the source has {length:,} "
+            f".split(): {argument}= has the shape {given.shape}, and the source has {length:,} "
             "examples: give a label for each, by its number in the source, or fn(number, name)"
         )
     return given[numbers]
@@ -272,6 +282,22 @@ def _stratified(labels: NDArray[Any], shares: Sequence[float]) -> NDArray[np.int
     positions = np.empty(len(labels), np.int64)
     positions[np.argsort(kinds.ravel(), kind="stable")] = np.concatenate([_NONE, *parts])
     return positions
+
+
+def _by_group(groups: NDArray[Any], shares: Sequence[float]) -> NDArray[np.int64]:
+    """Return the part of each example, the same for all of a group.
+
+    The groups, in the order of their first examples here, go to the part that lacks most.
+    """
+    _, first, kinds, counts = np.unique(
+        groups, return_index=True, return_inverse=True, return_counts=True
+    )
+    lacking = np.array(shares) * len(groups)
+    parts = np.empty(len(counts), np.int64)
+    for group in np.argsort(first).tolist():
+        parts[group] = np.argmax(lacking)
+        lacking[parts[group]] -= counts[group]
+    return parts[kinds.ravel()]
 
 
 _NONE = np.empty(0, np.int64)

@@ -69,10 +69,8 @@ class RemoteTokenSource(ReadsRanges[Any], TokenSource):
         return Fingerprint(file.path, *file.version[:2], token)
 
     def _find(self, files: Paths, dtype: DTypeLike | None) -> list[TokenFile]:
-        def head(url: str, size: int) -> tuple[int, int]:
-            return 0, min(size, _HEADER_BYTES) if url.endswith(".npy") else min(size, 1)
-
-        parts = read_parts(find_urls(files, self.access), self.access, head)
+        urls = find_urls(files, self.access)
+        parts = read_parts(urls, self.access, lambda _, size: (0, min(size, _HEADER_BYTES)))
         return [
             token_file(url, FileVersion(size, version), dtype, io.BytesIO(data))
             for url, size, version, data in parts

@@ -147,6 +147,85 @@ def test_ranks_compare_at_the_first_iter_and_after_set_epoch_alone(
     assert [each["asked"] for each in told] == [[0, 1, 1], [0, 1, 1]]
 
 
+ORDERS = """
+    import glob, pathlib, tarfile, tempfile
+    import pyarrow as pa, pyarrow.parquet as pq
+
+    root = pathlib.Path(tempfile.mkdtemp()) / f"of rank {RANK}"  # another place on each host
+    for at in range(8):
+        folder = root / "files" / str(at % 4)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{at}.txt").write_text(f"line {at}")
+        np.save(folder / f"{at // 4}.npy", np.arange(3) + at)
+        pq.write_table(pa.table({"x": [at, at]}), root / f"{at}.parquet")
+        with tarfile.open(root / f"{at}.tar", "w") as tar:
+            tar.add(folder / f"{at}.txt", f"{at}.txt")
+
+    def found(pattern, backwards):
+        return sorted(glob.glob(str(root / pattern)), reverse=backwards)
+
+    class Listed:
+        def __init__(self, files):
+            self.root, self.files, self.asked = root, files, 0
+            self.losses = [float(RANK)] * len(files)
+
+        def __len__(self):
+            return len(self.files)
+
+        def __getitem__(self, index):
+            self.asked += 1
+            return self.files[index]
+
+    from torch.utils.data import Subset
+    numbers = list(range(8))
+
+    def backwards_if(b):
+        listed = Listed(found("files/*/*.txt", b))
+        subset = Subset(Listed(found("files/*/*.txt", False)), numbers[::-1] if b else numbers)
+        some = stoker.from_files(found("files/*/*.txt", b))
+        return {
+            "arrays": stoker.from_arrays(np.arange(8)[::-1] if b else np.arange(8)),
+            "list": stoker.from_dataset(found("files/*/*.txt", b)),
+            "numbers": stoker.from_dataset(numbers[::-1] if b else numbers),
+            "listed": stoker.from_dataset(listed),
+            "subset": stoker.from_dataset(subset),
+            "files": some,
+            "equal names": stoker.from_files(found("files/*/0.npy", b)),
+            "text": stoker.from_text(found("files/*/*.txt", b)),
+            "tar": stoker.from_tar(found("*.tar", b)),
+            "parquet": stoker.from_parquet(found("*.parquet", b)),
+            "mix": stoker.mix({some: 1, stoker.from_arrays(np.arange(9)): 2}),
+            "numbered": stoker.from_table(pa.table({"x": numbers[::-1 if b else 1]})).numbered("n"),
+        }, listed
+
+    told = {"alike": {}, "differ": {}}
+    for is_alike in (True, False):
+        made, listed = backwards_if(RANK == 1 and not is_alike)
+        for kind, pipeline in made.items():
+            try:
+                iter(pipeline.shard()).close()
+            except ValueError as error:
+                told["alike" if is_alike else "differ"][kind] = str(error)
+    told["asked"] = listed.asked
+"""
+
+
+def test_ranks_that_list_their_data_in_another_order_are_told(tmp_path: Path) -> None:
+    for each in told_by(tmp_path, 2, ORDERS):
+        assert not each["alike"]
+        assert each["asked"] == 0
+        assert list(each["differ"]) == [
+            "arrays", "list", "numbers", "listed", "subset", "files", "equal names", "text", "tar",
+            "parquet", "mix", "numbered",
+        ]  # fmt: skip
+        for text in each["differ"].values():
+            assert text.startswith("ranks differ in order or content of the data (")
+            assert text.endswith("): list the same data in the same order on all ranks, as "
+                                 "sorted() does")  # fmt: skip
+        assert "(example 0: 0.txt on rank 0, 7.txt on rank 1)" in each["differ"]["files"]
+        assert "(files[0]: '0.txt' on rank 0, '7.txt' on rank 1)" in each["differ"]["listed"]
+
+
 DIFFER = {
     "seed": "ValueError: ranks differ in seed (3 on rank 0, 4 on rank 1): give all ranks the same",
     "given": "ValueError: ranks differ in seed (none given on rank 0, 3 on rank 1)",

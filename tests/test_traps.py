@@ -64,6 +64,15 @@ def test_two_loops_over_one_pipeline_do_not_look_finished(form: str) -> None:
         next(nested)
 
 
+def test_next_of_a_pipeline_says_what_to_do() -> None:
+    train: Any = numbers().batch(4)
+    with pytest.raises(TypeError, match=r"batches = iter\(pipeline\).*next\(batches\)"):
+        next(train)
+    assert next(iter(train)).tolist() == [0, 1, 2, 3]
+    again = stoker.from_iterable(train)  # which takes no iterators
+    assert [len(list(again)) for _ in range(2)] == [6, 6]
+
+
 def test_a_copy_of_a_pipeline_is_a_second_cursor() -> None:
     train = numbers().shuffle().batch(4)
     other = copy.copy(train)

@@ -6,6 +6,7 @@ import contextlib
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -436,7 +437,7 @@ def test_a_launcher_without_a_group_is_an_error_unless_it_is_asked_for(
     assert "shard(rank=1, world=2)" in str(taken)
     assert [int(x) for x in taken] == [1, 3, 5, 7]
     with pytest.raises(ValueError, match="give the pipeline seed="):
-        iter(data(None).shard(env=True))
+        iter(data(None).shuffle().shard(env=True))
     no_launcher.setenv(size, "1")
     assert "world=1" in str(data().shard())
 
@@ -466,16 +467,40 @@ def test_who_reads_everything_under_a_launcher_is_warned() -> None:
     assert "each of 2 ranks iterates over all examples" in done.stderr
 
 
-def test_ranks_by_hand_need_a_seed() -> None:
-    begun = data(None).shard(rank=1, world=2)
+def test_ranks_by_hand_need_a_seed_where_something_is_drawn() -> None:
+    begun = data(None).shuffle().shard(rank=1, world=2)
     with pytest.raises(ValueError, match="parts would overlap: give the pipeline seed="):
         iter(begun)
-    assert [int(x) for x in data(None).shard(rank=0, world=1)] == list(range(8))
-    given = data(5).shard(rank=1, world=2)
+    assert sorted(int(x) for x in data(None).shuffle().shard(rank=0, world=1)) == list(range(8))
+    given = data(5).shuffle().shard(rank=1, world=2)
     batches = iter(given)
     next(batches)
     begun.load_state_dict(given.state_dict())  # a state has one
     assert [int(x) for x in begun] == [int(x) for x in batches]
+
+
+DRAWING: dict[str, Callable[[stoker.Pipeline[Any]], stoker.Pipeline[Any]]] = {
+    "shuffle": lambda p: p.shuffle().shard(rank=0, world=2).batch(2),
+    "own order": lambda p: p.order(lambda e, r: r.permutation(8)).shard(rank=0, world=2).batch(2),
+    "random_map": lambda p: p.shard(rank=0, world=2).random_map(lambda x, rng: x).batch(2),
+    "echo": lambda p: p.shard(rank=0, world=2).echo(2, pool=4).batch(2),
+    "planned": lambda p: p.shard(rank=0, world=2).batch(tokens=9, size=np.arange(1, 9)),
+    "mixture": lambda p: (
+        stoker.mix({p.shuffle(): 1, data(None): 1}).shard(rank=0, world=2).batch(2)
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", DRAWING)
+def test_whatever_draws_asks_ranks_for_a_seed(kind: str) -> None:
+    with pytest.raises(ValueError, match="give the pipeline seed="):
+        iter(DRAWING[kind](data(None)))
+
+
+def test_an_evaluation_over_ranks_needs_no_seed() -> None:
+    parts = [data(None).shard(rank=rank, world=2, pad=True).batch(2) for rank in range(2)]
+    batches = [[batch.tolist() for batch in part] for part in parts]
+    assert batches == [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]
 
 
 def claims_of(claims: dict[int, int]) -> list[list[int]]:

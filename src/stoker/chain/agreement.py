@@ -49,7 +49,7 @@ def agree(chain: Chain, place: tuple[int, ...], *, long: bool) -> Chain:
     among = () if shard.among is None else shard.among
     group = exchange_among(among) if len(among) > 1 else None
     if group is None:
-        if chain.is_seed_open and shard.world > 1:
+        if chain.is_seed_open and shard.world > 1 and chain.draws:
             raise ValueError(
                 f"each of {shard.world} ranks would draw a seed of its own, and parts would "
                 "overlap: give the pipeline seed=, the same on all ranks"

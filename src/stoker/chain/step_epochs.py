@@ -140,9 +140,19 @@ class StepEpochs(Cursor):
         self._fresh_start = True
 
     def rest(self) -> None:
-        """Stop the clock of the current data epoch, which goes on in the next step epoch."""
-        run = self._live_run()
-        if run is not None:
+        """Stop the clock of the current data epoch, which goes on in the next step epoch.
+
+        If nothing follows in it, it ends with this one, and ``epoch`` counts it. To know that, the
+        next output is decided, but not where that depends on time, or reads a stream further.
+        """
+        run, ending = self._live_run(), self._data_epoch
+        if run is None or ending is None:
+            return
+        looks = self.chain.source.is_indexed and not self.chain.follows_clock
+        if run.is_last if looks else run.is_over:
+            next(ending, None)
+            self._data_epoch = None
+        else:
             run.rest()
 
     def _begin_data_epoch(self) -> PipelineIterator[Any]:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -145,6 +146,85 @@ def test_ranks_compare_at_the_first_iter_and_after_set_epoch_alone(
     told: list[dict[str, Any]],
 ) -> None:
     assert [each["asked"] for each in told] == [[0, 1, 1], [0, 1, 1]]
+
+
+ORDERS = """
+    import glob, pathlib, tarfile, tempfile
+    import pyarrow as pa, pyarrow.parquet as pq
+
+    root = pathlib.Path(tempfile.mkdtemp()) / f"of rank {RANK}"  # another place on each host
+    for at in range(8):
+        folder = root / "files" / str(at % 4)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{at}.txt").write_text(f"line {at}")
+        np.save(folder / f"{at // 4}.npy", np.arange(3) + at)
+        pq.write_table(pa.table({"x": [at, at]}), root / f"{at}.parquet")
+        with tarfile.open(root / f"{at}.tar", "w") as tar:
+            tar.add(folder / f"{at}.txt", f"{at}.txt")
+
+    def found(pattern, backwards):
+        return sorted(glob.glob(str(root / pattern)), reverse=backwards)
+
+    class Listed:
+        def __init__(self, files):
+            self.root, self.files, self.asked = root, files, 0
+            self.losses = [float(RANK)] * len(files)
+
+        def __len__(self):
+            return len(self.files)
+
+        def __getitem__(self, index):
+            self.asked += 1
+            return self.files[index]
+
+    from torch.utils.data import Subset
+    numbers = list(range(8))
+
+    def backwards_if(b):
+        listed = Listed(found("files/*/*.txt", b))
+        subset = Subset(Listed(found("files/*/*.txt", False)), numbers[::-1] if b else numbers)
+        some = stoker.from_files(found("files/*/*.txt", b))
+        return {
+            "arrays": stoker.from_arrays(np.arange(8)[::-1] if b else np.arange(8)),
+            "list": stoker.from_dataset(found("files/*/*.txt", b)),
+            "numbers": stoker.from_dataset(numbers[::-1] if b else numbers),
+            "listed": stoker.from_dataset(listed),
+            "subset": stoker.from_dataset(subset),
+            "files": some,
+            "equal names": stoker.from_files(found("files/*/0.npy", b)),
+            "text": stoker.from_text(found("files/*/*.txt", b)),
+            "tar": stoker.from_tar(found("*.tar", b)),
+            "parquet": stoker.from_parquet(found("*.parquet", b)),
+            "mix": stoker.mix({some: 1, stoker.from_arrays(np.arange(9)): 2}),
+            "numbered": stoker.from_table(pa.table({"x": numbers[::-1 if b else 1]})).numbered("n"),
+        }, listed
+
+    told = {"alike": {}, "differ": {}}
+    for is_alike in (True, False):
+        made, listed = backwards_if(RANK == 1 and not is_alike)
+        for kind, pipeline in made.items():
+            try:
+                iter(pipeline.shard()).close()
+            except ValueError as error:
+                told["alike" if is_alike else "differ"][kind] = str(error)
+    told["asked"] = listed.asked
+"""
+
+
+def test_ranks_that_list_their_data_in_another_order_are_told(tmp_path: Path) -> None:
+    for each in told_by(tmp_path, 2, ORDERS):
+        assert not each["alike"]
+        assert each["asked"] == 0
+        assert list(each["differ"]) == [
+            "arrays", "list", "numbers", "listed", "subset", "files", "equal names", "text", "tar",
+            "parquet", "mix", "numbered",
+        ]  # fmt: skip
+        for text in each["differ"].values():
+            assert text.startswith("ranks differ in order or content of the data (")
+            assert text.endswith("): list the same data in the same order on all ranks, as "
+                                 "sorted() does")  # fmt: skip
+        assert "(example 0: 0.txt on rank 0, 7.txt on rank 1)" in each["differ"]["files"]
+        assert "(files[0]: '0.txt' on rank 0, '7.txt' on rank 1)" in each["differ"]["listed"]
 
 
 DIFFER = {
@@ -357,7 +437,7 @@ def test_a_launcher_without_a_group_is_an_error_unless_it_is_asked_for(
     assert "shard(rank=1, world=2)" in str(taken)
     assert [int(x) for x in taken] == [1, 3, 5, 7]
     with pytest.raises(ValueError, match="give the pipeline seed="):
-        iter(data(None).shard(env=True))
+        iter(data(None).shuffle().shard(env=True))
     no_launcher.setenv(size, "1")
     assert "world=1" in str(data().shard())
 
@@ -387,16 +467,40 @@ def test_who_reads_everything_under_a_launcher_is_warned() -> None:
     assert "each of 2 ranks iterates over all examples" in done.stderr
 
 
-def test_ranks_by_hand_need_a_seed() -> None:
-    begun = data(None).shard(rank=1, world=2)
+def test_ranks_by_hand_need_a_seed_where_something_is_drawn() -> None:
+    begun = data(None).shuffle().shard(rank=1, world=2)
     with pytest.raises(ValueError, match="parts would overlap: give the pipeline seed="):
         iter(begun)
-    assert [int(x) for x in data(None).shard(rank=0, world=1)] == list(range(8))
-    given = data(5).shard(rank=1, world=2)
+    assert sorted(int(x) for x in data(None).shuffle().shard(rank=0, world=1)) == list(range(8))
+    given = data(5).shuffle().shard(rank=1, world=2)
     batches = iter(given)
     next(batches)
     begun.load_state_dict(given.state_dict())  # a state has one
     assert [int(x) for x in begun] == [int(x) for x in batches]
+
+
+DRAWING: dict[str, Callable[[stoker.Pipeline[Any]], stoker.Pipeline[Any]]] = {
+    "shuffle": lambda p: p.shuffle().shard(rank=0, world=2).batch(2),
+    "own order": lambda p: p.order(lambda e, r: r.permutation(8)).shard(rank=0, world=2).batch(2),
+    "random_map": lambda p: p.shard(rank=0, world=2).random_map(lambda x, rng: x).batch(2),
+    "echo": lambda p: p.shard(rank=0, world=2).echo(2, pool=4).batch(2),
+    "planned": lambda p: p.shard(rank=0, world=2).batch(tokens=9, size=np.arange(1, 9)),
+    "mixture": lambda p: (
+        stoker.mix({p.shuffle(): 1, data(None): 1}).shard(rank=0, world=2).batch(2)
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", DRAWING)
+def test_whatever_draws_asks_ranks_for_a_seed(kind: str) -> None:
+    with pytest.raises(ValueError, match="give the pipeline seed="):
+        iter(DRAWING[kind](data(None)))
+
+
+def test_an_evaluation_over_ranks_needs_no_seed() -> None:
+    parts = [data(None).shard(rank=rank, world=2, pad=True).batch(2) for rank in range(2)]
+    batches = [[batch.tolist() for batch in part] for part in parts]
+    assert batches == [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]
 
 
 def claims_of(claims: dict[int, int]) -> list[list[int]]:

@@ -170,21 +170,30 @@ def test_what_was_not_handed_out_comes_once_with_its_own_draws(
 def test_parts_as_they_lie_go_on_where_those_left_them_that_began(
     data: st.DataObject, length: int, epoch: int
 ) -> None:
-    """Which examples an epoch leaves out depends on the ranks that begin it."""
+    """What equal parts leave out of an epoch, other ranks that take it over hand out as well."""
 
     def build(rank: int, world: int, each: int) -> stoker.Pipeline:
         return rows(length).shard(rank=rank, world=world).random_map(drawing).batch(each)
 
-    # At most five are left out; no leg but the last ends the epoch.
+    # At most five are left out at first; no leg but the last ends the epoch.
     plan = data.draw(plans(length - 5), label="plan")
     (whole,) = run(build, [(plan[0][0], 7, -1)], epoch)
     if not plan[0][2]:  # nothing was handed out, so others begin it
         return
-    expected = collections.Counter(one for step in whole.drawn for one in step)
+    expected = {x: drawn for step in whole.drawn for x, _, drawn in step}
     legs = run(build, plan, epoch)
-    found = collections.Counter(one for leg in legs for step in leg.drawn for one in step)
-    assert found <= expected
-    assert expected.total() - found.total() < plan[-1][0]
+    found = [(x, drawn) for leg in legs for step in leg.drawn for x, _, drawn in step]
+    assert all(expected.get(x, drawn) == drawn for x, drawn in found)
+    assert len({x for x, _ in found}) == len({drawn for _, drawn in found}) == len(found)
+    assert 0 <= length - len(found) < plan[-1][0]
+
+
+def test_what_equal_parts_leave_out_is_not_lost_to_those_that_take_over() -> None:
+    def build(rank: int, world: int, each: int) -> stoker.Pipeline:
+        return rows(122).shard(rank=rank, world=world).random_map(drawing).batch(each)
+
+    legs = run(build, [(4, 5, 2), (2, 5, -1)])
+    assert {x for leg in legs for step in leg.drawn for x, _, _ in step} == set(range(122))
 
 
 @pytest.mark.parametrize("kind", ["shuffled", "whole", "balanced", "mixture"])

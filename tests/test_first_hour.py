@@ -260,7 +260,10 @@ WORKERS: Mistakes = [
     (lambda: p().shard(rank=0), "needs rank= and world= together"),
     (lambda: p().shard(rank=2, world=2), "a rank lies between 0 and world - 1"),
     (lambda: p().batch(2).shard(rank=0, world=2), "put it right after the source"),
-    (lambda: list(s.from_dataset(range(4)).shard(rank=0, world=2)), "give the pipeline seed="),
+    (
+        lambda: list(s.from_dataset(range(4)).shuffle().shard(rank=0, world=2)),
+        "give the pipeline seed=",
+    ),
 ]
 
 STATES: Mistakes = [

@@ -205,3 +205,34 @@ def test_what_keras_cannot_take_is_refused(tmp_path: Path) -> None:
         tmp_path,
         "torch",
     )
+
+
+@both_backends
+def test_a_callback_may_move_the_pipeline_and_not_iterate_it(tmp_path: Path, backend: str) -> None:
+    run_with_keras(
+        """
+        class Back(keras.callbacks.Callback):
+            def on_train_batch_end(self, batch, logs=None):
+                if batch == 2 and not train.epoch:
+                    train.set_epoch(1)
+
+        train = pipeline()
+        data = Seen(train)
+        model().fit(data, epochs=1, callbacks=[Back()], verbose=0)
+        first, second = expected(2)
+        assert data.given == first[:3] + second[:3], data.given
+
+        class Looks(keras.callbacks.Callback):
+            def on_train_batch_end(self, batch, logs=None):
+                list(train)
+
+        try:
+            model().fit(PipelineDataset(train), epochs=1, callbacks=[Looks()], verbose=0)
+        except RuntimeError as error:
+            assert "a second iterator over its pipeline has begun" in str(error), error
+        else:
+            raise AssertionError("nothing was said")
+        """,
+        tmp_path,
+        backend,
+    )

@@ -236,15 +236,16 @@ def test_without_steps_there_is_no_end_and_no_length() -> None:
     assert pipeline.epoch == 33
 
 
-def test_a_second_iterator_closes_the_first_with_a_warning() -> None:
+def test_a_second_iterator_closes_the_first_which_says_so() -> None:
     pipeline = built(ECHOED, 0).repeat().steps(7)
     first = iter(pipeline)
     next(first)
     assert len(first) == 6
-    with pytest.warns(UserWarning, match="a second iterator"):
-        second = iter(pipeline)
-    assert next(first, None) is None
+    second = iter(pipeline)
+    with pytest.raises(RuntimeError, match="a second iterator over its pipeline has begun"):
+        next(first)
     assert len(list(second)) == 7
+    assert next(second, None) is None
 
 
 def test_a_schedule_of_fresh_data_knows_its_epochs() -> None:
@@ -258,6 +259,42 @@ def test_a_schedule_of_fresh_data_knows_its_epochs() -> None:
             optimizer.step()
             schedule.step()
     assert cosine.last_epoch == 10
+
+
+def ending(kind: str) -> stoker.Pipeline[Any]:
+    """Return a pipeline of 5 batches a pass."""
+    train = stoker.from_arrays(np.arange(40 if kind == "filtered" else 20), seed=0)
+    if kind == "loader":
+        return stoker.from_loader(DataLoader(torch.arange(20), 4))  # type: ignore[arg-type]
+    if kind == "filtered":
+        train = train.filter(lambda x: x % 2 == 0)
+    if kind == "echoed":
+        return train.take(10).echo(2, pool=8).batch(4)
+    return train.shuffle().batch(4) if kind == "shuffled" else train.batch(4)
+
+
+@pytest.mark.parametrize("kind", ["plain", "shuffled", "filtered", "echoed", "loader"])
+@pytest.mark.parametrize("workers", [None, 0])
+def test_a_pass_that_ends_where_the_steps_do_is_counted(kind: str, workers: int | None) -> None:
+    def build() -> stoker.Pipeline[Any]:
+        train = ending(kind) if workers is None or kind == "loader" else ending(kind).workers(0)
+        return train.repeat().steps(5)
+
+    train, whole, states, given = build(), stream(build()), list[Any](), list[Any]()
+    assert len(whole) == 5
+    while train.epoch < 3:
+        given += stream(train)
+        states.append(through_json(train.state_dict()))
+        assert (train.stats().epoch, train.stats().batches) == (len(states) - 1, 5)
+    assert (len(given), len(states)) == (15, 3)
+    assert train.clock.steps == 15
+    assert given[:5] == whole
+    for at, state in enumerate(states[:-1], 1):
+        again = build()
+        again.load_state_dict(state)
+        assert again.epoch == at
+        assert stream(again) == given[5 * at : 5 * at + 5]
+        assert again.epoch == at + 1
 
 
 def test_statistics_count_epochs_of_steps_not_passes() -> None:

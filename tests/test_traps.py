@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import io
+import itertools
 import re
 from collections.abc import Callable
 from typing import Any
@@ -37,15 +39,70 @@ def test_a_progress_bar_that_asks_for_two_iterators_loses_nothing(bar: Any, work
     assert train.stats().epoch == plain.stats().epoch
 
 
-def test_two_iterators_at_once_are_told_of() -> None:
-    train = numbers().batch(4)
-    with pytest.warns(UserWarning, match="a second iterator over one pipeline closes the first"):
-        assert not list(zip(train, train, strict=False))
+FORMS: dict[str, Callable[[stoker.Pipeline[Any]], Any]] = {
+    "plain": lambda p: p.batch(4),
+    "repeated": lambda p: p.batch(4).repeat().steps(6),
+    "loader": lambda p: p.batch(4).as_dataloader(),
+    "monitored": lambda p: stoker.monitor(p.batch(4)),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_two_loops_over_one_pipeline_do_not_look_finished(form: str) -> None:
+    train = FORMS[form](numbers())
+    with pytest.raises(RuntimeError, match=r"one at a time can run.*copy\.copy\(pipeline\)"):
+        list(zip(train, train, strict=False))
+
+    def nest() -> Any:
+        train = FORMS[form](numbers())
+        for _ in train:
+            yield len(list(train))
+
+    nested = nest()
+    assert next(nested) == 6
+    with pytest.raises(RuntimeError, match="a second iterator over its pipeline has begun"):
+        next(nested)
+
+
+def test_next_of_a_pipeline_says_what_to_do() -> None:
+    train: Any = numbers().batch(4)
+    with pytest.raises(TypeError, match=r"batches = iter\(pipeline\).*next\(batches\)"):
+        next(train)
+    assert next(iter(train)).tolist() == [0, 1, 2, 3]
+    again = stoker.from_iterable(train)  # which takes no iterators
+    assert [len(list(again)) for _ in range(2)] == [6, 6]
+
+
+def test_a_copy_of_a_pipeline_is_a_second_cursor() -> None:
+    train = numbers().shuffle().batch(4)
+    other = copy.copy(train)
+    pairs = [(a.tolist(), b.tolist()) for a, b in zip(train, other, strict=True)]
+    assert len(pairs) == 6
+    assert all(a == b for a, b in pairs)
+
+
+@pytest.mark.parametrize("form", ["plain", "repeated", "loader"])
+@pytest.mark.parametrize("move", ["set_epoch", "load_state_dict"])
+def test_a_loop_whose_pipeline_is_moved_does_not_look_finished(form: str, move: str) -> None:
+    train = FORMS[form](numbers())
+    to = 3 if move == "set_epoch" else train.state_dict()
+    batches = iter(train)
+    next(batches)
+    getattr(train, move)(to)
+    with pytest.raises(RuntimeError, match="has moved its pipeline"):
+        next(batches)
+    assert len(list(train)) == 6
+
+
+def test_an_iterator_that_has_no_more_ends_though_it_is_superseded() -> None:
     train = numbers().batch(4)
     first = iter(train)
-    next(first)
-    with pytest.warns(UserWarning, match="a second iterator over one pipeline closes the first"):
-        iter(train)
+    assert len(list(itertools.islice(first, 6))) == 6
+    assert len(list(train)) == 6
+    assert next(first, None) is None
+    with iter(train) as closed:
+        next(closed)
+    assert next(closed, None) is None
 
 
 DERIVED: dict[str, Callable[[stoker.Pipeline[Any]], object]] = {

@@ -150,14 +150,6 @@ def test_a_loop_that_stops_at_the_length_has_had_its_epoch(kind: str) -> None:
     assert pipeline.epoch == 3
 
 
-def test_an_iterator_of_which_batches_are_left_is_still_warned_of() -> None:
-    pipeline = built(Spec(20, 4), 0)
-    iterator = iter(pipeline)
-    next(iterator)
-    with pytest.warns(UserWarning, match="a second iterator"):
-        iter(pipeline)
-
-
 @VITAL
 @pytest.mark.parametrize("echoed", [False, True])
 @pytest.mark.parametrize("stateful", [False, True])

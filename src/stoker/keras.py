@@ -16,7 +16,7 @@ from typing import Any
 
 import keras
 
-from stoker.chain.iterator import PipelineIterator
+from stoker.chain.iterator import MOVED, PipelineIterator
 from stoker.pipeline import Pipeline
 
 _BACKENDS = ("torch", "jax")
@@ -80,7 +80,7 @@ class PipelineDataset(_PyDataset):  # type: ignore[misc]
         else:
             try:
                 batch = next(self._begin())
-            except StopIteration:  # a state was loaded, or somebody else has iterated
+            except StopIteration:  # the epoch was shorter than it said
                 self._batches = None
                 batch = next(self._begin())
         if _is_looking():
@@ -114,7 +114,7 @@ class PipelineDataset(_PyDataset):  # type: ignore[misc]
         if self._batches is not None and not len(self._batches) and not self._looked_at:
             self._batches.close()
             self._batches = None
-        if self._batches is None:
+        if self._batches is None or self._batches.superseded_by == MOVED:  # by a callback
             self._batches = iter(self.pipeline)
         return self._batches
 

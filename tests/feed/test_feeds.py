@@ -116,6 +116,13 @@ def test_jobs_augment_and_batch_on_their_own(name: str) -> None:
         assert len(ones) == 3
 
 
+def test_two_loops_over_one_connection_do_not_look_finished(name: str) -> None:
+    with feeding(served.examples, name):
+        feed = stoker.from_feed(name)
+        with pytest.raises(stoker.StokerError, match=r"a stoker\.from_feed\(\) of its own"):
+            list(zip(feed.batch(50), feed.batch(50), strict=False))
+
+
 def test_a_fast_job_echoes(name: str) -> None:
     with feeding(served.batches, name):
         feed = stoker.from_feed(name).echo("auto", max_factor=3)

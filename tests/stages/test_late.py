@@ -242,6 +242,33 @@ def _unequal(x: Any) -> Any:
     return x
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_record_of_a_resumed_run_is_replayed_from_its_own_state(workers: int) -> None:
+    gates = Gates(2, 9)
+
+    def build(function: Any, replay: Any = None) -> stoker.Pipeline[Any]:
+        return numbers(24).map(function).batch(4, late=2, replay=replay)
+
+    train = build(gates).workers(2)
+    with iter(train) as batches:
+        assert 2 not in next(batches)
+        state = through_json(train.state_dict())
+        gates.open_all()
+    gates = Gates(9)
+    resumed = build(gates).workers(2)
+    resumed.load_state_dict(state)
+    with iter(resumed) as batches:
+        rest = [next(batches).tolist() for _ in range(3)]
+        gates.open_all()
+    record = through_json(resumed.record())
+    again = build(Gates(), record).workers(workers)
+    again.load_state_dict(state)
+    with iter(again) as batches:
+        assert [next(batches).tolist() for _ in range(3)] == rest
+    with pytest.raises(stoker.StateError, match="the record begins at batch 1: load the state"):
+        next(iter(build(Gates(), record).workers(workers)))
+
+
 def test_a_record_of_another_pipeline_is_refused() -> None:
     train = numbers().batch(4, late=1).workers(0)
     rows(train)

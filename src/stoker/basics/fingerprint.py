@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import itertools
 import marshal
 import os
 import types
@@ -35,6 +36,10 @@ _MAX_PARTS = 4096
 _MAX_WHOLE_LIST = 64
 # Examples that are read to tell data apart: the first batch waits for them. Chosen, not measured.
 _SAMPLED_ROWS = 16
+# Names by which ranks see that they list data alike: some microseconds each. Chosen, not measured.
+_SAMPLED_NAMES = 1024
+# Of a longer text, ranks compare a digest: the first one that differs stands in a message.
+_MAX_LANDMARK = 100
 # Of a larger array, only dtype and shape are read: the first batch waits. Chosen, not measured.
 _MAX_DIGESTED_BYTES = 1 << 20
 
@@ -108,6 +113,71 @@ def rows_digest(fetch: Any, count: int) -> str:
         return ""
     rows = np.unique(np.linspace(0, count - 1, _SAMPLED_ROWS).astype(np.int64))
     return content_digest(fetch(rows))
+
+
+def spread(count: int, most: int = _SAMPLED_NAMES) -> list[int]:
+    """Return up to ``most`` numbers below ``count``, evenly spaced, with the first and the last."""
+    return sorted({at * (count - 1) // (most - 1) for at in range(most)}) if count else []
+
+
+def landmark(item: Any) -> str:
+    """Return a text by which hosts see that they have the same item: of a path the last part."""
+    plain = pytree.map_leaves(_without_folders, item)
+    text = repr(plain)
+    if len(text) <= _MAX_LANDMARK and not any(
+        isinstance(leaf, (np.ndarray, bytes)) for leaf in pytree.leaves(plain)
+    ):
+        return text
+    return f"#{content_digest(plain, whole=True)[:8]}"
+
+
+def landmarks_of_list(items: Any, name: str = "example {}") -> dict[str, str]:
+    """Return the landmarks of a list: of names about a thousand, else three."""
+    if not len(items):
+        return {}
+    places = spread(len(items)) if _has_name(items[0]) else spread(len(items), 3)
+    return {name.format(at): landmark(items[at]) for at in places}
+
+
+def landmarks_of_dataset(dataset: Any) -> dict[str, str]:
+    """Return the landmarks of a user's dataset, whose examples are not asked for.
+
+    They are the names that it lists, one for each example, and the indices that a ``Subset`` takes.
+    Other attributes may differ between ranks: a device, a root folder, what was measured.
+    """
+    selects, within = selection_digest(dataset), [dataset]
+    found = {"the selection of its Subset": selects[:8]} if selects else {}
+    for each in itertools.islice(within, _MAX_PARTS):  # grows meanwhile
+        attributes = getattr(each, "__dict__", {})
+        for name, value in sorted(attributes.items()):
+            is_list = isinstance(value, (list, tuple, np.ndarray))
+            if is_list and _length(value) == _length(each) > 0 and _has_name(value[0]):
+                found |= landmarks_of_list(value, f"{name}[{{}}]")
+        datasets = attributes.get("datasets")
+        within += [attributes["dataset"]] if "dataset" in attributes else []
+        within += datasets if isinstance(datasets, (list, tuple)) else []
+    return found
+
+
+def _length(value: Any) -> int:
+    with contextlib.suppress(Exception):  # a user's, which may raise anything
+        return len(value)
+    return -1
+
+
+def _has_name(item: Any) -> bool:
+    return any(isinstance(leaf, (str, PurePath)) for leaf in pytree.leaves(item))
+
+
+def _without_folders(leaf: Any) -> Any:
+    """Return a leaf as other hosts have it, too; of what may differ there, the name of its type."""
+    if isinstance(leaf, (str, PurePath)):
+        return os.path.basename(str(leaf))
+    if pytree.is_tensor(leaf):
+        return np.asarray(leaf.tolist())  # NumPy has no bfloat16
+    if isinstance(leaf, np.ndarray):
+        return np.asarray(leaf)  # a row of a memory map is one, and would not be read
+    return leaf if isinstance(leaf, _ATOMS) else type(leaf).__name__
 
 
 def selection_digest(dataset: Any) -> str:

@@ -2,14 +2,18 @@
 after ``set_epoch``.
 
 Parts are disjoint, and steps equal, only if all ranks have the same seed, data set, chain and
-position. If the user gave no seed, the first rank's is used.
+position. Of the data they compare its length, and names or contents of some examples. If the user
+gave no seed, the first rank's is used.
 """
 
 from __future__ import annotations
 
+import json
+import zlib
 from dataclasses import replace
 from typing import Any
 
+from stoker.basics.fingerprint import spread
 from stoker.chain.chain import Chain
 from stoker.distributed.store_exchange import exchange_among, patience_s
 from stoker.errors import StateError
@@ -19,6 +23,9 @@ from stoker.stages.shard import Shard
 # The most ranks, or values, that a message names for each difference: it stays one line, even for a
 # thousand ranks.
 _MOST_NAMED = 4
+# The landmarks of its source that a rank's claim has, besides the digest of all: the claims of a
+# thousand ranks lie in one store.
+_SHOWN_LANDMARKS = 16
 
 
 def agree(chain: Chain, place: tuple[int, ...], *, long: bool) -> Chain:
@@ -42,7 +49,7 @@ def agree(chain: Chain, place: tuple[int, ...], *, long: bool) -> Chain:
     among = () if shard.among is None else shard.among
     group = exchange_among(among) if len(among) > 1 else None
     if group is None:
-        if chain.is_seed_open and shard.world > 1:
+        if chain.is_seed_open and shard.world > 1 and chain.draws:
             raise ValueError(
                 f"each of {shard.world} ranks would draw a seed of its own, and parts would "
                 "overlap: give the pipeline seed=, the same on all ranks"
@@ -102,11 +109,18 @@ def _claim(chain: Chain, shard: Shard, place: tuple[int, ...]) -> dict[str, Any]
         examples = chain.source.count()
     except Exception:  # a stream has none, and foreign objects' len() may raise anything
         examples = None
+    try:
+        landmarks = chain.source.landmarks()
+    except Exception:  # what cannot be read or listed here, the epoch says
+        landmarks = {}
+    items = list(landmarks.items())
     # A state of uneven parts may stand in different epochs, where one has ended before another.
     return {
         "seed": None if chain.is_seed_open else str(chain.seed),
         "drawn": str(chain.seed),
         "examples": examples,
+        "order": items and zlib.crc32(json.dumps(items).encode()),
+        "some": dict(items[at] for at in spread(len(items), _SHOWN_LANDMARKS)),
         "chain": [chain.source.signature(), *(line for line in lines if line is not None)],
         "place": None if shard.uneven else list(place),
     }
@@ -124,6 +138,12 @@ def _decide(claims: dict[int, dict[str, Any]]) -> dict[str, Any]:
     if len(set(sizes.values())) > 1:
         differences.append(f"length of the data ({_name_ranks(sizes)})")
         advice.append("give all ranks the same data")
+    elif all(claim["some"] for claim in claims.values()):
+        other = next((rank for rank, c in claims.items() if c["order"] != first["order"]), None)
+        if other is not None:
+            where = _first_landmark({r: claims[r]["some"] for r in (next(iter(claims)), other)})
+            differences.append(f"order or content of the data{where}")
+            advice.append("list the same data in the same order on all ranks, as sorted() does")
     # A source's line has its length, which an earlier message names.
     begin = 1 if len(set(sizes.values())) > 1 else 0
     other = next((r for r, c in claims.items() if c["chain"][begin:] != first["chain"][begin:]), -1)
@@ -142,6 +162,15 @@ def _decide(claims: dict[int, dict[str, Any]]) -> dict[str, Any]:
         text = f"ranks differ in {', '.join(differences)}: {'; '.join(advice)}"
         return {"differ": text, "placed": is_placed}
     return {"seed": first["drawn"]}
+
+
+def _first_landmark(claims: dict[int, dict[str, str]]) -> str:
+    """Name the first example, of those in the claims of two ranks, in which they differ."""
+    for at in next(iter(claims.values())):
+        values = {rank: some.get(at) for rank, some in claims.items()}
+        if len(set(values.values())) > 1:
+            return f" ({at}: {_name_ranks(values)})"
+    return ""
 
 
 def _name_ranks(values: dict[int, Any]) -> str:

@@ -17,7 +17,7 @@ import numpy as np
 from stoker.basics.validate import is_whole_number
 from stoker.chain import state
 from stoker.chain.chain import Chain
-from stoker.chain.iterator import PipelineIterator
+from stoker.chain.iterator import MOVED, PipelineIterator
 from stoker.chain.seek import take_over
 from stoker.engine.checkpoint import Position
 from stoker.engine.history import FORGOTTEN
@@ -109,7 +109,7 @@ class Bookmark:
     def go_to(self, epoch: int, position: Position | None) -> None:
         live = self._live()
         if live is not None:
-            live.close()
+            live.supersede(MOVED)
         self._pending.clear()
         self._carry = {}
         if not self._fresh_start:

@@ -313,6 +313,17 @@ class Chain:
         return self.is_seed_open and among is not None and len(among) > 1
 
     @property
+    def draws(self) -> bool:
+        """Whether anything is drawn by the seed: an order, a batch, a use, a random map's numbers.
+
+        A mixture counts, whose parts may be shuffled.
+        """
+        each = [stage.traits for stage in self.stages]
+        if self.source.has_own_order or self.sorts_examples:
+            return True
+        return any(t.shuffles or t.is_random or t.repeats for t in each)
+
+    @property
     def cluster(self) -> OwnersKnown | None:
         """The cluster of a cache over several nodes, or None."""
         cache = self.plan.cache

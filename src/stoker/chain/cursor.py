@@ -19,7 +19,7 @@ from stoker.chain import state
 from stoker.chain.agreement import agree, agree_epoch
 from stoker.chain.bookmark import Bookmark
 from stoker.chain.chain import Chain
-from stoker.chain.iterator import PipelineIterator, warn_of_second_iterator
+from stoker.chain.iterator import SECOND_ITERATOR, PipelineIterator
 from stoker.chain.scheduler_check import warn_of_overshooting
 from stoker.chain.seek import seek, seek_behind_pool
 from stoker.engine.build import EpochSetup
@@ -88,16 +88,10 @@ class Cursor(Bookmark):
 
     def begin(self) -> PipelineIterator[Any]:
         """Start the next epoch, or go on in a loaded one; closes a live iterator."""
-        live, going, loop = self._live(), self._live_run(), calling_loop()
+        live = self._live()
         if live is not None:
-            left = going is None or not going.has_handed_out_all
-            if left and not loop.reads_ahead:  # a loop that reads ahead leaves epochs early
-                if going is not None and not going.was_asked:
-                    live.is_superseded = True  # tqdm.auto makes an iterator and never uses it
-                else:
-                    warn_of_second_iterator()
-            live.close()
-        self._follow(loop)
+            live.supersede(SECOND_ITERATOR)
+        self._follow(calling_loop())
         self._agree((self.epoch + (not self._fresh_start), self._outputs_to(self._skip)))
         iterator = self._begin_data_epoch()
         self._agree_on_epoch(iterator)

@@ -44,6 +44,15 @@ class DataLoaderApi:
         self._fate.warn_of_dropped()
         return self._cursor.begin()
 
+    if not TYPE_CHECKING:  # a type checker says by itself that it is no iterator
+
+        def __next__(self) -> NoReturn:
+            """Raise TypeError: each ``iter()`` begins an epoch, and ``next()`` takes one of it."""
+            raise TypeError(
+                "a pipeline is no iterator: batches = iter(pipeline) begins an epoch, "
+                "next(batches) takes its next batch. pipeline.peek() shows that and leaves it there"
+            )
+
     def __len__(self) -> int:
         return self._cursor.count()
 

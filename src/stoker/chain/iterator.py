@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from stoker.basics.warn import warn
 from stoker.engine.run import Run
@@ -20,25 +20,32 @@ else:
     T = TypeVar("T")
 
 
-def warn_of_second_iterator() -> None:
-    warn(
-        "a second iterator over one pipeline closes the first; give each loop a "
-        "pipeline of its own (every method returns a new one)",
-    )
+SECOND_ITERATOR = (
+    "a second iterator over its pipeline has begun, and one at a time can run. Give each loop a "
+    "pipeline of its own: other = copy.copy(pipeline), before the loops"
+)
+"""Why an iterator is superseded by ``iter()``."""
+MOVED = (
+    "set_epoch() or load_state_dict() has moved its pipeline. Leave the loop behind that call "
+    "(break); iter(pipeline) goes on at the new place"
+)
+"""Why an iterator is superseded by what moves its pipeline."""
 
 
 class PipelineIterator(Iterator[T]):
     """One epoch's batches. ``close()`` ends it early; it also works in ``with``.
 
     Dropping the last reference closes it too. An error or Ctrl-C within ``next()`` closes it. Only
-    an error of a foreign loader leaves it open, as the loader may go on.
+    an error of a foreign loader leaves it open, as the loader may go on. A closed iterator has no
+    more batches; but where something else closed it before its end, ``next()`` raises RuntimeError,
+    so that a loop over it does not look finished.
 
     It belongs to the process that made it. In a forked child, ``next()`` raises RuntimeError, and
     closing it ends nothing of the parent's.
     """
 
-    is_superseded = False
-    """Whether another iterator was made before this one was asked for anything."""
+    superseded_by = ""
+    """Why something else than its own loop closed it before its end; else empty."""
 
     def __init__(
         self, run: Run, ended: Callable[[Run], None], listener: EpochListener | None = None
@@ -61,10 +68,7 @@ class PipelineIterator(Iterator[T]):
                 "does not have: call iter(pipeline) in the child, or iterate before the fork only"
             )
         if run.closed:
-            if self.is_superseded:
-                self.is_superseded = False
-                warn_of_second_iterator()
-            raise StopIteration
+            self._end_closed()
         try:
             output: T = run.next()
             if self._listener is not None:
@@ -99,6 +103,23 @@ class PipelineIterator(Iterator[T]):
         if total is None:
             raise TypeError("the number of batches is not known before the epoch ends")
         return total - run.yielded
+
+    @property
+    def has_handed_out_all(self) -> bool:
+        """Whether nothing follows the output handed out last, as far as that is known."""
+        return self._run.has_handed_out_all
+
+    def _end_closed(self) -> NoReturn:
+        """Raise StopIteration, or RuntimeError if it was superseded."""
+        if self.superseded_by:
+            raise RuntimeError(f"this iterator was closed before its end: {self.superseded_by}")
+        raise StopIteration
+
+    def supersede(self, why: str) -> None:
+        """Close it for something else than its own loop, which is told if outputs were left."""
+        if not self.has_handed_out_all:
+            self.superseded_by = why
+        self.close()
 
     def close(self) -> None:
         """End this iteration: its threads and processes are gone when this returns."""

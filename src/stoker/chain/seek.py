@@ -392,7 +392,7 @@ def _over(leg: Leg | None) -> NDArray[np.int64]:
 def _whole(by: Chain) -> Remainder:
     indexed = by.plan.indexed
     assert indexed is not None
-    return Remainder([(0, indexed.places(by.plan.row))])
+    return Remainder([(0, indexed.places(by.plan.row.of_all_ranks()))])  # what is left out, too
 
 
 def _pool_size(echo: Echo, loaded: Loaded, group: int) -> PoolSize:

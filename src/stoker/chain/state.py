@@ -208,7 +208,7 @@ def _schema(state: dict[str, Any], by: Chain, *, is_own: bool) -> StateSchema:
         begun_by, world = check_integer(state["leg"]["begun_by"], 1), by.rank_world[1]
         most = max((echo.counts.most for echo in by.echoes if echo.counts), default=1)
         if indexed is not None:
-            row = by.of_ranks(0, begun_by, by.size_of_batches).plan.row  # how many places it has
+            row = by.of_ranks(0, begun_by, by.size_of_batches).plan.row.of_all_ranks()
             places, end = indexed.places(row), indexed.places_end(row)
         elif by.plan.iterable is not None and "loader" in state:
             places = end = 0  # of a stream, none is listed

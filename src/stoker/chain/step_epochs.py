@@ -19,7 +19,7 @@ from stoker.basics.warn import warn
 from stoker.chain import state
 from stoker.chain.chain import Chain
 from stoker.chain.cursor import Cursor
-from stoker.chain.iterator import PipelineIterator, T, warn_of_second_iterator
+from stoker.chain.iterator import MOVED, SECOND_ITERATOR, PipelineIterator, T
 from stoker.chain.seek import can_jump, seek, skip_epochs
 from stoker.engine.checkpoint import Position
 from stoker.engine.run import Run
@@ -57,14 +57,12 @@ class StepEpochs(Cursor):
 
     def begin(self) -> PipelineIterator[Any]:
         """Start the next step epoch, or go on in a loaded one; closes a live iterator."""
-        live, loop = self._live_step_epoch(), calling_loop()
+        live = self._live_step_epoch()
         if live is not None:
-            if not live.is_last and not loop.reads_ahead:  # as in Cursor
-                warn_of_second_iterator()
-            live.close()
+            live.supersede(SECOND_ITERATOR)
         if self._run is not None and self._run.is_inherited:
             self._data_epoch = None
-        self._follow(loop)
+        self._follow(calling_loop())
         skip, self._skip = self._skip, 0
         if not self._goes_on:
             self.handed_out = self.next_step_epoch * (self.chain.steps or 0)
@@ -142,9 +140,19 @@ class StepEpochs(Cursor):
         self._fresh_start = True
 
     def rest(self) -> None:
-        """Stop the clock of the current data epoch, which goes on in the next step epoch."""
-        run = self._live_run()
-        if run is not None:
+        """Stop the clock of the current data epoch, which goes on in the next step epoch.
+
+        If nothing follows in it, it ends with this one, and ``epoch`` counts it. To know that, the
+        next output is decided, but not where that depends on time, or reads a stream further.
+        """
+        run, ending = self._live_run(), self._data_epoch
+        if run is None or ending is None:
+            return
+        looks = self.chain.source.is_indexed and not self.chain.follows_clock
+        if run.is_last if looks else run.is_over:
+            next(ending, None)
+            self._data_epoch = None
+        else:
             run.rest()
 
     def _begin_data_epoch(self) -> PipelineIterator[Any]:
@@ -210,7 +218,7 @@ class StepEpochs(Cursor):
         self._agree_again()
         live = self._live_step_epoch()
         if live is not None:
-            live.close()
+            live.supersede(MOVED)
         if epoch == self.next_step_epoch:
             return
         steps = self.chain.steps
@@ -256,7 +264,7 @@ class StepEpochs(Cursor):
     def go_to(self, epoch: int, position: Position | None) -> None:
         live = self._live_step_epoch()
         if live is not None:
-            live.close()
+            live.supersede(MOVED)
         self.leave()
         super().go_to(epoch, position)
 
@@ -352,8 +360,7 @@ class StepEpochIterator(PipelineIterator[T]):
         self._finish = weakref.finalize(self, _left, epochs, self._listener)
 
     @property
-    def is_last(self) -> bool:
-        """Whether nothing follows the output handed out last."""
+    def has_handed_out_all(self) -> bool:
         return self._end.is_last
 
     @property
@@ -363,8 +370,8 @@ class StepEpochIterator(PipelineIterator[T]):
 
     def __next__(self) -> T:
         if self.is_closed:
-            raise StopIteration
-        if self.is_last:
+            self._end_closed()
+        if self.has_handed_out_all:
             self._epochs.rest()
             self._finish.detach()
             if self._listener is not None:

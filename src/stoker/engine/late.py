@@ -119,6 +119,7 @@ class LateStream(DecidingStream):
         start = node or LateStart(batch, decided=batch)
         if not start.batch <= batch <= start.decided:
             raise damage_error("what was late does not fit the rest")
+        self._check_record(start.batch)
         self._begin(start)
         oldest = self.order.frontier(start.batch)
         while self.order.batch < batch:
@@ -141,26 +142,30 @@ class LateStream(DecidingStream):
     def _begin(self, start: LateStart) -> None:
         before, left, decided, record = start.before, start.left, start.decided, self._record
         if record is not None:
-            if start.batch < record.first:
-                raise StateError(
-                    f"the record begins at batch {record.first}: load the state that the recorded "
-                    "run went on from"
-                )
             left = {at: each for at, each in record.left.items() if at >= start.batch}
             before = record.left.get(start.batch - 1, ())
             decided = record.decided
         self.order.start_at(start.batch, before, left, decided)
 
+    def _check_record(self, batch: int) -> None:
+        """Raise StateError if the record begins behind a batch; a state may be loaded before."""
+        if self._record is not None and batch < self._record.first:
+            raise StateError(
+                f"the record begins at batch {self._record.first}: load the state that the "
+                "recorded run went on from"
+            )
+
     def _have(self, count: int) -> None:
         assert self._planning.is_held()
-        order = self.order
+        order, record = self.order, self._record
         while len(self._survivors) < count and not self._has_ended:
             if order.batch == order.batches:
                 self._has_ended = True
                 return
-            if self._record is not None and order.batch == self._record.decided:
+            if record is not None and not record.first <= order.batch < record.decided:
                 if not self._planning.may_block:  # planned ahead, and perhaps never asked for
                     raise WouldBlock(None)
+                self._check_record(order.batch)
                 raise StateError(
                     f"the record ends at batch {order.batch}, where the recorded run was left: "
                     "without replay= the epoch goes on from there"

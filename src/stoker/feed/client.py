@@ -80,7 +80,7 @@ class FeedClient:
 
     def _leave_epoch(self) -> None:
         if self._epoch is not None and (previous := self._epoch()) is not None:
-            previous.close()
+            previous.supersede()
 
     def __len__(self) -> int:
         """Return the number of outputs in an epoch. Raises TypeError if it is not known."""
@@ -299,6 +299,7 @@ class FeedEpoch(Iterator[Any]):
     """
 
     epoch: int | None = None
+    _is_superseded = False  # whether its client, not its reader, closed it before its end
 
     def __init__(self, client: FeedClient) -> None:
         self._client = client
@@ -308,6 +309,12 @@ class FeedEpoch(Iterator[Any]):
         self._finish = weakref.finalize(self, _leave, client, self._waker)
 
     def __next__(self) -> Any:
+        if self._is_superseded:
+            raise FeedError(
+                f"this epoch of the feed {self._client.name!r} was closed before its end: another "
+                "iterator over the same connection has begun, or a state was loaded. Give each "
+                "loop a stoker.from_feed() of its own"
+            )
         if not self._finish.alive:
             raise StopIteration
         self._fill()
@@ -337,6 +344,11 @@ class FeedEpoch(Iterator[Any]):
     def interrupt(self) -> None:
         """Wake a thread that waits in ``next()``; it then raises StopIteration."""
         self._waker.wake()
+
+    def supersede(self) -> None:
+        """Leave the epoch for something else than its own loop, which is told."""
+        self._is_superseded = self._finish.alive
+        self.close()
 
     def close(self) -> None:
         """Leave the epoch. Outputs that the job still refers to stay valid."""

@@ -19,8 +19,7 @@ class TrainingLoop:
 
     Attributes:
         framework: the name of its framework.
-        reads_ahead: whether it takes one batch more than it trains on if there is no ``len()``, and
-            may keep an iterator that it has left.
+        reads_ahead: whether it takes one batch more than it trains on if there is no ``len()``.
         repeats_first_epoch: whether all of its epochs must have the batches of the first.
     """
 

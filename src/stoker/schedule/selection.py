@@ -259,9 +259,8 @@ class Selection:
     def places(self, length: int) -> int:
         """Return the number of places in an epoch over a source of ``length``, over all ranks."""
         share, count = self.share, self._order_length(length)
-        if share is not None and not share.anew and share.padding is None:
-            world = share.world if self.leg is None else self.leg.begun_by
-            return world * self.between.count(replace(share, world=world).count(count))
+        if share is not None and not share.anew and share.padding is None and self.leg is None:
+            return share.world * self.between.count(share.count(count))
         return self.between.count(count)
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
 import os
@@ -11,7 +12,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.basics.fingerprint import Fingerprint, content_digest, rows_digest
+from stoker.basics.fingerprint import (
+    Fingerprint,
+    content_digest,
+    landmark,
+    landmarks_of_dataset,
+    landmarks_of_list,
+    rows_digest,
+    spread,
+)
+from stoker.basics.pytree import is_tensor
 from stoker.basics.thread_safety import is_thread_safe
 from stoker.schedule.selection import Selection
 from stoker.sources.arrow.table import is_table
@@ -151,6 +161,32 @@ class DatasetSource(IndexedSource):
         if self.runs_user_code:
             return content_digest(self.data)
         return rows_digest(self.fetch, len(self)) if self.is_numbered else ""
+
+    def landmarks(self) -> dict[str, str]:
+        data = self.data
+        if isinstance(data, Described) and type(data).name_of is not Described.name_of:
+            return self._names()
+        if isinstance(data, OwnSource):
+            if self.blocks is not None:  # of an array in chunks, each example would read a chunk
+                return {}
+            at = spread(len(self), 3)
+            return {f"example {n}": landmark(x) for n, x in zip(at, self.fetch(at), strict=True)}
+        is_plain = type(data) in (list, tuple) or isinstance(data, np.ndarray) or is_tensor(data)
+        return landmarks_of_list(data) if is_plain else landmarks_of_dataset(data)
+
+    def _names(self) -> dict[str, str]:
+        """Return the names of some examples, and the sizes of three."""
+        at = spread(len(self))
+        names, paths = [self.name_of(n) for n in at], [self.path(n) or "" for n in at]
+        if len(set(paths)) > len(set(map(os.path.basename, paths))):  # equal names in folders
+            above = os.path.commonpath(paths)
+            names = [os.path.relpath(path, above) for path in paths]
+        # The query of a URL may be a signature, which each rank has made by itself.
+        found = {f"example {n}": name.partition("?")[0] for n, name in zip(at, names, strict=True)}
+        for n in [] if self.is_numbered else spread(len(self), 3):
+            with contextlib.suppress(OSError):  # a file is gone: the epoch says so, or skips it
+                found[f"the size of example {n}"] = str(self.fingerprint(n).size_bytes)
+        return found
 
     def fingerprint(self, index: int) -> Fingerprint:
         if self.is_numbered:

@@ -45,7 +45,9 @@ class Passes:
     """
 
     def __init__(self, given: Any, name: str, what: str) -> None:
-        if isinstance(given, Iterator) and not hasattr(given, "reset"):  # DALI's start over
+        # DALI's start over; a pipeline has __next__ only to say that it is none.
+        begins_anew = hasattr(given, "reset") or hasattr(given, "set_epoch")
+        if isinstance(given, Iterator) and not begins_anew:
             raise TypeError(
                 f"{name} needs an object that can be iterated in every epoch; this "
                 f"{type(given).__name__} is used up after one: pass the object it came from, or a "

@@ -360,6 +360,10 @@ class MixtureSource(IndexedSource):
         known = [identity for identity in each if identity is not None]
         return "\0".join(["mix", *known]) if len(known) == len(each) else None
 
+    def landmarks(self) -> dict[str, str]:
+        each = [part.source.landmarks() for part in self.parts]
+        return {f"{at} of part {n}": own[at] for n, own in enumerate(each, 1) for at in own}
+
     def contents(self) -> str:
         each = [part.source.identity() or part.source.contents() for part in self.parts]
         return "\0".join(each)

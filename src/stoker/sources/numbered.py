@@ -113,6 +113,9 @@ class NumberedSource(IndexedSource):
         within = self.within.identity()
         return None if within is None else f"{within}\0numbered {self.field}"
 
+    def landmarks(self) -> dict[str, str]:
+        return self.within.landmarks()
+
     def contents(self) -> str:
         return self.within.contents()
 

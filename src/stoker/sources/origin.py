@@ -140,6 +140,13 @@ class Origin(ABC):
         """Raise StateError if other ranks cannot continue in the middle of an epoch."""
         raise StateError("what was read of it is known to the ranks that read it alone")
 
+    def landmarks(self) -> dict[str, str]:
+        """Return what tells its order: texts of some examples, equal on hosts with the same data.
+
+        Ranks compare them. Nothing remote is read for it, and no user's example is asked for.
+        """
+        return {}
+
     def signature(self) -> str:
         """Return the source's line of the signature that a saved state must match.
 

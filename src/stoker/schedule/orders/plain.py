@@ -100,6 +100,8 @@ class FixedPart:
 class FixedParts:
     """The parts of all ranks, where these are fixed and not shuffled: of ``FixedPart`` all ranks'.
 
+    What the parts leave out comes behind them: other ranks that take the epoch over deal it, too.
+
     Args:
         length: how many examples there are.
         world: how many ranks take turns.
@@ -115,11 +117,12 @@ class FixedParts:
         self._left_out = self._each - epoch % (self._each + 1)
 
     def __len__(self) -> int:
-        return self._each * self._world
+        return self._each * self._world + self._over
 
     def at(self, places: Places) -> NDArray[np.int64]:
         places = as_array(places)
         rows, ranks = np.divmod(places, self._world)
         is_behind = (ranks < self._over) & (rows >= self._left_out)
-        found: NDArray[np.int64] = places + self._world * is_behind + self._first
-        return found
+        found: NDArray[np.int64] = places + self._world * is_behind
+        found = np.where(rows == self._each, ranks + self._world * self._left_out, found)
+        return found + self._first

@@ -76,6 +76,7 @@ def recorded(job: Parts) -> Trace:
         "describes": f"Photographs, batch {BATCH_SIZE}, {job.workers} workers",
         "batch_size": BATCH_SIZE,
         "workers": job.workers,
+        "changes": None,
     }
     rank = RankTrace(1, 0, {"loaders": [about]}, slot=0)
     rank.described = {"examples": EXAMPLES, "prefetch": 2, "ordered": True, "cuda": False}

@@ -6,6 +6,7 @@ import dataclasses
 import io
 import typing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -288,6 +289,30 @@ def test_workers_are_kept_where_starting_them_takes_a_part_of_the_epoch() -> Non
     assert kept.gain.low <= kept.gain.value <= kept.gain.high
     for report in (replace(short, startup_s=0.0), replace(short, examples=10_000_000)):
         assert not [a for a in advise(report) if "persistent_workers" in a.code]
+
+
+def test_nothing_is_kept_of_a_dataset_that_changes() -> None:
+    seen = AsItIs(Rate(100.0, 95.0, 105.0), 0.5, 9.0)
+    short = replace(
+        PREP, examples=1_000, as_it_is=seen, startup_s=3.0, prepared=PREPARED, port=PORT
+    )
+
+    def advised(**found: Any) -> list[Action]:
+        return advise(replace(short, loader=replace(short.loader, **found)))
+
+    kept = ("persistent_workers", "stoker.cached", "stoker.from_dataset")
+    warned = [a for a in advised() if any(code in a.code for code in kept)]
+    assert len(warned) == 3
+    assert all("no two of them were seen" in action.why for action in warned)
+    assert not [a for a in advised(changes=[]) if "between epochs" in a.why]
+    for found, said in (
+        ({"changes": ["epoch"]}, "Without persistent_workers: the script changes its dataset"),
+        ({"moves": ["count"]}, "But reading its examples changes what the dataset holds (count)"),
+    ):
+        actions = advised(**found)
+        assert not [a for a in actions if any(code in a.code for code in kept)]
+        (more,) = (action for action in actions if "num_workers=" in action.code)
+        assert said in more.why
 
 
 def test_what_is_drawn_at_random_is_cached_in_front_of_that() -> None:

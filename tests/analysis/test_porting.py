@@ -19,7 +19,7 @@ from PIL import Image
 from analysis.analyses import PRELUDE, write_script
 from stoker.analysis.porting import find_port, find_prepared, write_port
 from stoker.analysis.probe import drain_session, epochs
-from stoker.analysis.probe.example import describe_example
+from stoker.analysis.probe.dataset.example import describe_example
 from stoker.transport.codec.encoder import encode
 
 Tensor: Any = torch.Tensor
@@ -187,7 +187,8 @@ class Drawn:
     ],
 )
 def test_examples_that_are_drawn_at_random_are_told(draw: Callable[[], Any], varies: bool) -> None:
-    assert describe_example(Drawn(draw)) == {"example_bytes": 4 * 4 + 8, "varies": varies}
+    size = 4 * 4 + 8
+    assert describe_example(Drawn(draw)) == {"example_bytes": size, "varies": varies, "moves": []}
     assert describe_example({}) == {}
 
 
@@ -321,7 +322,7 @@ def test_an_example_is_looked_at_where_the_script_reads_it() -> None:
         drains = drain_session.LoaderDrains(
             epochs.take_parts(loader), SimpleNamespace(torch=torch, pid=0)
         )
-        expected = {"example_bytes": 16, "varies": False} if workers else {}
+        expected = {"example_bytes": 16, "varies": False, "moves": []} if workers else {}
         assert drains.look_at_example() == expected
 
 

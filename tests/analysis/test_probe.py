@@ -110,8 +110,54 @@ os.mkdir(os.environ["STOKER_PROBE"])
     assert done.stderr == ""
 
 
+CHANGES = """
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+
+class Rows(Dataset):
+    epoch = 0
+
+    def __init__(self):
+        self.known = {}
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return self.known.setdefault(index, self.epoch)
+
+
+def train(loader, changes, stops=False):
+    for epoch in range(3):
+        if changes:
+            loader.dataset.epoch = epoch
+        for batch in loader:
+            if stops:
+                break
+
+
+loaders = [DataLoader(Rows(), 4, num_workers=workers) for workers in (0, 0, 1, 1, 0)]
+for loader, changes in zip(loaders, (True, False, True, False, True)):
+    train(loader, changes, stops=loader is loaders[-1])
+"""
+
+
+def test_what_a_script_changes_of_its_dataset_between_epochs_is_seen(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", CHANGES], capture_output=True, text=True, check=False,
+        env=os.environ
+        | {"PYTHONPATH": str(PROBE.parent / "startup"), "STOKER_PROBE": str(tmp_path)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (about,) = tmp_path.glob("process-*.json")
+    loaders = json.loads(about.read_text())["loaders"]
+    # Without workers the script itself reads; where it leaves an epoch early, nobody can tell.
+    assert [loader["changes"] for loader in loaders] == [["epoch"], [], ["epoch"], [], None]
+
+
 def test_the_probe_loads_nothing_but_the_standard_library() -> None:
-    for path in PROBE.glob("*.py"):
+    for path in PROBE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom) and node.level == 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import itertools
 import os
@@ -9,8 +10,10 @@ import random
 import signal
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -26,6 +29,7 @@ from torch.utils.data import (  # noqa: E402
 )
 
 from stoker.running.batches import ChangedLoader, RunBatches  # noqa: E402
+from stoker.running.edits import show_edits  # noqa: E402
 from stoker.running.loaders import LoaderChoice, LoaderSettings, choose  # noqa: E402
 from stoker.running.outcome import EpochPace  # noqa: E402
 from stoker.running.plan import RunPlan  # noqa: E402
@@ -527,6 +531,142 @@ def test_draws_of_a_datasets_own_generator_are_seen_though_examples_stay_as_they
 
 def test_a_generator_that_is_seeded_for_each_example_is_not_random() -> None:
     assert choice_of(DataLoader(Seeded(random.Random()), 4)).is_changed
+
+
+SERVED = [0]
+
+
+class _Moving(Squares):
+    """Counts its readings, and changes no example before the hundredth."""
+
+    served = 0
+
+    def __init__(self, count: Any = None) -> None:
+        super().__init__()
+        self.helper = _Helper()
+        self.count = count
+
+    def __getitem__(self, index: int) -> Any:
+        return super().__getitem__(index) * (1 + (self.count(self) > 100))
+
+
+class _Helper:
+    count = 0
+
+
+def _count_in_attribute(dataset: Any) -> int:
+    dataset.served += 1
+    return int(dataset.served)
+
+
+def _count_in_helper(dataset: Any) -> int:
+    dataset.helper.count += 1
+    return int(dataset.helper.count)
+
+
+def _count_in_class(dataset: Any) -> int:
+    _Moving.served += 1
+    return _Moving.served
+
+
+def _count_in_global(dataset: Any) -> int:
+    SERVED[0] += 1
+    return SERVED[0]
+
+
+def _turn(dataset: Any) -> int:
+    dataset.turn = not getattr(dataset, "turn", False)
+    return 0
+
+
+class _CountedBatches:
+    count = 0
+
+    def __call__(self, examples: list[Any]) -> Any:
+        self.count += 1
+        return torch.stack(examples) * (1 + (self.count > 100))
+
+
+@pytest.mark.parametrize("own", [0, 2])
+@pytest.mark.parametrize(
+    ("count", "name"),
+    [
+        (_count_in_attribute, "served"),
+        (_count_in_helper, "helper"),
+        (_count_in_class, "its items or globals"),
+        (_count_in_global, "count"),
+        (_turn, "turn"),
+    ],
+)
+def test_a_dataset_that_moves_when_it_is_read_is_left_as_it_is(
+    count: Any, name: str, own: int
+) -> None:
+    loader = DataLoader(_Moving(count), 4, num_workers=own)
+    found = choice_of(loader, workers=3, cache=True, redraw=True)
+    assert not found.is_changed
+    assert "reading its examples changes what the dataset holds" in found.why
+    assert name in found.why
+    collated = choice_of(DataLoader(Squares(), 4, num_workers=own, collate_fn=_CountedBatches()))
+    assert not collated.is_changed
+    assert "(collate_fn)" in collated.why
+
+
+class _Lazy(Squares):
+    """Opens a file at its first example, and remembers examples and the last index."""
+
+    def __getitem__(self, index: int) -> Any:
+        vars(self).setdefault("file", Path(__file__).open())  # noqa: SIM115
+        vars(self).setdefault("known", {})[index] = index
+        self.last = index
+        return super().__getitem__(index)
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_what_only_the_first_reading_leaves_is_no_obstacle() -> None:
+    assert choice_of(DataLoader(_Lazy(), 4)).is_changed
+
+
+def test_what_the_script_changes_between_epochs_is_not_kept_and_the_diff_says_so(
+    tmp_path: Path,
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("loader = DataLoader(data, 4)\n")
+    why = "not persistent: the script changes its dataset between epochs (epoch)"
+    found = choose(
+        DataLoader(Squares(), 4),
+        dataloader,
+        msgspec.structs.replace(PLAN, changes=["epoch"], cache=True, persistent=True),
+        "here",
+    )
+    assert found.new == LoaderSettings(2, 3, False)
+    assert why in found.why
+    assert "not cached: the script changes its dataset" in found.why
+    edits = show_edits((str(script), 1), found)
+    assert "+loader = DataLoader(data, 4, num_workers=2, prefetch_factor=3)\n" in edits
+    assert why in edits
+    unseen = show_edits((str(script), 1), choice_of(DataLoader(Squares(), 4)))
+    assert "persistent_workers=True" in unseen
+    assert "Not where the script changes its dataset between epochs" in unseen
+
+
+def test_a_change_inside_an_object_of_the_users_reaches_workers_that_persist() -> None:
+    dataset: Any = Squares(4)
+    dataset.helper, dataset.own = _Helper(), random.Random(0)
+    loader = DataLoader(dataset, 4, collate_fn=functools.partial(_tell, dataset))
+    changed = change(loader, LoaderSettings(1, 2, True))
+    seen = list(changed.iterate(loader))
+    dataset.helper.count = 5
+    seen += changed.iterate(loader)
+    dataset.own.seed(3)
+    seen += changed.iterate(loader)
+    assert seen == [
+        (0, random.Random(0).random()),
+        *[(5, random.Random(s).random()) for s in (0, 3)],
+    ]
+
+
+def _tell(dataset: Any, examples: list[Any]) -> tuple[int, float]:
+    return dataset.helper.count, dataset.own.random()
 
 
 def test_random_examples_keep_the_seeds_of_their_workers() -> None:

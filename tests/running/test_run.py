@@ -560,6 +560,41 @@ def test_each_rank_says_what_it_did(tmp_path: Path, outside: bool) -> None:
         assert f"stoker run [rank {rank}]: train.py:" in found.stderr
 
 
+ENDING = {
+    "after training": ("train(make_model(), DataLoader(Rows(), 8), 2)", 0),
+    "without a loader": ("print('nothing to train')", 0),
+    "with an error": ("raise ValueError('no such data')", 1),
+}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("when", ENDING)
+def test_a_script_that_ends_with_an_error_is_run_after_its_analysis(
+    tmp_path: Path, when: str
+) -> None:
+    body, code = ENDING[when]
+    script = write_script(tmp_path, f"{body}\nraise SystemExit(3)\n")
+    plain = start(tmp_path, sys.executable, script.name)
+    found = run(tmp_path, script.name)
+    assert found.returncode == plain.returncode == (code or 3), found.stderr
+    assert found.stdout == plain.stdout
+    assert found.stderr.endswith(plain.stderr)
+
+
+def test_the_report_of_another_script_is_refused(tmp_path: Path) -> None:
+    report = write_advice(tmp_path, "num_workers=2")  # of train.py
+    for words in (
+        ["other.py"], ["-m", "my.other"], ["torchrun", "--nproc-per-node", "2", "other.py"],
+    ):  # fmt: skip
+        (tmp_path / "other.py").write_text("raise SystemExit(3)\n")
+        found = run(tmp_path, "--apply", report, *words)
+        assert found.returncode == 1
+        assert "report.json is the report of train.py, not of other.py" in found.stderr
+    (tmp_path / "my").mkdir()
+    (tmp_path / "my" / "train.py").write_text("raise SystemExit(3)\n")
+    assert run(tmp_path, "--apply", report, "-m", "my.train").returncode == 3
+
+
 @pytest.mark.full
 def test_wrong_use_is_told_in_a_line(tmp_path: Path) -> None:
     report = write_advice(tmp_path, "num_workers=2")

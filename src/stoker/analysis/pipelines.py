@@ -95,6 +95,7 @@ class PipelineJob:
             "describes": pipeline.chain.source.name,
             "batch_size": None,
             "workers": resources.default_threads() if self._workers is None else self._workers,
+            "changes": None,
         }
         self._rank = RankTrace(_PID, 0, {"loaders": [about]}, slot=0)
         self._batch_size = 1.0

@@ -12,7 +12,6 @@ import contextlib
 import functools
 import hashlib
 import itertools
-import marshal
 import os
 import types
 from collections.abc import Mapping, Sequence
@@ -42,11 +41,6 @@ _SAMPLED_NAMES = 1024
 _MAX_LANDMARK = 100
 # Of a larger array, only dtype and shape are read: the first batch waits. Chosen, not measured.
 _MAX_DIGESTED_BYTES = 1 << 20
-
-# With ``whole``: of longer lists and larger arrays, so many items or bytes are read, evenly spaced.
-# It is done between two epochs: 64 MiB take 7 ms, 100,000 pairs of a path and a label 20 ms.
-_MAX_READ_LIST = 100_000
-_MAX_READ_BYTES = 64 << 20
 
 _RENUMBERING = {"vfat", "msdos", "exfat", "cifs", "smb3"}
 
@@ -96,13 +90,9 @@ def _mounts() -> str:
         return ""
 
 
-def content_digest(value: Any, *, whole: bool = False) -> str:
-    """Return a digest of an object's content. It calls only ``len`` of the object.
-
-    With ``whole``, large arrays, tensors on the CPU and long lists are read, too, as far as their
-    first 64 MiB or 100,000 items, or as many that are evenly spaced.
-    """
-    digester = _Digester(whole)
+def content_digest(value: Any) -> str:
+    """Return a digest of an object's content. It calls only ``len`` of the object."""
+    digester = _Digester()
     digester.add(value, _MAX_DEPTH, is_data=True)
     return digester.digest.hexdigest()
 
@@ -199,8 +189,7 @@ def selection_digest(dataset: Any) -> str:
 class _Digester:
     """Adds objects to a digest."""
 
-    def __init__(self, whole: bool) -> None:
-        self._whole = whole
+    def __init__(self) -> None:
         self.digest = hashlib.blake2b(digest_size=16)
         self._parts_left = _MAX_PARTS
 
@@ -252,12 +241,6 @@ class _Digester:
         self._add(f"{len(values)}")
         if isinstance(values, range):
             return self._add(repr(values))
-        if self._whole and len(values) > _MAX_WHOLE_LIST:
-            step = -(-len(values) // _MAX_READ_LIST)
-            some: Any = values[::step]
-            with contextlib.suppress(ValueError):  # something is no plain value
-                # Version 2 says nothing about which values are the same object.
-                return self.digest.update(marshal.dumps(some, 2))
         half = _MAX_WHOLE_LIST // 2
         sample = values if len(values) <= _MAX_WHOLE_LIST else [*values[:half], *values[-half:]]
         for each in sample:
@@ -265,28 +248,9 @@ class _Digester:
 
     def _add_array(self, array: Any) -> None:
         self._add(f"{array.dtype} {tuple(array.shape)}")
-        if self._whole:
-            return self._add_rows(array)
         is_plain = isinstance(array, np.ndarray) and not array.dtype.hasobject
         if is_plain and array.nbytes <= _MAX_DIGESTED_BYTES:
             self.digest.update(np.ascontiguousarray(array).tobytes())
-
-    def _add_rows(self, array: Any) -> None:
-        if not isinstance(array, np.ndarray):
-            try:
-                with contextlib.suppress(TypeError):  # NumPy has no bfloat16
-                    array = array.detach().numpy()
-                if not isinstance(array, np.ndarray):
-                    array = array.detach().float().numpy()
-            except (TypeError, RuntimeError):  # it is not in this process's memory, or sparse
-                return
-        if array.dtype.hasobject or isinstance(array, np.memmap):
-            return
-        step = max(1, -(-array.nbytes // _MAX_READ_BYTES))
-        rows = np.ascontiguousarray(array[::step] if array.ndim else array)
-        import xxhash
-
-        self.digest.update(xxhash.xxh3_128_digest(rows.reshape(-1).view(np.uint8).data))
 
     def _add_code(self, code: types.CodeType) -> None:
         self.digest.update(code.co_code)

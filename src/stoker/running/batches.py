@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from stoker.analysis.probe.backward_watch import count_passes
-from stoker.basics.fingerprint import content_digest
+from stoker.analysis.probe.dataset.state import digest_state
 from stoker.basics.signals import raise_interrupt
 from stoker.errors import CacheError
 from stoker.running.comparison import DEAD_WORKER, BatchComparison, IndicesBehind
@@ -119,7 +119,7 @@ class ChangedLoader:
 
     def _check_cache(self, loader: Any) -> None:
         """Make the cache, or leave it out if the dataset is not what it was."""
-        dataset, state = loader.dataset, _digest(loader.dataset)
+        dataset, state = loader.dataset, digest_state(loader.dataset)
         if self._examples is None:
             try:
                 self._examples = self._keep(dataset, state)
@@ -169,7 +169,7 @@ class ChangedLoader:
         if not keeps:
             return self.make(loader, order, self.settings, seeds, persistent=False)
         kept, before = self._kept, self._digests
-        self._digests = _digest(loader.dataset), _digest(loader.collate_fn)
+        self._digests = digest_state(loader.dataset), digest_state(loader.collate_fn)
         if kept is not None and (self._is_fixed or self._digests == before):
             self._kept_order.follow(order)
             kept._reset(LoaderView(loader))
@@ -235,7 +235,7 @@ class ChangedLoader:
             return  # new workers will see it
         before = self._cached[1] if self.settings.cache_bytes else self._digests[0]
         is_watched = self.settings.cache_bytes or self._kept is not None
-        if is_watched and _digest(loader.dataset) != before:
+        if is_watched and digest_state(loader.dataset) != before:
             self.undo("its dataset was changed during the epoch, which workers do not see")
 
     def undo(self, why: str) -> None:
@@ -464,6 +464,3 @@ def _shut_down(batches: Any) -> None:
     """End the workers of PyTorch's iterator, if it has any."""
     if hasattr(batches, "_shutdown_workers"):
         batches._shutdown_workers()
-
-
-_digest = functools.partial(content_digest, whole=True)

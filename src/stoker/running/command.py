@@ -81,11 +81,10 @@ def run(
 
       stoker run --do none --watch --watch-port 9464 train.py
     """
-    from stoker.analysis.model.trace import AnalysisError
     from stoker.analysis.scripts.script_process import make_command
 
     stopped = "stopped; no process of the script is left"
-    with report_errors("run", ValueError, AnalysisError, stopped=stopped):
+    with report_errors("run", ValueError, stopped=stopped):
         kinds = [] if do == "none" else _read_kinds(do)
         if not kinds and (apply is not None or print_diff):
             raise ValueError("--do none applies nothing: leave out --apply and --print-diff")
@@ -115,11 +114,23 @@ def _read_kinds(text: str) -> list[str]:
 def _prepare(
     command: list[str], kinds: list[str], path: Path | None, print_diff: bool
 ) -> dict[str, str]:
-    """Return the environment variables that have the script's loaders changed."""
+    """Return the environment variables that have the script's loaders changed.
+
+    None if the analysis has nothing to report on. Raises ValueError for another script's report.
+    """
     from stoker.analysis.model.report import read_report
+    from stoker.analysis.scripts.script_process import find_script
     from stoker.running.plan import VARIABLE, make_plan, write_plan
 
     report = _measure(command) if path is None else read_report(path)
+    if report is None:
+        return {}
+    analyzed, asked = find_script(report.command), find_script(command)
+    if analyzed and asked and analyzed != asked:
+        raise ValueError(
+            f"{path} is the report of {analyzed}, not of {asked}: analyze this script (stoker "
+            "analyze --json), or leave out --apply"
+        )
     plan = make_plan(report, kinds, print_diff=print_diff, path=path)
     return {VARIABLE: write_plan(plan)}
 
@@ -131,14 +142,16 @@ def _find_startup() -> dict[str, str]:
     return {"PYTHONPATH": startup + (os.pathsep + others if others else "")}
 
 
-def _measure(command: list[str]) -> Report:
-    """Analyze the script. Raises AnalysisError, also if it crashes."""
+def _measure(command: list[str]) -> Report | None:
+    """Analyze the script, and tell the verdict; None if there is nothing to report on.
+
+    If the script ends with an error, it is nevertheless run: that is for its caller to see.
+    """
     from rich.console import Console
 
     from stoker.analysis.model.trace import AnalysisError
     from stoker.analysis.reports.diagnosis import make_report
     from stoker.analysis.scripts.script_job import trace_script
-    from stoker.analysis.scripts.script_process import describe_crash
 
     if int(os.environ.get("WORLD_SIZE") or "1") > 1:
         raise ValueError(
@@ -154,8 +167,10 @@ def _measure(command: list[str]) -> Report:
     with errors.status("") as status:
         say = status.update if errors.is_terminal else partial(errors.print, markup=False)
         trace = trace_script(command, budget_s=_MEASURE_S, loader=None, say=say)
-    report = make_report(trace)
-    if report.crash is not None:
-        raise AnalysisError(describe_crash(report.crash))
+    try:
+        report = make_report(trace)
+    except AnalysisError as error:
+        errors.print(f"stoker run: it runs as it is: {error}", markup=False)
+        return None
     errors.print(f"stoker run: {report.verdict}", markup=False)
     return report

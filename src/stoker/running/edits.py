@@ -16,6 +16,12 @@ def show_edits(place: tuple[str, int], choice: LoaderChoice) -> str:
     """Return a diff of the code that builds a loader; the options alone if it cannot be found."""
     path, line = place
     options = _list_options(choice)
+    more = f"{choice.why}\n" if choice.why else ""
+    if options.get("persistent_workers") == "True" or "dataset" in options:
+        more += (
+            "Not where the script changes its dataset between epochs: workers that persist, and a "
+            "cache, do not see that; stoker run does.\n"
+        )
     try:
         text = Path(path).read_text(encoding="utf-8")
         tree = ast.parse(text)
@@ -24,17 +30,16 @@ def show_edits(place: tuple[str, int], choice: LoaderChoice) -> str:
         call = None
     if call is None or any(word.arg is None for word in call.keywords):
         written = ", ".join(f"{name}={value}" for name, value in options.items())
-        return f"{os.path.basename(path)}:{line}: DataLoader(..., {written})\n"
+        return f"{os.path.basename(path)}:{line}: DataLoader(..., {written})\n{more}"
     is_alone = (choice.filled or choice.new).workers == 0
     if is_alone and any(word.arg == "prefetch_factor" for word in call.keywords):
         options["prefetch_factor"] = "None"  # PyTorch refuses another one without workers
     lines = text.splitlines(keepends=True)
     changed = _edit(lines, call, options)
-    more = ""
     if "dataset" in options:
         changed = _import_stoker(changed)
         if is_in_loop(tree, line):
-            more = (
+            more += (
                 "Build stoker.cached(...) in front of the loop: each one begins with no examples.\n"
             )
     name = os.path.relpath(path)

@@ -13,6 +13,7 @@ import msgspec
 import psutil
 
 from stoker.analysis.model.gains import WORTH
+from stoker.analysis.probe.dataset.state import tell_changes, tell_moves
 from stoker.basics.resources import process_group, usable_cores
 from stoker.running.examples.kept_examples import is_cached, plan_bytes
 from stoker.running.examples.trial import ExampleTrial, try_examples
@@ -118,12 +119,15 @@ def choose(
     refused = _find_obstacle(loader, module, own)
     if refused:
         return LoaderChoice(own, own, why=refused)
-    new, why = _want(own, plan, is_analyzed=site == plan.loader)
+    is_analyzed = site == plan.loader
+    new, why = _want(own, plan, is_analyzed=is_analyzed)
     if new == own and not plan.cache:
         return LoaderChoice(own, own, why=why or "the report advises no other settings")
     if is_cached(loader.dataset):
         not_kept = "its dataset is cached already"
-    elif site == plan.loader and plan.kept_gain is not None and plan.kept_gain < WORTH:
+    elif is_analyzed and plan.changes:
+        not_kept = not_kept or tell_changes(plan.changes)
+    elif is_analyzed and plan.kept_gain is not None and plan.kept_gain < WORTH:
         not_kept = not_kept or f"{plan.kept_gain:.2f} times as fast with a cache, by the report"
     keeps = plan.cache and not not_kept
     create = module._DatasetKind.create_fetcher
@@ -131,6 +135,9 @@ def choose(
     trial = try_examples(loader, create, sends=sends, keeps=keeps)
     if trial.problem:
         return LoaderChoice(own, own, why=f"its examples cannot be tried: {trial.problem}")
+    if trial.moves:
+        why = f"{tell_moves(trial.moves)}, and would change otherwise"
+        return LoaderChoice(own, own, why=why)
     found = _fit(own, new, plan, trial, why)
     if not plan.cache:
         return found
@@ -141,7 +148,7 @@ def choose(
         reasons = (found.why, f"not cached: {refused}")
         return msgspec.structs.replace(found, why="; ".join(filter(None, reasons)))
     # Without workers the script's process reads the examples, but not before all are kept.
-    is_analyzed, alone = site == plan.loader, plan.kept_workers == 0 < own.workers
+    alone = plan.kept_workers == 0 < own.workers
     wanted = msgspec.structs.replace(plan, workers=None if alone else plan.kept_workers)
     new, why = _want(own, wanted, is_analyzed=is_analyzed)
     found = _fit(own, new, plan, trial, why)
@@ -251,8 +258,10 @@ def _want(own: LoaderSettings, plan: RunPlan, *, is_analyzed: bool) -> tuple[Loa
     prefetch = own.prefetch or 2
     if is_analyzed and plan.prefetch is not None:
         prefetch = max(prefetch, plan.prefetch)
-    is_more = workers > own.workers
-    persistent = own.persistent or is_more or (is_analyzed and plan.persistent)
+    persistent = own.persistent or workers > own.workers or (is_analyzed and plan.persistent)
+    if is_analyzed and plan.changes and persistent and not own.persistent:
+        persistent = False
+        why = "; ".join(filter(None, (why, f"not persistent: {tell_changes(plan.changes)}")))
     return LoaderSettings(workers, prefetch, persistent), why
 
 

@@ -48,6 +48,8 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Processes that trained on the host then."""
     cache: bool = False
     """True if examples that are the same in every epoch are to be kept."""
+    changes: list[str] = []
+    """What the script was seen to change of the dataset between epochs, by name."""
     redraw: bool = False
     """True if examples that are drawn at random in workers may be drawn otherwise."""
     print_diff: bool = False
@@ -93,6 +95,7 @@ def make_plan(
         cores=report.cores,
         trainers=report.jobs * max(1, len(report.ranks)),
         cache="cache" in do,
+        changes=report.loader.changes or [],
         redraw="redraw" in do,
         print_diff=print_diff,
         report="" if path is None else str(path.absolute()),

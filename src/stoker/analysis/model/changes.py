@@ -22,10 +22,13 @@ CROSSING = 0.8
 def plan_keeping(report: Report) -> tuple[int, float] | None:
     """Return the bytes of a cache for prepared examples, and the fraction that it holds.
 
-    None if they are random, or of an unknown number, or if a cache of them was not measured.
+    None if they are random, change, or are of an unknown number, or if a cache of them was not
+    measured.
     """
-    prepared = report.prepared
-    if prepared is None or prepared.varies or not report.examples or not report.kept:
+    prepared, loader = report.prepared, report.loader
+    if prepared is None or prepared.varies or loader.changes or loader.moves:
+        return None
+    if not report.examples or not report.kept:
         return None
     # 5 % more: only some examples were measured, and others differ.
     whole = report.examples * (1.05 * prepared.example_bytes + _KEPT_BYTES)

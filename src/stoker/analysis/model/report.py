@@ -124,6 +124,11 @@ class Loader(msgspec.Struct, frozen=True):
     """Number of its batches while the job ran without any change."""
     trains: bool
     """True if gradients were on while it was iterated."""
+    changes: list[str] | None = None
+    """What the script changes of its dataset between epochs, by name; None if no two of them were
+    seen."""
+    moves: list[str] = []
+    """What reading an example changes of the dataset, by name; unknown where that is random."""
 
 
 class Wait(msgspec.Struct, frozen=True):

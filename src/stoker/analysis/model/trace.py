@@ -111,6 +111,14 @@ class RankTrace:
         count: int = self.loader(self.slot)["workers"]
         return count
 
+    def join_changes(self, other: RankTrace) -> None:
+        """Add what another start of the rank showed of its loaders' datasets."""
+        known = {about["site"]: about for about in self.about["loaders"]}
+        for about in other.about["loaders"]:
+            mine, found = known.get(about["site"]), about["changes"]
+            if mine is not None and found is not None:
+                mine["changes"] = sorted({*found, *(mine["changes"] or ())})
+
     def loader(self, slot: int) -> dict[str, Any]:
         return next(about for about in self.about["loaders"] if about["slot"] == slot)
 

@@ -19,7 +19,8 @@ import warnings
 from collections.abc import Callable, Iterator, Sized
 from typing import Any
 
-from . import example, stacks, workers
+from . import stacks, workers
+from .dataset import example
 from .records import read_json, write_json
 from .replay import list_tensors
 

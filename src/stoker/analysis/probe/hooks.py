@@ -85,6 +85,8 @@ def attach(module: ModuleType, folder: str) -> None:
                     return start(self)
                 try:
                     seen = _find_process(folder).adopt(self)
+                    if seen is not None:
+                        seen.look_at_dataset(self.dataset, begins=True)
                     entered = _clock()
                 except Exception as error:
                     disable("iter", error)
@@ -117,7 +119,11 @@ def attach(module: ModuleType, folder: str) -> None:
             return advance(self)
         if seen.count >= seen.process.recorder.header[seen.replay_at] and seen.can_begin:
             return _conduct(self, seen, advance)
-        return _time(advance, self, seen, grad_enabled)
+        try:
+            return _time(advance, self, seen, grad_enabled)
+        except StopIteration:
+            seen.look_at_dataset(self.__dict__["_stoker_loader"].dataset, begins=False)
+            raise
 
     def create_fetcher(*args: Any, **kwargs: Any) -> Any:
         fetcher = create(*args, **kwargs)

@@ -19,6 +19,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from . import backward_watch, drain_session, epochs, exit_log, replay
+from .dataset.state import find_changes, read_state
 from .records import (
     END_PLACE,
     SLOTS,
@@ -44,7 +45,11 @@ Builders = tuple[tuple[str, ...], tuple[str, int]]
 # Where the script built the loaders that it has.
 _builders: weakref.WeakKeyDictionary[Any, Builders] = weakref.WeakKeyDictionary()
 # Of a loader.
-_TOLD = "slot", "site", "built", "place", "describes", "batch_size", "sampled", "workers"
+_TOLD = (
+    "slot", "site", "built", "place", "describes", "batch_size", "sampled", "workers", "changes",
+)  # fmt: skip
+# Of looking at a dataset between two epochs: training waits. Chosen, not measured.
+_LONGEST_LOOK_S = 0.2
 
 
 def _read_number(names: tuple[str, ...], default: int) -> int:
@@ -84,6 +89,32 @@ class LoaderState:
         self.bank: replay.Bank | None = None
         self.rest: Any = None  # of its epoch's indices, once the bank is full
         self.conducted: type | None = None  # of its iterators, once they read nothing any more
+        # What the script changed of the dataset between epochs; None if that was not seen.
+        self.changes: list[str] | None = None
+        self._has_looked_enough = False
+        self._state: dict[str, str] | None = None  # of the dataset, since which nothing read it
+
+    def look_at_dataset(self, dataset: Any, *, begins: bool) -> None:
+        """Look for changes of a dataset between epochs, where one ``begins`` or ends.
+
+        Where the script's process reads the examples, the end of an epoch counts.
+        """
+        if self._has_looked_enough or not (begins or self.workers == 0):
+            return
+        entered, before = _clock(), self._state
+        try:
+            now = read_state(dataset)
+        except Exception:  # whatever the dataset's own code raises
+            self._has_looked_enough = True
+            return
+        reads = self.workers == 0 and self.conducted is None
+        self._state = None if begins and reads else now
+        if begins and before is not None:
+            found, known = find_changes(before, now), self.changes
+            self.changes = sorted({*found, *(known or ())})
+            if self.changes != known:
+                self.process.register()
+        self._has_looked_enough = bool(self.changes) or _clock() - entered > _LONGEST_LOOK_S * 1e9
 
     def keep_parts(self, loader: Any, iterator: Any) -> None:
         """Keep what replay and drains need of a loader."""

@@ -36,7 +36,12 @@ from stoker.analysis.model.report import (
 )
 from stoker.analysis.phases import MORE_PREFETCH
 from stoker.analysis.porting import write_port
-from stoker.analysis.reports.caching_advice import advise_caches, round_up_to_mib
+from stoker.analysis.probe.dataset.state import tell_changes, tell_moves
+from stoker.analysis.reports.caching_advice import (
+    advise_caches,
+    round_up_to_mib,
+    warn_of_changes,
+)
 from stoker.analysis.reports.packing_advice import advise_records
 from stoker.basics.resources import format_bytes
 
@@ -99,6 +104,10 @@ def _advise_workers(report: Report) -> Iterator[Action]:
     )
     if best > job.cores and (best not in counts or _waits(report, best)):
         why += f"; preparing mostly waits, so {job.cores} processors are enough for them"
+    if report.loader.moves:
+        why += f". But {tell_moves(report.loader.moves)}, in each worker apart: others give others"
+    elif report.loader.changes:
+        why += f". Without persistent_workers: {tell_changes(report.loader.changes)}"
     yield Action(
         f"use {best} worker{'s' * (best > 1)} instead of {job.workers}",
         f".workers({best})" if report.stages else f"DataLoader(..., num_workers={best})",
@@ -153,6 +162,8 @@ def _advise_persistence(report: Report) -> Iterator[Action]:
     seen, own = report.as_it_is, find_prep(report)
     if not report.startup_s or seen is None or own is None or not report.examples:
         return
+    if report.loader.changes or report.loader.moves:
+        return
     # The first batch of an epoch has to be prepared all the same.
     first_s = report.loader.workers * report.loader.batch_size / own.value
     saved_s = max(0.0, report.startup_s - first_s)
@@ -166,7 +177,7 @@ def _advise_persistence(report: Report) -> Iterator[Action]:
         "DataLoader(..., persistent_workers=True)",
         Rate(*gains),
         f"of whole epochs: they take {each / seen.rate.value:,.2g} s, and their first batch "
-        f"{report.startup_s:.2g} s, which the speeds above leave out",
+        f"{report.startup_s:.2g} s, which the speeds above leave out{warn_of_changes(report)}",
     )
 
 
@@ -259,7 +270,8 @@ def _advise_porting(report: Report) -> Iterator[Action]:
         f"in place of the loader at {report.loader.name}"
         + (", and in front of its loop" if report.prepared.in_loop else "")
         + "; from the second epoch on, approximately. "
-        "An example was the same in each reading, so nothing in it is random",
+        f"An example was the same in each reading, so nothing in it is random"
+        f"{warn_of_changes(report)}",
     )
 
 

@@ -50,6 +50,7 @@ def _advise_keeping(report: Report) -> Iterator[Action]:
     if report.prepared.in_loop:
         code = f"examples = {cached}  # once, in front of the loop\nDataLoader(examples, ...)"
         why += ". Another cache in each turn of the loop would begin with no examples"
+    why += warn_of_changes(report)
     yield Action(
         f"keep prepared examples ({held:.0%} of the dataset) in a cache that never evicts",
         code,
@@ -146,6 +147,13 @@ def _advise_places(report: Report) -> Iterator[Action]:
         f"from the second epoch on: {keeping.left_fraction:.0%} of the work up to there is left",
         "each of these is the same in every epoch; a cache refuses others",
     )
+
+
+def warn_of_changes(report: Report) -> str:
+    """Return what advice assumes that keeps something from epoch to epoch."""
+    if report.loader.changes is not None:
+        return ""
+    return ". Not where the script changes its dataset between epochs: no two of them were seen"
 
 
 def round_up_to_mib(size: int) -> str:

@@ -47,6 +47,7 @@ from stoker.analysis.model.trace import (
 from stoker.analysis.packing_gain import estimate_packing, estimate_requests
 from stoker.analysis.phases import MORE_PREFETCH
 from stoker.analysis.porting import find_port, find_prepared
+from stoker.analysis.probe.dataset.state import tell_changes, tell_moves
 from stoker.analysis.probe.records import BATCH
 from stoker.analysis.reports.advice import advise
 from stoker.analysis.reports.verdict import explain_nothing_seen, find_doubts, write_verdict
@@ -102,6 +103,16 @@ class _RankFindings:
         self.notes = list(trace.notes)
         self.reasons: dict[str, str] = {}
         self.about = rank.loader(rank.slot)
+        if changes := self.about["changes"]:
+            self.notes.append(
+                f"{tell_changes(changes)}. Workers that persist, or examples that are kept, would "
+                "not see that: neither is advised"
+            )
+        if moves := rank.described.get("moves"):
+            self.notes.append(
+                f"{tell_moves(moves)}. Workers that persist, or examples that are kept, would give "
+                "others: neither is advised, and stoker run leaves the loader as it is"
+            )
         self.batch = rates.estimate_batch_size(rank)
         self.steady, self.others_fraction = rates.estimate_steady(rank, self.batch)
         self.wait_fraction = self.steady.wait_fraction if self.steady else 0.0
@@ -534,6 +545,8 @@ class _RankFindings:
             unit="items" if is_own and whole else "examples",
             batches=len(rows),
             trains=any(row.trains for row in rows),
+            changes=about["changes"],
+            moves=rank.described.get("moves", []) if is_own else [],
         )
 
 

@@ -141,7 +141,9 @@ class ScriptJob:
             with defer_interrupts():
                 self.trace.said.append((time.perf_counter_ns(), ""))
                 for rank in session.ranks:
-                    session.find_recorded(rank).course += session.read_rows(rank)
+                    recorded = session.find_recorded(rank)
+                    recorded.course += session.read_rows(rank)
+                    recorded.join_changes(rank)
                 session.close()
                 inventory.sweep()  # a script that was ended by force has left its store
 
@@ -301,7 +303,12 @@ class ScriptJob:
         With the job's own workers, and without any, or else with one.
         """
         first = self._recorded[0]
-        if any(rank.described.get("varies", True) for rank in self._recorded):
+        if any(
+            rank.described.get("varies", True)
+            or rank.described["moves"]
+            or rank.loader(rank.slot)["changes"]
+            for rank in self._recorded
+        ):
             return
         batch = rates.estimate_batch_size(first)
         prep = rates.estimate_drained(first.drains[f"warm-{first.workers}"], batch)

@@ -47,6 +47,9 @@ _CRASH_LINES = 20
 _LAUNCHERS = re.compile(r"torch/distributed/elastic/multiprocessing/api\.py:\d+\] ")
 _ROOT_CAUSE = re.compile(r"Root Cause .*?rank\s+: (\d+) .*?exitcode\s+: (-?\d+) ", re.DOTALL)
 
+# Packages with modules that start a script: python -m torch.distributed.run train.py.
+_LAUNCHING = ("torch", "accelerate", "deepspeed")
+
 
 def make_command(arguments: Sequence[str]) -> list[str]:
     """Return the command that starts SCRIPT.py ..., -m MODULE ..., or a program such as torchrun.
@@ -73,6 +76,16 @@ def make_command(arguments: Sequence[str]) -> list[str]:
     if launcher is None or first.endswith(".py"):
         raise ValueError(f"there is no script and no command {first!r}")
     return [launcher, *arguments[1:]]
+
+
+def find_script(command: Sequence[str]) -> str:
+    """Return the name of a command's script, NAME.py also for a module; empty if it has none."""
+    for before, word in zip(("", *command), command, strict=False):
+        if before == "-m" and word.partition(".")[0] not in _LAUNCHING:
+            return word.rpartition(".")[2] + ".py"
+        if word.endswith(".py"):
+            return os.path.basename(word)
+    return ""
 
 
 class ScriptProcess:

@@ -25,6 +25,7 @@ from typing import Any
 
 import msgspec
 
+from stoker.analysis.probe.dataset.state import digest_state, find_changes, read_state
 from stoker.running.examples.identity import find_generators, identify_examples
 from stoker.running.examples.kept_examples import find_record
 from stoker.running.examples.values import is_same
@@ -47,6 +48,8 @@ class ExampleTrial(msgspec.Struct, frozen=True):
     random: bool = False
     """True if batches draw from a generator of Python, NumPy or torch, or differ when read
     again."""
+    moves: list[str] = []
+    """What reading changes of the dataset and its collation, by name; left out where random."""
     problem: str = ""
     """Why examples cannot be read in another process; empty if they can."""
     not_kept: str = ""
@@ -139,7 +142,7 @@ def _try_all(loader: Any, create_fetcher: Any, sends: bool, keeps: bool) -> dict
             found = _try_keeping(loader, _ENOUGH_S)
         except Exception as error:
             found = {"not_kept": f"{type(error).__name__}: {error}"}
-    return found | {"random": _is_random(loader, create_fetcher, sends)}
+    return found | _try_batches(loader, create_fetcher, sends)
 
 
 def _list_indices(loader: Any) -> list[int]:
@@ -214,7 +217,7 @@ def _make_reader(loader: Any) -> Callable[[int], Any]:
     return read
 
 
-def _is_random(loader: Any, create_fetcher: Any, sends: bool) -> bool:
+def _try_batches(loader: Any, create_fetcher: Any, sends: bool) -> dict[str, Any]:
     indices = _list_indices(loader)
     many = loader._auto_collation
     groups = [indices[at : at + 2] for at in range(0, len(indices), 2)] if many else indices
@@ -226,22 +229,40 @@ def _is_random(loader: Any, create_fetcher: Any, sends: bool) -> bool:
         before = _read_generators()
         batch = fetcher.fetch(group)
         if _read_generators() != before:
-            return True
+            return {"random": True}
         own.note_first()
         first.append((group, batch))
         if time.monotonic() - began > _ENOUGH_S:
             break
-    if sends and first:
+    if not first:
+        return {}
+    if sends:
         ForkingPickler.dumps(first[0][1])
+    # From here on examples are read again: a file that is opened, or an example that is remembered,
+    # at the first time, shows no more. Each state is one behind the last group: its index may stay.
+    last: Any = first[-1][0]
+    state = _read_own_state(loader)
+    _make_reader(loader)(last[-1] if many else last)
+    moved = {*find_changes(state, _read_own_state(loader))}
     # In another order and after other seeds: a generator or a counter of its own shows, too.
     _seed_all()
     began = time.monotonic()
     for group, batch in reversed(first):
         if not is_same(batch, fetcher.fetch(group)):
-            return True
+            return {"random": True}
         if time.monotonic() - began > _ENOUGH_S:
             break
-    return own.have_moved()
+    if own.have_moved():
+        return {"random": True}
+    fetcher.fetch(last)
+    moved.update(find_changes(state, _read_own_state(loader)))
+    return {"moves": sorted(moved)}
+
+
+def _read_own_state(loader: Any) -> dict[str, str]:
+    """Return the state of a loader's dataset and collation. Draws are looked at apart."""
+    own = read_state(loader.dataset, draws=False)
+    return own | {"collate_fn": digest_state(loader.collate_fn, draws=False)}
 
 
 class _OwnGenerators:

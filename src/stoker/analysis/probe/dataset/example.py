@@ -8,6 +8,8 @@ import sys
 import time
 from typing import Any
 
+from .state import find_changes, read_state
+
 # Of each item. Values that a generator of the dataset's own draws go unseen in one of 128 cases.
 _READS = 8
 # Items whose first reading may draw from the usual generators: some may be left as they are.
@@ -18,11 +20,12 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes, bytearray)
 
 
 def describe_example(dataset: Any) -> dict[str, Any]:
-    """Return the mean bytes of an example's arrays, and whether examples are random.
+    """Return the mean bytes of an example's arrays, whether examples are random, and what moves.
 
-    They are if reading one moves a random generator of Python, NumPy or torch, or gives other
-    values than before. The result is empty if the dataset does not give them, or a cache could not
-    hold one. This mirrors ``stoker/transport/codec``, because the probe must not import stoker.
+    They are random if reading one moves a random generator of Python, NumPy or torch, or gives
+    other values than before. If they are not, what reading changes of the dataset is named. The
+    result is empty if the dataset does not give them, or a cache could not hold one. This mirrors
+    ``stoker/transport/codec``, because the probe must not import stoker.
     """
     began = time.perf_counter()
 
@@ -44,9 +47,15 @@ def describe_example(dataset: Any) -> dict[str, Any]:
             varies = varies or not _is_same_example(first, _list_leaves(dataset[0]))
             if varies or time.perf_counter() - began > _LONGEST_S:
                 break
+        moves: list[str] = []
+        if not varies:  # it has been read before: what the first time leaves is there
+            state = read_state(dataset, draws=False)
+            dataset[0]
+            moves = find_changes(state, read_state(dataset, draws=False))
     except Exception:
         return {}
-    return {"example_bytes": round(sum(sizes) / len(sizes)), "varies": varies}
+    size = round(sum(sizes) / len(sizes))
+    return {"example_bytes": size, "varies": varies, "moves": moves}
 
 
 def _read_generators() -> list[bytes]:

@@ -175,9 +175,6 @@ assert stoker.images.to_chw(pixels).shape == (3, 48, 64)
 train = stoker.from_dataset(texts, seed=0).batch(8, collate=stoker.collate.pad(0))
 values, lengths = next(iter(train))  # int64 [8, longest] and [8]
 
-# %% stoker.testing.check_threads
-assert stoker.testing.check_threads(data.map(look_up, on=0), examples=8, seconds=0.1) > 0
-
 # %% stoker.testing.equal
 assert stoker.testing.equal({"x": np.arange(3)}, {"x": np.arange(3)})
 

@@ -1,11 +1,10 @@
-"""The corpus of users' programs through the engine: eight threads, and every example is right."""
+"""The corpus of users' programs at the defaults: every example is right, inline and in workers."""
 
 from __future__ import annotations
 
-import sys
-import threading
+import contextvars
+import os
 import time
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -18,65 +17,55 @@ from thread_programs import PROGRAMS, N, Program
 pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.timeout(120),
 ]
-SHORT = 12
 CASES = [
-    pytest.param(each, id=each.name, marks=[] if at % (len(PROGRAMS) // SHORT) == 0 else FULL)
-    for FULL in [[pytest.mark.full]]
-    for at, each in enumerate(PROGRAMS)
+    pytest.param(each, id=each.name)
+    for each in PROGRAMS
     if each.name != "dictionary_subclass"  # which from_dataset refuses
 ]
+COSTLY_S = 0.0012
 
 
-@stoker.thread_safe
-class Nap:
-    """Makes the work worth threads."""
-
-    def __init__(self) -> None:
-        self.threads: set[str] = set()
-
-    def __call__(self, example: Any) -> Any:
-        self.threads.add(threading.current_thread().name)
-        time.sleep(0.0012)
-        return example
+def spin(example: Any) -> Any:
+    """Make the work worth worker processes; by the thread's own clock, so others do not count."""
+    end = time.thread_time() + COSTLY_S
+    while time.thread_time() < end:
+        pass
+    return example
 
 
 @pytest.mark.parametrize("program", CASES)
 def test_every_example_is_right(program: Program, tmp_path: Path) -> None:
-    """The consumer begins, then threads do, where that is faster."""
-    nap = Nap()
-    p = built(program, tmp_path).map(nap).batch(4, collate=list).workers(8)
-    check(program, p, epochs=2)
-    assert any("stoker-worker" in name for name in nap.threads)
+    alone(check, program, tmp_path)
 
 
 @pytest.mark.parametrize("program", CASES)
-def test_every_example_is_right_where_all_threads_meet(program: Program, tmp_path: Path) -> None:
-    p = built(program, tmp_path).batch(4, collate=list).workers(8)
-    p._cursor._autotuner.settle(8)  # from the first example on, and for good
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        check(program, p, epochs=6)
-    finally:
-        sys.setswitchinterval(before)
+def test_every_example_is_right_where_processes_take_over(program: Program, tmp_path: Path) -> None:
+    assert alone(check, program, tmp_path, spin).stats().workers >= 1
 
 
-def built(program: Program, folder: Path) -> stoker.Pipeline[Any]:
+def test_costly_examples_are_made_in_other_processes() -> None:
+    p = stoker.from_dataset(range(N), seed=0).map(spin).map(lambda _: os.getpid())
+    made_by = {pid for batch in p.batch(4, collate=list) for pid in batch}
+    assert made_by
+    assert os.getpid() not in made_by
+
+
+def alone(fn: Any, *args: Any) -> Any:
+    """Call in a context of its own, as programs set print options and precisions for good."""
+    return contextvars.copy_context().run(fn, *args)
+
+
+def check(program: Program, folder: Path, *more: Any) -> stoker.Pipeline[Any]:
+    """Check two epochs of a program, with functions of ours behind it."""
     dataset, *functions = program.make(folder)
     p = stoker.from_dataset(dataset, seed=0)
-    for function in functions:
+    for function in (*functions, *more):
         p = p.map(function)
-    return p
-
-
-def check(program: Program, p: stoker.Pipeline[Any], epochs: int) -> None:
+    p = p.batch(4, collate=list)
     expected = [program.expected(i) for i in range(N)]
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        for _ in range(epochs):
-            found = [example for batch in p for example in batch]
-            assert found[:N] == expected  # a program may have more than it foretells
-    said = [str(each.message) for each in caught if "one call at a time" in str(each.message)]
-    if program.locked is not None:
-        assert bool(said) == program.locked, said
+    for _ in range(2):
+        found = [example for batch in p for example in batch]
+        assert found[:N] == expected  # a program may have more than it foretells
+    return p

@@ -1,35 +1,50 @@
 """Programs as users write them: correct in one thread, and most of them wrong where threads share.
 
 Each makes a dataset and functions that are mapped over it, and says what example ``i`` is.
-``unsafe`` ones are wrong, raise or crash where eight threads call one copy; ``locked`` ones cannot
-be copied, or keep state where copies would share it.
 """
 
 from __future__ import annotations
 
+import argparse
 import array
+import asyncio
 import collections
+import concurrent.futures
+import configparser
 import contextlib
 import contextvars
+import copy
+import ctypes
+import decimal
 import enum
 import functools
 import gzip
+import heapq
+import importlib
 import inspect
 import io
 import itertools
 import logging
+import logging.handlers
 import math
 import mmap
 import operator
 import os
 import pathlib
+import pickle
+import queue
 import random
 import socket
 import sqlite3
+import struct
 import subprocess
 import sys
 import tarfile
+import tempfile
 import threading
+import time
+import unittest.mock
+import warnings
 import weakref
 import zipfile
 from collections.abc import Callable, Iterator
@@ -53,15 +68,11 @@ class Program:
         name: of the function or class that makes it.
         make: given a folder of its own, makes the dataset and the functions.
         expected: what example ``i`` is, behind the functions.
-        unsafe: whether threads that share it go wrong.
-        locked: whether its calls must come one after another; None if either will do.
     """
 
     name: str
     make: Callable[[Path], tuple[Any, ...]]
     expected: Callable[[int], Any]
-    unsafe: bool
-    locked: bool | None
 
 
 PROGRAMS: list[Program] = []
@@ -73,9 +84,7 @@ def numbers(i: int) -> tuple[int, ...]:
     return tuple(i * 100 + k for k in range(8))
 
 
-def program(
-    expected: Callable[[int], Any] = numbers, *, unsafe: bool = True, locked: bool | None = False
-) -> Callable[[Made], Made]:
+def program(expected: Callable[[int], Any] = numbers) -> Callable[[Made], Made]:
     """Add a function of a folder, or a dataset's class of a folder, of a file or of neither."""
 
     def add(make: Made) -> Made:
@@ -87,7 +96,7 @@ def program(
             parts = make(**given)
             return parts if isinstance(parts, tuple) else (parts,)
 
-        PROGRAMS.append(Program(make.__name__, made, expected, unsafe, locked))
+        PROGRAMS.append(Program(make.__name__, made, expected))
         return make
 
     return add
@@ -154,7 +163,7 @@ class GlobalTokenizer(Numbers):
         return tokenized(TOKENIZER, i)
 
 
-@program(token_count, locked=True)
+@program(token_count)
 def tokenizer_global_in_method(folder: Path) -> Any:
     OWN.TOKENIZER = tokenizer()  # type: ignore[attr-defined]
     return GlobalTokenizer()
@@ -314,7 +323,7 @@ class TarReader(Numbers):
         return found.read()
 
 
-@program(record, unsafe=False)  # it has a lock of its own
+@program(record)  # it has a lock of its own
 class ZipReader(Numbers):
     def __init__(self, folder: Path) -> None:
         with zipfile.ZipFile(folder / "all.zip", "w") as packed:
@@ -326,7 +335,7 @@ class ZipReader(Numbers):
         return self.zip.read(str(i))
 
 
-@program(record, locked=True)
+@program(record)
 class Database(Numbers):
     def __init__(self, folder: Path) -> None:
         self.connection = sqlite3.connect(folder / "data.db", check_same_thread=False)
@@ -345,7 +354,7 @@ class Database(Numbers):
         self.connection.close()
 
 
-@program(record, locked=True)
+@program(record)
 class Lmdb(Numbers):
     def __init__(self, folder: Path) -> None:
         import lmdb
@@ -377,7 +386,7 @@ class Hdf(Numbers):
         return tuple(self.buf.tolist())
 
 
-@program(lambda i: i % 16, locked=True)
+@program(lambda i: i % 16)
 class Video(Numbers):
     def __init__(self, folder: Path) -> None:
         import av
@@ -406,7 +415,7 @@ class Video(Numbers):
         self.container.close()
 
 
-@program(record, locked=None)
+@program(record)
 class Mapped(Numbers):
     def __init__(self, path: str) -> None:
         with open(path, "rb") as file:
@@ -427,7 +436,7 @@ class BytesFile(Numbers):
         return self.file.read(8) + self.file.read(8)
 
 
-@program(lambda i: b"%08d" % i, locked=True)
+@program(lambda i: b"%08d" % i)
 class Piped(Numbers):
     def __init__(self) -> None:
         self.process = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -443,7 +452,7 @@ class Piped(Numbers):
         self.process.communicate()
 
 
-@program(lambda i: b"%08d" % i, locked=True)
+@program(lambda i: b"%08d" % i)
 class Sockets(Numbers):
     def __init__(self) -> None:
         self.ends = socket.socketpair()
@@ -457,7 +466,7 @@ class Sockets(Numbers):
             end.close()
 
 
-@program(lambda i: str(i % 8), locked=True)
+@program(lambda i: str(i % 8))
 class Changing(Numbers):
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -504,7 +513,7 @@ def buffer_large(folder: Path) -> Any:
     return Buffered(np.zeros(250_000))
 
 
-@program(thrice, locked=None)
+@program(thrice)
 def buffer_of_16_mb(folder: Path) -> Any:
     return Buffered(np.zeros(2_000_000))
 
@@ -669,13 +678,13 @@ def global_list_in_function(folder: Path) -> Any:
     return Numbers(), by_global
 
 
-@program(locked=True)
+@program()
 class ByGlobal(Numbers):
     def __getitem__(self, i: int) -> Any:
         return fill(SCRATCH, i)
 
 
-@program(locked=True)
+@program()
 def global_list_in_method_and_function(folder: Path) -> Any:
     class Both(Numbers):
         def __getitem__(self, i: int) -> Any:
@@ -695,7 +704,7 @@ def global_set_in_function(folder: Path) -> Any:
     return Numbers(), sets_global
 
 
-@program(locked=True)
+@program()
 class SetsGlobal(Numbers):
     def __getitem__(self, i: int) -> Any:
         global LAST
@@ -711,7 +720,7 @@ def outer_step(i: int) -> Any:
     return inner_step(i)
 
 
-@program(locked=True)
+@program()
 class Indirect(Numbers):
     def __getitem__(self, i: int) -> Any:
         return outer_step(i)
@@ -720,24 +729,24 @@ class Indirect(Numbers):
 STEPS = {"one": lambda i: fill(SCRATCH, i)}
 
 
-@program(locked=True)
+@program()
 class Dispatching(Numbers):
     def __getitem__(self, i: int) -> Any:
         return STEPS["one"](i)
 
 
-@program(locked=True)
+@program()
 class ByModule(Numbers):
     def __getitem__(self, i: int) -> Any:
         return fill(OWN.SCRATCH, i)
 
 
-@program(locked=True)
+@program()
 def module_as_state_in_function(folder: Path) -> Any:
     return Numbers(), lambda i: fill(OWN.SCRATCH, i)
 
 
-@program(locked=True)
+@program()
 class ClassCache(Numbers):
     cache: list[int] = []  # noqa: RUF012
 
@@ -745,7 +754,7 @@ class ClassCache(Numbers):
         return fill(self.cache, i)
 
 
-@program(locked=True)
+@program()
 class ClassSet(Numbers):
     last = 0
 
@@ -754,7 +763,7 @@ class ClassSet(Numbers):
         return tuple(type(self).last * 100 + k for k in range(8))
 
 
-@program(locked=True)
+@program()
 class ClassMethod(Numbers):
     last = 0
 
@@ -772,7 +781,7 @@ def singleton() -> list[int]:
     return []
 
 
-@program(locked=True)
+@program()
 class Cached(Numbers):
     def __getitem__(self, i: int) -> Any:
         return fill(singleton(), i)
@@ -793,7 +802,7 @@ class Single:
         return cls.one
 
 
-@program(locked=True)
+@program()
 class UsesSingle(Numbers):
     def __getitem__(self, i: int) -> Any:
         return fill(Single().scratch, i)
@@ -813,7 +822,7 @@ class Solo(metaclass=OneOfEach):
         self.scratch: list[int] = []
 
 
-@program(locked=True)
+@program()
 def metaclass_singleton(folder: Path) -> Any:
     return Numbers(), lambda i: fill(Solo().scratch, i)
 
@@ -831,7 +840,7 @@ class Keeping:
         self.value = value
 
 
-@program(locked=True)
+@program()
 class Described(Numbers):
     last = Keeping()
 
@@ -946,7 +955,7 @@ def decorated_function(folder: Path) -> Any:
     return Numbers(), decorated
 
 
-@program(locked=True)
+@program()
 class Decorated(Numbers):
     @remembering
     def __getitem__(self, i: int) -> Any:
@@ -973,13 +982,13 @@ def default_argument(folder: Path) -> Any:
     return Numbers(), by_default
 
 
-@program(locked=True)
+@program()
 class ByDefault(Numbers):
     def __getitem__(self, i: int, scratch: list[int] = []) -> Any:  # noqa: B006
         return fill(scratch, i)
 
 
-@program(locked=True)
+@program()
 def class_within_function(folder: Path) -> Any:
     scratch: list[int] = []
 
@@ -1025,7 +1034,7 @@ class Weak(Numbers):
 VARIABLE: contextvars.ContextVar[list[int]] = contextvars.ContextVar("VARIABLE", default=[])  # noqa: B039
 
 
-@program(locked=True)
+@program()
 class Contextual(Numbers):
     def __getitem__(self, i: int) -> Any:
         return fill(VARIABLE.get(), i)
@@ -1034,14 +1043,14 @@ class Contextual(Numbers):
 PLACE: contextvars.ContextVar[int] = contextvars.ContextVar("PLACE", default=0)
 
 
-@program(unsafe=False)
+@program()
 class OwnContext(Numbers):
     def __getitem__(self, i: int) -> Any:
         PLACE.set(i)
         return tuple(PLACE.get() * 100 + k for k in range(8))
 
 
-@program(locked=True)
+@program()
 class Generating(Numbers):
     def __init__(self) -> None:
         self.generator = self.numbers()
@@ -1056,7 +1065,7 @@ class Generating(Numbers):
         return self.generator.send(i)
 
 
-@program(lambda i: list(numbers(i)), locked=None)
+@program(lambda i: list(numbers(i)))
 class Cycling(Numbers):
     def __init__(self) -> None:
         self.cycle: Iterator[int] = itertools.cycle(range(8))
@@ -1081,7 +1090,7 @@ class Mode(enum.Enum):
     FAST = list[int]()  # noqa: RUF012
 
 
-@program(locked=True)
+@program()
 class ByMode(Numbers):
     def __init__(self) -> None:
         self.mode = Mode.FAST
@@ -1209,7 +1218,7 @@ class LastRecord(logging.Handler):
         self.last = record.args
 
 
-@program(lambda i: (i,), locked=True)
+@program(lambda i: (i,))
 class Logging(Numbers):
     def __init__(self) -> None:
         self.logger = logging.Logger("thread_programs", logging.INFO)
@@ -1221,7 +1230,7 @@ class Logging(Numbers):
         return self.handler.last
 
 
-@program(lambda i: np.random.RandomState(i).randint(1_000, size=4).tolist(), locked=True)
+@program(lambda i: np.random.RandomState(i).randint(1_000, size=4).tolist())
 class Seeding(Numbers):
     def __getitem__(self, i: int) -> Any:
         np.random.seed(i)
@@ -1238,7 +1247,7 @@ def drawn(i: int) -> Any:
     return [own.randrange(1_000) for _ in range(4)]
 
 
-@program(drawn, locked=True)
+@program(drawn)
 def random_seeded_in_function(folder: Path) -> Any:
     return Numbers(), draws
 
@@ -1294,7 +1303,7 @@ def single_dispatch(folder: Path) -> Any:
     return Numbers(), dispatched
 
 
-@program(locked=True)
+@program()
 def single_dispatch_in_method(folder: Path) -> Any:
     class Dispatched(Numbers):
         def __getitem__(self, i: int) -> Any:
@@ -1318,7 +1327,7 @@ def context_manager(folder: Path) -> Any:
     return Numbers(), by_context
 
 
-@program(locked=True)
+@program()
 class ByContext(Numbers):
     def __getitem__(self, i: int) -> Any:
         return by_context(i)
@@ -1336,7 +1345,7 @@ def decorators_of_a_package(folder: Path) -> Any:
     return Numbers(), without_gradients(by_global)
 
 
-@program(locked=True)
+@program()
 def decorators_of_a_package_on_a_method(folder: Path) -> Any:
     class Without(Numbers):
         def get(self, i: int) -> Any:
@@ -1391,7 +1400,7 @@ class CachedMethod(Numbers):
         return fill(self.scratch(), i)
 
 
-@program(locked=True)
+@program()
 class CachedStatic(Numbers):
     @staticmethod
     @functools.lru_cache
@@ -1405,7 +1414,7 @@ class CachedStatic(Numbers):
 TRANSFORMS = [Adder()]
 
 
-@program(locked=True)
+@program()
 class Transforming(Numbers):
     def __getitem__(self, i: int) -> Any:
         (made,) = [transform(i) for transform in TRANSFORMS]
@@ -1415,7 +1424,7 @@ class Transforming(Numbers):
 BUFFER = np.zeros(8, np.int64)
 
 
-@program(locked=True)
+@program()
 class IntoGlobal(Numbers):
     def __getitem__(self, i: int) -> Any:
         np.copyto(BUFFER, np.arange(8) + i * 100)
@@ -1450,21 +1459,905 @@ class Worker:
         return fill(self.scratch, i)
 
 
-@program(locked=True)
+@program()
 class Hiring(Numbers):
     def __getitem__(self, i: int) -> Any:
         return Worker().work(i)
 
 
-@program(locked=True)
+@program()
 def class_attribute_of_a_helper_in_function(folder: Path) -> Any:
     return Numbers(), lambda i: Worker().work(i)
+
+
+# State of the whole process, or of a module.
+
+
+@program(lambda i: np.array2string(np.array([1 / 3]), precision=i % 4))
+class PrintOptions(Numbers):
+    def __getitem__(self, i: int) -> Any:
+        np.set_printoptions(precision=i % 4)
+        return str(np.array([1 / 3]))
+
+
+@program(lambda i: "[0.33]")
+def print_options_of_the_script(folder: Path) -> Any:
+    np.set_printoptions(precision=2)
+    return Numbers(), lambda i: str(np.array([1 / 3]))
+
+
+@program(lambda i: "raised" if i % 2 else "inf")
+class FloatErrors(Numbers):
+    def __getitem__(self, i: int) -> Any:
+        with np.errstate(divide="raise" if i % 2 else "ignore"):
+            try:
+                return str(float((np.ones(1) / np.zeros(1))[0]))
+            except FloatingPointError:
+                return "raised"
+
+
+@program(lambda i: "raised" if i % 2 else "inf")
+class FloatErrorsSet(Numbers):
+    def __getitem__(self, i: int) -> Any:
+        before = np.seterr(divide="raise" if i % 2 else "ignore")
+        try:
+            return str(float((np.ones(1) / np.zeros(1))[0]))
+        except FloatingPointError:
+            return "raised"
+        finally:
+            np.seterr(**before)
+
+
+@program(number)
+class Pyplot(Numbers):
+    def __getitem__(self, i: int) -> Any:
+        import matplotlib
+
+        matplotlib.use("Agg")
+        import matplotlib.pyplot as plt
+
+        plt.figure(figsize=(0.16, 0.16))
+        plt.gcf().set_facecolor(str(i / 255))
+        plt.gcf().canvas.draw()
+        picture = np.asarray(plt.gcf().canvas.buffer_rgba())  # type: ignore[attr-defined]
+        plt.close()
+        return int(picture[8, 8, 0])
+
+
+@program(str)
+class Environment(Numbers):
+    def __getitem__(self, i: int) -> Any:
+        os.environ["EXAMPLE_IN_HAND"] = str(i)
+        return os.environ.pop("EXAMPLE_IN_HAND")
+
+
+@program(lambda i: i % 12)
+class TimeZone(Numbers):
+    def __getitem__(self, i: int) -> Any:
+        with unittest.mock.patch.dict(os.environ, TZ=f"ABC-{i % 12}"):
+            time.tzset()
+            hour = time.localtime(0).tm_hour
+        time.tzset()
+        return hour
+
+
+@program(number)
+class FileMask(Numbers):
+    def __getitem__(self, i: int) -> Any:
+        before = os.umask(i)
+        return os.umask(before)
+
+
+@program(number)
+class RecursionLimit(Numbers):
+    def __getitem__(self, i: int) -> Any:
+        before = sys.getrecursionlimit()
+        sys.setrecursionlimit(before + i + 1)
+        found = sys.getrecursionlimit() - before - 1
+        sys.setrecursionlimit(before)
+        return found
+
+
+@program(lambda i: [str(k) for k in numbers(i)])
+class WarningsCaught(Numbers):
+    def __getitem__(self, i: int) -> Any:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for k in numbers(i):
+                warnings.warn(str(k), stacklevel=1)
+        return [str(each.message) for each in caught]
+
+
+@program(str)
+class WarningsRaised(Numbers):
+    def __getitem__(self, i: int) -> Any:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            try:
+                warnings.warn(str(i), stacklevel=1)
+            except UserWarning as error:
+                return str(error)
+
+
+@program(lambda i: f"0.{'3' * (i % 4 + 1)}")
+class PandasOption(Numbers):
+    def __getitem__(self, i: int) -> Any:
+        import pandas
+
+        with pandas.option_context("display.precision", i % 4 + 1):
+            return pandas.Series([1 / 3]).to_string(index=False)
+
+
+@program(lambda i: f"0.{'3' * (i % 5 + 1)}")
+class DecimalPrecision(Numbers):
+    def __getitem__(self, i: int) -> Any:
+        with decimal.localcontext() as context:
+            context.prec = i % 5 + 1
+            return str(decimal.Decimal(1) / decimal.Decimal(3))
+
+
+@program(lambda i: f"0.{'3' * (i % 5 + 1)}")
+class DecimalContextSet(Numbers):
+    def __getitem__(self, i: int) -> Any:
+        decimal.setcontext(decimal.Context(prec=i % 5 + 1))
+        return str(decimal.Decimal(1) / decimal.Decimal(3))
+
+
+@program(lambda i: (f"{i * 12_345:,}", f"{i / 7:08.3f}"))
+class Formatting(Numbers):
+    def __getitem__(self, i: int) -> Any:
+        return format(i * 12_345, ","), f"{i / 7:08.3f}"
+
+
+@program(lambda i: f"{numbers(i)}\n")
+class StandardOutput(Numbers):
+    def __getitem__(self, i: int) -> Any:
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out):
+            print(numbers(i))
+        return out.getvalue()
+
+
+@program(lambda i: f"{numbers(i)}\n")
+class StandardOutputSet(Numbers):
+    def __getitem__(self, i: int) -> Any:
+        before, sys.stdout = sys.stdout, io.StringIO()
+        print(numbers(i))
+        out, sys.stdout = sys.stdout, before
+        return out.getvalue()
+
+
+@program(lambda i: str(i % 8))
+class WithinDirectory(Numbers):
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        for i in range(8):
+            (folder / str(i)).mkdir()
+            (folder / str(i) / "name").write_text(str(i))
+
+    def __getitem__(self, i: int) -> Any:
+        with contextlib.chdir(self.folder / str(i % 8)):
+            return Path("name").read_text()
+
+
+@program(number)
+class CommandLine(Numbers):
+    def __init__(self) -> None:
+        self.parser = argparse.ArgumentParser()
+        self.parser.add_argument("--at", type=int)
+
+    def __getitem__(self, i: int) -> Any:
+        before, sys.argv = sys.argv, ["program", "--at", str(i)]
+        try:
+            return self.parser.parse_args().at
+        finally:
+            sys.argv = before
+
+
+@program()
+class ModuleScratchByName(Numbers):
+    def __getitem__(self, i: int) -> Any:
+        return fill(getattr(sys.modules[__name__], "SCR" + "ATCH"), i)
+
+
+@program()
+class ImportsInside(Numbers):
+    def __getitem__(self, i: int) -> Any:
+        from thread_programs import SCRATCH as scratch
+
+        return fill(scratch, i)
+
+
+@program()
+class ImportsByName(Numbers):
+    def __getitem__(self, i: int) -> Any:
+        return fill(importlib.import_module(__name__).SCRATCH, i)
+
+
+@program()
+class GlobalsWritten(Numbers):
+    def __getitem__(self, i: int) -> Any:
+        globals()["LAST"] = i
+        return tuple(globals()["LAST"] * 100 + k for k in range(8))
+
+
+@program(number)
+class Patched(Numbers):
+    def __getitem__(self, i: int) -> Any:
+        with unittest.mock.patch.object(OWN, "number", return_value=i):
+            return number(-1)
+
+
+NAMESPACE: dict[str, Any] = {}
+
+
+@program()
+class Executed(Numbers):
+    def __getitem__(self, i: int) -> Any:
+        exec(f"last = {i}", NAMESPACE)
+        return eval("tuple(last * 100 + k for k in range(8))", NAMESPACE)
+
+
+@program()
+class FrameInspected(Numbers):
+    def __getitem__(self, i: int) -> Any:
+        frame = inspect.currentframe()
+        assert frame is not None
+        return fill(frame.f_globals["SCRATCH"], i)
+
+
+SETTINGS = configparser.ConfigParser()
+
+
+@program(number)
+class ConfigWritten(Numbers):
+    def __getitem__(self, i: int) -> Any:
+        SETTINGS.read_dict({"example": {"at": str(i)}})
+        return SETTINGS.getint("example", "at")
+
+
+# Frozen objects, classes and functions that keep something.
+
+
+@dataclass(frozen=True)
+class Recipe(Numbers):
+    name: str = "plain"
+
+    def __getitem__(self, i: int) -> Any:
+        return fill(SCRATCH, i)
+
+
+@program()
+def frozen_dataclass_with_a_modules_list(folder: Path) -> Any:
+    return Recipe()
+
+
+@dataclass(frozen=True)
+class Remembering(Numbers):
+    last: int = -1
+
+    def __getitem__(self, i: int) -> Any:
+        object.__setattr__(self, "last", i)
+        return tuple(self.last * 100 + k for k in range(8))
+
+
+@program()
+def frozen_dataclass_that_writes(folder: Path) -> Any:
+    return Remembering()
+
+
+class Step(enum.Enum):
+    FILL = "fill"
+
+    def __call__(self, i: int) -> Any:
+        return fill(SCRATCH, i)
+
+    def keep(self, i: int) -> Any:
+        self.last = i
+        return tuple(self.last * 100 + k for k in range(8))
+
+
+@program()
+def enum_member_with_a_modules_list(folder: Path) -> Any:
+    return Numbers(), Step.FILL
+
+
+@program()
+def enum_member_that_keeps(folder: Path) -> Any:
+    return Numbers(), Step.FILL.keep
+
+
+@program()
+class ClassAlias(Numbers):
+    last = 0
+
+    def __getitem__(self, i: int) -> Any:
+        cls = type(self)
+        cls.last = i
+        return tuple(cls.last * 100 + k for k in range(8))
+
+
+@program()
+class ClassSetattr(Numbers):
+    last = 0
+
+    def __getitem__(self, i: int) -> Any:
+        setattr(type(self), "last", i)  # noqa: B010
+        return tuple(self.last * 100 + k for k in range(8))
+
+
+class Recording(type):
+    last = 0
+
+    def keep(cls, i: int) -> int:
+        cls.last = i
+        return cls.last
+
+
+class Recorded(metaclass=Recording):
+    pass
+
+
+@program()
+def metaclass_that_keeps(folder: Path) -> Any:
+    def kept(i: int) -> Any:
+        Recorded.keep(i)
+        return tuple(Recorded.last * 100 + k for k in range(8))
+
+    return Numbers(), kept
+
+
+@program()
+class CachedMethodOfFew(Numbers):
+    @functools.lru_cache(maxsize=4)  # noqa: B019
+    def scratch(self, name: int) -> list[int]:
+        return []
+
+    def __getitem__(self, i: int) -> Any:
+        return fill(self.scratch(i % 8), i)
+
+
+@functools.singledispatch
+def shown(value: Any) -> Any:
+    return value
+
+
+@program()
+class DispatchRegistered(Numbers):
+    def __getitem__(self, i: int) -> Any:
+        shown.register(int, lambda _: numbers(i))
+        return shown(-1)
+
+
+@program()
+class PicklesItself(Scratch):
+    def __getitem__(self, i: int) -> Any:
+        fill(self.scratch, i)
+        twin = pickle.loads(pickle.dumps(self))
+        return tuple(twin.scratch)
+
+
+@program()
+class CopiesItselfInTheCall(Scratch):
+    def __getitem__(self, i: int) -> Any:
+        fill(self.scratch, i)
+        return tuple(copy.deepcopy(self).scratch)
+
+
+@program()
+class WeakCallback(Numbers):
+    def __init__(self) -> None:
+        self.gone: list[int] = []
+
+    def __getitem__(self, i: int) -> Any:
+        node = Node()
+        weakref.finalize(node, fill, self.gone, i)
+        del node
+        return tuple(self.gone)
+
+
+@program()
+class StateMachine(Numbers):
+    def __init__(self) -> None:
+        self.state, self.at = "idle", 0
+
+    def move(self, before: str, after: str) -> None:
+        assert self.state == before
+        self.state = after
+
+    def take(self, left: int) -> tuple[int, ...]:
+        self.move("busy", "taking")
+        value = self.at * 100 + 8 - left
+        self.move("taking", "busy")
+        return (value, *self.take(left - 1)) if left > 1 else (value,)
+
+    def __getitem__(self, i: int) -> Any:
+        self.move("idle", "busy")
+        self.at = i
+        try:
+            return self.take(8)
+        finally:
+            self.move("busy", "idle")
+
+
+@program()
+class IteratorAsBuffer(Numbers):
+    def __init__(self) -> None:
+        self.rows: Iterator[int] = iter(())
+
+    def __getitem__(self, i: int) -> Any:
+        self.rows = (i * 100 + k for k in range(8))
+        return tuple(next(self.rows) for _ in range(8))
+
+
+@program()
+class QueueKept(Numbers):
+    def __init__(self) -> None:
+        self.queue: queue.Queue[int] = queue.Queue()
+
+    def __getitem__(self, i: int) -> Any:
+        for k in numbers(i):
+            self.queue.put(k)
+        return tuple(self.queue.get() for _ in range(8))
+
+
+@program()
+class HeapKept(Numbers):
+    def __init__(self) -> None:
+        self.heap: list[int] = []
+
+    def __getitem__(self, i: int) -> Any:
+        for k in reversed(numbers(i)):
+            heapq.heappush(self.heap, k)
+        return tuple(heapq.heappop(self.heap) for _ in range(8))
+
+
+@program()
+class RecentlyUsed(Numbers):
+    def __init__(self) -> None:
+        self.recent: collections.OrderedDict[int, Any] = collections.OrderedDict()
+
+    def __getitem__(self, i: int) -> Any:
+        if i not in self.recent:
+            self.recent[i] = numbers(i)
+        self.recent.move_to_end(i)
+        if len(self.recent) > 4:
+            self.recent.popitem(last=False)
+        return self.recent[i]
+
+
+@program(lambda i: f"{i}\n")
+class LogStream(Numbers):
+    def __init__(self) -> None:
+        self.stream = io.StringIO()
+        self.logger = logging.Logger("thread_programs.stream", logging.INFO)
+        self.logger.addHandler(logging.StreamHandler(self.stream))
+
+    def __getitem__(self, i: int) -> Any:
+        self.stream.seek(0)
+        self.stream.truncate()
+        self.logger.info("%d", i)
+        return self.stream.getvalue()
+
+
+@program(lambda i: [str(k) for k in numbers(i)])
+class LogBuffered(Numbers):
+    def __init__(self) -> None:
+        self.handler = logging.handlers.BufferingHandler(100)
+        self.logger = logging.Logger("thread_programs.buffered", logging.INFO)
+        self.logger.addHandler(self.handler)
+
+    def __getitem__(self, i: int) -> Any:
+        for k in numbers(i):
+            self.logger.info(str(k))
+        said = [each.getMessage() for each in self.handler.buffer]
+        self.handler.flush()
+        return said
+
+
+# Raw memory.
+
+
+@program(short)
+def ctypes_array(folder: Path) -> Any:
+    return Written((ctypes.c_long * 8)())
+
+
+@program(lambda i: b"%08d" % i)
+class CtypesBuffer(Numbers):
+    def __init__(self) -> None:
+        self.buf = ctypes.create_string_buffer(9)
+
+    def __getitem__(self, i: int) -> Any:
+        ctypes.memmove(self.buf, b"%08d" % i, 8)
+        return self.buf.value
+
+
+@program()
+class StructPacked(Numbers):
+    def __init__(self) -> None:
+        self.buf = bytearray(64)
+
+    def __getitem__(self, i: int) -> Any:
+        for k, value in enumerate(numbers(i)):
+            struct.pack_into("q", self.buf, 8 * k, value)
+        return struct.unpack_from("8q", self.buf)
+
+
+@program(short)
+class ScratchMapped(Numbers):
+    def __init__(self, folder: Path) -> None:
+        np.zeros(8, np.int64).tofile(folder / "scratch")
+        self.buf = np.memmap(folder / "scratch", np.int64, mode="c")
+
+    def __getitem__(self, i: int) -> Any:
+        for k in range(8):
+            self.buf[k] = i + k
+        return tuple(self.buf.tolist())
+
+
+@program(number)
+class Drawing(Numbers):
+    def __init__(self) -> None:
+        from PIL import Image, ImageDraw
+
+        self.image = Image.new("L", (8, 8))
+        self.draw = ImageDraw.Draw(self.image)
+
+    def __getitem__(self, i: int) -> Any:
+        self.draw.rectangle((0, 0, 7, 7), fill=i)
+        return self.image.getpixel((3, 3))
+
+
+@program(lambda i: (i, i + 1))
+class FrameWritten(Numbers):
+    def __init__(self) -> None:
+        import pandas
+
+        self.frame = pandas.DataFrame({"a": [0], "b": [0]})
+
+    def __getitem__(self, i: int) -> Any:
+        self.frame.loc[0, "a"] = i
+        self.frame["b"] = self.frame["a"] + 1
+        return int(self.frame["a"][0]), int(self.frame["b"][0])
+
+
+# Draws that are seeded in the call.
+
+
+@program(drawn)
+class RandomSeeded(Numbers):
+    def __getitem__(self, i: int) -> Any:
+        return draws(i)
+
+
+def torch_drawn(i: int) -> Any:
+    import torch
+
+    return torch.randint(1_000, (4,), generator=torch.Generator().manual_seed(i)).tolist()
+
+
+@program(torch_drawn)
+class TorchSeeded(Numbers):
+    def __getitem__(self, i: int) -> Any:
+        import torch
+
+        torch.default_generator.manual_seed(i)
+        return torch.randint(1_000, (4,)).tolist()
+
+
+@program(torch_drawn)
+class TorchForked(Numbers):
+    def __getitem__(self, i: int) -> Any:
+        import torch
+
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(i)
+            return torch.randint(1_000, (4,)).tolist()
+
+
+# Layers.
+
+
+class Layered(Numbers):
+    def __init__(self) -> None:
+        import torch
+
+        self.layer = torch.nn.Linear(1, 1)
+
+    def output(self) -> float:
+        import torch
+
+        with torch.no_grad():
+            return float(self.layer(torch.ones(1)))
+
+
+@program(lambda i: i + 1.0)
+class LayerWritten(Layered):
+    def __getitem__(self, i: int) -> Any:
+        import torch
+
+        with torch.no_grad():
+            self.layer.weight.fill_(i)
+            self.layer.bias.fill_(1.0)
+        return self.output()
+
+
+@program(lambda i: i + 1.0)
+class LayerLoaded(Layered):
+    def __getitem__(self, i: int) -> Any:
+        import torch
+
+        weights = {"weight": torch.tensor([[float(i)]]), "bias": torch.ones(1)}
+        self.layer.load_state_dict(weights)
+        return self.output()
+
+
+@program(lambda i: [[float(i)]])
+class LayerHooked(Layered):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer.register_forward_pre_hook(self.keep)
+
+    def keep(self, layer: Any, inputs: Any) -> None:
+        self.seen = inputs
+
+    def __getitem__(self, i: int) -> Any:
+        import torch
+
+        self.layer(torch.tensor([float(i)]))
+        return [each.tolist() for each in self.seen]
+
+
+@program(lambda i: "torch.float64" if i % 2 else "torch.float32")
+class FloatDefault(Numbers):
+    def __getitem__(self, i: int) -> Any:
+        import torch
+
+        torch.set_default_dtype(torch.float64 if i % 2 else torch.float32)
+        try:
+            return str(torch.tensor(1.5).dtype)
+        finally:
+            torch.set_default_dtype(torch.float32)
+
+
+# Threads and loops of the program's own.
+
+
+@program()
+class ThreadPool(Numbers):
+    def __init__(self) -> None:
+        self.pool = concurrent.futures.ThreadPoolExecutor(2)
+
+    def __getitem__(self, i: int) -> Any:
+        return tuple(self.pool.map(lambda k: i * 100 + k, range(8)))
+
+
+@program()
+class TimeLimit(Numbers):
+    def __getitem__(self, i: int) -> Any:
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            return pool.submit(numbers, i).result(timeout=60)
+
+
+@program()
+class ThreadStarted(Scratch):
+    def __getitem__(self, i: int) -> Any:
+        thread = threading.Thread(target=fill, args=(self.scratch, i))
+        thread.start()
+        thread.join()
+        return tuple(self.scratch)
+
+
+@program()
+class Asynchronous(Numbers):
+    def __init__(self) -> None:
+        self.parts: list[int] = []
+
+    async def part(self, k: int) -> None:
+        await asyncio.sleep(0)
+        self.parts.append(k)
+
+    async def all_parts(self, i: int) -> Any:
+        self.parts.clear()
+        await asyncio.gather(*(self.part(k) for k in numbers(i)))
+        return tuple(sorted(self.parts))
+
+    def __getitem__(self, i: int) -> Any:
+        return asyncio.run(self.all_parts(i))
+
+
+@program()
+class OwnLoop(Asynchronous):
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.new_event_loop()
+
+    def __getitem__(self, i: int) -> Any:
+        return self.loop.run_until_complete(self.all_parts(i))
+
+    def __del__(self) -> None:
+        self.loop.close()
+
+
+# Files, opened early or in the first call.
+
+
+@program(record)
+class DatabaseOpenedLazily(Numbers):
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "data.db"
+        with contextlib.closing(sqlite3.connect(self.path)) as made:
+            made.execute("create table t (i integer, v blob)")
+            made.executemany("insert into t values (?, ?)", [(i, record(i)) for i in range(N)])
+            made.commit()
+        self.connection: Any = None
+
+    def __getitem__(self, i: int) -> Any:
+        if self.connection is None:
+            self.connection = sqlite3.connect(f"file:{self.path}?mode=ro", uri=True)
+        return self.connection.execute("select v from t where i = ?", (i,)).fetchone()[0]
+
+    def __del__(self) -> None:
+        if self.connection is not None:
+            self.connection.close()
+
+
+@program(record)
+class LmdbOpenedLazily(Numbers):
+    def __init__(self, folder: Path) -> None:
+        import lmdb
+
+        self.path = str(folder / "lmdb")
+        with lmdb.open(self.path) as made, made.begin(write=True) as writing:
+            for i in range(N):
+                writing.put(b"%04d" % i, record(i))
+        self.env: Any = None
+
+    def __getitem__(self, i: int) -> Any:
+        import lmdb
+
+        if self.env is None:
+            self.env = lmdb.open(self.path, readonly=True, lock=False)
+        with self.env.begin() as reading:
+            return reading.get(b"%04d" % i)
+
+
+@program()
+class HdfOpenedLazily(Numbers):
+    def __init__(self, folder: Path) -> None:
+        import h5py
+
+        self.path = folder / "data.h5"
+        with h5py.File(self.path, "w") as made:
+            made["x"] = np.arange(N)[:, None] * 100 + np.arange(8)
+        self.file: Any = None
+
+    def __getitem__(self, i: int) -> Any:
+        import h5py
+
+        if self.file is None:
+            self.file = h5py.File(self.path, "r")
+        return tuple(self.file["x"][i].tolist())
+
+
+@program(record)
+class ZipMemberOpened(Numbers):
+    def __init__(self, folder: Path) -> None:
+        with zipfile.ZipFile(folder / "all.zip", "w", zipfile.ZIP_DEFLATED) as packed:
+            for i in range(N):
+                packed.writestr(f"{i}", record(i))
+        self.zip = zipfile.ZipFile(folder / "all.zip")
+
+    def __getitem__(self, i: int) -> Any:
+        with self.zip.open(f"{i}") as member:
+            return member.read(8) + member.read(8)
+
+
+@program(lambda i: i % 8)
+class PicturesOpenedEarly(Numbers):
+    def __init__(self, folder: Path) -> None:
+        from PIL import Image
+
+        self.images = []
+        for i in range(8):
+            Image.new("L", (8, 8), i).save(folder / f"{i}.png")
+            self.images.append(Image.open(folder / f"{i}.png"))
+
+    def __getitem__(self, i: int) -> Any:
+        return self.images[i % 8].getpixel((3, 3))
+
+
+@program(lambda i: [i * 100 + k for k in range(4)])
+class Sound(Numbers):
+    def __init__(self, folder: Path) -> None:
+        import soundfile
+
+        samples = (np.arange(N)[:, None] * 100 + np.arange(4)).astype(np.int16).ravel()
+        soundfile.write(folder / "clip.wav", samples, 8_000, "PCM_16")
+        self.clip = soundfile.SoundFile(folder / "clip.wav")
+
+    def __getitem__(self, i: int) -> Any:
+        self.clip.seek(i * 4)
+        return self.clip.read(4, dtype="int16").tolist()
+
+
+@program()
+class ZarrGroup(Numbers):
+    def __init__(self, folder: Path) -> None:
+        import zarr
+
+        values = np.arange(N)[:, None] * 100 + np.arange(8)
+        zarr.save_array(folder / "x.zarr", values)
+        self.x = zarr.open_array(folder / "x.zarr", mode="r")
+
+    def __getitem__(self, i: int) -> Any:
+        return tuple(np.asarray(self.x[i]).tolist())
+
+
+@program(number)
+class ArrowFile(Numbers):
+    def __init__(self, folder: Path) -> None:
+        import pyarrow
+        from pyarrow import ipc
+
+        table = pyarrow.table({"a": list(range(N))})
+        with ipc.new_file(folder / "a.arrow", table.schema) as made:
+            made.write_table(table, max_chunksize=8)
+        self.reader = ipc.open_file(folder / "a.arrow")
+
+    def __getitem__(self, i: int) -> Any:
+        return self.reader.get_batch(i // 8)["a"][i % 8].as_py()
+
+
+@program(lambda i: b"%08d" % i)
+class PipedLazily(Numbers):
+    def __init__(self) -> None:
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def __getitem__(self, i: int) -> Any:
+        if self.process is None:
+            self.process = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(b"%08d" % i)
+        self.process.stdin.flush()
+        return self.process.stdout.read(8)
+
+    def __del__(self) -> None:
+        if self.process is not None:
+            self.process.communicate()
+
+
+@program(lambda i: b"%08d" % i)
+class SocketsLazily(Numbers):
+    def __init__(self) -> None:
+        self.ends: Any = None
+
+    def __getitem__(self, i: int) -> Any:
+        if self.ends is None:
+            self.ends = socket.socketpair()
+        self.ends[0].sendall(b"%08d" % i)
+        return self.ends[1].recv(8)
+
+    def __del__(self) -> None:
+        for end in self.ends or ():
+            end.close()
+
+
+@program(record)
+class FileOfTheCall(Numbers):
+    def __getitem__(self, i: int) -> Any:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "example"
+            path.write_bytes(record(i))
+            return path.read_bytes()
 
 
 # What threads may share.
 
 
-@program(lambda i: i % 8, unsafe=False)
+@program(lambda i: i % 8)
 class Pictures(Numbers):
     def __init__(self, folder: Path) -> None:
         from PIL import Image
@@ -1480,7 +2373,7 @@ class Pictures(Numbers):
             return image.getpixel((3, 3))
 
 
-@program(lambda i: (i, f"{i}"), unsafe=False)
+@program(lambda i: (i, f"{i}"))
 class Frame(Numbers):
     def __init__(self) -> None:
         import pandas  # type: ignore[import-untyped]
@@ -1492,7 +2385,7 @@ class Frame(Numbers):
         return int(row["a"]), row["b"]
 
 
-@program(number, unsafe=False)
+@program(number)
 class Arrow(Numbers):
     def __init__(self) -> None:
         import pyarrow
@@ -1503,14 +2396,14 @@ class Arrow(Numbers):
         return self.table["a"][i].as_py()
 
 
-@program(number, unsafe=False)
+@program(number)
 def huggingface_dataset(folder: Path) -> Any:
     import datasets
 
     return datasets.Dataset.from_dict({"a": list(range(N))}), operator.itemgetter("a")
 
 
-@program(number, unsafe=False)
+@program(number)
 class MemoryMap(Numbers):
     def __init__(self, folder: Path) -> None:
         np.save(folder / "x.npy", np.arange(N))
@@ -1520,7 +2413,7 @@ class MemoryMap(Numbers):
         return int(self.x[i])
 
 
-@program(number, unsafe=False)
+@program(number)
 class Arrays(Numbers):
     def __init__(self) -> None:
         self.x = np.arange(N * 50_000).reshape(N, -1)  # 25 MB
@@ -1529,7 +2422,7 @@ class Arrays(Numbers):
         return int(self.x[i].min()) // 50_000
 
 
-@program(number, unsafe=False)
+@program(number)
 class Counting(Numbers):
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -1541,7 +2434,7 @@ class Counting(Numbers):
         return i
 
 
-@program(unsafe=False)
+@program()
 class RamCache(Numbers):
     def __init__(self) -> None:
         self.cache: dict[int, Any] = {}
@@ -1561,13 +2454,13 @@ LOGGER = logging.getLogger("thread_programs")
 ROWS = np.arange(N * 4).reshape(N, 4)
 
 
-@program(lambda i: (i * 16 + 6, i * 4.0, tuple(range(i * 4, i * 4 + 4))), unsafe=False)
+@program(lambda i: (i * 16 + 6, i * 4.0, tuple(range(i * 4, i * 4 + 4))))
 class GlobalRows(Numbers):
     def __getitem__(self, i: int) -> Any:
         return ROWS[i].sum(), float(ROWS[i][0]), tuple(ROWS[i])
 
 
-@program(lambda i: (i, i % 2, i % 2, i - 2.0, "a"), unsafe=False)
+@program(lambda i: (i, i % 2, i % 2, i - 2.0, "a"))
 class Constants(Numbers):
     classes = ["cat", "dog"]  # noqa: RUF012
 
@@ -1578,7 +2471,7 @@ class Constants(Numbers):
         return i, LABELS[name], place, float((i - MEAN)[1]), pathlib.Path("/a").name
 
 
-@program(unsafe=False)
+@program()
 class Local(Numbers):
     def __init__(self) -> None:
         self.local = threading.local()
@@ -1593,13 +2486,13 @@ def squared(i: int) -> int:
     return i * i
 
 
-@program(lambda i: i * i, unsafe=False, locked=None)
+@program(lambda i: i * i)
 class Squares(Numbers):
     def __getitem__(self, i: int) -> Any:
         return squared(i)
 
 
-@program(lambda i: 2.0 * i + 1, unsafe=False)
+@program(lambda i: 2.0 * i + 1)
 class Network(Numbers):
     def __init__(self) -> None:
         import torch
@@ -1616,6 +2509,6 @@ class Network(Numbers):
             return float(self.network(torch.tensor([float(i)])))
 
 
-@program(token_count, unsafe=False)
+@program(token_count)
 def opened_for_each_example(folder: Path) -> Any:
     return Numbers(), lambda i: tokenized(tokenizer(), i)

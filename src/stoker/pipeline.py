@@ -202,15 +202,12 @@ class Pipeline(DataLoaderApi, Generic[T]):
             seed: with the same one, the parts are the same, whatever the pipeline's seed is.
             stratify: labels ``[n]`` by number, or ``fn(number, name)``: each part then gets its
                 fraction of each label, rounded down or up.
-            groups: what belongs together, such as the patient of each example, given as
-                ``stratify`` is: all examples of a group are in one part. Fractions are then kept
-                within the largest group.
+            groups: the group of each, such as its patient, given likewise: no group is split.
 
         Raises TypeError or ValueError for other fractions, and if a part would be empty; else as
         ``select``.
         """
-        stages = parts_of(self.chain, fractions, seed, stratify, groups)
-        return tuple(self._then(stage) for stage in stages)
+        return tuple(map(self._then, parts_of(self.chain, fractions, seed, stratify, groups)))
 
     def take(self, n: int) -> Pipeline[T]:
         """Keep the first ``n`` examples of every epoch; the others are not read.

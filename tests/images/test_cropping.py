@@ -259,7 +259,7 @@ def test_images_of_a_chunk_are_each_what_they_are_alone(workers: int) -> None:
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])
 @pytest.mark.parametrize("how", [{}, {"strict": True}])
 def test_files_are_turned_if_that_is_asked_for(kind: str, how: Any) -> None:
-    crops = [
+    crops: list[tuple[Any, Any]] = [
         (random_resized_crop(16, orient=True, **how), random_resized_crop(16)),
         (random_crop(16, orient=True, **how), random_crop(16)),
         (center_crop(40, orient=True, **how), center_crop(40)),

@@ -213,6 +213,30 @@ def checkpoints(kind: str) -> None:
         assert min(steps) >= 5, (number, steps)
 
 
+def estimated(kind: str) -> None:
+    """Resume where loaders are set up before the checkpoint is read."""
+
+    class Estimating(Module):
+        def configure_optimizers(self) -> Any:
+            assert self.trainer.estimated_stepping_batches
+            return super().configure_optimizers()
+
+    makes: list[Callable[[], Any]] = [
+        lambda: chain().batch(8),
+        lambda: chain().batch(8).as_dataloader(),
+        lambda: chain().echo(2).batch(8).repeat().steps(9),
+    ]
+    for number, make_it in enumerate(makes):
+        whole = Estimating("", "")
+        trainer().fit(whole, make_it())
+        for stop in (4, len(of_epoch(whole, 0))):  # in an epoch, and at its end
+            first, rest = Estimating("", ""), Estimating("", "")
+            trainer(callbacks=[Stop(stop)]).fit(first, make_it())
+            trainer().fit(rest, make_it(), ckpt_path="checkpoint")
+            seen = [ids for _, ids in first.model.seen[:stop] + rest.model.seen]
+            assert seen == [ids for _, ids in whole.model.seen], (number, stop)
+
+
 def fresh_clock(kind: str) -> None:
     train = chain().echo(2).batch(8)
 
@@ -310,6 +334,7 @@ MORE: dict[str, Callable[[str], None]] = {
     "val_check_interval": val_check_interval,
     "combined": combined,
     "checkpoints": checkpoints,
+    "estimated": estimated,
     "fresh clock": fresh_clock,
     "monitor": monitor,
     "unsharded": unsharded,

@@ -12,9 +12,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from stoker.chain.chain import Chain
 from stoker.chain.cursor import Cursor
 from stoker.chain.fate import Fate
-from stoker.chain.iterator import PipelineIterator
+from stoker.chain.iterator import DeferredIterator, PipelineIterator
 from stoker.errors import StateError
-from stoker.frameworks.queries import framework_with_one_state, unwrap_state, wrap_state
+from stoker.frameworks.queries import (
+    calling_loop,
+    framework_with_one_state,
+    unwrap_state,
+    wrap_state,
+)
 from stoker.stats import Clock, Uses
 
 if TYPE_CHECKING:
@@ -42,7 +47,10 @@ class DataLoaderApi:
 
     def __iter__(self) -> PipelineIterator[Any]:
         self._fate.warn_of_dropped()
-        return self._cursor.begin()
+        cursor = self._cursor
+        if calling_loop().begins_later:
+            return DeferredIterator(cursor.begin, cursor.count)
+        return cursor.begin()
 
     if not TYPE_CHECKING:  # a type checker says by itself that it is no iterator
 

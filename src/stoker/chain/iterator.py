@@ -137,6 +137,37 @@ class PipelineIterator(Iterator[T]):
         self.close()
 
 
+class DeferredIterator(PipelineIterator[T]):
+    """An epoch that begins at the first ``next()``: a framework may load a state in between.
+
+    Args:
+        begin: begins the epoch.
+        count: returns the number of its outputs, while it has not begun.
+    """
+
+    def __init__(self, begin: Callable[[], PipelineIterator[T]], count: Callable[[], int]) -> None:
+        self._begin: Callable[[], PipelineIterator[T]] | None = begin
+        self._count = count
+        self._within: PipelineIterator[T] | None = None
+
+    def __next__(self) -> T:
+        if self._begin is not None:
+            begin, self._begin = self._begin, None
+            self._within = begin()
+        if self._within is None:
+            raise StopIteration
+        return next(self._within)
+
+    def __len__(self) -> int:
+        return self._count() if self._within is None else len(self._within)
+
+    def close(self) -> None:
+        """End it, if it has begun; it then has no batches."""
+        self._begin = None
+        if self._within is not None:
+            self._within.close()
+
+
 def _finish(run: Run, ended: Callable[[Run], None], listener: EpochListener | None) -> None:
     try:
         ended(run)

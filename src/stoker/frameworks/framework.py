@@ -20,11 +20,13 @@ class TrainingLoop:
     Attributes:
         framework: the name of its framework.
         reads_ahead: whether it takes one batch more than it trains on if there is no ``len()``.
+        begins_later: whether it asks for an iterator before it loads a state that it will go on at.
         repeats_first_epoch: whether all of its epochs must have the batches of the first.
     """
 
     framework = ""
     reads_ahead = False
+    begins_later = False
     repeats_first_epoch = False
 
     def has_ended_epoch(self) -> bool:

@@ -23,8 +23,10 @@ class LightningLoop(TrainingLoop):
 
     framework = "Lightning"
 
-    def __init__(self, *, reads_ahead: bool, trainer: Any, fit_loop: Any) -> None:
-        self.reads_ahead = reads_ahead
+    def __init__(
+        self, *, reads_ahead: bool, begins_later: bool, trainer: Any, fit_loop: Any
+    ) -> None:
+        self.reads_ahead, self.begins_later = reads_ahead, begins_later
         self.repeats_first_epoch = bool(getattr(trainer, "overfit_batches", 0))
         self._fit = fit_loop
 
@@ -41,13 +43,14 @@ class LightningLoop(TrainingLoop):
         return int(max(0, min(current.ready, fetched) - current.processed))
 
     def take_state(self, is_for: Callable[[Any], bool]) -> Any:
-        """Return the pipeline's state from a checkpoint that was saved after a whole epoch.
+        """Return the pipeline's state from a checkpoint, if Lightning has not loaded it itself.
 
-        Lightning itself loads states from the middle of an epoch. After a whole one it would let
-        loaders begin with their first epoch again.
+        It does so in the middle of an epoch, unless its loaders were set up before (for
+        ``estimated_stepping_batches``). After a whole epoch it would let loaders begin with their
+        first one again.
         """
         states = getattr(self._fit, "_combined_loader_states_to_load", None)
-        if not states or self._fit.restarting:
+        if not states:
             return None
         combined = getattr(getattr(self._fit, "_combined_loader", None), "flattened", ())
         loaders = [each for each in combined if hasattr(each, "load_state_dict")]
@@ -65,7 +68,7 @@ class Lightning(Framework):
     where_ranks_are_known = "in train_dataloader(), where ranks are known"
 
     def loop(self) -> TrainingLoop | None:
-        reads_ahead, trainer, fit_loop = False, None, None
+        reads_ahead, is_running, trainer, fit_loop = False, False, None, None
         for module, frame in frames():
             if not module.startswith(_MODULES) or ".loops." not in module:
                 continue
@@ -73,11 +76,17 @@ class Lightning(Framework):
             reads_ahead = reads_ahead or module.endswith(".loops.fetchers")
             if trainer is None:
                 trainer = getattr(loop, "trainer", None)
-            if fit_loop is None and module.endswith(".loops.fit_loop"):
-                fit_loop = loop
+            if module.endswith(".loops.fit_loop"):
+                fit_loop = fit_loop or loop
+                is_running = is_running or frame.f_code.co_name == "run"
         if not reads_ahead and trainer is None and fit_loop is None:
             return None
-        return LightningLoop(reads_ahead=reads_ahead, trainer=trainer, fit_loop=fit_loop)
+        return LightningLoop(
+            reads_ahead=reads_ahead,
+            begins_later=fit_loop is not None and not is_running,
+            trainer=trainer,
+            fit_loop=fit_loop,
+        )
 
     def shards_data(self) -> bool:
         return is_calling(_MODULES)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import gc
+import operator
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +17,8 @@ import pytest
 
 import stoker
 from stoker.basics.signals import raise_interrupt
+from stoker.sources.files import OpenFile
+from stoker.transport.shared_memory import Blocks
 
 
 class TooLate(Exception):
@@ -201,6 +206,59 @@ def test_an_error_that_only_looks_like_it_is_the_example_s() -> None:
         return value
 
     assert len(read(numbers().map(fn, on_error=1).workers(0))) == 11
+
+
+def batch(_: Path) -> Any:
+    return next(iter(stoker.from_arrays(np.zeros((4, 1 << 17), np.uint8)).batch(4).workers(0)))
+
+
+def iterator(_: Path) -> Any:
+    found = iter(numbers().batch(4).workers(1))
+    next(found)
+    return found
+
+
+def step_epoch(_: Path) -> Any:
+    found = iter(numbers().repeat().batch(4).steps(2).workers(0))
+    next(found)
+    return found
+
+
+def cache(path: Path) -> Any:
+    found = numbers().cache("1MiB", path=path / "store", version="1").batch(4).workers(0)
+    assert len(read(found)) == 12
+    return found
+
+
+def open_file(path: Path) -> Any:
+    (path / "file").write_bytes(b"x")
+    return OpenFile(str(path / "file"))
+
+
+def shared_block(_: Path) -> Any:
+    return Blocks().allocate(1 << 16)
+
+
+@pytest.mark.interrupts
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("in_cycle", [False, True])
+@pytest.mark.parametrize("make", [batch, iterator, step_epoch, cache, open_file, shared_block])
+def test_a_ctrl_c_that_comes_while_an_object_is_freed_is_raised(
+    tmp_path: Path, make: Callable[[Path], Any], in_cycle: bool
+) -> None:
+    held = [make(tmp_path)]
+    if in_cycle:
+        held[0] = [held[0]]
+        held[0].append(held[0])
+    come = functools.partial(getattr(ctypes.CDLL(None), "raise"), int(signal.SIGINT))
+
+    def free() -> None:
+        # In C code alone: the first Python code behind the signal is that of a finalizer, if any.
+        list(map(operator.call, [come, held.clear, gc.collect]))
+        time.sleep(10)
+
+    with pytest.raises(KeyboardInterrupt):
+        free()
 
 
 def test_a_ctrl_c_that_another_exception_hides_is_raised() -> None:

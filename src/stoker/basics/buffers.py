@@ -4,7 +4,8 @@ A new array of a megabyte costs page faults, often more than filling it. So arra
 take their memory from a free list. The memory returns when the last reference to the array, or to a
 view of it, is gone: a weak reference notices that. A consumer may keep a batch as long as it likes,
 and only then pays for a new array. There is no reference counting and no explicit release, and no
-lock, since a finalizer may run in any thread at any moment.
+lock, since a finalizer may run in any thread at any moment. Nor does the finalizer run Python code:
+a Ctrl-C that came in it would be lost.
 
 A pool uses its items again, so no function may write to them. No flag of an array prevents that
 (torch and ctypes write through read-only ones), so only functions that are declared with
@@ -66,8 +67,7 @@ class Recycler:
         self._spare_bytes = spare_bytes
         self._resting_bytes = resting_bytes
         self._allocate = allocate or allocate_aligned
-        self._free: dict[int, deque[memoryview]] = {}
-        self._live: dict[int, tuple[weakref.ref[Any], memoryview]] = {}
+        self._free: dict[int, deque[_Lent]] = {}
 
     def array(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
         """Return an uninitialised C-ordered array."""
@@ -79,16 +79,18 @@ class Recycler:
         if free is None:
             if len(self._free) >= _MAX_SIZES:
                 self._free.pop(next(iter(self._free), 0), None)
-            free = self._free.setdefault(size, deque())
+            spare = max(self.spare, self._spare_bytes // size)
+            free = self._free.setdefault(size, deque(maxlen=spare))
         try:
-            raw = free.pop()
+            raw = free.pop().raw
         except IndexError:
             raw = self._allocate(size)
         # The base of this array is a _Block, another type. A view's base is the last array of the
         # view's own type, so all views refer to this array: when it is freed, there is no view.
-        array: NDArray[Any] = np.ndarray(shape, dtype, buffer=raw)
-        reference = weakref.ref(array, self._on_freed)
-        self._live[id(reference)] = (reference, raw)
+        block = _Block((size,), np.uint8, raw)
+        array: NDArray[Any] = np.ndarray(shape, dtype, buffer=block)
+        block.lent = _Lent(array, free.append)
+        block.lent.raw = raw
         return array
 
     def copy(self, value: Any) -> Any:
@@ -104,14 +106,14 @@ class Recycler:
         for size, free in list(self._free.items()):
             keep = min(len(free), room // size)
             if size > room:
-                self._free.pop(size, None)  # nor is what comes back later
+                self._free.pop(size, None)  # what comes back later goes with the last of its size
             room -= keep * size
             with contextlib.suppress(IndexError):  # a thread that does not end may take some, too
                 while len(free) > keep:
                     free.pop()
 
     def clear(self) -> None:
-        """Free the kept memory, and keep none from now on."""
+        """Free the kept memory, and keep none of later arrays."""
         self.spare = self._spare_bytes = 0
         self._free.clear()
 
@@ -130,11 +132,16 @@ class Recycler:
             return torch.from_numpy(self._copy_leaf(leaf.detach().numpy()))
         return pytree.deep_copy(leaf)
 
-    def _on_freed(self, reference: weakref.ref[Any]) -> None:
-        _, raw = self._live.pop(id(reference))
-        free = self._free.get(len(raw))
-        if free is not None and len(free) < max(self.spare, self._spare_bytes // len(raw)):
-            free.append(raw)
+
+class _Lent(weakref.ref[Any]):
+    """A reference to an array, and its memory. The array's own base keeps it until the end.
+
+    It is in the free list once the array is gone.
+    """
+
+    __slots__ = ("raw",)
+
+    raw: memoryview
 
 
 def _is_like_array(tensor: Any) -> bool:
@@ -155,6 +162,8 @@ def _is_like_array(tensor: Any) -> bool:
 
 class _Block(np.ndarray[Any, Any]):
     """Memory. It is a subclass so that NumPy does not take it for the base of views."""
+
+    lent: _Lent
 
 
 def allocate_aligned(size: int) -> memoryview:

@@ -7,6 +7,7 @@ import inspect
 import os
 import signal
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from types import FrameType
@@ -64,6 +65,32 @@ def defer_interrupts(raise_it: Callable[[], None] = at_once) -> Iterator[None]:
     finally:
         if interrupt.end():
             raise_it()
+
+
+def finalize(owner: Any, function: Callable[..., object], *args: Any) -> weakref.finalize[Any, Any]:
+    """Call a function once an object is gone, like ``weakref.finalize``, without losing a Ctrl-C.
+
+    Python drops what is raised in a finalizer. So a Ctrl-C is sent again that comes in the
+    function, or that came in C code before it and is raised where the first Python code begins.
+    """
+    guard: list[weakref.ref[Any]] = []
+    found = weakref.finalize(owner, _finalize, guard, function, args)
+    # The latest callback is called first; each is called, whatever the one before has raised.
+    guard.append(weakref.ref(owner, lambda _: guard.clear()))
+    return found
+
+
+def _finalize(guard: list[weakref.ref[Any]], function: Callable[..., object], args: Any) -> None:
+    # The finalizer of an object that is still there was called, and raises as any function does.
+    is_gone = not guard or guard[0]() is None
+    if is_gone and guard:
+        again_soon()
+    try:
+        function(*args)
+    except KeyboardInterrupt:
+        if not is_gone:
+            raise
+        again_soon()
 
 
 def raise_interrupt(error: BaseException) -> None:

@@ -6,7 +6,6 @@ import functools
 import os
 import re
 import secrets
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 
 from stoker.basics.fingerprint import Fingerprint
 from stoker.basics.resources import format_bytes
+from stoker.basics.signals import finalize
 from stoker.basics.warn import warn
 from stoker.cache import inventory, location, store_dir
 from stoker.cache.admission import RandomCheck
@@ -463,7 +463,7 @@ class ExampleCache:
                 self._handle = HANDLES.get(self.folder, self._join_or_make)
                 self._has_no_room = self._handle is None
                 if self._handle is not None:
-                    weakref.finalize(self, HANDLES.release, self._handle)
+                    finalize(self, HANDLES.release, self._handle)
                     self._warn_if_size_differs(self._handle.store.limit_bytes)
             return self._handle
 

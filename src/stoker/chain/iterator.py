@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
+from stoker.basics.signals import finalize
 from stoker.basics.warn import warn
 from stoker.engine.run import Run
 from stoker.errors import StokerError
@@ -53,9 +54,7 @@ class PipelineIterator(Iterator[T]):
         self._run = run
         self._listener = listener
         # Unlike __del__, it also runs as the interpreter ends, while workers can still be told to.
-        self._finish: weakref.finalize[..., Any] = weakref.finalize(
-            self, _finish, run, ended, listener
-        )
+        self._finish: weakref.finalize[..., Any] = finalize(self, _finish, run, ended, listener)
 
     def __iter__(self) -> PipelineIterator[T]:
         return self

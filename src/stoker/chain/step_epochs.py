@@ -14,6 +14,7 @@ import weakref
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
+from stoker.basics.signals import finalize
 from stoker.basics.validate import is_whole_number
 from stoker.basics.warn import warn
 from stoker.chain import state
@@ -357,7 +358,7 @@ class StepEpochIterator(PipelineIterator[T]):
         self._epochs = epochs
         self._end = StepEpochEnd(epochs, end)
         self._listener = epoch_listener(self._end)
-        self._finish = weakref.finalize(self, _left, epochs, self._listener)
+        self._finish = finalize(self, _left, epochs, self._listener)
 
     @property
     def has_handed_out_all(self) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import threading
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +12,7 @@ import msgspec
 import xxhash
 
 from stoker.basics.fingerprint import Fingerprint
+from stoker.basics.signals import finalize
 from stoker.cache import location
 from stoker.cache.counters import DAMAGED, ITEMS, MAP_VERSION, MEMBERS, MEMBERS_ALIVE, NEWEST_NS
 from stoker.cache.example_cache import ExampleCache
@@ -377,7 +377,7 @@ class PartitionedCache(ExampleCache):
             if self._client is None or not self._client.is_current:
                 client = _connect(membership, self._spec, handle, self._user)
                 self._client = client
-                weakref.finalize(self, client.close)
+                finalize(self, client.close)
                 close_with_worker(client.close)
             return self._client
 

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from stoker.basics.process import OwningProcess
+from stoker.basics.signals import finalize
 from stoker.errors import FeedError, StateError
 from stoker.feed import messages
 from stoker.feed.connection import FeedAddress, FeederConnection, Interrupted, Leases, damage_error
@@ -140,12 +141,6 @@ class FeedClient:
         """End the connection; the feeder then sends this job nothing more."""
         self._connection.close()
 
-    def __del__(self) -> None:
-        # If ``__init__`` raised, there is no connection.
-        connection = getattr(self, "_connection", None)
-        if connection is not None:
-            connection.close()
-
     @property
     def is_owner(self) -> bool:
         """True if this process owns the connection; False in a forked child of the owner."""
@@ -259,6 +254,7 @@ class FeedClient:
 
     def _connect(self, previous: FeederConnection | None) -> None:
         self._connection = FeederConnection(self._address, previous)
+        finalize(self, self._connection.close)
         self._leases = Leases(self._connection)
         self._owner = OwningProcess()
 
@@ -306,7 +302,7 @@ class FeedEpoch(Iterator[Any]):
         self._has_begun = False
         self._ready: deque[Any] = deque()  # outputs of the last item that are not used yet
         self._waker = _Waker()
-        self._finish = weakref.finalize(self, _leave, client, self._waker)
+        self._finish = finalize(self, _leave, client, self._waker)
 
     def __next__(self) -> Any:
         if self._is_superseded:

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stoker.basics.process import OwningProcess
+from stoker.basics.signals import finalize
 from stoker.basics.warn import say
 from stoker.errors import FeedError
 from stoker.feed import messages
@@ -244,9 +245,12 @@ class _Lease:
         self._number = number
         self._left = len(mappings)
         self._mappings = [
-            (weakref.ref(mapping, self._on_mapping_freed), generation)
+            (weakref.ref(mapping), generation)
             for mapping, generation in zip(mappings, generations, strict=True)
         ]
+        self._finish = [finalize(mapping, self._on_mapping_freed) for mapping in mappings]
+        for each in self._finish:
+            each.atexit = False  # the feeder sees that this process is gone
 
     def copy_out(self) -> None:
         """Copy the item into this process's memory if the job still uses it; release the lease.
@@ -267,8 +271,10 @@ class _Lease:
     def forget(self) -> None:
         """Release the mappings without telling the feeder."""
         self._mappings = []
+        for each in self._finish:
+            each.detach()
 
-    def _on_mapping_freed(self, _: object) -> None:
+    def _on_mapping_freed(self) -> None:
         self._left -= 1
         if self._left <= 0:
             self._drop()

@@ -8,7 +8,6 @@ changed: iterators get a view of it.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import multiprocessing
 import time
@@ -21,7 +20,7 @@ import msgspec
 
 from stoker.analysis.probe.backward_watch import count_passes
 from stoker.analysis.probe.dataset.state import digest_state
-from stoker.basics.signals import raise_interrupt
+from stoker.basics.signals import again_soon, raise_interrupt
 from stoker.errors import CacheError
 from stoker.running.comparison import DEAD_WORKER, BatchComparison, IndicesBehind
 from stoker.running.examples.kept_examples import KeptExamples
@@ -456,8 +455,12 @@ class RunBatches:
             self._changed.end_epoch(self._count - 1, seconds, counts=counts)
 
     def __del__(self) -> None:
-        with contextlib.suppress(AttributeError):
+        try:
             self.end()
+        except AttributeError:
+            pass  # an interrupt left it unmade
+        except KeyboardInterrupt:
+            again_soon()
 
 
 def _shut_down(batches: Any) -> None:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from stoker.basics import resources
 from stoker.basics.fingerprint import of_file
+from stoker.basics.signals import finalize
 from stoker.basics.warn import warn
 from stoker.images import native
 
@@ -239,12 +240,9 @@ class OpenFile:
         # Opening a pipe would wait for its writer.
         self.descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
         if not stat.S_ISREG(os.fstat(self.descriptor).st_mode):
+            os.close(self.descriptor)
             raise OSError(errno.EINVAL, "not a regular file", path)
-
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        # ``os`` may be gone when the interpreter ends, so ``close`` is kept from the beginning.
-        if hasattr(self, "descriptor"):
-            close(self.descriptor)
+        finalize(self, os.close, self.descriptor).atexit = False
 
     def version(self) -> FileVersion:
         """Look up the version of the open file."""

@@ -21,13 +21,13 @@ import select
 import socket
 import struct
 import time
-import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
 from stoker.basics import process
+from stoker.basics.signals import finalize
 from stoker.transport.tls import token_context
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ class Link:
         self._sent_count = self._received_count = 0  # frames
         self.set_timeout(timeout_s)
         # A link that nobody closed would keep its peer waiting until the interpreter ends.
-        weakref.finalize(self, connected.close)
+        finalize(self, connected.close)
 
     @classmethod
     def connect(

@@ -15,7 +15,6 @@ import mmap
 import os
 import struct
 import threading
-import weakref
 from bisect import bisect_right
 from typing import Any
 
@@ -23,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.basics.buffers import Recycler
+from stoker.basics.signals import finalize
 
 # One page for the generation, so that the contents are aligned to a page, too.
 _HEAD_BYTES = 4096
@@ -99,7 +99,7 @@ class Blocks:
             self._blocks[start] = block
             self._starts = sorted(self._blocks)
         # Not at exit: the kernel frees the memory then, and modules may be gone.
-        weakref.finalize(owner, self._forget, start).atexit = False
+        finalize(owner, self._forget, start).atexit = False
         return owner.data
 
     def scratch(self, size: int) -> NDArray[np.uint8]:

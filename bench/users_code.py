@@ -363,10 +363,8 @@ def cases(row: Row, against: str | None, *, quick: bool) -> dict[str, dict[str, 
         return made | {f"DataLoader, {row.most}": torch_plain | {"workers": row.most}}
     made["DataLoader, 0"] = torch_plain | {"workers": 0}
     cores = usable_cores()
-    for workers, persistent in [(cores, False), (cores, True)] + [
-        (8, True),
-        (16, True),
-    ] * row.waits:
+    several = [(cores, False), (cores, True), *([(8, True), (16, True)] if row.waits else [])]
+    for workers, persistent in several:
         name = f"{workers}{', persistent' * persistent}"
         made[f"stoker, {name}"] = plain | {"workers": workers, "persistent": persistent}
         made[f"DataLoader, {name}"] = torch_plain | {"workers": workers, "persistent": persistent}

@@ -9,7 +9,9 @@ beside it. ``python bench/scoreboard.py`` shows the newest rows.
   decoded images of 3 KB, by the consumer; the limit is LMDB with a copy of each item.
 - echo: photographs, decoded, used 2 and 4 times, cropped at random, 32 a batch; by hand: two
   threads decode ahead, the loop draws from a list, copies crops into a batch. Whole epochs, in
-  which both fill their pools, use every image as often, and empty them.
+  which both fill their pools, use every image as often, and empty them. README's chain is the same
+  at the defaults: ``from_folder``, decoded by stoker, used twice, cropped by a function of the
+  user's; DataLoader has two processes, which decode for each use.
 - collating: dicts of 12 fields, nested examples, ragged ones padded; batches of 1 and 8.
 - worker processes: rows of 1 KB and of 150 KB; epochs of 100 rows of 1 KB, in examples a second of
   processor time, that of the workers included. DataLoader keeps its processes from epoch to epoch;
@@ -291,38 +293,87 @@ def decode(data: bytes) -> Any:
 
 def photographs(factor: int, place: str | None) -> Callable[[bool, ExitStack], Arms]:
     def arms(quick: bool, within: ExitStack) -> Arms:
-        files = jpegs(None, 8) * 16 if quick else jpegs(place, 512)
+        files = photographs_of(quick, place)
         pool = min(8 * 32, len(files))
-        executor = within.enter_context(ThreadPoolExecutor(2))
-
-        def by_hand() -> Iterator[Any]:
-            rng = np.random.default_rng(0)
-            order = iter(rng.permutation(len(files)).tolist())
-            ahead: deque[Future[Any]] = deque(
-                executor.submit(decode, files[i]) for i in islice(order, 64)
-            )
-            held: list[list[Any]] = []
-            batch, row = np.empty((32, SIDE, SIDE, 3), np.uint8), 0
-            while ahead or held:
-                while ahead and len(held) < pool:
-                    held.append([ahead.popleft().result(), factor])
-                    for i in islice(order, 1):
-                        ahead.append(executor.submit(decode, files[i]))
-                at = int(rng.integers(len(held)))
-                held[at], held[-1] = held[-1], held[at]
-                image, uses = held[-1]
-                held[-1][1] = uses - 1
-                if uses == 1:
-                    held.pop()
-                batch[row] = crop(image, rng)
-                row += 1
-                if row == 32:
-                    yield batch
-                    batch, row = np.empty((32, SIDE, SIDE, 3), np.uint8), 0
-
+        limit = within.enter_context(closing(EchoByHand(files, factor, pool)))
         p: Any = stoker.from_dataset(Listed(files), seed=0).shuffle().map(decode)
         p = p.echo(factor, pool=pool).random_map(crop).batch(32, drop_last=True).workers(2)
-        return {"limit": whole_rate(by_hand, 32, quick), "stoker": whole_rate(lambda: p, 32, quick)}
+        return {"limit": whole_rate(limit, 32, quick), "stoker": whole_rate(lambda: p, 32, quick)}
+
+    return arms
+
+
+def photographs_of(quick: bool, place: str | None) -> list[bytes]:
+    return jpegs(None, 8) * 16 if quick else jpegs(place, 512)
+
+
+class EchoByHand:
+    """Epochs of batches of crops of images, which two threads decode ahead."""
+
+    def __init__(self, files: list[bytes], factor: int, pool: int) -> None:
+        self._files, self._factor, self._pool = files, factor, pool
+        self._executor = ThreadPoolExecutor(2)
+
+    def close(self) -> None:
+        self._executor.shutdown()
+
+    def __call__(self) -> Iterator[Any]:
+        files, rng = self._files, np.random.default_rng(0)
+        order = iter(rng.permutation(len(files)).tolist())
+        ahead: deque[Future[Any]] = deque(
+            self._executor.submit(decode, files[i]) for i in islice(order, 64)
+        )
+        held: list[list[Any]] = []
+        batch, row = np.empty((32, SIDE, SIDE, 3), np.uint8), 0
+        while ahead or held:
+            while ahead and len(held) < self._pool:
+                held.append([ahead.popleft().result(), self._factor])
+                for i in islice(order, 1):
+                    ahead.append(self._executor.submit(decode, files[i]))
+            at = int(rng.integers(len(held)))
+            held[at], held[-1] = held[-1], held[at]
+            image, uses = held[-1]
+            held[-1][1] = uses - 1
+            if uses == 1:
+                held.pop()
+            batch[row] = crop(image, rng)
+            row += 1
+            if row == 32:
+                yield batch
+                batch, row = np.empty((32, SIDE, SIDE, 3), np.uint8), 0
+
+
+def augmented(image: Any, rng: np.random.Generator) -> Any:
+    return crop(image, rng)  # as users write it: nothing is declared
+
+
+class Augmented(Listed):
+    """The same for ``DataLoader``, which decodes for each use."""
+
+    def __getitem__(self, index: int) -> Any:
+        return augmented(decode(self.examples[index]), np.random.default_rng(index))
+
+
+def readme_chain(place: str | None) -> Callable[[bool, ExitStack], Arms]:
+    def arms(quick: bool, within: ExitStack) -> Arms:
+        files, folder = photographs_of(quick, place), temporary(within)
+        for label in range(2):
+            os.mkdir(f"{folder}/{label}")
+        for number, data in enumerate(files):
+            Path(folder, str(number % 2), f"{number:05}.jpg").write_bytes(data)
+        pool = min(8 * 32, len(files))
+        limit = within.enter_context(closing(EchoByHand(files, 2, pool)))
+        p: Any = stoker.from_folder(folder, seed=0).shuffle()
+        p = p.map(stoker.images.decode, on="image").echo(2, pool=pool)
+        p = p.random_map(augmented, on="image").batch(32, drop_last=True)
+        kept: dict[str, Any] = {"num_workers": 2, "persistent_workers": True, "drop_last": True}
+        examples: Any = Augmented(files)
+        loader: Any = DataLoader(examples, batch_size=32, shuffle=True, **kept)
+        return {
+            "limit": whole_rate(limit, 32, quick),
+            "DataLoader": whole_rate(lambda: loader, 32, quick),
+            "stoker": whole_rate(lambda: p, 32, quick),
+        }
 
     return arms
 
@@ -610,6 +661,7 @@ def rows_of(place: str | None) -> list[Row]:
         Row("warm cache, arrays of 3 KB", 2.0, "files", warm_arrays),
         Row("photographs, echo 2, crop", 0.9, "limit", photographs(2, place)),
         Row("photographs, echo 4, crop", 0.9, "limit", photographs(4, place)),
+        Row("README's chain, echo 2", 0.9, "limit", readme_chain(place)),
         Row("dicts of 12 fields", 1.5, "DataLoader", dicts),
         Row("nested examples", 1.5, "DataLoader", nested),
         Row("ragged, padded", 1.0, "DataLoader", ragged),

@@ -88,7 +88,7 @@ class PipelineJob:
         self._pipeline, self._step, self._unit_s = pipeline, step, unit_s
         workers = pipeline.chain.workers
         self._workers = None if workers is None else workers.count
-        self._kind = "thread" if workers is None else workers.kind
+        self._kind = None if workers is None else workers.kind
         about = {
             "slot": 0,
             "site": repr(pipeline),

@@ -229,7 +229,7 @@ class ParquetSource(
         def decode(number: int) -> RowGroup:
             table = read(number)
             table = without_views(table) if self._has_views else table
-            return RowGroup(table, self._read_columns)
+            return RowGroup(table)
 
         row_bytes = self._nbytes / len(self)
         return GroupedRows(self._rows_by_group, group, self._read_columns, row_bytes, self._note)

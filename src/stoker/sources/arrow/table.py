@@ -10,7 +10,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from stoker.sources.arrow.chunks import is_list
+from stoker.sources.arrow.examples import is_list
 from stoker.sources.arrow.rows import GroupedRows, in_chunks
 from stoker.sources.source import GathersRows, Indices, OwnSource, ReadsColumns, Rows
 

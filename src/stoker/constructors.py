@@ -393,8 +393,11 @@ def from_parquet(
         requests, retry_s, hedge, storage_options: for URLs, as in ``from_folder``; each row group
             is one range request.
 
+    Types that differ between files are unified (int32 beside int64); a column that a file lacks is
+    None in its rows.
+
     Raises FileNotFoundError if a path or a pattern fits no file, ValueError for a file that is not
-    Parquet, for files whose columns differ, and if there are no rows; RemoteError after a permanent
+    Parquet, for types that no other holds, and if there are no rows; RemoteError after a permanent
     failure of a server, or if it sends no ranges; ImportError without pyarrow.
     """
     from stoker.sources.arrow.parquet import ParquetSource

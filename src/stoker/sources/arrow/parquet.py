@@ -36,6 +36,9 @@ from stoker.sources.source import (
 # Of usable memory. bench/records.py, row "disk: parquet": where row groups stay, later epochs are
 # 100 times as fast as the first.
 _KEPT_SHARE = 0.25
+# Of the columns that are read, uncompressed: up to here they are taken to stay in memory, and
+# ``.shuffle()`` shuffles all rows as one. The same on every host, as the order follows from it.
+_WHOLE_BYTES = 256 << 20
 # Of footers, as they are in files; in memory they are several times as large. Without them a row
 # group of 5,000 rows with 8 columns takes 1.0 ms, not 0.55.
 _FOOTERS_BYTES = 16 << 20
@@ -151,6 +154,7 @@ class ParquetSource(
         nulls.update(itertools.compress(self._columns, lacking))
         self._read_columns = TableColumns(self._schema, nulls)
         self._rows_by_group, self._rows_by_file = Numbering(counts), Numbering(file_rows)
+        self.prefers_blocks = self._nbytes > _WHOLE_BYTES
         self.held = HeldBlocks(int(usable_memory_bytes() * _KEPT_SHARE))
         self._used = 0
         self._has_warned = False

@@ -448,8 +448,8 @@ def from_jsonl(
 ) -> Pipeline[Any]:
     """Read JSON Lines: an example is the value in a line, mostly a ``dict``.
 
-    Empty lines are left out. Values are Python's: make arrays of lists in ``.map()``. ``NaN`` is
-    read too, as Python writes it.
+    Empty and blank lines are left out. Values are Python's: make arrays of lists in ``.map()``.
+    ``NaN`` is read too, as Python writes it.
 
     Example: ``stoker.from_jsonl("chats.jsonl").map(lambda row: row["messages"])``
 

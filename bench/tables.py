@@ -209,7 +209,7 @@ def parquet(kind: str, size: int, is_first: bool = True) -> Callable[[bool, Path
                         yield {name: values_of(some[name]) for name in some.column_names}
 
         def train() -> Any:
-            return stoker.from_parquet(path, seed=0).shuffle().batch(size)
+            return stoker.from_parquet(path, seed=0).shuffle(block=True).batch(size)
 
         by_kind = {"stoker": train, "inline": lambda: train().workers(0)}
         if not is_first:

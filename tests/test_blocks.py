@@ -185,6 +185,7 @@ def test_parquet_is_shuffled_by_row_groups(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(
         "stoker.sources.arrow.parquet.usable_memory_bytes", lambda: 4 * 40 * 20 * 16
     )
+    monkeypatch.setattr("stoker.sources.arrow.parquet._WHOLE_BYTES", 2_000 * 16)
     train = stoker.from_parquet(file, seed=0).shuffle()
     assert "shuffle(100 blocks)" in str(train)
     assert sorted(int(row["id"]) for row in train.workers(0)) == list(range(2_000))
@@ -193,6 +194,31 @@ def test_parquet_is_shuffled_by_row_groups(tmp_path: Path, monkeypatch: pytest.M
     other = stoker.from_parquet(file, seed=0).shuffle(block=False).state_dict()
     with pytest.raises(stoker.StateError, match="another pipeline"):
         train.load_state_dict(other)
+
+
+@pytest.mark.parametrize("protocol", ["", "file://"])
+def test_small_parquet_files_are_shuffled_as_a_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protocol: str
+) -> None:
+    """Sorted by class, as such files often are; the order is the same with less memory."""
+    import pyarrow
+    from pyarrow import parquet
+
+    labels = np.repeat(np.arange(100), 40)
+    parquet.write_table(pyarrow.table({"y": labels}), tmp_path / "a.parquet", row_group_size=40)
+
+    def batches() -> list[np.ndarray[Any, Any]]:
+        train = stoker.from_parquet(f"{protocol}{tmp_path}/a.parquet", seed=0).shuffle()
+        assert "blocks" not in str(train)
+        return [batch["y"] for batch in train.batch(64)]
+
+    ample = batches()
+    classes = [len(np.unique(batch)) for batch in ample[:-1]]
+    assert np.mean(classes) > 45
+    # Room for some 20 of the 100 groups.
+    monkeypatch.setattr("stoker.sources.arrow.parquet.usable_memory_bytes", lambda: 4 * 20 * 320)
+    monkeypatch.setattr("stoker.sources.arrow.parquet._RARELY", 1_000)
+    assert [each.tolist() for each in batches()] == [each.tolist() for each in ample]
 
 
 def test_ends_of_blocks() -> None:

@@ -393,8 +393,11 @@ def from_parquet(
         requests, retry_s, hedge, storage_options: for URLs, as in ``from_folder``; each row group
             is one range request.
 
+    Types that differ between files are unified (int32 beside int64); a column that a file lacks is
+    None in its rows.
+
     Raises FileNotFoundError if a path or a pattern fits no file, ValueError for a file that is not
-    Parquet, for files whose columns differ, and if there are no rows; RemoteError after a permanent
+    Parquet, for types that no other holds, and if there are no rows; RemoteError after a permanent
     failure of a server, or if it sends no ranges; ImportError without pyarrow.
     """
     from stoker.sources.arrow.parquet import ParquetSource
@@ -445,8 +448,8 @@ def from_jsonl(
 ) -> Pipeline[Any]:
     """Read JSON Lines: an example is the value in a line, mostly a ``dict``.
 
-    Empty lines are left out. Values are Python's: make arrays of lists in ``.map()``. ``NaN`` is
-    read too, as Python writes it.
+    Empty and blank lines are left out. Values are Python's: make arrays of lists in ``.map()``.
+    ``NaN`` is read too, as Python writes it.
 
     Example: ``stoker.from_jsonl("chats.jsonl").map(lambda row: row["messages"])``
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import itertools
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import stoker
-from backends import BACKENDS
-from stoker.images import native
 from strategies import few
 
 SMALL = st.integers(-9, 9)
@@ -92,6 +88,10 @@ def plain(value: Any) -> Any:
     """Return a value as Arrow's ``to_pylist`` would give it."""
     if isinstance(value, np.ndarray | list):
         return [plain(each) for each in value]
+    if isinstance(value, dict):
+        return {name: plain(each) for name, each in value.items()}
+    if isinstance(value, tuple):
+        return tuple(map(plain, value))
     return value.item() if isinstance(value, np.generic) else value
 
 
@@ -109,24 +109,11 @@ def expected(table: pa.Table) -> list[dict[str, Any]]:
     return rows
 
 
-@pytest.fixture(params=["joined", "by address"])
+@pytest.fixture(params=["joined", "apart"])
 def _memory(request: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """With much memory small chunks are joined, with none they are not."""
     usable = 1 << 40 if request.param == "joined" else 0
     monkeypatch.setattr("stoker.sources.arrow.rows.usable_memory_bytes", lambda: usable)
-
-
-@contextlib.contextmanager
-def taken(by: str) -> Iterator[None]:
-    """With stoker-native, or as if it were not installed."""
-    with pytest.MonkeyPatch.context() as patch:
-        if by == "without":
-            patch.setattr(native, "library", lambda: None)
-        patch.setattr(
-            "stoker.sources.arrow.chunks._MANY_ROWS", 1
-        )  # tables of a few rows are enough
-        patch.setattr("stoker.sources.arrow.rows._FETCHED", 1)
-        yield
 
 
 def outcome(pipeline: Any) -> tuple[list[Any], str]:
@@ -155,11 +142,10 @@ def test_it_is_said_whether_chunks_are_joined(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.usefixtures("_memory")
 @few(30)
-@given(table=tables(), by=st.sampled_from(BACKENDS))
-def test_examples_are_rows(table: pa.Table, by: str) -> None:
+@given(table=tables())
+def test_examples_are_rows(table: pa.Table) -> None:
     rows = expected(table)
-    with taken(by):
-        examples = list(stoker.from_table(table, seed=0).shuffle())
+    examples = list(stoker.from_table(table, seed=0).shuffle())
     assert len(examples) == len(rows)
     for example in examples:
         found = {name: plain(value) for name, value in example.items()}
@@ -172,16 +158,14 @@ def test_examples_are_rows(table: pa.Table, by: str) -> None:
     table=tables(),
     size=st.integers(1, 20),
     workers=st.sampled_from([0, 2]),
-    by=st.sampled_from(BACKENDS),
 )
-def test_batches_are_collated_rows(table: pa.Table, size: int, workers: int, by: str) -> None:
+def test_batches_are_collated_rows(table: pa.Table, size: int, workers: int) -> None:
     """The same values and dtypes as of examples that are batched one by one, to the same error.
 
     Of two things that are wrong with a batch, which one is told depends on how it is divided.
     """
     whole = stoker.from_table(table, seed=0).shuffle()
-    with taken(by):
-        gathered, error = outcome(whole.batch(size).workers(workers))
+    gathered, error = outcome(whole.batch(size).workers(workers))
     by_rows, its_error = outcome(whole.map(dict).batch(size).workers(0))
     assert repr(gathered) == repr(by_rows)
     assert error.partition(":")[0].split(",")[0] == its_error.partition(":")[0].split(",")[0]
@@ -192,18 +176,16 @@ def test_batches_are_collated_rows(table: pa.Table, size: int, workers: int, by:
 @given(
     table=tables(["int64", "string", "even list", "fixed list", "bool"]),
     size=st.integers(1, 9),
-    by=st.sampled_from(BACKENDS),
 )
 def test_batches_of_files_are_collated_rows(
-    tmp_path_factory: pytest.TempPathFactory, table: pa.Table, size: int, by: str
+    tmp_path_factory: pytest.TempPathFactory, table: pa.Table, size: int
 ) -> None:
     import pyarrow.parquet as pq
 
     file = tmp_path_factory.mktemp("rows") / "a.parquet"
     pq.write_table(table, file, row_group_size=7)
     whole = stoker.from_parquet(file, seed=0).shuffle().workers(0)  # they blame the same row
-    with taken(by):
-        gathered = outcome(whole.batch(size))
+    gathered = outcome(whole.batch(size))
     assert repr(gathered) == repr(outcome(whole.map(dict).batch(size)))
 
 
@@ -214,6 +196,57 @@ def test_lists_of_one_length_become_one_array() -> None:
         assert (batch["x"][:, 1] == batch["x"][:, 0] + 1).all()
         batch["x"][...] = -1
     assert lists.to_pylist()[14] == [14, 15]
+
+
+LEAVES: dict[str, tuple[pa.DataType, Any]] = {
+    "uint8": (pa.uint8(), lambda n: n % 251),
+    "int64": (pa.int64(), lambda n: n - 2**40),
+    "float16": (pa.float16(), lambda n: np.float16(n % 99)),
+    "float32": (pa.float32(), lambda n: n / 4),
+    "float64": (pa.float64(), lambda n: n / 3),
+    "bool": (pa.bool_(), lambda n: n % 3 == 0),
+    "text": (pa.string(), lambda n: f"é{n}"),
+    "nested": (pa.list_(pa.int16()), lambda n: [n % 9] * (n % 3)),
+}
+
+
+@pytest.mark.parametrize("length", [63, 64, 65, 512, 4_096])
+@pytest.mark.parametrize("leaf", sorted(LEAVES))
+def test_lists_of_any_length(tmp_path: Path, leaf: str, length: int) -> None:
+    """Ragged, of a length that the type does not fix, and of one that it does; from any source."""
+    import datasets
+    import pyarrow.parquet as pq
+
+    kind, value = LEAVES[leaf]
+    even = [[value(row + n) for n in range(length)] for row in range(4)]
+    columns = {
+        "even": pa.array(even, pa.list_(kind)),
+        "fixed": pa.array(even, pa.list_(kind, length)),
+        "ragged": pa.array([each[row:] for row, each in enumerate(even)], pa.large_list(kind)),
+    }
+    table = pa.table(columns)
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=3)
+    chunks = pa.concat_tables([table.slice(0, 3), table.slice(3)])
+    rows, rows_of = table.to_pylist(), table.to_pydict()
+    for source in (
+        stoker.from_table(table),
+        stoker.from_table(chunks),
+        stoker.from_parquet(tmp_path / "a.parquet"),
+        stoker.from_huggingface(datasets.Dataset(chunks)),
+    ):
+        assert [plain(row) for row in source] == rows
+    if leaf in ("text", "nested"):
+        return
+    table = chunks.drop_columns("ragged")
+    for gathered in (
+        stoker.from_table(table),
+        stoker.from_parquet(tmp_path / "a.parquet", table.column_names),
+        stoker.from_huggingface(datasets.Dataset(table)),
+    ):
+        (batch,) = gathered.batch(4)
+        for found in batch.values():
+            assert found.dtype == kind.to_pandas_dtype()
+            assert found.tolist() == rows_of["even"]
 
 
 def test_buffers_that_begin_anywhere_are_read() -> None:
@@ -239,7 +272,7 @@ def test_offsets_that_lead_elsewhere_are_refused() -> None:
         pa.string(), 2, [None, pa.py_buffer(ends), pa.py_buffer(b"abcd")]
     )
     train = stoker.from_table(pa.table({"s": broken}))
-    with pytest.raises(stoker.StageError, match="lies outside of its column's values"):
+    with pytest.raises(stoker.StageError, match="a column of string is damaged"):
         list(train.batch(2))
 
 

@@ -63,6 +63,20 @@ def test_a_compressed_file_is_known_by_its_bytes(tmp_path: Path) -> None:
         stoker.from_csv(tmp_path / "cut.csv")
 
 
+def test_nan_is_no_missing_value(tmp_path: Path) -> None:
+    lines = ["x,only,n,name,empty", "1.5,NaN,1,nan,", "nan,nan,NaN,b,", ",,3,c,", "-NaN,NaN,4,d,"]
+    (tmp_path / "a.csv").write_text("\n".join(lines))
+    rows = list(stoker.from_csv(tmp_path / "a.csv"))
+    assert [str(row["x"]) for row in rows] == ["1.5", "nan", "None", "nan"]
+    assert [str(row["only"]) for row in rows] == ["nan", "nan", "None", "nan"]
+    assert [row["n"] for row in rows] == [1, None, 3, 4]
+    assert [row["name"] for row in rows] == ["nan", "b", "c", "d"]
+    assert [row["empty"] for row in rows] == [None] * 4
+    (tmp_path / "b.csv").write_text("x,name\n0.5,a\nNaN,b\n")
+    (batch,) = stoker.from_csv(tmp_path / "b.csv").batch(2)
+    assert str(batch["x"]) == "[0.5 nan]"
+
+
 def test_columns_have_one_type_over_all_files(tmp_path: Path) -> None:
     files = [
         write(tmp_path / "0.csv", "x,name", "1,a", ",b"),

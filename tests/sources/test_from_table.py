@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,8 @@ def plain(value: Any) -> Any:
         return {key: plain(each) for key, each in value.items()}
     if isinstance(value, (list, np.ndarray)):
         return [plain(each) for each in value]
+    if isinstance(value, tuple):
+        return tuple(map(plain, value))
     return value.item() if isinstance(value, np.generic) else value
 
 
@@ -276,6 +279,53 @@ def test_dataframes_by_their_protocols() -> None:
             stoker.from_dataset(given_)
 
 
+def test_nan_of_a_dataframe_stays_nan() -> None:
+    """pandas gives it to Arrow as null, as it does with what is missing."""
+    import pandas
+
+    nan = float("nan")
+    frame = pandas.DataFrame(
+        {
+            "x": [0.5, nan, 1.5],
+            "small": np.array([nan, 1, 2], np.float32),
+            "lists": [np.array([1.0, nan]), [nan, 2.0], [3.0, 4.0]],
+            "texts": ["a", nan, "c"],
+            "masked": pandas.array([1.0, None, 2.0], dtype="Float64"),
+            "records": [{"v": nan}, {"v": 1.0}, None],
+        },
+        index=pandas.Index([nan, 1.0, 2.0], name="key"),
+    )
+    (batch,) = stoker.from_table(frame[["x", "small", "lists"]]).batch(3)
+    assert frozen(batch["x"]) == frozen(np.array([0.5, nan, 1.5]))
+    assert frozen(batch["small"]) == frozen(np.array([nan, 1, 2], np.float32))
+    assert frozen(batch["lists"]) == frozen(np.array([[1, nan], [nan, 2], [3, 4.0]]))
+    assert frozen(batch["key"]) == frozen(np.array([nan, 1, 2]))
+    rows = list(stoker.from_table(frame))
+    assert [row["texts"] for row in rows] == ["a", None, "c"]
+    assert [row["masked"] for row in rows] == [1.0, None, 2.0]
+    assert np.isnan(rows[0]["records"]["v"])
+    assert rows[2]["records"] is None
+
+
+def test_numbers_in_structs_and_maps_keep_their_types() -> None:
+    fields = {"x": pa.float32(), "ids": pa.list_(pa.int16()), "inner": pa.struct({"n": pa.uint8()})}
+    structs = pa.array([{"x": 0.5, "ids": [1, 2], "inner": {"n": n}} for n in range(4)])
+    table = pa.table(
+        {
+            "s": structs.cast(pa.struct(fields)),
+            "many": pa.array([[{"y": 1.5}]] * 4, pa.list_(pa.struct({"y": pa.float32()}))),
+            "map": pa.array([[("k", 2.5)]] * 4, pa.map_(pa.string(), pa.float32())),
+        }
+    )
+    for given_ in (table, pa.concat_tables([table.slice(0, 1), table.slice(1)]), table.slice(1)):
+        (batch,) = stoker.from_table(given_).batch(4)
+        found = batch["s"]["x"], batch["s"]["ids"], batch["s"]["inner"]["n"]
+        assert [array.dtype for array in found] == [np.float32, np.int16, np.uint8]
+        row = next(iter(stoker.from_table(given_)))
+        assert type(row["many"][0]["y"]) is type(row["map"][0][1]) is np.float32
+        assert [plain(row) for row in stoker.from_table(given_)] == given_.to_pylist()
+
+
 def test_what_is_no_table() -> None:
     with pytest.raises(TypeError, match=r"pyarrow\.Table or a DataFrame"):
         stoker.from_table([1, 2])
@@ -295,7 +345,8 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         (ValueError, r"mixed\.parquet: column 'id' is string; in .*parquet it is int64.*=",
          (tmp_path / "{a,mixed}.parquet",)),
         (ValueError, r"column 'x' is double.*list<", (tmp_path / "{a,other}.parquet",)),
-        (ValueError, r"mixed\.parquet has no column 'x'", (tmp_path / "{a,mixed}.parquet", ["x"])),
+        (ValueError, r"mixed\.parquet: column 'id' is string; in .* int64\. Give it one type",
+         (tmp_path / "{a,mixed}.parquet", ["id"])),
         (ValueError, r"has no column 'y', but id, x", (tmp_path / "a.parquet", ["y"])),
         (ValueError, r"cut\.parquet is not a Parquet file, or", (tmp_path / "cut.parquet",)),
         (ValueError, "has no rows, in 1 files", (tmp_path / "empty.parquet",)),
@@ -309,6 +360,89 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     assert len(stoker.from_parquet(tmp_path / "{empty,a,empty}.parquet")) == 9
     with pytest.raises(ValueError, match="columns has 'id' twice"):
         stoker.from_parquet(tmp_path / "a.parquet", ["id", "id"])
+
+
+KINDS: dict[str, tuple[tuple[Any, Any], tuple[Any, Any], Any]] = {
+    "null": ((pa.null(), [None]), (pa.string(), ["b"]), pa.string()),
+    "large text": ((pa.large_string(), ["a"]), (pa.string(), ["b"]), pa.large_string()),
+    "view": ((pa.string_view(), ["a"]), (pa.string(), ["b"]), pa.large_string()),
+    "dictionary": (
+        (pa.dictionary(pa.int8(), pa.string()), ["a"]), (pa.string(), ["b"]), pa.string()
+    ),
+    "integers": ((pa.int32(), [1]), (pa.int64(), [2**40]), pa.int64()),
+    "floats": ((pa.float32(), [0.5]), (pa.float64(), [1.5]), pa.float64()),
+    "decimals": (
+        (pa.decimal128(5, 2), [Decimal("1.25")]), (pa.decimal128(7, 3), [Decimal("9.125")]),
+        pa.decimal128(7, 3),
+    ),
+    "lists": ((pa.list_(pa.int32()), [[1]]), (pa.list_(pa.int64()), [[2]]), pa.list_(pa.int64())),
+    "structs": (
+        (pa.struct({"x": pa.int8()}), [{"x": 1}]), (pa.struct({"x": pa.int64()}), [{"x": 2}]),
+        pa.struct({"x": pa.int64()}),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("protocol", ["", "file://"])
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_types_that_differ_between_files_are_unified(
+    tmp_path: Path, kind: str, protocol: str
+) -> None:
+    (one, first), (other, second), unified = KINDS[kind]
+    for name, values in (("a", pa.array(first, one)), ("b", pa.array(second, other))):
+        pq.write_table(pa.table({"x": values}), tmp_path / f"{name}.parquet")
+    expected = pa.array([*first, *second], unified)
+    for order, names in ((1, "a,b"), (-1, "b,a")):
+        train = stoker.from_parquet(f"{protocol}{tmp_path}/{{{names}}}.parquet")
+        rows = [row["x"] for row in train]
+        assert [plain(row) for row in rows] == expected.to_pylist()[::order]
+        alike = [row["x"] for row in stoker.from_table(pa.table({"x": expected}))][::order]
+        assert frozen(rows) == frozen(alike)
+
+
+@pytest.mark.parametrize("protocol", ["", "file://"])
+def test_a_column_that_a_file_lacks_is_null(tmp_path: Path, protocol: str) -> None:
+    pq.write_table(pa.table({"id": [0, 1]}), tmp_path / "a.parquet")
+    pq.write_table(pa.table({"new": [2.5], "id": [2]}), tmp_path / "b.parquet")
+    files = f"{protocol}{tmp_path}/*.parquet"
+    rows = [(0, None), (1, None), (2, 2.5)]
+    assert [tuple(row.values()) for row in stoker.from_parquet(files)] == rows
+    only = stoker.from_parquet(files, ["new"])
+    assert [row["new"] for row in only] == [None, None, 2.5]
+    assert [row["new"] for row in next(iter(only.batch(3, collate=list)))] == [None, None, 2.5]
+    with pytest.raises(stoker.StageError, match="'new' differs within a batch"):
+        list(only.batch(3))
+    some = stoker.from_parquet(files, ["id"], filters=[("new", ">", 1)])
+    assert [row["id"] for row in some] == [2]
+    with pytest.raises(ValueError, match=r"a\.parquet has no column 'old', but id"):
+        stoker.from_parquet(files, ["old"])
+
+
+@pytest.mark.parametrize("protocol", ["", "file://"])
+def test_names_of_columns_may_have_dots(tmp_path: Path, protocol: str) -> None:
+    structs = pa.array([{"b": n} for n in range(9)])
+    table = pa.table({"a": structs, "z": range(9), "a.b": range(100, 109)})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=4)
+    path = f"{protocol}{tmp_path}/a.parquet"
+    assert [plain(row) for row in stoker.from_parquet(path)] == table.to_pylist()
+    only = stoker.from_parquet(path, ["a.b"])
+    assert [int(row["a.b"]) for row in only] == [*range(100, 109)]
+    (batch,) = only.batch(9)
+    assert batch["a.b"].tolist() == [*range(100, 109)]
+    for column, low in (("a.b", 104), ("z", 4)):
+        some = stoker.from_parquet(path, ["z"], filters=[(column, ">=", low)])
+        assert [int(row["z"]) for row in some] == [*range(4, 9)]
+
+
+@pytest.mark.parametrize("protocol", ["", "file://"])
+def test_arrays_of_one_shape_in_files(tmp_path: Path, protocol: str) -> None:
+    arrays = np.arange(54, dtype=np.float32).reshape(9, 2, 3)
+    tensors = pa.FixedShapeTensorArray.from_numpy_ndarray(arrays)
+    pq.write_table(pa.table({"t": tensors}), tmp_path / "a.parquet", row_group_size=4)
+    train = stoker.from_parquet(f"{protocol}{tmp_path}/a.parquet")
+    assert frozen([row["t"] for row in train]) == frozen([*arrays])
+    (batch,) = train.batch(9)
+    assert frozen(batch["t"]) == frozen(arrays)
 
 
 def test_empty_row_groups_do_not_matter(tmp_path: Path) -> None:

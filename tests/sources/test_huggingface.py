@@ -102,6 +102,28 @@ def test_rows_that_were_selected_are_gathered(tmp_path: Path, size: int) -> None
             assert (batch["ids"] == batch["n"][:, None] + [0, 1]).all()
 
 
+def test_json_is_its_value(tmp_path: Path) -> None:
+    if not hasattr(datasets, "Json"):
+        pytest.skip("datasets before 5 has no Json")
+    calls = [{"name": "f", "given": [1, None, 2.5]}, None, "text", [True]]
+    turns = [[{"role": "tool", "call": call}] for call in calls]
+    kinds: Any = {"json": datasets.Json(), "n": datasets.Value("int32")}
+    kinds["turns"] = datasets.List({"role": datasets.Value("string"), "call": datasets.Json()})
+    rows = {"json": calls, "n": [*range(4)], "turns": turns}
+    data = datasets.Dataset.from_dict(rows, features=datasets.Features(kinds))
+    data.to_parquet(str(tmp_path / "a.parquet"))
+    data.save_to_disk(str(tmp_path / "d"), num_shards=2)
+    for source in (
+        stoker.from_huggingface(data),
+        stoker.from_huggingface(datasets.load_from_disk(str(tmp_path / "d"))),
+        stoker.from_table(data.data.table),
+        stoker.from_parquet(tmp_path / "a.parquet"),
+    ):
+        found = list(source)
+        assert [row["json"] for row in found] == calls
+        assert [row["turns"] for row in found] == turns
+
+
 def test_what_was_done_to_a_data_set_holds(mapped: Any) -> None:
     chosen = mapped.shuffle(seed=3).filter(lambda row: row["label"] == 1).select(range(10))
     texts = [row["text"] for row in chosen.remove_columns("image")]

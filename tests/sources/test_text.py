@@ -71,7 +71,7 @@ def test_lines_are_those_that_were_written(
     assert list(train) == lines
     assert sorted(train.shuffle()) == sorted(lines)
     values = [json.dumps([line], ensure_ascii=draw.random() < 0.5) for line in lines]
-    blanks = [draw.choice(["", "", "\n", "\r\n\n"]) for _ in values]
+    blanks = [draw.choice(["", "", "\n", "\r\n\n", " \n", "\t \r\n"]) for _ in values]
     (path,) = write(
         tmp_path, mark + "".join(b + v + end for b, v in zip(blanks, values, strict=True)).encode()
     )
@@ -84,6 +84,15 @@ def test_jsonl_reads_what_python_writes(tmp_path: Path) -> None:
     assert list(stoker.from_jsonl(path)) == values
     (path,) = write(tmp_path, b"NaN\n1e400\n")
     assert [str(value) for value in stoker.from_jsonl(path)] == ["nan", "inf"]
+
+
+def test_lines_of_blanks_are_left_out_of_jsonl(tmp_path: Path) -> None:
+    lines = ["", " ", "1", "\t \r", " 2", "   ", "\r", '" "', "   "]
+    (path,) = write(tmp_path, "\n".join(lines).encode())
+    train = stoker.from_jsonl(path)
+    assert list(train) == [1, 2, " "]
+    assert [train.key(number) for number in range(3)] == ["0.txt:3", "0.txt:5", "0.txt:8"]
+    assert len(stoker.from_text(path)) == 9
 
 
 @pytest.mark.parametrize("kind", ["text", "jsonl"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from stoker.basics.resources import format_bytes, usable_memory_bytes
@@ -69,12 +69,15 @@ class CsvSource(TableSource, Identified[Any]):
         # By its name alone, pyarrow would take a compressed file for text.
         codec = {"": None, "bzip2": "bz2"}.get(kind, kind)
         parse = csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
-        try:
-            table = csv.read_csv(
-                pa.input_stream(path, codec),
-                parse_options=parse,
-                convert_options=csv.ConvertOptions(include_columns=self._columns),
+
+        def read(**how: Any) -> Any:
+            converted = csv.ConvertOptions(**how)
+            return csv.read_csv(
+                pa.input_stream(path, codec), parse_options=parse, convert_options=converted
             )
+
+        try:
+            table = read(include_columns=self._columns)
         except KeyError:
             with csv.open_csv(pa.input_stream(path, codec), parse_options=parse) as reader:
                 there = reader.schema.names
@@ -91,7 +94,7 @@ class CsvSource(TableSource, Identified[Any]):
                     f"{path}: column {field.name!r} is not UTF-8: convert the file, such as by "
                     "iconv -f latin1 -t utf-8"
                 )
-        return to_table(table, "from_csv")
+        return to_table(_with_nan(table, read), "from_csv")
 
     def _join(self, paths: Sequence[str], tables: Sequence[Any]) -> Any:
         import pyarrow as pa
@@ -109,3 +112,24 @@ class CsvSource(TableSource, Identified[Any]):
             raise ValueError(
                 f"{self.name}: a column holds numbers in one file and text in another: {error}"
             ) from error
+
+
+def _with_nan(table: Any, read: Callable[..., Any]) -> Any:
+    """Return a table with the NaN of its numbers, which pyarrow takes for missing values."""
+    import pyarrow as pa
+    from pyarrow import csv
+
+    kinds = {
+        field.name: pa.float64()
+        for field in table.schema
+        if (pa.types.is_floating(field.type) or pa.types.is_null(field.type))
+        and table.column(field.name).null_count
+    }
+    if not kinds:
+        return table
+    missing = [text for text in csv.ConvertOptions().null_values if "nan" not in text.lower()]
+    again = read(include_columns=[*kinds], column_types=kinds, null_values=missing)
+    for name, column in zip(kinds, again.columns, strict=True):
+        if column.null_count < len(table):
+            table = table.set_column(table.column_names.index(name), name, column)
+    return table

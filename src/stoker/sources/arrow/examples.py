@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-
-from stoker.sources.arrow.chunks import is_list, is_number
 
 
 def to_examples(table: Any) -> list[dict[str, Any]]:
     """Return the rows of a table: dicts by column.
 
     Numbers are NumPy's, lists of numbers are separate arrays, text and bytes are Python's, structs
-    are dicts, and null is None.
+    are dicts, JSON is its value, and null is None.
     """
     columns = [values_in(column.combine_chunks()) for column in table.columns]
     names = table.column_names
@@ -30,7 +30,10 @@ def values_in(array: Any) -> list[Any]:
         there = pa.ExtensionArray.from_storage(array.type, array.storage.drop_null())
         return _with_nulls(list(np.array(there.to_numpy_ndarray())), array)
     if isinstance(array, pa.ExtensionArray):
-        array = array.storage
+        values = values_in(array.storage)
+        if array.type.extension_name == "arrow.json":
+            return [None if value is None else json.loads(value) for value in values]
+        return values
     kind = array.type
     if types.is_dictionary(kind):
         array = array.dictionary_decode()
@@ -39,8 +42,37 @@ def values_in(array: Any) -> list[Any]:
         return _with_nulls(list(array.drop_null().to_numpy(zero_copy_only=False)), array)
     if is_list(kind):
         return _lists(array)
-    values: list[Any] = array.to_pylist()
-    return values
+    if types.is_map(kind):
+        return _maps(array)
+    if types.is_struct(kind):
+        return _structs(array)
+    plain: list[Any] = array.to_pylist()
+    return plain
+
+
+def is_number(kind: Any) -> bool:
+    """True if a type is of numbers, booleans included."""
+    import pyarrow as pa
+
+    types = pa.types
+    return bool(types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind))
+
+
+def is_text(kind: Any) -> bool:
+    """True if a type is of text or bytes."""
+    import pyarrow as pa
+
+    types = pa.types
+    is_string = types.is_string(kind) or types.is_large_string(kind)
+    return bool(is_string or types.is_binary(kind) or types.is_large_binary(kind))
+
+
+def is_list(kind: Any) -> bool:
+    """True if a type is a list type, of any length."""
+    import pyarrow as pa
+
+    types = pa.types
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
 
 def _with_nulls(values: list[Any], array: Any) -> list[Any]:
@@ -49,6 +81,27 @@ def _with_nulls(values: list[Any], array: Any) -> list[Any]:
         return values
     there = iter(values)
     return [next(there) if valid else None for valid in array.is_valid().to_pylist()]
+
+
+def _structs(array: Any) -> list[Any]:
+    there = array.drop_null()
+    names = [field.name for field in array.type]
+    if not 0 < len({*names}) == len(names):  # without fields, or refused by Arrow
+        return list(array.to_pylist())
+    fields = [values_in(there.field(at)) for at in range(len(names))]
+    rows = [dict(zip(names, row, strict=True)) for row in zip(*fields, strict=True)]
+    return _with_nulls(rows, array)
+
+
+def _maps(array: Any) -> list[Any]:
+    """Return a list of pairs for each map."""
+    there = array.drop_null()
+    ends = there.offsets.to_pylist()
+    first, last = ends[0], ends[-1]
+    columns = values_in(there.keys[first:last]), values_in(there.items[first:last])
+    pairs = list(zip(*columns, strict=True))
+    spans = itertools.pairwise(ends)
+    return _with_nulls([pairs[begin - first : end - first] for begin, end in spans], array)
 
 
 def _lists(array: Any) -> list[Any]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -19,7 +20,7 @@ from stoker.basics.warn import warn
 from stoker.schedule.numbering import Numbering
 from stoker.sources.arrow.blocks import HeldBlocks
 from stoker.sources.arrow.rows import GroupedRows, RowGroup, TableColumns
-from stoker.sources.arrow.table import import_pyarrow, numbers_in, without_views
+from stoker.sources.arrow.table import import_pyarrow, numbers_in, without_views_in
 from stoker.sources.files import FileVersion, version_of
 from stoker.sources.patterns import Paths, describe_paths, find_files
 from stoker.sources.source import (
@@ -35,6 +36,9 @@ from stoker.sources.source import (
 # Of usable memory. bench/records.py, row "disk: parquet": where row groups stay, later epochs are
 # 100 times as fast as the first.
 _KEPT_SHARE = 0.25
+# Of the columns that are read, uncompressed: up to here they are taken to stay in memory, and
+# ``.shuffle()`` shuffles all rows as one. The same on every host, as the order follows from it.
+_WHOLE_BYTES = 256 << 20
 # Of footers, as they are in files; in memory they are several times as large. Without them a row
 # group of 5,000 rows with 8 columns takes 1.0 ms, not 0.55.
 _FOOTERS_BYTES = 16 << 20
@@ -108,8 +112,8 @@ class ParquetSource(
     Raises:
         ImportError: there is no pyarrow.
         FileNotFoundError: a path or a pattern matches no file.
-        ValueError: a file is not a Parquet file, files differ in their columns, there is no such
-            column, or there are no rows.
+        ValueError: a file is not a Parquet file, no type holds a column of all files, there is no
+            such column, or there are no rows.
         TypeError: wrong kinds of arguments.
     """
 
@@ -123,30 +127,34 @@ class ParquetSource(
         counts: list[int] = []
         file_rows: list[int] = []
         self._nbytes = files = 0
-        schema = None
+        schemas: dict[Any, str] = {}  # each with the first file that has it
         nulls: set[str] = set()
         self._footers, self._last = _Footers(), _OpenFile()
         for path, version, metadata in self._look(paths):
             files += 1
             if not metadata.num_rows:  # of an empty part nothing is read, whatever its columns
                 continue
-            schema = _check_schema(
-                path, metadata.schema.to_arrow_schema(), columns, self._files, schema
-            )
-            for number, (rows, nbytes) in enumerate(_row_groups(path, metadata, schema, nulls)):
+            schema = metadata.schema.to_arrow_schema()
+            schemas.setdefault(schema, path)
+            names = {*(schema.names if columns is None else columns)}
+            for number, (rows, nbytes) in enumerate(_row_groups(path, metadata, names, nulls)):
                 self._groups.append((len(self._files), number))
                 counts.append(rows)
                 self._nbytes += nbytes
             self._files.append(_File(path, version))
             self._footers.add(path, metadata)
             file_rows.append(metadata.num_rows)
-        if schema is None:
+        if not schemas:
             raise ValueError(f"{self.name} has no rows, in {files:,} files")
-        self._columns: list[str] = list(schema.names)
-        decoded = without_views(schema.empty_table()).schema
-        self._has_views = decoded != schema
-        self._read_columns = TableColumns(decoded, nulls)
+        self._schema = _unified(schemas, columns)
+        self._columns: list[str] = self._schema.names
+        kinds = {tuple(_type_in(schema, name) for name in self._columns) for schema in schemas}
+        self._is_mixed = len(kinds) > 1
+        lacking = [None in each for each in zip(*kinds, strict=True)]
+        nulls.update(itertools.compress(self._columns, lacking))
+        self._read_columns = TableColumns(self._schema, nulls)
         self._rows_by_group, self._rows_by_file = Numbering(counts), Numbering(file_rows)
+        self.prefers_blocks = self._nbytes > _WHOLE_BYTES
         self.held = HeldBlocks(int(usable_memory_bytes() * _KEPT_SHARE))
         self._used = 0
         self._has_warned = False
@@ -179,7 +187,7 @@ class ParquetSource(
         parts = []
         for path, _ in self._files:
             with self._open(path) as file:
-                found = without_views(file.read(columns=[field], use_threads=False))
+                found = self._declared(file.read(columns=[field], use_threads=False), [field])
             parts.append(numbers_in(found.column(field), str(field)))
         return np.concatenate(parts)
 
@@ -198,12 +206,11 @@ class ParquetSource(
 
     def of_columns(self, names: Sequence[str]) -> Self:
         """Return this source with other columns. Raises ValueError if one is missing."""
-        number, _ = self._groups[0]
-        path = self._files[number].path
-        schema = self._metadata_of(path).schema.to_arrow_schema()
-        _check_schema(path, schema, names, [], None)
         twin = copy.copy(self)
-        twin._columns = list(names)
+        schemas: dict[Any, str] = {}
+        for path, _ in self._files:
+            schemas.setdefault(self._metadata_of(path).schema.to_arrow_schema(), path)
+        twin._schema, twin._columns = _unified(schemas, names), list(names)
         return twin
 
     def tables(self, groups: Sequence[int]) -> Iterator[Any]:
@@ -214,8 +221,12 @@ class ParquetSource(
         """Return the statistics of a row group's columns, as far as the file has them."""
         number, within = self._groups[group]
         about = self._metadata_of(self._files[number].path).row_group(within)
-        columns = [about.column(at) for at in range(about.num_columns)]
-        return {c.path_in_schema: c.statistics for c in columns if c.is_stats_set}
+        found: dict[str, Any] = {}
+        for column in map(about.column, range(about.num_columns)):
+            name = column.path_in_schema  # of two columns, if one is "a.b" and another a struct "a"
+            is_known = column.is_stats_set and name not in found
+            found[name] = column.statistics if is_known else None
+        return found
 
     def _metadata_of(self, path: str) -> Any:
         found = self._footers.get(path)
@@ -223,13 +234,8 @@ class ParquetSource(
 
     def _group_rows(self, read: Callable[[int], Any]) -> GroupedRows:
         def group(number: int) -> RowGroup:
-            found: RowGroup = self.held.get(number, lambda: decode(number))
+            found: RowGroup = self.held.get(number, lambda: RowGroup(read(number)))
             return found
-
-        def decode(number: int) -> RowGroup:
-            table = read(number)
-            table = without_views(table) if self._has_views else table
-            return RowGroup(table, self._read_columns)
 
         row_bytes = self._nbytes / len(self)
         return GroupedRows(self._rows_by_group, group, self._read_columns, row_bytes, self._note)
@@ -256,7 +262,8 @@ class ParquetSource(
 
     def identity(self) -> str | None:
         """Return the columns; rows are identified by file, size and times, and by number."""
-        return f"parquet {self._columns}"
+        types = f" as {self._schema.types}" if self._is_mixed else ""  # those of other files, too
+        return f"parquet {self._columns}{types}"
 
     def fingerprint(self, index: int) -> Fingerprint:
         file, row = self._locate(index)
@@ -302,9 +309,23 @@ class ParquetSource(
                     self._footers.add(path, file.metadata)
             table = file.read_row_group(within, columns=self._columns, use_threads=False)
             self._last.keep(path, file)
-            return table.select(self._columns)
+            return self._declared(table, self._columns)
         except (OSError, ValueError) as error:  # pyarrow's are of these kinds
             raise ValueError(f"{path}, row group {within}: {error}") from error
+
+    def _declared(self, table: Any, names: Sequence[str | int]) -> Any:
+        """Return columns in the types that they have over all files; nulls for lacking ones."""
+        import pyarrow as pa
+
+        fields, columns = [self._schema.field(name) for name in names], []
+        for field in fields:
+            kind = _type_in(table.schema, field.name)
+            if kind is None:
+                columns.append(pa.nulls(table.num_rows, field.type))
+            else:
+                column = table.column(field.name)
+                columns.append(column if kind == field.type else column.cast(field.type))
+        return pa.Table.from_arrays(columns, schema=pa.schema(fields))
 
     def _tell_waste(self) -> None:
         """Warn once if most of the rows read are dropped unused."""
@@ -320,53 +341,81 @@ class ParquetSource(
         )
 
 
-def _check_schema(
-    path: str, schema: Any, columns: Sequence[str] | None, files: Sequence[_File], first: Any
-) -> Any:
-    """Return the schema of the columns that are read; the same for all files."""
+def columns_of(path: str, names: Collection[str]) -> list[str]:
+    """Return the columns to which a path in a file may lead: their names may have dots, too."""
+    parts = path.split(".")
+    prefixes = (".".join(parts[:end]) for end in range(1, len(parts) + 1))
+    return [prefix for prefix in prefixes if prefix in names]
+
+
+def _unified(schemas: Mapping[Any, str], columns: Sequence[str] | None) -> Any:
+    """Return the schema of the columns that are read, of types that hold the values of all files.
+
+    ``schemas``: each with the first file that has it.
+    """
     import pyarrow as pa
 
-    names = schema.names if columns is None else columns
-    for name in names:
-        if schema.names.count(name) > 1:
-            raise ValueError(f"{path} has two columns {name!r}: leave them out by columns=")
-        if name not in schema.names:
+    fields: dict[str, tuple[Any, str]] = {}
+    for schema, path in schemas.items():
+        for name in schema.names if columns is None else columns:
+            places = schema.get_all_field_indices(name)
+            if len(places) > 1:
+                raise ValueError(f"{path} has two columns {name!r}: leave them out by columns=")
+            for here in map(schema.field, places):
+                there, first = fields.get(name, (here, path))
+                try:
+                    fields[name] = _wider(there, here), first
+                except (pa.ArrowInvalid, pa.ArrowTypeError):
+                    raise ValueError(
+                        f"{path}: column {name!r} is {here.type}; in {first} it is {there.type}. "
+                        "Give it one type in all files, or leave it out by columns="
+                    ) from None
+    for name in columns or ():
+        if name not in fields:
+            schema, path = next(iter(schemas.items()))
             raise ValueError(f"{path} has no column {name!r}, but {', '.join(schema.names)}")
-    chosen = pa.schema([schema.field(name).with_nullable(True).remove_metadata() for name in names])
-    if first is None or chosen.equals(first):
-        return chosen
-    for name in sorted({*first.names, *chosen.names}):
-        here, there = (
-            each.field(name).type if name in each.names else None for each in (chosen, first)
-        )
-        if here != there:
-            raise ValueError(
-                f"{path}: column {name!r} is {here or 'not there'}; in {files[0].path} it is "
-                f"{there or 'not there'}. =Give it one type in all files, or leave it out by "
-                "columns="
-            )
-    return first  # the same in another order
+    found = [fields[name][0] for name in columns or fields]
+    return pa.schema([pa.field(each.name, without_views_in(each.type)) for each in found])
 
 
-def _row_groups(path: str, metadata: Any, schema: Any, nulls: set[str]) -> list[tuple[int, int]]:
-    """Return the rows of row groups, and the bytes of their columns, uncompressed.
+def _wider(one: Any, other: Any) -> Any:
+    """Return a field that holds the values of both. Raises errors of pyarrow."""
+    import pyarrow as pa
+
+    if one.type == other.type:
+        return one
+    plain = []
+    for field in (one, other):  # dictionaries and views only store values in another way
+        kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+        plain.append(pa.schema([pa.field(field.name, without_views_in(kind))]))
+    return pa.unify_schemas(plain, promote_options="permissive").field(0)
+
+
+def _type_in(schema: Any, name: str) -> Any:
+    """Return the type of a column; None if there is no such column."""
+    at = schema.get_field_index(name)
+    return None if at < 0 else schema.field(at).type
+
+
+def _row_groups(
+    path: str, metadata: Any, names: Collection[str], nulls: set[str]
+) -> list[tuple[int, int]]:
+    """Return the rows of row groups, and the bytes of these columns, uncompressed.
 
     Adds to ``nulls`` the columns that may contain some. Raises ValueError for contradictory
     metadata.
     """
-    groups, names = [], set(schema.names)
+    groups = []
     try:
         for number in range(metadata.num_row_groups):
             group, nbytes = metadata.row_group(number), 0
             for column in map(group.column, range(group.num_columns)):
-                name = column.path_in_schema.partition(".")[0]
-                if name not in names:
-                    continue
-                nbytes += column.total_uncompressed_size
-                if name not in nulls:
+                found = columns_of(column.path_in_schema, names)
+                nbytes += column.total_uncompressed_size if found else 0
+                if not nulls.issuperset(found):
                     statistics = column.statistics if column.is_stats_set else None
                     if statistics is None or not statistics.has_null_count or statistics.null_count:
-                        nulls.add(name)
+                        nulls.update(found)
             groups.append((group.num_rows, nbytes))
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is a damaged Parquet file: {error}") from error

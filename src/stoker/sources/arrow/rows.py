@@ -1,15 +1,16 @@
 """Rows of Arrow tables, as examples and as batches.
 
-Columns are taken many rows at a time (``chunks``), so that many rows share each call of Arrow and
-NumPy; only Python's own objects are made row by row. The values of a batch equal those of collated
-examples. If they cannot be stacked, the engine collates the examples, and raises the precise error.
+Many rows are taken at a time, so that they share each call of Arrow and NumPy; only Python's own
+objects are made row by row. Numbers, and lists of one length, are read as NumPy arrays where Arrow
+has them; Arrow takes all others from each group of rows. (From a column of many chunks it would
+take them by joining all of these first.) The values of a batch equal those of collated examples. If
+they cannot be stacked, the engine collates the examples, and raises the precise error.
 """
 
 from __future__ import annotations
 
-import functools
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,36 +19,16 @@ from numpy.typing import NDArray
 
 from stoker.basics.buffers import Allocator
 from stoker.basics.resources import format_bytes, usable_memory_bytes
-from stoker.images import native
 from stoker.schedule.numbering import Numbering
-from stoker.sources.arrow.chunks import (
-    LONG_BYTES,
-    NOWHERE,
-    Booleans,
-    Extended,
-    MisalignedError,
-    Numbers,
-    Places,
-    Sequences,
-    Values,
-    is_list,
-    is_number,
-    is_text,
-    values_of,
-)
-from stoker.sources.arrow.examples import values_in
+from stoker.sources.arrow.examples import is_list, is_number, is_text, values_in
 from stoker.sources.source import Indices, Rows
 
 # Rows that are gathered at once, at most: 12 columns in 40 chunks take 1.3 times as long by 1,024.
 _RUN_ROWS = 16_384
 # The same in bytes: what is gathered stays in the CPU's caches until it is handed out.
 _RUN_BYTES = 4 << 20
-# Groups for each row: a list of more takes longer than sorting the rows. Chosen, not measured.
-_LISTED = 16
-# Rows of each group from which on Arrow's take, 7 us a call, beats taking by address.
-_MANY = 64
-# Rows of a single group from which on stoker-native, which fetches texts ahead, beats Arrow's take.
-_FETCHED = 4_096
+# Of a row, on average. Longer texts are copied once, each by itself (0.6 us), others twice.
+_LONG_BYTES = 1024
 # Chunks of a table are joined up to this size, half a second's copying, and up to a share of the
 # memory that is free. Then rows of numbers take 0.7 of the time.
 _JOINED_BYTES = 1 << 30
@@ -58,19 +39,15 @@ class TableColumns:
     """The columns of tables with one schema.
 
     Attributes:
-        names: the columns' names.
-        values: takes the values of each column; None for a column that only Arrow can take.
-        spans: each column's part of a group's addresses.
+        names, kinds: the columns' names and types.
         are_stacked: whether batches stack the columns: numbers, text, bytes, lists of numbers.
         are_plain: whether all columns are numbers without nulls.
     """
 
     def __init__(self, schema: Any, with_nulls: Iterable[str]) -> None:
         self.names: list[str] = schema.names
-        self.values = [values_of(kind) for kind in schema.types]
-        ends = np.cumsum([0 if each is None else each.width for each in self.values]).tolist()
-        self.spans = list(map(slice, [0, *ends], ends))
-        self.are_stacked = bool(self.names) and all(map(_is_stacked, schema.types))
+        self.kinds: list[Any] = schema.types
+        self.are_stacked = bool(self.names) and all(map(_is_stacked, self.kinds))
         nulls = set(with_nulls)
         self.are_plain = self.are_stacked and all(
             is_number(field.type) and field.name not in nulls for field in schema
@@ -78,30 +55,34 @@ class TableColumns:
 
 
 class RowGroup:
-    """A part of a table. A column that cannot be read in place is copied.
+    """A part of a table, each column of which is one array.
 
     Attributes:
         num_rows, nbytes: its size; it is a ``HeldBlock``.
-        columns: an Arrow array for each column.
-        places: the addresses of their buffers, ``int64 [sum of all columns' widths]``.
     """
 
-    def __init__(self, table: Any, columns: TableColumns) -> None:
+    def __init__(self, table: Any) -> None:
         self.num_rows, self.nbytes = int(table.num_rows), int(table.get_total_buffer_size())
-        self.columns = [
+        self._columns = [
             column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
             for column in table.columns
         ]
-        places: list[int] = []
-        for at, values in enumerate(columns.values):
-            if values is None:
-                continue
-            try:
-                places += values.places(self.columns[at])
-            except MisalignedError:
-                self.columns[at] = _copy_aligned(self.columns[at])
-                places += values.places(self.columns[at])
-        self.places = np.array(places, np.int64)
+        self._forms: dict[int, tuple[Any, NDArray[Any] | None]] = {}
+
+    def column(self, at: int) -> Any:
+        """Return a column as Arrow's array. Raises ValueError for damaged data."""
+        return self._forms_of(at)[0]
+
+    def array(self, at: int) -> NDArray[Any] | None:
+        """Return a column as NumPy's array ``[rows, ...]``; None if Arrow has no such."""
+        return self._forms_of(at)[1]
+
+    def _forms_of(self, at: int) -> tuple[Any, NDArray[Any] | None]:
+        forms = self._forms.get(at)
+        if forms is None:
+            column = _checked(self._columns[at])
+            forms = self._forms[at] = column, _as_array(column)
+        return forms
 
 
 class GroupedRows(Rows):
@@ -130,7 +111,6 @@ class GroupedRows(Rows):
         self._columns = columns
         self._row_bytes = row_bytes
         self._used = used
-        self._all: tuple[list[RowGroup], Places] | None = None
         self._picked: GroupedRows | None = None
 
     @classmethod
@@ -145,13 +125,14 @@ class GroupedRows(Rows):
         columns = TableColumns(table.schema, nulls)
         row_bytes = table.nbytes / max(1, table.num_rows)
         if _is_joined(table):
+            for chunk in itertools.chain.from_iterable(each.chunks for each in table.columns):
+                _checked(chunk)
             table = table.combine_chunks()
         batches = [batch for batch in table.to_batches() if batch.num_rows]
-        groups = [RowGroup(pa.Table.from_batches([batch]), columns) for batch in batches]
+        groups = [RowGroup(pa.Table.from_batches([batch])) for batch in batches]
         numbering = Numbering([group.num_rows for group in groups])
         made = cls(numbering, groups.__getitem__, columns, row_bytes)
         made._picked = None if picked is None else cls.of(picked)
-        made._all = groups, _stack_places(groups)
         return made
 
     @property
@@ -172,10 +153,10 @@ class GroupedRows(Rows):
     def allocate(self, rows: int, recycler: Allocator) -> dict[str, Any]:
         """Return arrays for numbers without nulls; a list for any other column."""
         return {
-            name: recycler.array((rows,), values.dtype)
-            if self._columns.are_plain and isinstance(values, Numbers | Booleans)
+            name: recycler.array((rows,), np.dtype(kind.to_pandas_dtype()))
+            if self._columns.are_plain
             else [None] * rows
-            for name, values in zip(self._columns.names, self._columns.values, strict=True)
+            for name, kind in zip(self._columns.names, self._columns.kinds, strict=True)
         }
 
     def split(self, batch: dict[str, Any], rows: int) -> list[dict[str, Any]]:
@@ -188,8 +169,9 @@ class GroupedRows(Rows):
 
     def gather(self, indices: NDArray[np.int64], batch: dict[str, Any], start: int) -> None:
         """Copy rows of numbers without nulls into ``batch``."""
-        span = slice(start, start + len(indices))
-        self._find(indices).fill([out[span] for out in batch.values()])
+        span, found = slice(start, start + len(indices)), self._find(indices)
+        for at, out in enumerate(batch.values()):
+            found.fill(at, out[span])
 
     def take(self, indices: NDArray[np.int64], recycler: Allocator) -> dict[str, Any]:
         """Return columns for ``split``; those that may differ between batches are Arrow arrays."""
@@ -208,22 +190,23 @@ class GroupedRows(Rows):
 
     def _find(self, indices: NDArray[np.int64]) -> _Found:
         if self._picked is not None:
-            picked = self._picked._find(indices)
-            indices = picked.numbers(0, np.empty(len(indices), picked.dtype(0))).astype(np.int64)
-        indices = np.ascontiguousarray(indices)
-        if self._all is not None and len(self._all[0]) == 1:
-            return _Found(
-                self._columns, *self._all, np.zeros_like(indices), indices, self._row_bytes
-            )
+            picked = np.empty(len(indices), self._picked._columns.kinds[0].to_pandas_dtype())
+            self._picked._find(indices).fill(0, picked)
+            indices = picked.astype(np.int64)
         which, rows = self._numbering.find_many(indices)
-        if self._all is not None:
-            groups, places = self._all
-        else:
-            numbers, which = _find_distinct(which, len(self._numbering.ends))
-            groups = [self._group(number) for number in numbers.tolist()]
-            places = _stack_places(groups)
+        back = None
+        if len(self._numbering.ends) > 1:
+            if len(self._numbering.ends) < 1 << 16:
+                which = which.astype(np.uint16)  # sorted in linear time
+            order = which.argsort(kind="stable")
+            which, rows, back = which[order], rows[order], np.empty_like(order)
+            back[order] = np.arange(len(order))
+        cuts = [0, *(np.flatnonzero(np.diff(which)) + 1).tolist(), len(which)]
+        groups = [self._group(int(which[begin])) for begin in cuts[:-1]]
         self._used(len(indices))
-        return _Found(self._columns, groups, places, which, rows, self._row_bytes)
+        spans = itertools.pairwise(cuts)
+        parts = [(each, rows[slice(*span)]) for each, span in zip(groups, spans, strict=True)]
+        return _Found(self._columns, parts, back, self._row_bytes)
 
 
 @dataclass(eq=False, repr=False)
@@ -232,113 +215,73 @@ class _Found:
 
     Attributes:
         columns: the columns of the rows.
-        groups, places: the groups of these rows, and the addresses of each group's buffers.
-        which: each row's group, by its number in ``groups``.
-        rows: each row's number in its group.
+        parts: each group, and the numbers of its rows.
+        back: the place of each row among those of all parts; None: they are in order.
         row_bytes: the approximate size of a row.
     """
 
     _columns: TableColumns
-    _groups: Sequence[RowGroup]
-    _places: Places
-    _which: NDArray[np.int64]
-    _rows: NDArray[np.int64]
+    _parts: list[tuple[RowGroup, NDArray[np.int64]]]
+    _back: NDArray[np.int64] | None
     _row_bytes: float
 
     def examples(self, at: int) -> list[Any]:
         """Return the values of a column, as ``to_examples`` does."""
-        values, places = self._of(at)
-        if isinstance(values, Numbers | Booleans) and is_number(values.kind):
-            if not _has_nulls(places):
-                return list(values.numbers(places, self._which, self._rows))
-        elif isinstance(values, Sequences) and not values.is_list:
-            return self._texts(at, values, places)
-        return values_in(self._take_column(at, values, places))
+        if is_text(self._columns.kinds[at]):
+            return self._texts(at)
+        array = self._array(at, np.empty)
+        return values_in(self._by_arrow(at)) if array is None else list(array)
 
     def column(self, at: int, recycler: Allocator) -> Any:
         """Return a column as an array or a list, or else as an Arrow array."""
-        values, places = self._of(at)
-        if isinstance(values, Numbers | Booleans):
-            if not _has_nulls(places):
-                return self.numbers(at, recycler.array((len(self._rows),), values.dtype))
-        elif isinstance(values, Sequences) and not values.is_list:
-            return self._texts(at, values, places)
-        else:
-            lists = values.inner if isinstance(values, Extended) else values
-            assert isinstance(lists, Sequences)
-            found = lists.matrix(places, self._which, self._rows)
-            if found is not None:
-                shape = values.kind.shape if isinstance(values, Extended) else found.shape[1:]
-                return found.reshape(len(found), *shape)
-        return self._take_column(at, values, places)
+        if is_text(self._columns.kinds[at]):
+            return self._texts(at)
+        array = self._array(at, recycler.array)
+        return self._by_arrow(at) if array is None else array
 
-    def fill(self, outs: list[NDArray[Any]]) -> None:
-        """Copy all columns, which are numbers without nulls, into these arrays.
+    def fill(self, at: int, out: NDArray[Any]) -> None:
+        """Copy a column of numbers without nulls into ``out``.
 
         Raises ValueError if there are nulls after all: a file's statistics may say anything.
         """
-        if int(self._places[::2].max()) != NOWHERE:
+        if self._array(at, lambda shape, dtype: out) is None:
             raise ValueError("there are nulls where the file says that there are none")
-        library = native.library()
-        if library is None:
-            for at, out in enumerate(outs):
-                self.numbers(at, out)
-        else:  # each has two addresses: of bits that say what is null, and of its numbers
-            firsts = np.ascontiguousarray(self._places[1::2])
-            library.gather_items(firsts, self._which, self._rows, *outs)
 
-    def numbers(self, at: int, out: NDArray[Any]) -> NDArray[Any]:
-        """Copy numbers without nulls into ``out``, and return that."""
-        values, places = self._of(at)
-        assert isinstance(values, Numbers | Booleans)
-        return values.numbers(places, self._which, self._rows, out)
+    def _array(
+        self, at: int, new: Callable[[tuple[int, ...], np.dtype[Any]], NDArray[Any]]
+    ) -> NDArray[Any] | None:
+        """Return a column as an array that ``new`` made; None unless it is one in all groups."""
+        arrays = [array for group, _ in self._parts if (array := group.array(at)) is not None]
+        if len(arrays) < len(self._parts) or len({array.shape[1:] for array in arrays}) != 1:
+            return None
+        count = sum(len(rows) for _, rows in self._parts)
+        out = new((count, *arrays[0].shape[1:]), arrays[0].dtype)
+        by_part, end = out if self._back is None else np.empty_like(out), 0
+        for array, (_, rows) in zip(arrays, self._parts, strict=True):
+            begin, end = end, end + len(rows)
+            # "clip" spares NumPy a look at all rows beforehand, and a buffer before ``out``.
+            array.take(rows, axis=0, out=by_part[begin:end], mode="clip")
+        if self._back is not None:
+            by_part.take(self._back, axis=0, out=out, mode="clip")
+        return out
 
-    def dtype(self, at: int) -> np.dtype[Any]:
-        """Return the dtype of a column of numbers."""
-        values = self._columns.values[at]
-        assert isinstance(values, Numbers | Booleans)
-        return values.dtype
-
-    def _of(self, at: int) -> tuple[Values | None, Places]:
-        return self._columns.values[at], self._places[self._columns.spans[at]]
-
-    def _texts(self, at: int, values: Sequences, places: Places) -> list[Any]:
-        rows, groups = len(self._rows), len(self._groups)
-        is_quick = rows >= _MANY * groups and self._row_bytes <= LONG_BYTES
-        if is_quick and (native.library() is None or (groups == 1 and rows < _FETCHED)):
-            texts: list[Any] = self._by_arrow(at).to_pylist()
-            return texts
-        return values.texts(places, self._which, self._rows)
-
-    def _take_column(self, at: int, values: Values | None, places: Places) -> Any:
-        if values is None:
-            return self._by_arrow(at)
-        return values.take(places, self._which, self._rows)
+    def _texts(self, at: int) -> list[Any]:
+        if self._row_bytes <= _LONG_BYTES:
+            short: list[Any] = self._by_arrow(at).to_pylist()
+            return short
+        values = [
+            group.column(at)[row].as_py() for group, rows in self._parts for row in rows.tolist()
+        ]
+        return values if self._back is None else [values[at] for at in self._back.tolist()]
 
     def _by_arrow(self, at: int) -> Any:
         """Return a column's values, taken by Arrow from each group."""
         import pyarrow as pa
 
-        each, back = self._by_group
-        parts = [self._groups[group].columns[at].take(rows) for group, rows in each]
-        if len(parts) == 1:
+        parts = [group.column(at).take(pa.array(rows)) for group, rows in self._parts]
+        if self._back is None:
             return parts[0]
-        return pa.chunked_array(parts).combine_chunks().take(back)
-
-    @functools.cached_property
-    def _by_group(self) -> tuple[list[tuple[int, NDArray[np.int64]]], NDArray[np.int64]]:
-        """Each group with its rows, and the place of each of these among all rows."""
-        which = self._which
-        if len(self._groups) < 1 << 16:
-            which = which.astype(np.uint16)  # sorted in linear time
-        order = which.argsort(kind="stable")
-        which, rows = which[order], self._rows[order]
-        cuts = [0, *(np.flatnonzero(np.diff(which)) + 1).tolist(), len(which)]
-        spans = itertools.pairwise(cuts)
-        each = [(int(which[begin]), rows[begin:end]) for begin, end in spans if begin < end]
-        back = np.empty_like(order)
-        back[order] = np.arange(len(order))
-        return each, back
+        return pa.chunked_array(parts).combine_chunks().take(pa.array(self._back))
 
 
 def in_chunks(table: Any) -> str:
@@ -355,7 +298,7 @@ def _is_joined(table: Any) -> bool:
     if max(column.num_chunks for column in table.columns) == 1:
         return False
     limit = min(_JOINED_BYTES, int(usable_memory_bytes() * _JOINED_SHARE))
-    return bool(table.nbytes <= min(limit, LONG_BYTES * table.num_rows))
+    return bool(table.nbytes <= min(limit, _LONG_BYTES * table.num_rows))
 
 
 def _is_stacked(kind: Any) -> bool:
@@ -369,29 +312,51 @@ def _is_stacked(kind: Any) -> bool:
     return is_number(kind) or is_text(kind)
 
 
-def _has_nulls(places: Places) -> bool:
-    return bool(places[0].max() != NOWHERE)
+def _checked(array: Any) -> Any:
+    """Return an array, whose offsets lead nowhere else: Arrow follows them blindly.
 
-
-def _stack_places(groups: Sequence[RowGroup]) -> Places:
-    return np.ascontiguousarray(np.stack([group.places for group in groups], axis=1))
-
-
-def _find_distinct(
-    numbers: NDArray[np.int64], count: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the distinct numbers in ascending order, and each entry's index there.
-
-    All numbers are below ``count``.
+    Raises ValueError for damaged data.
     """
-    if count > _LISTED * len(numbers):
-        found, which = np.unique(numbers, return_inverse=True)
-        return found, which
-    places = np.zeros(count, np.int64)
-    places[numbers] = 1
-    found = np.flatnonzero(places)
-    places[found] = np.arange(len(found))
-    return found, places.take(numbers)
+    import pyarrow as pa
+
+    kind = array.type
+    if is_text(kind):
+        is_large = pa.types.is_large_string(kind) or pa.types.is_large_binary(kind)
+        bytes_alone = array.view(pa.large_binary() if is_large else pa.binary())  # not their UTF-8
+    elif is_list(kind):
+        bytes_alone = array
+    else:
+        return array
+    try:
+        bytes_alone.validate(full=True)
+    except pa.ArrowInvalid as error:
+        raise ValueError(f"a column of {kind} is damaged: {error}") from error
+    return array
+
+
+def _as_array(column: Any) -> NDArray[Any] | None:
+    """Return numbers, or lists of numbers of one length, as an array ``[rows, ...]``; else None.
+
+    Of the column's memory, except for booleans.
+    """
+    import pyarrow as pa
+
+    if column.null_count:
+        return None
+    if isinstance(column, pa.FixedShapeTensorArray):
+        tensors = column.storage.flatten()
+        return None if tensors.null_count else column.to_numpy_ndarray()
+    if is_number(column.type):
+        numbers: NDArray[Any] = column.to_numpy(zero_copy_only=False)
+        return numbers
+    if not is_list(column.type) or not is_number(column.type.value_type):
+        return None
+    inner = column.flatten()
+    lengths = column.value_lengths().to_numpy()
+    if inner.null_count or (lengths != lengths[:1]).any():
+        return None
+    shape = len(lengths), int(lengths.max(initial=0))
+    return np.reshape(inner.to_numpy(zero_copy_only=False), shape)
 
 
 def _part(column: Any, span: slice) -> Any:
@@ -401,13 +366,11 @@ def _part(column: Any, span: slice) -> Any:
     array = column[span]
     if array.null_count == len(array):
         return [None] * len(array)
+    numbers = _as_array(array)
+    if numbers is not None:
+        return numbers.copy()
     rows = values_in(array)
     shapes = {row.shape if isinstance(row, np.ndarray | np.generic) else None for row in rows}
     if len(shapes) > 1 or None in shapes:
         raise ValueError("a batch's rows cannot be stacked")
     return np.stack(rows)
-
-
-def _copy_aligned(array: Any) -> Any:
-    """Return a copy in memory that Arrow allocates, which is aligned."""
-    return array.take(np.arange(len(array)))

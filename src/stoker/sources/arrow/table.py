@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import re
@@ -10,7 +11,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from stoker.sources.arrow.chunks import is_list
+from stoker.sources.arrow.examples import is_list
 from stoker.sources.arrow.rows import GroupedRows, in_chunks
 from stoker.sources.source import GathersRows, Indices, OwnSource, ReadsColumns, Rows
 
@@ -109,7 +110,7 @@ def to_table(data: Any, caller: str) -> Any:
         table = data
     elif hasattr(data, "__arrow_c_stream__"):
         try:
-            table = pa.table(data)
+            table = _with_nan(pa.table(data), data)
         except pa.ArrowInvalid as error:  # a single column, values that Arrow does not know
             kind = type(data).__name__
             raise ValueError(f"{caller}: this {kind} is not a table for Arrow: {error}") from error
@@ -127,6 +128,26 @@ def to_table(data: Any, caller: str) -> Any:
     if again:
         raise ValueError(f"{caller}: two columns are called {again[0]!r}")
     return without_views(_without_runs(table.select(names), caller))
+
+
+def _with_nan(table: Any, data: Any) -> Any:
+    """Return the table of a DataFrame with its NaN, which pandas gives to Arrow as nulls."""
+    import pyarrow as pa
+
+    compute = import_pyarrow("from_table", "pyarrow.compute")
+    columns = (table.schema.pandas_metadata or {"columns": []})["columns"]
+    for at, (about, field) in enumerate(zip(columns, table.schema, strict=False)):
+        column, kind = table.column(at), about["numpy_type"]
+        if (
+            kind.startswith("float") and column.null_count
+        ):  # of NumPy: Float64 and others have nulls
+            table = table.set_column(at, field, compute.fill_null(column, float("nan")))
+        elif kind == "object" and pa.types.is_nested(field.type):
+            values, nulls = data.iloc[:, at].tolist(), column.is_null().to_numpy()
+            with contextlib.suppress(pa.ArrowInvalid):  # nulls of pandas within its lists
+                column = pa.array(values, field.type, mask=nulls, from_pandas=False)
+                table = table.set_column(at, field, column)
+    return table
 
 
 def _without_runs(table: Any, caller: str) -> Any:
@@ -151,14 +172,13 @@ def without_views(table: Any) -> Any:
     """
     import pyarrow as pa
 
-    types = [_without_views(field.type) for field in table.schema]
-    if types == table.schema.types:
-        return table
-    fields = map(pa.Field.with_type, table.schema, types)
-    return table.cast(pa.schema(fields, table.schema.metadata))
+    fields = [field.with_type(without_views_in(field.type)) for field in table.schema]
+    schema = pa.schema(fields, table.schema.metadata)
+    return table if schema == table.schema else table.cast(schema)
 
 
-def _without_views(kind: Any) -> Any:
+def without_views_in(kind: Any) -> Any:
+    """Return a type with plain text for string views."""
     import pyarrow as pa
 
     types = pa.types
@@ -167,12 +187,12 @@ def _without_views(kind: Any) -> Any:
     if types.is_binary_view(kind):
         return pa.large_binary()
     if types.is_struct(kind):
-        return pa.struct([field.with_type(_without_views(field.type)) for field in kind])
+        return pa.struct([field.with_type(without_views_in(field.type)) for field in kind])
     if types.is_dictionary(kind):
-        return pa.dictionary(kind.index_type, _without_views(kind.value_type), kind.ordered)
+        return pa.dictionary(kind.index_type, without_views_in(kind.value_type), kind.ordered)
     if not is_list(kind):
         return kind
-    inner = kind.value_field.with_type(_without_views(kind.value_type))
+    inner = kind.value_field.with_type(without_views_in(kind.value_type))
     if types.is_fixed_size_list(kind):
         return pa.list_(inner, kind.list_size)
     return pa.large_list(inner) if types.is_large_list(kind) else pa.list_(inner)

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from stoker.sources.files import FileVersion, OpenFile
 from stoker.sources.shards.members import compression_of
 
-_LF, _CR = 10, 13
+_LF = 10
+_BLANKS = b" \t\r"
 _UTF_8_MARK = b"\xef\xbb\xbf"
 # UTF-32 in the order of little endian begins as UTF-16 does.
 _OTHER_MARKS = {b"\xff\xfe": "UTF-16 or UTF-32", b"\xfe\xff": "UTF-16", b"\0\0\xfe\xff": "UTF-32"}
@@ -41,8 +42,8 @@ class LineIndex(NamedTuple):
         return 1 + (number if self.numbers is None else int(self.numbers[number]))
 
 
-def index_lines(path: str, *, keep_empty: bool) -> LineIndex:
-    """Find the lines of a file; without those that are empty, unless they are to be kept.
+def index_lines(path: str, *, keep_blank: bool) -> LineIndex:
+    """Find the lines of a file; without those that are empty or blank, unless they are to be kept.
 
     Raises ValueError for a file that is compressed, is UTF-16 or UTF-32, or changes meanwhile;
     OSError.
@@ -52,11 +53,11 @@ def index_lines(path: str, *, keep_empty: bool) -> LineIndex:
     head = file.read(0, min(_HEAD_BYTES, version.size_bytes))
     _refuse_unreadable(path, head)
     first = len(_UTF_8_MARK) if head.startswith(_UTF_8_MARK) else 0
-    bounds = _bounds(file, first, version.size_bytes)
+    bounds, heads = _bounds(file, first, version.size_bytes)
     if file.version() != version:
         raise ValueError(f"{path} is being written: wait for its end")
     found = LineIndex(path, version, bounds[:-1], bounds[1:], None)
-    return found if keep_empty else _without_empty(found, file)
+    return found if keep_blank else _without_blank(found, heads, file)
 
 
 def _refuse_unreadable(path: str, head: bytes) -> None:
@@ -73,28 +74,35 @@ def _refuse_unreadable(path: str, head: bytes) -> None:
             )
 
 
-def _bounds(file: OpenFile, first: int, size: int) -> NDArray[np.int64]:
-    """Return the offset before the first line, and those of the ends of all."""
+def _bounds(file: OpenFile, first: int, size: int) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
+    """Return the offset before the first line, and those of the ends of all; each line's head.
+
+    That is its first byte, or its end.
+    """
     chunk = np.empty(_CHUNK_BYTES, np.uint8)
-    found = [np.array([first - 1])]
+    found, heads, last = [np.array([first - 1])], [np.empty(0, np.uint8)], _LF
     for at in range(first, size, _CHUNK_BYTES):
         part = chunk[: size - at]
         file.read_parts((at,), part.data, len(part))
-        found.append(np.flatnonzero(part == _LF) + at)
-    last = next(int(part[-1]) for part in reversed(found) if len(part))
-    if last < size - 1:  # no end behind the last line
+        if last == _LF:
+            heads.append(part[:1].copy())
+        ends = np.flatnonzero(part == _LF)
+        found.append(ends + at)
+        last = int(part[-1])
+        heads.append(part[ends[: len(ends) - (last == _LF)] + 1])
+    if last != _LF:  # no end behind the last line
         found.append(np.array([size]))
-    return np.concatenate(found)
+    return np.concatenate(found), np.concatenate(heads)
 
 
-def _without_empty(lines: LineIndex, file: OpenFile) -> LineIndex:
+def _without_blank(lines: LineIndex, heads: NDArray[np.uint8], file: OpenFile) -> LineIndex:
     lengths = lines.ends - lines.before - 1
-    short = np.flatnonzero(lengths == 1)
-    only = np.empty((len(short), 1), np.uint8)
-    if len(short):
-        file.read_parts((lines.before[short] + 1).tolist(), only.reshape(-1).data, 1)
-        lengths[short[only[:, 0] == _CR]] = 0
-    kept = np.flatnonzero(lengths)
-    if len(kept) == len(lengths):
+    is_blank, begins_blank = lengths == 0, np.isin(heads, np.frombuffer(_BLANKS, np.uint8))
+    is_blank |= begins_blank & (lengths == 1)
+    for number in np.flatnonzero(begins_blank & (lengths > 1)).tolist():
+        line = file.read(int(lines.before[number]) + 1, int(lengths[number]))
+        is_blank[number] = not line.strip(_BLANKS)
+    if not is_blank.any():
         return lines
+    kept = np.flatnonzero(~is_blank)
     return LineIndex(lines.path, lines.version, lines.before[kept], lines.ends[kept], kept)

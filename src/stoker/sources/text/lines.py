@@ -26,12 +26,12 @@ class _LineSource(OwnSource, Fingerprinted[Any]):
     """
 
     _caller: str
-    _keeps_empty: bool
+    _keeps_blank: bool
 
     def __init__(self, files: Paths) -> None:
         self._given = describe_paths(files)
         found = find_files(files, self._caller)
-        self._files = [index_lines(path, keep_empty=self._keeps_empty) for path in found]
+        self._files = [index_lines(path, keep_blank=self._keeps_blank) for path in found]
         self._lines = Numbering([len(file.ends) for file in self._files])
         if not self._lines.total:
             raise ValueError(f"{self.name} has no lines")
@@ -94,17 +94,17 @@ class TextSource(_LineSource):
     """Lines as text. Empty lines count."""
 
     _caller = "from_text"
-    _keeps_empty = True
+    _keeps_blank = True
 
     def _make(self, line: bytes) -> str:
         return _text(line)
 
 
 class JsonLinesSource(_LineSource):
-    """The JSON value in each line; empty lines are left out."""
+    """The JSON value in each line; empty and blank lines are left out."""
 
     _caller = "from_jsonl"
-    _keeps_empty = False
+    _keeps_blank = False
 
     def _make(self, line: bytes) -> Any:
         try:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from stoker.basics.fingerprint import Fingerprint
 from stoker.schedule.selection import Selection
-from stoker.sources.arrow.parquet import ParquetSource
+from stoker.sources.arrow.parquet import ParquetSource, columns_of
 from stoker.sources.arrow.table import import_pyarrow
 from stoker.sources.files import FileVersion, SeekableFile
 from stoker.sources.patterns import Paths
@@ -110,12 +110,12 @@ class RemoteParquetSource(ReadsRanges[Any], ParquetSource):
         try:
             file = parquet.ParquetFile(part, metadata=self._metadata[path])
             table = file.read_row_group(within, columns=self._columns, use_threads=False)
+            return self._declared(table, self._columns)
         except (OSError, ValueError) as error:  # pyarrow's are of these kinds
             raise ValueError(
                 f"{path}, row group {within}, is damaged, or the file has changed since the "
                 f"pipeline was built: {error}"
             ) from error
-        return table.select(self._columns)
 
     def _look(self, paths: Paths) -> Iterator[tuple[str, FileVersion, Any]]:
         access = self.access
@@ -142,7 +142,8 @@ class RemoteParquetSource(ReadsRanges[Any], ParquetSource):
         number, within = self._groups[group]
         about = self._metadata[self._files[number].path].row_group(within)
         chunks = [about.column(at) for at in range(about.num_columns)]
-        wanted = [c for c in chunks if c.path_in_schema.partition(".")[0] in self._columns]
+        wanted = [c for c in chunks if columns_of(c.path_in_schema, self._columns)]
+        wanted = wanted or chunks[:1]  # of a file without these columns, only rows count
         starts = [c.dictionary_page_offset or c.data_page_offset for c in wanted]
         ends = [s + c.total_compressed_size for s, c in zip(starts, wanted, strict=True)]
         return min(starts), max(ends)

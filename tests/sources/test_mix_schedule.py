@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 import stoker
 from stoker.testing import check_resume
 from strategies import few, one_in
+from test_crafted_states import signed
 
 Weight = Callable[[stoker.EpochTime], float]
 PART = 1_000  # the first number of the second part, and so on
@@ -196,6 +197,56 @@ def test_another_function_is_refused_in_the_middle_of_an_epoch() -> None:
     other = mixed(LENGTHS, [1, lambda time: 1 - time.progress])
     other.load_state_dict(first.state_dict())
     assert len(rows(other)) == 120
+
+
+def test_a_state_says_what_was_drawn_before_so_that_no_earlier_weights_are_asked_for() -> None:
+    asked: list[int] = []
+
+    def weight(time: stoker.EpochTime) -> float:
+        asked.append(time.epoch)
+        return 1.0 + time.epoch % 3
+
+    first = mixed(LENGTHS, [1, weight])
+    for _ in range(4):
+        rows(first)
+    state = json.loads(json.dumps(first.state_dict()))
+    expected = seen(first)
+    resumed = mixed(LENGTHS, [1, weight])
+    asked.clear()
+    resumed.load_state_dict(state)
+    assert seen(resumed) == expected
+    assert set(asked) == {4}
+    by_epoch = mixed(LENGTHS, [1, weight])
+    by_epoch.set_epoch(4)
+    assert seen(by_epoch) == expected
+    drawn = state["drawn"]
+    far = signed({**state, "epoch": 1_000_000_004, "drawn": [drawn[0] + 120 * 10**9, drawn[1]]})
+    resumed.load_state_dict(far)
+    assert len(rows(resumed)) == 120
+
+
+def test_a_far_epoch_of_a_mixture_whose_weights_change_needs_a_state() -> None:
+    train = mixed(LENGTHS, WEIGHTS)
+    with pytest.raises(ValueError, match=r"before epoch 1,000 is found by asking .* load a state"):
+        train.set_epoch(1000)
+    assert len(rows(train)) == 120
+    state = train.state_dict()
+    del state["drawn"]
+    with pytest.raises(stoker.StateError, match="load a state of that epoch"):
+        train.load_state_dict(signed({**state, "epoch": 10**9}))
+    for drawn in ([1, 2], [120], "120"):
+        with pytest.raises(stoker.StateError, match="the state is damaged"):
+            train.load_state_dict(signed({**state, "drawn": drawn}))
+    plain = stoker.mix({stoker.from_arrays(np.arange(9)): 1, stoker.from_arrays(np.arange(9)): 1})
+    with pytest.raises(stoker.StateError, match="which this pipeline has none of"):
+        plain.load_state_dict(signed({**plain.state_dict(), "drawn": [0, 0]}))
+
+
+def test_a_far_epoch_of_planned_batches_under_repeat_needs_a_state() -> None:
+    planned = stoker.from_arrays(np.arange(40), seed=0).batch(lambda time: 4 + time.epoch % 2)
+    train = planned.repeat().steps(5)
+    with pytest.raises(ValueError, match="more than 1,000 take too long: load a state"):
+        train.set_epoch(10**9)
 
 
 def constant(weight: Any, time: stoker.EpochTime) -> Any:

@@ -91,13 +91,15 @@ class Bookmark:
     def set_epoch(self, epoch: Any) -> None:
         """Set the next epoch; the epoch of a loaded state keeps its position.
 
-        Raises ValueError if ``epoch`` is not a whole number from 0.
+        Raises ValueError if ``epoch`` is not a whole number from 0, or only a state leads there.
         """
         if not is_whole_number(epoch) or epoch < 0:
             raise ValueError(f"an epoch is a whole number from 0, not {epoch!r}")
-        self._agree_again()
         if self.is_loaded and epoch == self.epoch:
+            self._agree_again()
             return
+        self.chain.source.drawn_before(self.chain.plan.row, int(epoch))
+        self._agree_again()
         self.go_to(int(epoch), None)
         self.chain.source.set_epoch(int(epoch))
 

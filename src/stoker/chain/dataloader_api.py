@@ -208,7 +208,8 @@ class DataLoaderApi:
         """Make ``epoch`` the next one; a live iterator is closed. A loader is told, if it can be.
 
         Right after ``load_state_dict``, the epoch of that state keeps its position. Under
-        ``.repeat()`` epochs are those of ``.steps(n)``; ValueError where only a state leads there.
+        ``.repeat()`` epochs are those of ``.steps(n)``. Raises ValueError where only a state leads
+        there: some under ``.repeat()``, and far ones of a mixture whose weights change.
         """
         self._cursor.set_epoch(epoch)
 

@@ -33,6 +33,9 @@ from stoker.stages.echo import DEFAULT_POOL_BATCHES, Echo
 from stoker.stages.stage import PoolSize
 from stoker.stats import Clock
 
+# Epochs whose batches are planned one after another, some milliseconds each. Chosen, not measured.
+_MOST_EPOCHS = 1000
+
 _log = logging.getLogger("stoker")
 
 
@@ -71,6 +74,11 @@ def skip_epochs(chain: Chain, epoch: int, outputs: int) -> tuple[int, int, Clock
                 break
             epochs, was_empty = epochs + 1, True
             continue
+        if chain.plans_batches and epochs == _MOST_EPOCHS:
+            raise ValueError(
+                "under .repeat(), batches of planned sizes are skipped by planning each epoch, "
+                f"and more than {epochs:,} take too long: load a state"
+            )
         was_empty = False
         whole, _ = seek(chain, epoch + epochs, count)
         assert whole is not None

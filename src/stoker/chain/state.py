@@ -113,6 +113,9 @@ def write(
         state["rank"] = chain.rank_world[0]
     if position.leg is not None:
         state["leg"] = position.leg.to_json()
+    drawn = chain.source.drawn_before(chain.plan.row, epoch)
+    if drawn is not None:
+        state["drawn"] = drawn
     if handed_out is not None:
         state["handed_out"] = handed_out
     if skip:
@@ -152,6 +155,7 @@ def read(state: Any, chain: Chain, *, elastic: bool = True) -> Loaded:
                 f"the state belongs to another run: its seed is {theirs}, this pipeline's is {seed}"
             )
         before = [check_integer(count) for count in state["before"]]
+        _note_drawn(state, by)
         fit = _schema(state, by, is_own=by is chain)
         sizes = pool_sizes(state["pool_sizes"], fit.plan)
         loaded = Loaded(
@@ -174,6 +178,19 @@ def read(state: Any, chain: Chain, *, elastic: bool = True) -> Loaded:
             "random streams may differ, and then so does the rest of the epoch",
         )
     return loaded
+
+
+def _note_drawn(state: dict[str, Any], by: Chain) -> None:
+    """Tell the source what was drawn before the epoch; raises StateError if that is not known."""
+    epoch = check_integer(state["epoch"])
+    if "drawn" in state:
+        drawn = [check_integer(count) for count in _list(state["drawn"])]
+        by.source.note_drawn(by.plan.row, epoch, drawn)
+        return
+    try:
+        by.source.drawn_before(by.plan.row, epoch)
+    except ValueError as error:
+        raise StateError(str(error)) from None
 
 
 def _saved_by(state: dict[str, Any], chain: Chain, *, elastic: bool) -> Chain:

@@ -40,6 +40,9 @@ from stoker.sources.origin import IndexedSource, UserObject
 from stoker.sources.source import Indices, Reader, Rows
 from stoker.stats import PartStats
 
+# Epochs whose weights are asked for to know what came before another: 50 ms each.
+_MOST_EPOCHS = 100
+
 
 @dataclass(frozen=True)
 class MixedPart:
@@ -87,8 +90,8 @@ class MixtureSource(IndexedSource):
         self.parts = tuple(parts)
         self._changing = weights if isinstance(weights, ChangingWeights) else None
         self.proportions = None if isinstance(weights, ChangingWeights) else Proportions(weights)
-        # Of an epoch with so many places, of which so many are drawn: what was drawn before it.
-        self._begun: dict[tuple[int, int], list[NDArray[np.int64]]] = {}
+        # For epochs of so many places, of which so many are drawn: what was drawn before some.
+        self._begun: dict[tuple[int, int], dict[int, NDArray[np.int64]]] = {}
         self._until_all = until_all
         self._lengths = [len(part.source) for part in parts]
         self._numbering = Numbering(self._lengths)
@@ -168,13 +171,13 @@ class MixtureSource(IndexedSource):
             begun = 0 if selection.leg is None else selection.leg.rest.first or 0
             dealt = count - (0 if selection.leg is None else selection.leg.head_each)
             deal = PartDeal(row, len(self.parts), rank, world, group, dealt, begun)
-            drawn = row.counts(selection.first.count(self._length(selection)))
-            if share is not None and selection.between.stop is not None:
-                drawn = row.counts(count * world)
+            drawn = row.counts(self._places_drawn(selection))
         make = [
             functools.partial(self._part_order, number, seed) for number in range(len(self.parts))
         ]
-        before = self._drawn_before(selection, epoch, drawn)
+        before = self._drawn_before(selection, epoch)
+        if self._changing is not None:  # whatever is said of it later
+            self._known(selection)[epoch + 1] = before + drawn
         order = MixedOrder(make, self._lengths, self._sizes, before.tolist(), drawn)
         head = np.empty(0, np.int64) if selection.leg is None else selection.leg.head_of(rank)
         found = RankOrder(order, deal, count - len(head))
@@ -196,16 +199,46 @@ class MixtureSource(IndexedSource):
         assert self._changing is not None
         return self._changing.row(epoch, self.places(selection))
 
-    def _drawn_before(self, selection: Selection, epoch: int, drawn: list[int]) -> NDArray[Any]:
+    def _places_drawn(self, selection: Selection) -> int:
+        """Return how many places of an epoch are drawn, over all ranks."""
+        if selection.share is not None and selection.between.stop is not None:
+            return self.examples(selection) * selection.share.world
+        return selection.first.count(self._length(selection))
+
+    def _known(self, selection: Selection) -> dict[int, NDArray[np.int64]]:
+        """Return the epochs of which it is known what was drawn of each part before them."""
+        key = self.places(selection), self._places_drawn(selection)
+        return self._begun.setdefault(key, {0: np.zeros(len(self.parts), np.int64)})
+
+    def _drawn_before(self, selection: Selection, epoch: int) -> NDArray[np.int64]:
         """Return how many examples of each part earlier epochs have, each as many in all."""
+        drawn = self._places_drawn(selection)
         if self.proportions is not None:
-            return epoch * np.array(drawn, np.int64)
-        total = sum(drawn)
-        known = self._begun.setdefault((self.places(selection), total), [0 * np.array(drawn)])
-        while len(known) <= epoch:
-            known.append(known[-1] + self._row(selection, len(known) - 1).counts(total))
-        known[epoch + 1 : epoch + 2] = [known[epoch] + drawn]  # whatever is said of it later
+            return epoch * np.array(self.proportions.counts(drawn), np.int64)
+        known = self._known(selection)
+        first = max(at for at in known if at <= epoch)
+        if epoch - first > _MOST_EPOCHS:
+            raise ValueError(
+                f"what a mixture whose weights change has drawn before epoch {epoch:,} is found by "
+                f"asking for the weights of each epoch before, and of {epoch - first:,} that takes "
+                "too long: load a state of that epoch, which says it"
+            )
+        for at in range(first, epoch):
+            known[at + 1] = known[at] + self._row(selection, at).counts(drawn)
         return known[epoch]
+
+    def drawn_before(self, selection: Selection, epoch: int) -> list[int] | None:
+        if self._changing is None:
+            return None
+        found: list[int] = self._drawn_before(selection, epoch).tolist()
+        return found
+
+    def note_drawn(self, selection: Selection, epoch: int, drawn: list[int]) -> None:
+        if self._changing is None:
+            return super().note_drawn(selection, epoch, drawn)
+        if len(drawn) != len(self.parts) or sum(drawn) != epoch * self._places_drawn(selection):
+            raise ValueError("what was drawn of parts before its epoch does not fit")
+        self._known(selection)[epoch] = np.array(drawn, np.int64)
 
     def _length(self, selection: Selection) -> int:
         """Return the number of examples in an epoch over all ranks, uncut."""

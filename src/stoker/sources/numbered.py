@@ -113,6 +113,12 @@ class NumberedSource(IndexedSource):
         within = self.within.identity()
         return None if within is None else f"{within}\0numbered {self.field}"
 
+    def drawn_before(self, selection: Selection, epoch: int) -> list[int] | None:
+        return self.within.drawn_before(selection, epoch)
+
+    def note_drawn(self, selection: Selection, epoch: int, drawn: list[int]) -> None:
+        self.within.note_drawn(selection, epoch, drawn)
+
     def landmarks(self) -> dict[str, str]:
         return self.within.landmarks()
 

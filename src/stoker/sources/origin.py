@@ -140,6 +140,17 @@ class Origin(ABC):
         """Raise StateError if other ranks cannot continue in the middle of an epoch."""
         raise StateError("what was read of it is known to the ranks that read it alone")
 
+    def drawn_before(self, selection: Selection, epoch: int) -> list[int] | None:
+        """Return how many examples of each part were drawn before an epoch, for a state.
+
+        None where arithmetic tells. Raises ValueError where finding that out takes too long.
+        """
+        return None
+
+    def note_drawn(self, selection: Selection, epoch: int, drawn: list[int]) -> None:
+        """Note the result of ``drawn_before`` from a state. Raises ValueError if it cannot be."""
+        raise ValueError("it says what was drawn of parts, which this pipeline has none of")
+
     def landmarks(self) -> dict[str, str]:
         """Return what tells its order: texts of some examples, equal on hosts with the same data.
 

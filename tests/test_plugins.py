@@ -268,3 +268,21 @@ def test_two_packages_that_claim_a_name_are_told_of(installed: Path) -> None:
     assert done.code == 1
     assert "keep one of them" in done.stderr
     assert {"more-rooms 1.0", "other-rooms 1.0"} <= set(re.findall(r"\w+-rooms 1.0", done.stderr))
+
+
+def test_the_command_line_runs_as_a_module_and_completes() -> None:
+    def run(*arguments: str, **variables: str) -> str:
+        return subprocess.run(
+            [sys.executable, "-m", "stoker", *arguments],
+            capture_output=True, text=True, check=True, env=os.environ | variables,
+        ).stdout  # fmt: skip
+
+    assert run("-h") == run("--help")
+    assert "Usage: python -m stoker cache list" in run("cache", "list", "-h")
+    assert "--install-completion" in run("-h")
+    stoker = {"_STOKER_COMPLETE": "complete_bash", "COMP_WORDS": "stoker an", "COMP_CWORD": "1"}
+    found = subprocess.run(
+        [sys.executable, "-c", "from stoker.cli import app; app(prog_name='stoker')"],
+        capture_output=True, text=True, check=True, env=os.environ | stoker,
+    )  # fmt: skip
+    assert found.stdout.split() == ["analyze"]

@@ -112,7 +112,7 @@ app = typer.Typer(
     "Begin with: stoker analyze train.py\n\n"
     "stoker COMMAND --help shows an example of each command.",
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
 

@@ -67,8 +67,9 @@ def from_dataset(
 ) -> Pipeline[Any]:
     """Read any object with ``__len__`` and ``__getitem__`` (integers from 0).
 
-    ``__getitems__(indices)`` is used if it exists. torch datasets work; Hugging Face's do, too, but
-    ``from_huggingface`` reads them faster.
+    ``__getitems__(indices)`` is used if there is one, unless a subclass or a wrapper overrides
+    ``__getitem__`` alone. torch datasets work; Hugging Face's do, too, but ``from_huggingface``
+    reads them faster.
     Each worker thread calls its own copy, as each worker of ``DataLoader`` does; random numbers
     drawn inside it are not reproducible (use ``random_map``, or process workers).
 

@@ -207,6 +207,50 @@ def test_getitems_that_is_none_is_not_used() -> None:
     assert len(stream(stoker.from_dataset(Without(4)))) == 4
 
 
+class _Doubled(ManyExamples):
+    """Overrides what gives one example, and inherits what gives many."""
+
+    def __getitem__(self, index: int) -> Any:
+        return 2 * index
+
+
+class _Wrapper:
+    def __init__(self, data: Any) -> None:
+        self.data = data
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: int) -> Any:
+        return 2 * index
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.data, name)
+
+
+@pytest.mark.parametrize("kind", ["inherited", "forwarded", "in a subset", "many of one's own"])
+@pytest.mark.parametrize("cached", [False, True])
+def test_getitems_that_passes_over_getitem_is_not_used(kind: str, cached: bool) -> None:
+    from torch.utils.data import Subset
+
+    data: Any = {
+        "inherited": _Doubled,
+        "forwarded": lambda length: _Wrapper(ManyExamples(length)),
+        "in a subset": lambda length: Subset(_Doubled(length), range(length)),
+        "many of one's own": lambda length: _DoubledMany(length),
+    }[kind](8)
+    if cached:
+        data = stoker.cached(data, "1MiB")
+        assert data.__getitems__([3, 4]) == [data[3], data[4]] == [6, 8]
+    else:
+        assert list(stoker.from_dataset(data).workers(0)) == [2 * index for index in range(8)]
+
+
+class _DoubledMany(_Doubled):
+    def __getitems__(self, indices: list[int]) -> Any:
+        return [2 * index for index in indices]
+
+
 def test_torch_subsets_and_tensor_datasets_fit() -> None:
     import torch
     from torch.utils.data import Subset, TensorDataset

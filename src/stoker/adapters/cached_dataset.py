@@ -6,7 +6,7 @@ import functools
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from stoker.basics.warn import warn
 from stoker.cache.places.budget import CacheBudget
 from stoker.errors import CacheWarning
 from stoker.pipeline import Pipeline
+from stoker.sources.dataset import gives_many
 from stoker.stages.cache import caches_over
 from stoker.stats import CacheStats
 
@@ -53,8 +54,8 @@ def cached(
     or a pipeline). Attributes are read from, and set on, the dataset itself.
 
     Args:
-        dataset: any object with ``__getitem__`` and ``__len__``; ``__getitems__`` is used when
-            there. Items are nested arrays, tensors, bytes, strings and numbers.
+        dataset: any object with ``__getitem__`` and ``__len__``; ``__getitems__`` is used where
+            it stands for that. Items are nested arrays, tensors, bytes, strings and numbers.
         limit, path, keep, admit, on_damage, cluster, insecure: as in ``Pipeline.cache``.
         version: names the data: with it, jobs share the store, and with ``keep`` the next run finds
             it, if the dataset is alike: its class and length, the texts, numbers and paths that it
@@ -228,13 +229,15 @@ class CachedDataset:
 
     def _read(self, indices: list[Any]) -> list[Any]:
         dataset = self._dataset
-        many: Callable[[list[Any]], Any] | None = getattr(dataset, "__getitems__", None)
-        if many is None:
+        if not self._gives_many():
             return [dataset[index] for index in indices]
-        values = list(many(indices))
+        values = list(dataset.__getitems__(indices))
         if len(values) != len(indices):
             raise ValueError(f"__getitems__ gave {len(values)} items for {len(indices)}")
         return values
+
+    def _gives_many(self) -> bool:
+        return gives_many(self._dataset)
 
     def _read_one(self, index: Any) -> Any:
         return self._read([index])[0]

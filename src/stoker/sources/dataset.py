@@ -51,8 +51,8 @@ _OF_READER = ("requests", "expect", "fetch", "close")
 class DatasetSource(IndexedSource):
     """The examples of an object with ``__len__`` and ``__getitem__``: any dataset, any ``Source``.
 
-    Its base classes say what else it can do (``sources.source``). ``__getitems__`` is used if an
-    object has it. All results of a user's class are checked.
+    Its base classes say what else it can do (``sources.source``). ``__getitems__`` is used if it
+    gives what ``__getitem__`` does. All results of a user's class are checked.
 
     Without a reader nothing is read ahead: a second read of an index may give another value. The
     object may be longer or shorter in the next epoch; ``with_current_length`` then returns a new
@@ -70,7 +70,7 @@ class DatasetSource(IndexedSource):
         self.is_numbered = not isinstance(data, Fingerprinted)
         self.prefers_blocks = isinstance(data, ReadsBlocks) and data.prefers_blocks
         self._lists = not isinstance(data, FetchesMany)
-        self.takes_many = not self._lists or getattr(data, "__getitems__", None) is not None
+        self.takes_many = not self._lists or gives_many(data)
         if isinstance(data, GathersRows) and self.runs_user_code and not is_thread_safe(data):
             kind = type(data).__name__
             raise TypeError(
@@ -253,6 +253,23 @@ class DatasetSource(IndexedSource):
         if name == "class_names" and isinstance(self.data, Labeled):
             return self.data.class_names
         return super().attribute(name)
+
+
+def gives_many(data: Any) -> bool:
+    """True if an object's ``__getitems__`` stands for its ``__getitem__``.
+
+    One that a base class has, or that a wrapper forwards, passes over a ``__getitem__`` of the
+    class itself. So does a ``Subset`` that asks such an object.
+    """
+    kinds = type(data).__mro__
+    many, one = (
+        next((at for at, kind in enumerate(kinds) if name in vars(kind)), len(kinds))
+        for name in ("__getitems__", "__getitem__")
+    )
+    if many > one or getattr(type(data), "__getitems__", None) is None:
+        return False
+    inner = getattr(data, "dataset", None)
+    return getattr(inner, "__getitems__", None) is None or gives_many(inner)
 
 
 def of_dataset(dataset: Any) -> DatasetSource:

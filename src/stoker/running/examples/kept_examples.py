@@ -123,6 +123,10 @@ class KeptExamples(CachedDataset):
                         cache.offer(cache.key(Fingerprint(name), name), value, 0)
         return found
 
+    def _gives_many(self) -> bool:
+        # As PyTorch's fetcher asks, whose examples are the script's.
+        return getattr(self._dataset, "__getitems__", None) is not None
+
 
 def flush(examples: KeptExamples) -> None:
     """Wait until the store has what this process has read."""

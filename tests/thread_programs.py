@@ -1582,7 +1582,7 @@ class WarningsRaised(Numbers):
 @program(lambda i: f"0.{'3' * (i % 4 + 1)}")
 class PandasOption(Numbers):
     def __getitem__(self, i: int) -> Any:
-        import pandas
+        import pandas  # type: ignore[import-untyped]
 
         with pandas.option_context("display.precision", i % 4 + 1):
             return pandas.Series([1 / 3]).to_string(index=False)
@@ -2287,7 +2287,7 @@ class ZarrGroup(Numbers):
     def __init__(self, folder: Path) -> None:
         import zarr
 
-        values = np.arange(N)[:, None] * 100 + np.arange(8)
+        values: Any = np.arange(N)[:, None] * 100 + np.arange(8)
         zarr.save_array(folder / "x.zarr", values)
         self.x = zarr.open_array(folder / "x.zarr", mode="r")
 
@@ -2376,7 +2376,7 @@ class Pictures(Numbers):
 @program(lambda i: (i, f"{i}"))
 class Frame(Numbers):
     def __init__(self) -> None:
-        import pandas  # type: ignore[import-untyped]
+        import pandas
 
         self.frame = pandas.DataFrame({"a": range(N), "b": [f"{i}" for i in range(N)]})
 

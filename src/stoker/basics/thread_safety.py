@@ -47,7 +47,7 @@ def is_thread_safe(obj: Any) -> bool:
         if isinstance(obj, functools.partial):
             obj = obj.func
         elif isinstance(obj, types.MethodType):
-            obj = obj.__self__
+            obj = obj.__func__ if _holds(obj.__func__) else obj.__self__
         else:
             return False
     return True

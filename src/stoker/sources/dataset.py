@@ -328,7 +328,8 @@ def _only_indexes(data: Any) -> bool:
     module, name = type(data).__module__, type(data).__name__
     if module == "torch.utils.data.dataset":
         if name == "Subset":
-            return _only_indexes(data.dataset)
+            is_plain = type(data.indices) in (list, tuple, range, np.ndarray)
+            return (is_plain or is_tensor(data.indices)) and _only_indexes(data.dataset)
         if name == "ConcatDataset":
             return all(map(_only_indexes, data.datasets))
         return name == "TensorDataset"

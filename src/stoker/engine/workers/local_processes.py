@@ -38,7 +38,7 @@ _HANDING = 0.5
 # Processes for examples that wait, unless the user names a number: DataLoader's users take 8 to 16
 # for remote storage. Chosen, not measured.
 _MOST_WAITING = 16
-# As a share of its time in which the first process has a processor: if it is less, it waits.
+# As a share of its time in which the first process has or wants a processor: if less, it waits.
 _WAITS = 0.5
 # Memory that a process takes for itself, with what it copies of its parent. Chosen, not measured.
 _PROCESS_BYTES = 256 << 20
@@ -140,7 +140,7 @@ class FirstProcess:
         self._grows = grows
         self._ats = ats
         self._autotuner = autotuner
-        self._wall_ns = self._cpu_ns = 0
+        self._wall_ns = self._wanted_ns = 0
         self._measured: dict[CostEstimate, _Measured] = {}
 
     @property
@@ -153,9 +153,9 @@ class FirstProcess:
     ) -> None:
         """Add a request: its rows, their time there, this thread's for them, its counters."""
         self._measured.setdefault(cost, _Measured()).add(rows, work_ns, handing_ns)
-        _, sampled_ns, _, cpu_ns = spent[TIMED]
+        _, sampled_ns, wanted_ns, _ = spent[TIMED]
         self._wall_ns += sampled_ns
-        self._cpu_ns += cpu_ns
+        self._wanted_ns += wanted_ns
 
     def is_costly(self) -> bool | None:
         """Whether the work is worth processes; None while that is not known."""
@@ -176,7 +176,7 @@ class FirstProcess:
     def start_all(self) -> list[ProcessSlot]:
         """Start the other processes; return the slots of all. The consumer's thread calls this."""
         count = self._count
-        if self._grows and self._cpu_ns < _WAITS * self._wall_ns:
+        if self._grows and self._wanted_ns < _WAITS * self._wall_ns:
             count = max(count, min(_MOST_WAITING, usable_memory_bytes() // _PROCESS_BYTES))
         self._autotuner.processes = count
         slots, self._slots = self._slots, []

@@ -95,16 +95,6 @@ OFFERED void stoker_copy_rows(const uint8_t *const *arrays, int64_t count, int64
 OFFERED int stoker_gather_rows(const uint8_t *first, int64_t rows, int64_t stride, int64_t row_bytes,
                                const int64_t *numbers, int64_t count, uint8_t *out);
 
-// Copies items of 1, 2, 4 or 8 bytes behind each other: number rows[i] of the chunk number which[i], or
-// of the only one where that is NULL. A chunk is given by the address of its first item. Items of 0
-// bytes are bits, which become bytes, 0 or 1: then addresses are eight times as large.
-OFFERED int stoker_gather_items(const int64_t *firsts, const int64_t *which, const int64_t *rows,
-                                int64_t count, int32_t item_bytes, void *out);
-
-// Copies runs of so many bytes behind each other, from the addresses of their first bytes on.
-OFFERED void stoker_copy_runs(const int64_t *firsts, const int64_t *lengths, int64_t count,
-                              uint8_t *out);
-
 // Writes table[channel][byte] for each byte of so many images of so many pixels: 256 numbers of 1, 2
 // or 4 bytes for each channel. Channels lie beside each other in a pixel, or, where planes_in or
 // planes_out says so, one behind the other in an image. Planes do not become pixels.

@@ -26,7 +26,7 @@ from stoker_native.functions import (
     read_windows,
     use_path,
 )
-from stoker_native.rows import copy_rows, copy_runs, gather_items, gather_rows
+from stoker_native.rows import copy_rows, gather_rows
 from stoker_native.version import __version__
 
 __all__ = [
@@ -35,9 +35,7 @@ __all__ = [
     "TooLarge",
     "__version__",
     "copy_rows",
-    "copy_runs",
     "crop_many",
-    "gather_items",
     "gather_rows",
     "jpeg_crop",
     "jpeg_decode",

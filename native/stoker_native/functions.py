@@ -122,7 +122,6 @@ def _load() -> ctypes.CDLL:
         "png_decode",
         "look_up_pixels",
         "gather_rows",
-        "gather_items",
         "use_path",
     ):
         getattr(library, f"stoker_{name}").restype = c_int
@@ -135,9 +134,6 @@ def _load() -> ctypes.CDLL:
     library.stoker_gather_rows.argtypes = [
         c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int64, c_void_p,
     ]  # fmt: skip
-    library.stoker_gather_items.argtypes = [*[c_void_p] * 3, c_int64, c_int32, c_void_p]
-    library.stoker_copy_runs.argtypes = [c_void_p, c_void_p, c_int64, c_void_p]
-    library.stoker_copy_runs.restype = None
     library.stoker_paths.restype = library.stoker_last_path.restype = c_char_p
     return library
 

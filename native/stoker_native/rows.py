@@ -1,4 +1,4 @@
-"""Rows, items and runs of memory, copied many in one call."""
+"""Rows of memory, copied many in one call."""
 
 from __future__ import annotations
 
@@ -69,61 +69,3 @@ def gather_rows(array: NDArray[Any], numbers: NDArray[np.int64], out: NDArray[An
     )  # fmt: skip
     if outcome:
         raise IndexError(f"numbers of rows are 0 to {len(array) - 1}")
-
-
-def gather_items(
-    firsts: NDArray[np.int64],
-    which: NDArray[np.int64],
-    rows: NDArray[np.int64],
-    *outs: NDArray[Any],
-) -> None:
-    """Copy items of columns that lie in chunks, without the GIL.
-
-    Args (the caller answers for addresses and numbers):
-        firsts: the address of the first item of each column's chunks, ``int64 [columns, chunks]``.
-        which: each row's chunk, by number, ``int64 [n]``; not read if there is only one chunk.
-        rows: each row's number in its chunk, ``int64 [n]``.
-        outs: for each column ``[n]``: bits, as ``bool``, or items of 1, 2, 4 or 8 bytes; writable.
-            Addresses of bits are eight times as large. All arrays are C-ordered.
-
-    Raises ValueError for other arrays.
-    """
-    _check_integers(2, firsts)
-    _check_integers(1, which, rows)
-    count, chunks = len(rows), firsts.shape[1]
-    if len(firsts) != len(outs) or not chunks or (chunks > 1 and len(which) != count):
-        raise ValueError("each row has a chunk and a number in it, each column chunks and a place")
-    first, row = firsts.ctypes.data, rows.ctypes.data
-    chunk = which.ctypes.data if chunks > 1 else None
-    for out in outs:
-        kind, flags = out.dtype, out.flags
-        if out.shape != (count,) or kind.hasobject or not flags.c_contiguous or not flags.writeable:
-            raise ValueError("items are copied to C-ordered, writable arrays [n] without objects")
-        item = 0 if kind.kind == "b" else kind.itemsize
-        if library.stoker_gather_items(first, chunk, row, count, item, out.ctypes.data):
-            raise ValueError(f"an item is a bit, or has 1, 2, 4 or 8 bytes, not {item}")
-        first += 8 * chunks
-
-
-def copy_runs(firsts: NDArray[np.int64], lengths: NDArray[np.int64], out: NDArray[Any]) -> None:
-    """Copy runs of bytes behind each other, in a single call without the GIL.
-
-    Args:
-        firsts: the address of each run, ``int64 [n]``; the caller answers for it.
-        lengths: the bytes of each, ``int64 [n]``.
-        out: ``uint8``, the bytes of all runs, writable. All arrays are C-ordered.
-
-    Raises ValueError for other arrays.
-    """
-    _check_integers(1, firsts, lengths)
-    if len(firsts) != len(lengths) or out.shape != (lengths.sum(),) or lengths.min(initial=0) < 0:
-        raise ValueError("each run has a length from 0 on, and all of them have a place")
-    if out.dtype != np.uint8 or not out.flags.c_contiguous or not out.flags.writeable:
-        raise ValueError("runs are copied to a C-ordered, writable array of bytes")
-    library.stoker_copy_runs(firsts.ctypes.data, lengths.ctypes.data, len(firsts), out.ctypes.data)
-
-
-def _check_integers(ndim: int, *arrays: NDArray[np.int64]) -> None:
-    for array in arrays:
-        if array.dtype != np.int64 or array.ndim != ndim or not array.flags.c_contiguous:
-            raise ValueError(f"addresses and numbers are C-ordered int64 of {ndim} dimensions")

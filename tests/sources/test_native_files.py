@@ -1,4 +1,4 @@
-"""``stoker-native``: files read, and rows, items and runs copied, many in one call."""
+"""``stoker-native``: files read, and rows copied, many in one call."""
 
 from __future__ import annotations
 
@@ -129,71 +129,3 @@ def test_rows_that_are_not_there_are_not_gathered(number: int) -> None:
 def test_other_rows_are_not_gathered(array: Any, numbers: Any, out: Any) -> None:
     with pytest.raises(ValueError, match=r"C-ordered|does not fit"):
         native.gather_rows(array, numbers, out)
-
-
-def addresses(*chunks: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    return np.array([chunk.ctypes.data for chunk in chunks], np.int64)
-
-
-@given(st.sampled_from(["u1", "i2", "f4", "f8", "M8[s]"]), st.integers(1, 3), st.integers(0, 99))
-def test_items_of_chunks_are_gathered(dtype: str, chunks: int, count: int) -> None:
-    draw = np.random.default_rng(count)
-    size = 7 * np.dtype(dtype).itemsize
-    parts = [np.frombuffer(draw.bytes(size), dtype) for _ in range(chunks)]
-    bits = [np.frombuffer(draw.bytes(2), np.uint8) for _ in range(chunks)]
-    which, rows = draw.integers(0, chunks, count), draw.integers(0, 7, count)
-    out, flags = np.zeros(count, dtype), np.zeros(count, np.bool_)
-    firsts = np.stack([addresses(*parts), 8 * addresses(*bits) + 3])
-    native.gather_items(firsts, which, rows, out, flags)
-    where = list(zip(which.tolist(), rows.tolist(), strict=True))
-    assert out.tobytes() == b"".join(parts[chunk][row].tobytes() for chunk, row in where)
-    whole = [np.unpackbits(part, bitorder="little")[3:] for part in bits]
-    assert flags.tolist() == [bool(whole[chunk][row]) for chunk, row in where]
-
-
-@given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 40)), max_size=50))
-def test_runs_are_copied(runs: list[tuple[int, int]]) -> None:
-    content = np.frombuffer(np.random.default_rng(0).bytes(100), np.uint8)
-    begins, lengths = np.array(runs, np.int64).reshape(-1, 2).T.copy()
-    out = np.zeros(int(lengths.sum()), np.uint8)
-    native.copy_runs(begins + addresses(content), lengths, out)
-    assert out.tobytes() == b"".join(content[begin : begin + n].tobytes() for begin, n in runs)
-
-
-ONE, FIRSTS = np.zeros(1, np.int64), addresses(ROW)[None]
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        (FIRSTS[0], ONE, ONE, np.zeros(1)),
-        (FIRSTS, ONE, ONE.astype(np.int32), np.zeros(1)),
-        (FIRSTS, ONE, ONE),
-        (FIRSTS[:, :0], ONE, ONE, np.zeros(1)),
-        (np.hstack([FIRSTS, FIRSTS]), ONE[:0], ONE, np.zeros(1)),
-        (FIRSTS, ONE, ONE, np.zeros(2)),
-        (FIRSTS, ONE, ONE, np.zeros(1, object)),
-        (FIRSTS, ONE, ONE, np.zeros(1, complex)),
-        (FIRSTS, ONE, ONE, np.frombuffer(bytes(8))),
-    ],
-    ids=["flat", "int32", "outs", "chunks", "which", "rows", "object", "complex", "read-only"],
-)
-def test_other_items_are_not_gathered(arguments: Any) -> None:
-    with pytest.raises(ValueError, match=r"each row has|C-ordered|an item is"):
-        native.gather_items(*arguments)
-
-
-@pytest.mark.parametrize(
-    ("lengths", "out"),
-    [
-        (np.array([2, -1]), np.zeros(1, np.uint8)),
-        (np.array([2]), np.zeros(2, np.uint8)),
-        (np.array([1, 1]), np.zeros(3, np.uint8)),
-        (np.array([1, 1]), np.zeros(2, np.int8)),
-        (np.array([1, 1]), np.zeros(4, np.uint8)[::2]),
-    ],
-    ids=["negative", "count", "size", "dtype", "strided"],
-)
-def test_other_runs_are_not_copied(lengths: Any, out: Any) -> None:
-    with pytest.raises(ValueError, match=r"each run has|C-ordered"):
-        native.copy_runs(np.repeat(addresses(ROW), 2), lengths, out)

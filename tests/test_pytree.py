@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.basics import pytree
-from stoker.basics.pytree import Field, FieldError
+from stoker.basics.pytree import Field
+from stoker.errors import FieldError
 from strategies import frozen, spoil
 
 

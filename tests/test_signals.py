@@ -250,11 +250,13 @@ def test_a_ctrl_c_that_comes_while_an_object_is_freed_is_raised(
     if in_cycle:
         held[0] = [held[0]]
         held[0].append(held[0])
-    come = functools.partial(getattr(ctypes.CDLL(None), "raise"), int(signal.SIGINT))
+    come: Any = functools.partial(getattr(ctypes.CDLL(None), "raise"), int(signal.SIGINT))
+    calls: list[Any] = [come, held.clear, gc.collect]
+    call: Any = operator.call
 
     def free() -> None:
         # In C code alone: the first Python code behind the signal is that of a finalizer, if any.
-        list(map(operator.call, [come, held.clear, gc.collect]))
+        list(map(call, calls))
         time.sleep(10)
 
     with pytest.raises(KeyboardInterrupt):

@@ -2,6 +2,8 @@
 
     StokerError
     ├── StageError    a stage failed on an example: fix the example or the function
+    ├── FieldError    an example lacks a field that on= names: usually a StageError's cause
+    ├── UnlikeError   an example does not fit into its batch: usually a StageError's cause
     ├── RemoteError   remote storage failed for good, or for too long: look at the server
     ├── WorkerDied    a worker process vanished: look for the out-of-memory killer
     ├── BudgetSpent   more examples failed than may be skipped: look at the list
@@ -17,9 +19,13 @@ Wrong arguments raise the built-in ``TypeError`` and ``ValueError``, in the call
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
+_Error = TypeVar("_Error", bound=BaseException)
+_HERE = os.path.dirname(__file__) + os.sep
 # Skips in the message of BudgetSpent: a screenful.
 _SHOWN = 20
 
@@ -33,14 +39,51 @@ def describe_error(error: BaseException | None) -> str:
         return f"{name}, of which str() fails"
 
 
+def shows_all_frames() -> bool:
+    """True if stoker's own frames are to stay in tracebacks: STOKER_TRACEBACK=full."""
+    return os.environ.get("STOKER_TRACEBACK") == "full"
+
+
+def without_own_frames(error: _Error) -> _Error:
+    """Return an exception, and those behind it, with tracebacks that begin outside of stoker."""
+    behind: BaseException | None = error
+    seen: set[int] = set()
+    while behind is not None and id(behind) not in seen and not shows_all_frames():
+        seen.add(id(behind))
+        trace = behind.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_HERE):
+            trace = trace.tb_next
+        behind.__traceback__ = trace
+        behind = behind.__cause__ or behind.__context__
+    return error
+
+
 class StokerError(Exception):
     """The base of every error that is stoker's own."""
+
+
+class FieldError(StokerError, LookupError):
+    """The example lacks the field that ``on=`` names."""
+
+
+class UnlikeError(StokerError, ValueError):
+    """An example does not fit into its batch.
+
+    Attributes:
+        row: the row of the example in the batch.
+    """
+
+    def __init__(self, text: str, row: int = 0) -> None:
+        super().__init__(text)
+        self.row = row
 
 
 class StageError(StokerError):
     """A stage of a pipeline failed; the original exception is ``__cause__``.
 
-    Raised once, by ``next()``, at the batch that needed the failed example.
+    Raised once, by ``next()``, at the batch that needed the failed example. The traceback of the
+    cause begins in the function that stoker called; with STOKER_TRACEBACK=full in the environment,
+    stoker's own frames are in it, too.
 
     Attributes:
         stage: the stage as ``print(pipeline)`` names it, such as ``map(decode)``.
@@ -78,7 +121,7 @@ class StageError(StokerError):
         self.where = ", ".join(places) + ("" if path is None else f" ({path})")
         where = f" on {self.where}" if places else self.where
         super().__init__(f"{stage} failed{where}: {describe_error(cause)}")
-        self.__cause__ = cause
+        self.__cause__ = without_own_frames(cause)
 
     def __reduce__(self) -> tuple[object, ...]:
         where = {name: getattr(self, name) for name in ("index", "path", "batch", "number")}

@@ -233,10 +233,11 @@ class _Wrapper:
 def test_getitems_that_passes_over_getitem_is_not_used(kind: str, cached: bool) -> None:
     from torch.utils.data import Subset
 
+    of: Any = _Doubled
     data: Any = {
         "inherited": _Doubled,
         "forwarded": lambda length: _Wrapper(ManyExamples(length)),
-        "in a subset": lambda length: Subset(_Doubled(length), range(length)),
+        "in a subset": lambda length: Subset(of(length), range(length)),
         "many of one's own": lambda length: _DoubledMany(length),
     }[kind](8)
     if cached:

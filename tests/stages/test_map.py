@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import traceback
 import warnings
 from typing import Any, NamedTuple
 
@@ -370,3 +372,56 @@ def test_a_worker_process_gives_each_use_global_generators_of_its_own() -> None:
         warnings.simplefilter("error")  # for this is right
         found = [np.concatenate(list(chain.workers(n, kind="process"))).tolist() for n in (1, 2)]
     assert found[0] == found[1]
+
+
+def _fails(x: Any) -> Any:
+    raise ValueError(f"{x} is wrong")
+
+
+def _calls(x: Any) -> Any:
+    try:
+        return [][x]
+    except IndexError:
+        _fails(x)
+
+
+@pytest.mark.parametrize(("workers", "kind"), [(0, "thread"), (1, "thread"), (1, "process")])
+@pytest.mark.parametrize("place", ["map", "dataset", "collate"])
+def test_a_traceback_begins_in_the_user_s_function(
+    monkeypatch: pytest.MonkeyPatch, place: str, workers: int, kind: Any
+) -> None:
+    class Failing(Examples):
+        def __getitem__(self, index: int) -> Any:
+            return _calls(index)
+
+    def collate(examples: list[Any]) -> Any:
+        return _calls(examples[0])
+
+    def fail() -> str:
+        chain = {
+            "map": lambda: stoker.from_dataset([3, 4]).map(_calls),
+            "dataset": lambda: stoker.from_dataset(Failing(4)).batch(2),
+            "collate": lambda: stoker.from_dataset([3, 4]).batch(2, collate=collate),
+        }[place]()
+        with pytest.raises(stoker.StageError) as caught:
+            next(iter(chain.workers(workers, kind=kind)))
+        return "".join(traceback.format_exception(caught.value))
+
+    package = os.path.dirname(stoker.__file__)
+    short = fail()
+    assert short.count(package) == 1, "that of __next__"
+    assert short.index(__file__) < short.index(package)
+    assert "in _calls" in short
+    assert "in _fails" in short
+    monkeypatch.setenv("STOKER_TRACEBACK", "full")
+    assert fail().count(package) > 2
+
+
+def test_what_an_example_lacks_has_public_errors() -> None:
+    with pytest.raises(stoker.FieldError, match="no field 'image'"):
+        stoker.from_arrays(np.arange(4)).map(abs, on="image")
+    with pytest.raises(stoker.StageError) as caught:
+        list(stoker.from_dataset([[1], [1, 2]]).batch(2))
+    assert isinstance(caught.value.__cause__, stoker.UnlikeError)
+    assert issubclass(stoker.UnlikeError, ValueError)
+    assert issubclass(stoker.FieldError, LookupError)

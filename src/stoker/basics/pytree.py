@@ -18,6 +18,8 @@ from typing import Any, TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.errors import FieldError
+
 _IMMUTABLE = (bytes, str, int, float, complex, bool, type(None), np.generic)
 _COMMON_LEAVES = frozenset({np.ndarray, bytes, str, int, float, bool, type(None)})  # found fast
 _TEXTS = frozenset({bytes, str, type(None)})
@@ -304,10 +306,6 @@ def _copy_view(leaf: Any) -> Any:
 def native(array: NDArray[Any]) -> NDArray[Any]:
     """Return an array in this machine's byte order, which torch and JAX need."""
     return array.astype(array.dtype.newbyteorder("="), copy=False)
-
-
-class FieldError(LookupError):
-    """The example lacks the field that ``on=`` names."""
 
 
 class Field:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from stoker.basics.signals import finalize
 from stoker.basics.warn import warn
 from stoker.engine.run import Run
-from stoker.errors import StokerError
+from stoker.errors import StokerError, shows_all_frames
 from stoker.frameworks.framework import EpochListener
 
 if TYPE_CHECKING:
@@ -93,6 +93,8 @@ class PipelineIterator(Iterator[T]):
         except BaseException as error:
             if not run.raised_by_loader(error):
                 self.close()
+            if isinstance(error, StokerError) and not shows_all_frames():
+                raise error.with_traceback(None) from error.__cause__
             raise
 
     def __len__(self) -> int:

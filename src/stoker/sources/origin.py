@@ -15,10 +15,9 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.basics import pytree
 from stoker.basics.fingerprint import Fingerprint
 from stoker.distributed.unsharded import warn_unsharded
-from stoker.errors import StateError
+from stoker.errors import FieldError, StateError
 from stoker.schedule.dealing import Dealer, RankOrder
 from stoker.schedule.epoch_time import Pace
 from stoker.schedule.orders.order import Places
@@ -394,4 +393,4 @@ def check_fields(source: Origin, on: str | int | None) -> None:
     if on in fields or (isinstance(on, int) and on in positions):
         return
     shown = ", ".join(repr(f) for f in fields) or "no fields: they are single arrays"
-    raise pytree.FieldError(f"no field {on!r}; the examples of {source.name} have {shown}")
+    raise FieldError(f"no field {on!r}; the examples of {source.name} have {shown}")

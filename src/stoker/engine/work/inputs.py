@@ -10,11 +10,10 @@ import numpy as np
 
 from stoker.engine.plan.address import WorkAddress
 from stoker.engine.work.failure import Failure
-from stoker.errors import StageError
+from stoker.errors import StageError, UnlikeError
 from stoker.schedule.dealing import RankOrder, Stride
 from stoker.schedule.orders.order import as_array
 from stoker.sources.origin import IndexedSource
-from stoker.stages.batching.leaves import UnlikeError
 from stoker.stages.batching.user_collate import RowError
 
 

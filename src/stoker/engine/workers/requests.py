@@ -23,10 +23,9 @@ from stoker.engine.work.failure import Failure, Rejected
 from stoker.engine.work.spot import HERE
 from stoker.engine.work.work import Work
 from stoker.engine.workers.tasks import Request
-from stoker.errors import StageError, describe_error
+from stoker.errors import StageError, UnlikeError, describe_error, without_own_frames
 from stoker.schedule import rng
 from stoker.stages.batching.builder import Builder, Misfits, collated
-from stoker.stages.batching.leaves import UnlikeError
 from stoker.transport.channel import Arena
 from stoker.transport.flatten import Flattener
 
@@ -184,7 +183,8 @@ def _as_plain(failure: Failure) -> Failure:
 def _plain(error: BaseException) -> BaseException:
     """Return an exception that survives pickling, with the worker's traceback as a note."""
     cause = error.__cause__ if isinstance(error, StageError) and error.__cause__ else error
-    note = "In a worker process:\n" + "".join(traceback.format_exception(cause)).rstrip()
+    lines = traceback.format_exception(without_own_frames(cause))
+    note = "In a worker process:\n" + "".join(lines).rstrip()
     try:
         if type(pickle.loads(pickle.dumps(cause))) is not type(cause):
             raise TypeError

@@ -10,12 +10,12 @@ from typing import Any
 
 from stoker.basics import pytree
 from stoker.basics.buffers import Allocator, Recycler
+from stoker.errors import UnlikeError
 from stoker.stages.batching.leaves import (
     Leaf,
     LeafName,
     SparseLeaf,
     TensorLeaf,
-    UnlikeError,
     make_leaf,
 )
 from stoker.stages.batching.stacking import stack

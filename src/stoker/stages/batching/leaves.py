@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from stoker.basics import pytree
 from stoker.basics.buffers import Allocator
+from stoker.errors import UnlikeError
 from stoker.stages.batching.stacking import write_rows
 
 _form = operator.attrgetter("shape", "dtype")
@@ -20,18 +21,6 @@ _TEXT = (str, bytes, type(None))  # NumPy's own strings included
 _KINDS = "biufc"
 _MOST = np.iinfo(np.int64).max
 _NUMBERS = {kind: np.asarray(kind()).dtype for kind in (bool, int, float, complex)}
-
-
-class UnlikeError(ValueError):
-    """An example does not fit into its batch.
-
-    Attributes:
-        row: the row of the example in the batch.
-    """
-
-    def __init__(self, text: str, row: int = 0) -> None:
-        super().__init__(text)
-        self.row = row
 
 
 class LeafName(NamedTuple):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -11,6 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import stoker
 from stoker.basics import pytree
 from stoker.basics.pytree import Field
 from stoker.errors import FieldError
@@ -68,6 +71,34 @@ def test_copies_share_no_writable_memory(value: Any) -> None:
     for leaf in pytree.leaves(twin):
         spoil(leaf)
     assert frozen(value) == before
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+@pytest.mark.parametrize("where", ["in processes", "behind an echo"])
+def test_python_numbers_are_copied_as_a_whole(where: str, kind: Any) -> None:
+    texts = [kind(range(number, number + 256)) for number in range(64)]  # as a tokenizer makes them
+    made: Any = stoker.from_dataset(texts, seed=0)
+    if where == "in processes":
+        made = made.batch(16, collate=list).workers(1, kind="process")
+    else:
+        made = made.echo(2, pool=32).batch(16, collate=list).workers(0)
+    calls = 0
+
+    def count(frame: Any, event: str, argument: Any) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call") and frame.f_code.co_filename == pytree.__file__
+
+    threading.setprofile(count)
+    sys.setprofile(count)
+    try:
+        batches = list(made)
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+    found = [text for batch in batches for text in batch]
+    assert sorted(found) == sorted(texts * (1 if where == "in processes" else 2))
+    assert {*map(type, found)} == {kind}
+    assert calls < 256 * len(found) / 4
 
 
 def test_owned_values_hold_no_larger_memory() -> None:

@@ -95,7 +95,7 @@ class Recycler:
 
     def copy(self, value: Any) -> Any:
         """Return a deep copy of a structure, its NumPy arrays in recycled memory."""
-        copy: Any = pytree.map_leaves(self._copy_leaf, value)
+        copy: Any = pytree.map_leaves(self._copy_leaf, value, pytree.PLAIN)
         return copy
 
     def rest(self) -> None:

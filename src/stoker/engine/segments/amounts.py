@@ -151,16 +151,16 @@ class Amounts:
     def ahead(self, window: Iterable[Item]) -> int:
         """Return how many outputs the window holds besides the requested one."""
         most = self._most_ahead
-        if not self._cost.output_bytes or (most is not None and most.size_bytes):
+        if self._cost.output_bytes is None or (most is not None and most.size_bytes):
             self._weigh(window)
         outputs = self._wanted_ahead()
         if most is None or not outputs:
             return outputs
         if most.batches is not None:
             return min(outputs, most.batches * (1 if self._batches else self._group))
-        if not self._cost.output_bytes or most.size_bytes is None:
+        if self._cost.output_bytes is None or most.size_bytes is None:
             return 1  # until the size of outputs is known
-        return min(outputs, max(1, most.size_bytes // self._cost.output_bytes))
+        return min(outputs, max(1, most.size_bytes // max(1, self._cost.output_bytes)))
 
     def _weigh(self, window: Iterable[Item]) -> None:
         for item in tuple(window):
@@ -174,7 +174,8 @@ class Amounts:
             return 0
         if self.gathers:
             return 2 * self._at_once()
-        many, each = 8 * pool.workers * self._cost.chunk(pool.target_ns), self._cost.output_bytes
+        many = 8 * pool.workers * self._cost.chunk(pool.target_ns)
+        each = self._cost.output_bytes or 0
         if many * each > _AHEAD_BYTES * (self._group if self._batches else 1):
             many = 8 * pool.workers
         examples = max(2 * self._group, many, self._read_ahead)

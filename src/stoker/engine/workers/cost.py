@@ -35,7 +35,7 @@ class CostEstimate:
         self.rows = 0
         self.notes = 0  # how often some were measured
         self.read_bytes = 0
-        self.output_bytes = 0  # of a finished output; 0 while it is unknown
+        self.output_bytes: int | None = None  # of a finished output
 
     def chunk(self, target_ns: int) -> int:
         """Return how many rows make a chunk."""

@@ -19,8 +19,9 @@ CHUNK_NS = 1_000_000
 # rows. Beside a GPU and 14 threads, 18 photographs a chunk brought 1.39 times the examples of 8
 # (bench/gpu.py).
 _FREE_CHUNK_NS = 50_000_000
-# Larger than CHUNK_NS: each chunk of a process costs two wake-ups and a copy.
-PROCESS_CHUNK_NS = 20_000_000
+# Larger than CHUNK_NS: each chunk of a process costs two wake-ups and a copy, 0.4 ms of processor
+# time beside one of torch's batches at 0.1 (bench/users_code.py). A chunk also ends an epoch alone.
+PROCESS_CHUNK_NS = 50_000_000
 
 
 class TaskQueue:

@@ -515,13 +515,14 @@ class WorkerPool:
         timed = timer.read_ns() if timer is not None else None
         _, busy, cpu = timed or (0, 0, 0)
         wall = time.perf_counter_ns() - began  # who asks lets others have the GIL, and waits here
-        if self._first is not None and remote is not None and runner.is_sent:
-            there = sum(spent[: runner.work.stages])
-            handing = time.thread_time_ns() - began_cpu
-            self._first.note(runner.cost, count, there, handing, spent)
-            wall = there
+        work_ns = wall
+        if remote is not None and runner.is_sent:
+            work_ns = sum(spent[: runner.work.stages])  # without the way, and the wait for a turn
+            if self._first is not None:
+                handing_ns = time.thread_time_ns() - began_cpu
+                self._first.note(runner.cost, count, work_ns, handing_ns, spent)
         with self.lock:
-            runner.cost.note(count, wall, spent[-1])
+            runner.cost.note(count, work_ns, spent[-1])
             self._untimed_ns = 0 if is_sampled else self._untimed_ns + wall
             if is_sampled and timed is not None:
                 spent[TIMED] = count, *timed

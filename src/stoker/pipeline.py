@@ -688,7 +688,7 @@ class Pipeline(DataLoaderApi, Generic[T]):
         """Make a single example again, as it goes into a batch, with the same random draws.
 
         Stages up to ``batch``, ``pack`` or ``scan`` are called here, without the cache. Random maps
-        draw as they did in that epoch; a dataset's own draws from global generators are new.
+        and other code of yours draw as they did in that epoch.
 
         Args:
             number: of the example in the source (``.numbered()`` puts it into batches).

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 import stoker
 from stoker.engine.work.failure import REJECTED, Failure
-from stoker.engine.work.generators import UndeclaredRng
 from stoker.engine.work.work import Work
 from stoker.errors import StageError
 from stoker.pipeline import Pipeline
@@ -27,10 +26,9 @@ def work_of(pipeline: Pipeline[Any], segment: int = 0) -> Work:
     order = None
     if plan.indexed is not None:
         order = plan.selection.rank_order(len(plan.indexed), chain.seed, 0)
-    misdrawn: list[UndeclaredRng] = []
     part = plan.segments[segment]
     address = plan.address(part.at, chain.seed, 0)
-    return Work(part, address, plan.indexed, order, misdrawn=misdrawn)
+    return Work(part, address, plan.indexed, order)
 
 
 def made(work: Work, numbers: list[int], use_keys: list[int] | None = None) -> list[Any]:

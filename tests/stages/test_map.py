@@ -248,37 +248,24 @@ ELSEWHERE = {
 }
 
 
-@pytest.mark.parametrize(
-    ("names", "where", "kind"),
-    [
-        *((names, "examples", kind) for names in ELSEWHERE for kind in ("inline", "thread")),
-        *(("random", where, "inline") for where in ("field", "batches")),
-        *(("numpy.random", where, "process") for where in ("field", "batches")),
-    ],
-)
-def test_a_random_map_that_draws_from_elsewhere_is_warned_of_once(
-    names: str, where: str, kind: str
-) -> None:
-    fn, examples = ELSEWHERE[names], stoker.from_iterable([(float(i),) for i in range(64)], seed=0)
-    if kind != "thread":
-        examples = stoker.from_dataset([(float(i),) for i in range(64)], seed=0)
-    chain = {
-        "examples": lambda: examples.map(lambda e: e[0]).random_map(fn).batch(2),
-        "field": lambda: examples.random_map(fn, on=0).batch(2),
-        "batches": lambda: examples.batch(2).random_map(fn, on=0),
-    }[where]()
-    chain = chain.workers(
-        0 if kind == "inline" else 2, kind=kind if kind == "process" else "thread"
-    )
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", UserWarning)
-        for pipeline in (chain, chain, chain.workers(0)):  # the last has the same stage
-            for _ in pipeline:
-                pass
-    (said,) = caught
-    assert f"drew from {names} in each of its first calls" in str(said.message)
-    assert str(said.message).startswith(f"random_map({fn.__name__}")
-    assert said.filename == __file__
+@pytest.mark.parametrize("names", ELSEWHERE)
+@pytest.mark.parametrize("where", ["examples", "field", "batches"])
+def test_a_random_map_that_draws_from_elsewhere_is_seeded_too(names: str, where: str) -> None:
+    fn = ELSEWHERE[names]
+
+    def made(workers: int) -> list[Any]:
+        examples = stoker.from_dataset([(float(i),) for i in range(16)], seed=0)
+        chain = {
+            "examples": lambda: examples.map(lambda e: e[0]).random_map(fn).batch(2),
+            "field": lambda: examples.random_map(fn, on=0).batch(2),
+            "batches": lambda: examples.batch(2).random_map(fn, on=0),
+        }[where]()
+        chain = chain.workers(workers, kind="process") if workers else chain.workers(0)
+        return [np.asarray(batch).tolist() for batch in chain]
+
+    found = made(0)
+    assert made(1) == found
+    assert len(set(np.ravel(found))) == 16
 
 
 def draws_both(x: Any, rng: Any) -> Any:
@@ -296,9 +283,7 @@ def draws_nothing(x: Any, rng: Any) -> Any:
 
 @pytest.mark.parametrize("fn", [draw, draws_both, draws_at_times, draws_nothing])
 @pytest.mark.parametrize("kind", ["inline", "thread", "process"])
-def test_no_other_random_map_is_warned_of_and_no_global_generator_is_touched(
-    fn: Any, kind: str
-) -> None:
+def test_no_global_generator_is_touched(fn: Any, kind: str) -> None:
     chain = stoker.from_dataset([float(i) for i in range(64)], seed=0).random_map(fn).batch(2)
     chain = chain.workers(
         0 if kind == "inline" else 2, kind=kind if kind == "process" else "thread"
@@ -315,7 +300,7 @@ def test_no_other_random_map_is_warned_of_and_no_global_generator_is_touched(
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert len(list(chain)) == 32
-    if fn in (draw, draws_nothing) or kind == "process":
+    if fn in (draw, draws_nothing) or kind != "thread":
         assert states() == before
 
 
@@ -326,43 +311,6 @@ def of_one(draws: Any) -> Any:
         return draws(x, None)
 
     return drawn
-
-
-@pytest.mark.parametrize("names", ELSEWHERE)
-@pytest.mark.parametrize("where", ["examples", "field", "batches", "filter"])
-def test_a_map_or_filter_that_draws_is_warned_of_once(names: str, where: str) -> None:
-    fn, examples = of_one(ELSEWHERE[names]), stoker.from_dataset([(float(i),) for i in range(64)])
-    chain = {
-        "examples": lambda: examples.map(lambda e: e[0]).map(fn).batch(2),
-        "field": lambda: examples.map(fn, on=0).batch(2),
-        "batches": lambda: examples.batch(2).map(fn, on=0),
-        "filter": lambda: examples.filter(lambda x: fn(x) >= 0, on=0).batch(2),
-    }[where]()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", UserWarning)
-        for pipeline in (chain.workers(0), chain.workers(2), chain.workers(0)):
-            for _ in pipeline:
-                pass
-    (said,) = caught
-    assert f"drew from {names} in each of its first calls" in str(said.message)
-    cure = "Decide by the example alone" if where == "filter" else r"Use .random_map(fn)"
-    assert cure in str(said.message)
-    assert said.filename == __file__
-
-
-@pytest.mark.parametrize("fn", [draws_at_times, draws_nothing, draw])
-@pytest.mark.parametrize("kind", ["inline", "thread", "process"])
-def test_no_other_map_is_warned_of(fn: Any, kind: str) -> None:
-    rng = np.random.default_rng(0)
-    chain = stoker.from_dataset([float(i) for i in range(64)], seed=0)
-    chain = chain.map(lambda x: fn(x, rng)).filter(lambda x: x >= 0).batch(2)
-    chain = chain.workers(
-        0 if kind == "inline" else 2, kind=kind if kind == "process" else "thread"
-    )
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for _ in range(2):
-            assert len(list(chain)) == 32
 
 
 def test_a_worker_process_gives_each_use_global_generators_of_its_own() -> None:

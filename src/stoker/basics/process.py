@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     import socket  # only for types: importing it takes time
 
 
+WORKER_NAME = "stoker-worker"
+"""How the names of worker threads begin; that of worker processes."""
+
 _this_process = object()  # replaced in every forked child
 _pid = os.getpid()
 _forks = 0  # forks under way: in a child, hooks that were registered before ours run before it

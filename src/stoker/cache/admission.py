@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import random
-import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
-from stoker.basics import global_generators
+from stoker.basics.generators import GeneratorStates, global_generators
 from stoker.basics.signals import pass_on
 from stoker.transport.codec.encoder import encode
 
@@ -74,37 +69,22 @@ def _read_again(value: Any, read_again: Callable[[], Any]) -> tuple[bool, str]:
     A generator that only some readings advanced is left out: another thread may have used it.
     """
     expected = b"".join(encode(value))
-    advanced = {*global_generators.states()}
-    with _restoring_generators():
+    generators = global_generators()
+    advanced = {each.path for each in generators}
+    before = GeneratorStates(generators)
+    try:
         for _ in range(_REPEATS):
-            states_before = global_generators.states() if advanced else {}
+            states = GeneratorStates(generators if advanced else [])
             try:
                 repeated = read_again()
             except Exception as error:
                 pass_on(error)
                 return True, ""
-            advanced &= global_generators.changed_since(states_before) if advanced else advanced
+            advanced &= set(states.moved())
             if b"".join(encode(repeated)) != expected:
                 return False, ""
-    return True, " and ".join(sorted(advanced))
-
-
-@contextlib.contextmanager
-def _restoring_generators() -> Iterator[None]:
-    """Restore the global generators afterwards, as if nothing had been drawn.
-
-    Only in the main thread: if another thread restored them, the main thread would repeat draws.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    numpy_state, python_state = np.random.get_state(), random.getstate()
-    torch = sys.modules.get("torch")
-    torch_state = torch.get_rng_state() if torch is not None else None
-    try:
-        yield
     finally:
-        np.random.set_state(numpy_state)
-        random.setstate(python_state)
-        if torch is not None:
-            torch.set_rng_state(torch_state)
+        # In another thread, the main thread would repeat draws of its own.
+        if threading.current_thread() is threading.main_thread():
+            before.restore()
+    return True, " and ".join(sorted(advanced))

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.basics.buffers import Recycler
+from stoker.basics.generators import SeededGenerator
 from stoker.engine.checkpoint import Position, row
 from stoker.engine.echo.pools import Pools
 from stoker.engine.echo.prefetch import Prefetcher
@@ -150,6 +151,7 @@ class EpochStreams:
         self.mask: PaddingMask | None = None
         self._examples = 0
         self._works: dict[int, Work] = {}
+        self._held: dict[int, list[list[SeededGenerator]]] = {}
         self._earlier: dict[int, tuple[Work, RankOrder]] = {}  # by the number of epochs since
         self._stream: Stream | None = None
         self._feed: Inputs | None = None
@@ -194,6 +196,7 @@ class EpochStreams:
             self._reader = plan.indexed.reader(None if is_all else plan.selection)
             if plan.cache is not None and not self._setup.workers.sends(plan.segments[0]):
                 self._lookups = plan.cache.cache.batch_lookups()
+        self._held = {segment.at: segment.find_generators() for segment in plan.segments}
         self._works = {
             segment.at: self._work(segment, self._epoch, self._order) for segment in plan.segments
         }
@@ -242,7 +245,7 @@ class EpochStreams:
 
     def _work(self, segment: Segment, epoch: int, order: RankOrder | None) -> Work:
         address = self._plan.address(segment.at, self._seed, epoch)
-        return Work(segment, address, self._plan.indexed, order, misdrawn=self.tally.misdrawn)
+        return Work(segment, address, self._plan.indexed, order, self._held[segment.at])
 
     def _look_back(self) -> None:
         """Prepare to make again the items of earlier epochs that the pool holds."""
@@ -270,6 +273,9 @@ class EpochStreams:
         given = self._setup.workers
         if plan.loader is not None:
             given = Workers(0)
+        for segment in plan.segments:
+            if not given.sends(segment) and (given.count or not segment.users_code):
+                _refuse_threads(segment, self._held[segment.at])
         pool = make_pool(given, plan, host, self._setup.autotuner, self._setup.kept_workers)
         for work in host:  # after they were pickled for processes
             if work.segment.source is not None:
@@ -387,3 +393,16 @@ def _index_before(orders: Mapping[int, RankOrder], examples: int, ordinal: int) 
     """
     back, there = divmod(ordinal, examples)
     return int(orders[-back].span(there, there + 1)[0])
+
+
+def _refuse_threads(segment: Segment, held: list[list[SeededGenerator]]) -> None:
+    """Raise TypeError if code that runs in threads holds generators: nobody could repeat it."""
+    for caller, generators in zip(segment.callers, held, strict=True):
+        if generators:
+            paths = ", ".join(each.path for each in generators)
+            raise TypeError(
+                f"{caller.name} draws from {paths}, which threads would share, each taking what "
+                "comes next: draw from the rng of .random_map(fn), which is given to fn(x, rng), "
+                'or run this code in processes (.workers(n, kind="process"), without '
+                "stoker.thread_safe)"
+            )

@@ -23,7 +23,6 @@ import numpy as np
 
 from stoker.basics import resources
 from stoker.engine.checkpoint import Resumable
-from stoker.engine.work.generators import UndeclaredRng
 from stoker.engine.workers.tasks import Task
 from stoker.schedule.sizing.cuts import Cuts
 
@@ -93,7 +92,6 @@ class EpochCounters:
     spent: dict[int, list[int]] = field(default_factory=dict)  # by part: ``Segment.counters``
     distance_sum: int = 0
     distances: int = 0
-    misdrawn: list[UndeclaredRng] = field(default_factory=list)  # the consumer warns of them
 
     def open(self, part: int, names: list[str]) -> None:
         """Create the counters of a part."""

@@ -27,7 +27,6 @@ from stoker.engine.echo.rank_sync import AgreedPolicy
 from stoker.engine.history import History, Progress
 from stoker.engine.items import Item
 from stoker.engine.work.failure import Failure, Rejected
-from stoker.engine.work.generators import warn_of_misdrawn
 from stoker.engine.workers import samples
 from stoker.errors import StateError, StokerError
 from stoker.schedule import rng
@@ -222,7 +221,7 @@ class Run:
         # takes 0.06 us (bench/paths.py, batches of one).
         self.was_asked = True
         streams = self._streams
-        if streams.tally.misdrawn or self._may_warn:
+        if self._may_warn:
             self._warn()
         began = time.perf_counter_ns()
         if self._has_looked:
@@ -335,8 +334,6 @@ class Run:
 
     def _warn(self) -> None:
         """Give the warnings that came up since the last output."""
-        if self._streams.tally.misdrawn:
-            warn_of_misdrawn(self._plan.random_maps, self._streams.tally.misdrawn)
         for message in self._kept_workers.warnings():
             warn(message)
         self._streams.worker_pool.warn()

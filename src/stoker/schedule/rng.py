@@ -30,9 +30,9 @@ _MASK = (1 << 64) - 1
 # factor of a million into one.
 _USE_BITS = 20
 
-# Purposes: the first word of a key. Random maps take MAP + their position among random maps, the
-# parts of a mixture SHUFFLE + their number.
-SHUFFLE, ECHO, LEGACY, MAP, SPLIT, BATCHES = 0, 1 << 20, 2 << 20, 3 << 20, 4 << 20, 5 << 20
+# Purposes: the first word of a key. Random maps take MAP + their position among random maps, other
+# code of the user's CALL + the place of its segment, the parts of a mixture SHUFFLE + their number.
+SHUFFLE, ECHO, CALL, MAP, SPLIT, BATCHES = 0, 1 << 20, 2 << 20, 3 << 20, 4 << 20, 5 << 20
 
 
 def draw_seed() -> int:

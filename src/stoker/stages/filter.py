@@ -18,7 +18,6 @@ class Filter(Operation):
 
     method = "filter"
     makes_values = False
-    draws_instead = "Decide by the example alone"
 
     @staticmethod
     def of(fn: Any, on: Any, on_error: OnError | None) -> Filter:

@@ -150,23 +150,6 @@ class Map(Operation):
     def key(self, seed: int, epoch: int) -> NDArray[np.uint64] | None:
         return rng.key(seed, epoch, rng.MAP + self.position) if self.is_random else None
 
-    def watch(
-        self, fn: Callable[..., Any], tell: Callable[[int | Operation, str], None]
-    ) -> Callable[..., Any]:
-        if not self.is_random:
-            return super().watch(fn, tell)
-        if not self.draws.looks:
-            return fn
-        return self.draws.watch(fn, lambda names: tell(self.position, names))
-
-    def says_of(self, names: str) -> str:
-        if not self.is_random:
-            return super().says_of(names)
-        return (
-            f"{self.name} drew from {names} in each of its first calls, and nothing from rng: "
-            "only what rng draws is the same for any workers. Draw from rng alone"
-        )
-
 
 class _OnField:
     """A function lifted from fields to the example around them; pickles if the function does."""

@@ -19,10 +19,10 @@ from stoker.analysis.watching.page import write_watch_page
 from stoker.analysis.watching.slowdown import SlowdownDetector, WatchWindow
 from stoker.analysis.watching.stats import WatchStats
 from stoker.basics.future import OneShot, start_thread
+from stoker.basics.process import WORKER_NAME
 from stoker.basics.resources import process_group
 from stoker.basics.signals import defer_interrupts
 from stoker.basics.warn import say
-from stoker.stages.functions.stray_draws import WORKER_NAME
 
 # Four looks a second: a stall of some seconds is split, and a look takes some 0.1 ms.
 _TICK_S = 0.25

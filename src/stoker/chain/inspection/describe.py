@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from stoker.sources.origin import IndexedSource
+from stoker.stages.functions.held_generators import find_generators
 from stoker.stages.skip import RAISE
-from stoker.stages.stage import PoolSize
+from stoker.stages.stage import ChainStage, PoolSize
 
 if TYPE_CHECKING:
     from stoker.chain.chain import Chain
@@ -24,8 +26,9 @@ def describe(chain: Chain, sizes: Mapping[int, PoolSize]) -> str:
     lines = [f"{source.name}  {source.extent(is_followed=is_followed)}"]
     if chain.budget != RAISE:
         lines[0] += f"; skips what fails, at most {chain.budget}"
+    lines[0] += _generators_of(source)
     lines += [
-        f"  .{stage.name}{stage.note(chain, sizes)}"
+        f"  .{stage.name}{stage.note(chain, sizes)}{_generators_of(stage)}"
         for stage in chain.stages
         if not stage.traits.inside  # the source describes them
     ]
@@ -39,3 +42,11 @@ def describe(chain: Chain, sizes: Mapping[int, PoolSize]) -> str:
     else:
         lines.append(f"  seed {chain.seed}" + (" (drawn)" if chain.is_seed_drawn else ""))
     return "\n".join(lines)
+
+
+def _generators_of(caller: Any) -> str:
+    """Say which generators the user's objects hold, so that they are seeded at each call."""
+    found = []
+    if isinstance(caller, (IndexedSource, ChainStage)):
+        found = find_generators(each.value for each in caller.user_objects())
+    return "  seeds " + ", ".join(each.path for each in found) if found else ""

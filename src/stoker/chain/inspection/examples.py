@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -58,6 +59,8 @@ def _made(
     values: list[Any] = []
     order = RankOrder(_Alone(number), Stride(), 1)
     word, last = 0, _last_echo(plan)
+    # Elsewhere the main thread may draw from the global generators meanwhile.
+    is_main = threading.current_thread() is threading.main_thread()
     for part in plan.parts:
         match part:
             case Segment():
@@ -65,11 +68,12 @@ def _made(
                     break
                 alone = replace(part, cache=None, cache_ats=())
                 address = plan.address(part.at, seed, epoch)
-                work = Work(alone, address, source, order, misdrawn=[])
+                work = Work(alone, address, source, order)
                 ns = alone.counters()
-                if part.source is not None:
-                    values = work.fetcher.fetch(np.array([number], np.int64), ns)
-                work.apply(values, [place], [word], ns)
+                with work.seeding(with_global=is_main):
+                    if part.source is not None:
+                        values = work.read(np.array([number], np.int64), [place], ns)
+                    work.apply(values, [place], [word], ns)
                 if values[0] is REJECTED:
                     raise LookupError(f"example {number} is left out by a filter")
                 if type(values[0]) is Failure:

@@ -39,7 +39,7 @@ def make_forms(chain: Chain, count: int, seconds: float) -> list[list[MadeForm]]
 
     def work(operations: list[Any], reads: bool) -> Work:
         segment = Segment(source if reads else None, operations, at=first.at)
-        return Work(segment, address, source, order, misdrawn=[])
+        return Work(segment, address, source, order)
 
     reading = work([], reads=True)
     ends = first.cache_ats

@@ -125,13 +125,13 @@ class ActiveActors:
     ) -> Answer | None:
         """Return an answer; None if the actor was lost."""
         try:
-            answer, ns, misdrawn, busy_ns = connection.ask(self._works, request, anew=anew)
+            answer, ns, busy_ns = connection.ask(self._works, request, anew=anew)
         except (OSError, EOFError) as error:
             self._lose(connection, error)
             return None
         with self._lock:
             self.busy_ns += busy_ns
-        return answer, ns, misdrawn
+        return answer, ns
 
     def _take(self) -> _ActorConnection | None:
         with self._lock:

@@ -89,8 +89,7 @@ class PreparingActor:
                     ns = work.segment.counters()
                     answer = self._runner.do(work, request, ns)
                     spent = time.perf_counter_ns() - began
-                rest = ns, list(work.misdrawn), spent
-                work.misdrawn.clear()
+                rest = ns, spent
                 try:
                     reply = FlatValue((answer, *rest))
                 except Exception as error:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from stoker.engine.plan.address import WorkAddress
 from stoker.engine.plan.segment import Segment
-from stoker.engine.work.generators import UndeclaredRng
 from stoker.engine.work.work import Work
 from stoker.sources.origin import IndexedSource
 
@@ -21,9 +20,5 @@ class WorkerSpec:
 
     def works(self, addresses: Sequence[WorkAddress]) -> list[Work]:
         """Return the work of an epoch, by depth."""
-        misdrawn: list[UndeclaredRng] = []
         segments = {segment.at: segment for segment in self.segments}
-        return [
-            Work(segments[address.at], address, self.source, None, misdrawn=misdrawn)
-            for address in addresses
-        ]
+        return [Work(segments[each.at], each, self.source, None) for each in addresses]

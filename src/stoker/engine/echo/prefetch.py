@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from itertools import islice
 
 from stoker.basics.future import start_thread
+from stoker.basics.process import WORKER_NAME
 from stoker.basics.signals import defer_interrupts
 from stoker.engine.items import HeadStream, Item, Planning, PulledStream, WouldBlock
 from stoker.engine.workers.threads import WorkerPool
-from stoker.stages.functions.stray_draws import WORKER_NAME
 
 # The longest time that closing waits for a loader's next() to return: about as long as a user waits
 # without a message. Chosen, not measured.

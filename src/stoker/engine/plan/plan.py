@@ -237,11 +237,6 @@ class Plan:
         return [stage for stage in each if isinstance(stage, Map)]
 
     @property
-    def random_maps(self) -> list[Map]:
-        """The maps that draw, by their positions."""
-        return [stage for stage in self.maps if stage.is_random]
-
-    @property
     def cache(self) -> CacheStage | None:
         """The cache, if there is one."""
         return next((part.cache for part in self.segments if part.cache is not None), None)

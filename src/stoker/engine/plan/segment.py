@@ -6,12 +6,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import takewhile
 
+from stoker.basics.generators import SeededGenerator
 from stoker.basics.thread_safety import is_thread_safe
 from stoker.sources.origin import IndexedSource, UserObject
 from stoker.sources.source import Rows
 from stoker.stages.batching.batch import Batch
 from stoker.stages.batching.planned import PlannedBatch
 from stoker.stages.cache import CacheStage
+from stoker.stages.functions.held_generators import find_generators
 from stoker.stages.functions.operation import Operation
 from stoker.stages.map import Map
 from stoker.stages.stage import ChainStage
@@ -36,6 +38,7 @@ class Segment:
         renumbered: whether the inputs were packed, and so have numbers of their own.
         joins: the length of the full sequences that come as pieces, and are joined here; 0 if none
             do.
+        draws: whether its code was seen to draw from global generators, in the consumer's thread.
         is_waited_for: whether each output is waited for in its turn; False if later ones may come
             first.
     """
@@ -54,6 +57,7 @@ class Segment:
     renumbered: bool = False
     joins: int = 0
     is_waited_for: bool = True
+    draws: bool = False
     kind = None
     needs_work_behind = False
     is_one_to_one = True
@@ -148,6 +152,18 @@ class Segment:
             if not is_thread_safe(each.value)
         ]
 
+    @cached_property
+    def calls_users(self) -> list[bool]:
+        """Whether each of the callers calls code that is not stoker's own."""
+        return [any(map(_is_users, one.user_objects())) for one in self.callers]
+
+    def find_generators(self) -> list[list[SeededGenerator]]:
+        """Return the generators that the user's objects hold, by caller."""
+        return [
+            find_generators(each.value for each in one.user_objects() if _is_users(each))
+            for one in self.callers
+        ]
+
     def parts(self) -> list[tuple[str, object]]:
         """Return the source and the stages, each by its name."""
         parts = [self.source, *self.operations, self.cache, self.batch, *self.batch_maps]
@@ -156,3 +172,7 @@ class Segment:
     def counters(self) -> list[int]:
         """Return zeros: nanoseconds in each stage, examples through each, ``TIMED``, bytes read."""
         return [0] * (2 * len(self.names) + 5)
+
+
+def _is_users(of: UserObject) -> bool:
+    return str(getattr(of.value, "__module__", "")).partition(".")[0] != "stoker"

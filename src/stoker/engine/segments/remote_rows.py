@@ -13,7 +13,6 @@ from typing import Any
 from stoker.basics import pytree
 from stoker.basics.buffers import Recycler
 from stoker.basics.signals import pass_on
-from stoker.engine.items import EpochCounters
 from stoker.engine.segments.delivery import Delivery
 from stoker.engine.work.failure import REJECTED, Failure
 from stoker.engine.work.work import Work
@@ -30,7 +29,6 @@ class RemoteRows:
         own_work: returns the calling thread's version of the work, which does the rows if no remote
             worker is left.
         recycler: the owner of the batches' memory.
-        tally: collects random maps that draw from global generators.
         task: has the rows.
         remote: runs requests.
         ns: the counters of the segment.
@@ -39,7 +37,6 @@ class RemoteRows:
     delivery: Delivery
     own_work: Callable[[], Work]
     recycler: Recycler
-    tally: EpochCounters
     task: Task
     remote: Any
     ns: list[int]
@@ -73,8 +70,7 @@ class RemoteRows:
             with self.remote.run(request) as answered:
                 if answered is None:  # no remote worker is left
                     return self._run_here(start, request, failed)
-                answer, spent, misdrawn = answered
-                self.tally.misdrawn += misdrawn
+                answer, spent = answered
                 for i, each in enumerate(spent):
                     self.ns[i] += each
                 self._take(start, request, answer, failed)
@@ -137,13 +133,16 @@ class RemoteRows:
     def _run_here(self, start: int, request: Request, failed: dict[int, Failure]) -> None:
         """Do in this thread what was to be sent; ``values`` are stored items, or a reader's."""
         with self.delivery.worker_pool.one_at_a_time:  # nobody has declared the code thread-safe
-            self._do_here(start, request, failed)
+            work = self.own_work()
+            with work.seeding(with_global=False):
+                self._do_here(work, start, request, failed)
 
-    def _do_here(self, start: int, request: Request, failed: dict[int, Failure]) -> None:
-        work = self.own_work()
+    def _do_here(
+        self, work: Work, start: int, request: Request, failed: dict[int, Failure]
+    ) -> None:
         if request.values is None:
             assert request.indices is not None
-            values = work.fetcher.fetch(request.indices, self.ns)
+            values = work.read(request.indices, request.places, self.ns)
         else:
             is_stored = self.delivery.work.fetcher.reader is None
             values = [

@@ -3,10 +3,14 @@
 All uses of a stored item but the last get a copy; the last gets the item itself. If the first
 function only reads items (``basics.buffers``), or they are only stacked into a batch, all uses get
 the item itself, and parts of it in the function's result are copied.
+
+What the consumer does with code of the user's may be made again (``own_thread``). Then
+items are kept, and copied for the last use, too, until that is no longer possible.
 """
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -19,6 +23,7 @@ from stoker.basics.buffers import Recycler
 from stoker.basics.signals import pass_on
 from stoker.engine.items import EpochCounters, Item
 from stoker.engine.segments.delivery import Delivery
+from stoker.engine.segments.own_thread import CannotRepeat, OwnThread
 from stoker.engine.segments.remote_rows import RemoteRows
 from stoker.engine.work.failure import Failure
 from stoker.engine.work.spot import HERE
@@ -72,6 +77,9 @@ class SegmentRunner:
         self._counters = len(self.segment.counters())
         self.rows = None if self.segment.batch_maps and self.is_sent else self.segment.rows
         self._joins_batches = self.segment.joins_batches
+        # Threads call code of users only by their word, and nobody can seed for several at once.
+        is_alone = self.is_sent or not self.worker_pool.limit
+        self._own_thread = OwnThread() if self.segment.users_code and is_alone else None
         self._delivery = Delivery(self.work, self.worker_pool)
 
     def _own_work(self) -> Work:
@@ -100,7 +108,11 @@ class SegmentRunner:
         The consumer calls this.
         """
         began, ns = time.perf_counter_ns(), [0] * self._counters
-        values = self._outputs(self.work, number, indices, places, ns)
+
+        def make(_: bool) -> list[Any]:
+            return self._outputs(self.work, number, indices, places, ns)
+
+        values = self._make(self.work, make, ns)
         with self.worker_pool.lock:
             wall = time.perf_counter_ns() - began
             self.cost.note(len(indices), wall)
@@ -136,11 +148,12 @@ class SegmentRunner:
         """Return outputs from ``number`` on, made of the examples read at these places."""
         values = self._gather_batches(indices, ns) if self.rows is not None else None
         if values is None:
-            values, at_places = work.fetcher.fetch(indices, ns), places()
+            at_places = places()
+            values = work.read(indices, at_places, ns)
             work.apply(values, at_places, None, ns)
             if self.segment.batch is not None:
                 values = [
-                    self._batch(values[at:end], number + i, at_places, at, ns)
+                    self._batch(work, values[at:end], number + i, at_places, at, ns)
                     for i, (at, end) in enumerate(self.cuts.spans(number, len(values)))
                 ]
         self._finish(work, values, number, ns, len(indices))
@@ -163,17 +176,24 @@ class SegmentRunner:
         return batches
 
     def _batch(
-        self, examples: list[Any], number: int, places: Sequence[int], at: int, ns: list[int]
+        self,
+        work: Work,
+        examples: list[Any],
+        number: int,
+        places: Sequence[int],
+        at: int,
+        ns: list[int],
     ) -> Any:
         """Return the batch of these examples, or a ``Failure``; their places begin at ``at``."""
         if Failure in {*map(type, examples)}:
             return next(each for each in examples if type(each) is Failure)
-        work, rows = self.work, len(examples)
+        rows = len(examples)
         ns[work.batched_at] += rows
         began = time.perf_counter_ns()
         try:
             collate = work.collate
             if collate is not None:
+                work.seed_collate(number)
                 return collate_examples(collate, examples)
             return batch_of(examples, self.recycler)
         except Exception as error:
@@ -207,14 +227,16 @@ class SegmentRunner:
             self._count_gathered(ns, stop - start)
         elif self.rows is not None:
             work = self._own_work()
-            values = self._outputs(work, task.number, task.indices, lambda: task.places, ns)
+
+            def make(_: bool) -> list[Any]:
+                return self._outputs(work, task.number, task.indices, lambda: task.places, ns)
+
+            values = self._make(work, make, ns)
             if self.worker_pool.may_deliver():
                 task.values = values
         elif remote is not None and self.is_sent and self.work.worth_sending:
             sent = self._values_to_send(task, start, stop, ns)
-            rows = RemoteRows(
-                self._delivery, self._own_work, self.recycler, self.tally, task, remote, ns
-            )
+            rows = RemoteRows(self._delivery, self._own_work, self.recycler, task, remote, ns)
             rows.compute(start, stop, sent)
         else:
             work = self._own_work()
@@ -223,25 +245,47 @@ class SegmentRunner:
                 end = at + 1 if is_watched else stop  # so that it is known which one is stuck
                 if is_watched and HERE.spot is not None:
                     HERE.spot.at_row(at - start, 0)
-                values = self._work_rows(work, task, at, end, ns)
+                make_rows = functools.partial(self._work_rows, work, task, at, end, ns)
+                values = self._make(work, make_rows, ns)
                 if not self.worker_pool.may_deliver():
                     return ns
                 self._delivery.deliver(task, at, values, ns)
+                if self._own_thread is not None and task.items is not None:
+                    task.kept += task.items[at:end]
+            if self.segment.batch is None:
+                self._end_kept(task)
         if self.segment.batches_in:  # its stages counted one batch, the only one in the task
             assert task.items is not None
             each, stages = task.items[start].rows, self.work.stages
             ns[stages : 2 * stages] = [batches * each for batches in ns[stages : 2 * stages]]
         return ns
 
-    def _work_rows(self, work: Work, task: Task, start: int, stop: int, ns: list[int]) -> list[Any]:
-        copied = None
+    def _make(self, work: Work, make: Callable[[bool], list[Any]], ns: list[int]) -> list[Any]:
+        """Make values, with draws of the user's code that do not depend on who calls it."""
+        alone = self._own_thread
+        return make(False) if alone is None else alone.make(work, make, ns)
+
+    def _end_kept(self, task: Task) -> None:
+        with self.worker_pool.lock:
+            for item in task.kept:
+                item.end_use()
+        task.kept.clear()
+
+    def _work_rows(
+        self, work: Work, task: Task, start: int, stop: int, ns: list[int], may_repeat: bool
+    ) -> list[Any]:
+        copied, keeps = None, self._own_thread is not None
         if task.items is None:
-            values = work.fetcher.fetch(task.indices[start:stop], ns)
+            values = work.read(task.indices[start:stop], task.places[start:stop], ns)
         elif self.segment.joins and not self._joins_batches:
-            values = self._joined(task.items[start:stop])
+            values = self._joined(task.items[start:stop], keeps=keeps)
+        elif self.segment.shares_items:
+            values = self._lent_values(task.items[start:stop], keeps=keeps)
+            copied = self.recycler.copy
+        elif keeps:
+            values = [self._kept_value(item, may_repeat) for item in task.items[start:stop]]
         else:
-            values = self.stored_values(task.items[start:stop], own=self.segment.shares_items)
-            copied = self.recycler.copy if self.segment.shares_items else None
+            values = list(map(self.stored_value, task.items[start:stop]))
         use_keys = task.use_keys[start:stop] if task.use_keys is not None else None
         work.apply(values, task.places[start:stop], use_keys, ns, copied)
         return values
@@ -254,7 +298,7 @@ class SegmentRunner:
             return None
         if self.segment.joins:
             return self._joined(task.items[start:stop])
-        return self.stored_values(task.items[start:stop], own=True)
+        return self._lent_values(task.items[start:stop])
 
     def _join(self, values: list[Any]) -> Packed:
         """Return full sequences as rows; failures leave theirs as they are."""
@@ -267,9 +311,9 @@ class SegmentRunner:
                     batch.put(row, [value])
         return batch.finish()
 
-    def _joined(self, items: list[Item]) -> list[Any]:
+    def _joined(self, items: list[Item], *, keeps: bool = False) -> list[Any]:
         """Return packed sequences, joined; failed ones as they are."""
-        values = self.stored_values(items, own=True)
+        values = self._lent_values(items, keeps=keeps)
         rows = starmap(Packed, zip(*self._join(values), strict=True))
         return [
             value if type(value) is Failure else row
@@ -309,11 +353,43 @@ class SegmentRunner:
         if task.failed is not None and task.batch is None:
             task.values = [task.failed[1]]
         else:
-            values = self._complete_batches(self._own_work(), task)
+            values = self._completed(self._own_work(), task)
             if not self.worker_pool.may_deliver():
                 return
             task.values = values
+        self._end_kept(task)
         task.batch = task.builder = task.indices = task.items = None
+
+    def _completed(self, work: Work, task: Task) -> list[Any]:
+        """Return the batches of a task, whose rows are written."""
+        segment, ns = self.segment, [0] * self._counters
+        assert segment.batch is not None
+        again = False
+
+        def make(_: bool) -> list[Any]:
+            nonlocal again
+            if again:  # the user's code may have changed the examples, or the batch
+                self._make_rows(work, task)
+            again = True
+            return self._complete_batches(work, task, ns)
+
+        calls = segment.batch_maps or segment.batch.collate is not None
+        values = self._make(work, make, ns) if calls else make(False)
+        if segment.batch_maps:
+            with self.worker_pool.lock:
+                self.account(ns)
+        return values
+
+    def _make_rows(self, work: Work, task: Task) -> None:
+        """Write all rows of a task anew."""
+        task.failed = None
+        self.allocate(task)
+        if task.batch is not None:
+            self._gather(task, 0, task.rows)
+            return
+        ns = [0] * self._counters
+        values = self._work_rows(work, task, 0, task.rows, ns, may_repeat=True)
+        self._delivery.deliver(task, 0, values, ns)
 
     def failure_at(self, task: Task, row: int, stage: int, error: Exception) -> Failure:
         """Return the failure of a stage on a row, or on the batch if it works on batches."""
@@ -331,12 +407,13 @@ class SegmentRunner:
         self._delivery.fail(task, row, failure)
         return False
 
-    def _complete_batches(self, work: Work, task: Task) -> list[Any]:
+    def _complete_batches(self, work: Work, task: Task, ns: list[int]) -> list[Any]:
         try:
             if task.batch is not None:
                 assert self.rows is not None
                 values = self.rows.split(task.batch, self.group)
             else:
+                work.seed_collate(task.number)
                 values = [task.builder.finish(work.collate)]
         except Exception as error:
             pass_on(error)
@@ -345,34 +422,46 @@ class SegmentRunner:
             row, failure = task.failed
             values[row // self.group :] = [failure] * (len(values) - row // self.group)
         if self.segment.batch_maps:
-            ns = [0] * self._counters
             self._finish(work, values, task.number, ns, task.rows)
-            with self.worker_pool.lock:
-                self.account(ns)
         return values
 
-    def stored_values(self, items: list[Item], *, own: bool) -> list[Any]:
-        """Return stored values: copies, except for last uses and for functions that only read."""
-        if not own:
-            return list(map(self.stored_value, items))
+    def _lent_values(self, items: list[Item], *, keeps: bool = False) -> list[Any]:
+        """Return stored values themselves; their uses end, unless they are kept."""
         values = [item.task.values[item.row] for item in items]
-        with self.worker_pool.lock:
-            for item in items:
-                item.end_use()
+        if not keeps:
+            with self.worker_pool.lock:
+                for item in items:
+                    item.end_use()
         return values
+
+    def _kept_value(self, item: Item, may_repeat: bool) -> Any:
+        """Return a copy of a stored value, whose use does not end yet; as ``stored_value``.
+
+        Raises CannotRepeat where the value of a last use would have to be copied, and cannot.
+        """
+        value = self._copied_value(item, last_too=may_repeat)
+        if may_repeat and type(value) is Failure and self._is_last(item):
+            raise CannotRepeat
+        return value
 
     def stored_value(self, item: Item) -> Any:
         """Return a copy of a stored value, for its last use the value itself."""
-        value = item.task.values[item.row]
-        # Asked for in this order: once it is settled, uses only become fewer.
-        is_last = item.settled and item.scheduled == 1
-        if not is_last and type(value) is not Failure:
-            try:
-                value = self.recycler.copy(value)
-            except Exception as error:
-                pass_on(error)
-                inputs = self.work.inputs
-                value = inputs.copy_failure(error, *inputs.places([item.ordinal]))
+        value = self._copied_value(item)
         with self.worker_pool.lock:
             item.end_use()
         return value
+
+    def _copied_value(self, item: Item, *, last_too: bool = False) -> Any:
+        value = item.task.values[item.row]
+        if type(value) is Failure or (self._is_last(item) and not last_too):
+            return value
+        try:
+            return self.recycler.copy(value)
+        except Exception as error:
+            pass_on(error)
+            inputs = self.work.inputs
+            return inputs.copy_failure(error, *inputs.places([item.ordinal]))
+
+    def _is_last(self, item: Item) -> bool:
+        # Asked for in this order: once it is settled, uses only become fewer.
+        return item.settled and item.scheduled == 1

@@ -9,7 +9,7 @@ even if the cache has them by then.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -89,13 +89,21 @@ class Fetcher:
 
         lookups.expect(list(places), read_ahead if self.reader is not None else None)
 
-    def fetch(self, indices: NDArray[np.int64], ns: list[int]) -> list[Any]:
+    def fetch(
+        self, indices: NDArray[np.int64], ns: list[int], seed: Callable[[int], None] | None = None
+    ) -> list[Any]:
         """Return examples by index; failed ones as ``Failure``.
 
         With a cache, they come as ``apply`` needs them: as they were found, or as a ``Miss``.
+
+        Args:
+            indices: the examples.
+            ns: the counters that are added to.
+            seed: called before one of them is read, with its row among ``indices``. Examples are
+                then read one by one.
         """
         if self._cache is None:
-            return self._read(indices, ns)
+            return self._read(indices, ns, seed, range(len(indices)))
         found = self._look_up(indices, ns)
         if Miss not in map(type, found):
             return found
@@ -104,7 +112,7 @@ class Fetcher:
         for start in range(0, len(missing), step):
             some = missing[start : start + step]
             began = time.perf_counter_ns()
-            values = self._read(indices[some], ns)
+            values = self._read(indices[some], ns, seed, some)
             cost_ns = (time.perf_counter_ns() - began) // len(some)
             for at, value in zip(some, values, strict=True):
                 found[at].value, found[at].cost_ns = value, cost_ns
@@ -134,9 +142,21 @@ class Fetcher:
         ns[self._stages + at] += len(indices)
         return found
 
-    def _read(self, indices: NDArray[np.int64], ns: list[int]) -> list[Any]:
-        start = time.perf_counter_ns()
-        values = self._fetch_source(indices, self.reader or self._indexed)
+    def _read(
+        self,
+        indices: NDArray[np.int64],
+        ns: list[int],
+        seed: Callable[[int], None] | None,
+        rows: Sequence[int],
+    ) -> list[Any]:
+        start, reads = time.perf_counter_ns(), self.reader or self._indexed
+        if seed is None:
+            values = self._fetch_source(indices, reads)
+        else:
+            values = []
+            for at, row in enumerate(rows):
+                seed(row)
+                values += self._fetch_source(indices[at : at + 1], reads)
         if HERE.spot is not None:
             HERE.spot.leave()
         ns[0] += time.perf_counter_ns() - start

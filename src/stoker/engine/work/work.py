@@ -1,8 +1,7 @@
 """A segment's operations on its inputs, in any thread or process.
 
 An exception becomes a ``Failure`` in place of the value, and is raised when an output that needs it
-is handed out. The first calls of a random map are watched for draws from global generators. The
-result goes into the tally, and the consumer warns.
+is handed out.
 
 A cache is one of the operations of the first segment. Misses (``fetcher``) go through the
 operations before the cache one by one, which times them, are offered to the cache, and then go on
@@ -13,21 +12,25 @@ The time spent is added to ``ns``, which is a segment's ``counters()``.
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stoker.basics.buffers import copy_lent_parts
+from stoker.basics.generators import SeededGenerator, global_generators
 from stoker.basics.signals import pass_on
 from stoker.engine.plan.address import WorkAddress
 from stoker.engine.plan.segment import Segment
+from stoker.engine.work.call_seeds import CallSeeds, Place, put_back
 from stoker.engine.work.failure import REJECTED, Failure
 from stoker.engine.work.fetcher import Fetcher
-from stoker.engine.work.generators import UndeclaredRng, device_generator
+from stoker.engine.work.generators import device_generator
 from stoker.engine.work.inputs import InputAddresses
 from stoker.engine.work.spot import HERE
 from stoker.errors import StageError
@@ -52,12 +55,11 @@ class Work:
         source: the pipeline's source, if it is indexed.
         order: the epoch's order; None without an indexed source, and in another process or host,
             which does not need it (``for_another_process``).
-        misdrawn: collects random maps that draw from global generators.
+        held: the generators that the user's objects hold, by caller; None to find them.
 
     Attributes:
         inputs: where its inputs are.
         fetcher: reads examples, in the first segment of an indexed source.
-        legacy_key: keys the seeds of the global generators.
         stages: how many stages have a time of their own: behind these stand their counts of
             examples. ``batch_at`` and ``batched_at``: where the batch stage's are counted.
     """
@@ -68,17 +70,16 @@ class Work:
         address: WorkAddress,
         source: IndexedSource | None,
         order: RankOrder | None,
-        *,
-        misdrawn: list[UndeclaredRng],
+        held: Sequence[Sequence[SeededGenerator]] | None = None,
     ) -> None:
         self.segment = segment
         self.address = address
-        self.misdrawn = misdrawn
+        self._held = held
+        self._seeds: CallSeeds | None = None
         self._source = source
         if segment.renumbered or segment.batches_in:
             order = None
         self.inputs = InputAddresses(address, source, order, are_batches=segment.batches_in)
-        self.legacy_key = rng.key(address.seed, address.epoch, rng.LEGACY)
         self._random = Rekeyed()
         seed, epoch = address.seed, address.epoch
         self._operations = [_prepare(each, seed, epoch) for each in segment.operations]
@@ -101,7 +102,7 @@ class Work:
     def for_thread(self) -> Work:
         """Return this for one thread, with a generator of its own."""
         twin = copy.copy(self)
-        twin._random = Rekeyed()
+        twin._random, twin._seeds = Rekeyed(), None
         return twin
 
     def for_another_process(self) -> Work:
@@ -112,7 +113,46 @@ class Work:
 
     def at(self, address: WorkAddress) -> Work:
         """Return what does the same in another epoch, in another process."""
-        return Work(self.segment, address, self._source, None, misdrawn=[])
+        return Work(self.segment, address, self._source, None, self._held)
+
+    @property
+    def held(self) -> Sequence[Sequence[SeededGenerator]]:
+        """The generators that the user's objects hold, by caller."""
+        if self._held is None:
+            self._held = self.segment.find_generators()
+        return self._held
+
+    @functools.cached_property
+    def holds_generators(self) -> bool:
+        """Whether the user's objects hold any."""
+        return any(self.held)
+
+    def seed_calls(self) -> None:
+        """Seed generators before each call of the user's code, in a process where nobody draws."""
+        if self._seeds is None:
+            self._seeds = CallSeeds(self.segment, self.address, self.held, with_global=True)
+
+    @contextlib.contextmanager
+    def seeding(self, *, with_global: bool) -> Iterator[None]:
+        """Seed generators before each call of the user's code meanwhile, and put them back."""
+        by_id = {id(each.generator): each for held in self.held for each in held}
+        generators = [*by_id.values(), *(global_generators() if with_global else ())]
+        with put_back(generators):
+            self._seeds = CallSeeds(self.segment, self.address, self.held, with_global=with_global)
+            try:
+                yield
+            finally:
+                self._seeds = None
+
+    def read(self, indices: NDArray[np.int64], places: Sequence[int], ns: list[int]) -> list[Any]:
+        """Return examples by index, as ``Fetcher.fetch`` does, from their places in the epoch."""
+        place = self._place(0)
+        if place is None:
+            return self.fetcher.fetch(indices, ns)
+        return self.fetcher.fetch(indices, ns, lambda row: place(places[row], 0))
+
+    def _place(self, caller: int) -> Place | None:
+        return None if self._seeds is None else self._seeds.of(caller)
 
     @property
     def worth_sending(self) -> bool:
@@ -233,7 +273,9 @@ class Work:
     def _again(self, miss: Miss, place: int) -> tuple[Any, bool]:
         """Make an example again, up to the cache; return it, and whether a filter dropped it."""
         one = [self.fetcher.read_again(miss)]
-        self._apply(slice(self._cache_at), one, [place], None, self.segment.counters())
+        unseeded = copy.copy(self)
+        unseeded._seeds = None  # so that random examples differ
+        unseeded._apply(slice(self._cache_at), one, [place], None, self.segment.counters())
         if type(one[0]) is Failure and one[0] is not REJECTED:
             raise one[0].error
         return one[0], one[0] is REJECTED
@@ -249,20 +291,20 @@ class Work:
         draw_at = self._random.at
         on_device = device_generator if self.segment.on_device else None
         in_batches = self.segment.batches_in
-        first = self._first + (which.start or 0)
+        first, shift = self._first + (which.start or 0), 0
         if self._cache is not None and (which.start or 0) >= self._cache_at:
-            first += 1  # the cache's time is counted between
-        spot = HERE.spot
-        for number, (stage, compiled, key, many) in enumerate(self._operations[which], first):
+            first, shift = first + 1, 1  # the cache's time is counted between
+        spot, seeds = HERE.spot, self._seeds
+        for number, (stage, fn, key, many) in enumerate(self._operations[which], first):
             start = time.perf_counter_ns()
-            fn = stage.watch(compiled, self._tell)
+            place = None if seeds is None else seeds.of(number - shift)
             others = self._others(stage, places)
             passed_by = 0
             is_choosy, is_timed = others is not None or stage.repeats_only, stage.clock
             if spot is not None:
                 spot.enter(number)
             made = None
-            if many is not None and fn is compiled and not is_choosy and len(values) > 1:
+            if many is not None and not is_choosy and len(values) > 1:
                 made = self._do_many(many, key, values, places, use_keys)
             for i, value in enumerate(values):
                 if type(value) is Failure:
@@ -278,6 +320,8 @@ class Work:
                     passed_by += 1
                     continue
                 try:
+                    if place is not None:
+                        place(places[i], use_key)
                     if is_timed:
                         more: list[Any] = [self._time_at(places[i])]
                         if key is not None:
@@ -328,12 +372,14 @@ class Work:
             rows: how many examples the batch has.
         """
         spot = HERE.spot
+        shift = int(self._cache is not None)  # it has a time of its own, and calls nothing
         for at, (stage, fn, key, _) in enumerate(self._batch_maps, self._after):
             start = time.perf_counter_ns()
-            fn = stage.watch(fn, self._tell)
             if spot is not None:
                 spot.enter(at)
             try:
+                if (seed := self._place(at - shift)) is not None:
+                    seed(self.inputs.batch_place(number), use_key)
                 if key is None:
                     batch = fn(batch)
                 else:
@@ -350,6 +396,12 @@ class Work:
             ns[self.stages + at] += rows
         return batch
 
+    def seed_collate(self, number: int) -> None:
+        """Seed generators for the user's ``collate`` of batch ``number``."""
+        place = self._place(self._first + len(self._operations))
+        if place is not None:
+            place(self.inputs.batch_place(number), 0)
+
     @property
     def collate(self) -> Collate | None:
         """The user's ``collate``; None if there is none."""
@@ -362,9 +414,6 @@ class Work:
         assert HERE.spot is not None
         HERE.spot.enter(self.batch_at)
         return self.segment.batch.collate(examples)
-
-    def _tell(self, found: int | Operation, names: str) -> None:
-        self.misdrawn.append((found, names))
 
 
 # Examples on their way to the cache, from it, or left out there.

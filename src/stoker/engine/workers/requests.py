@@ -1,21 +1,16 @@
 """Runs requests in a worker outside the training process: fetches, maps and batches.
 
-Worker processes and actors use it. Global generators are seeded anew for each use that a user's
-function or dataset sees, so a process does one request at a time.
+Worker processes and actors use it. Generators are seeded anew for each call of the user's code, so
+a process does one request at a time.
 """
 
 from __future__ import annotations
 
 import pickle
-import random
-import sys
 import time
 import traceback
 from collections.abc import Iterator, Sequence
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from stoker.basics import pytree
 from stoker.basics.buffers import Recycler
@@ -24,7 +19,6 @@ from stoker.engine.work.spot import HERE
 from stoker.engine.work.work import Work
 from stoker.engine.workers.tasks import Request
 from stoker.errors import StageError, UnlikeError, describe_error, without_own_frames
-from stoker.schedule import rng
 from stoker.stages.batching.builder import Builder, Misfits, collated
 from stoker.transport.channel import Arena
 from stoker.transport.flatten import Flattener
@@ -34,8 +28,6 @@ from stoker.transport.flatten import Flattener
 _AHEAD = 16
 # Raw bytes that a worker holds beside the batch. Chosen, not measured.
 _AHEAD_BYTES = 1 << 20
-# Sets the seeds of batches apart from those of examples: no example has so large a number.
-_BATCHES = 1 << 62
 
 
 class WorkExecutor:
@@ -56,6 +48,7 @@ class WorkExecutor:
 
         Arrays of the answer may lie in ``outbox``, which sends it.
         """
+        work.seed_calls()
         values = self._examples(work, request, ns, slot)
         batch = work.segment.batch
         for i, value in enumerate(values):
@@ -81,13 +74,13 @@ class WorkExecutor:
         builder = Builder(len(values), batch.collate, self._recycler)
         try:
             builder.put(0, values)
+            work.seed_collate(request.number)
             made = builder.finish()
         except Exception as error:
             failure = work.batch_failure(error, request.number, request.places)
             return Failure(_plain(failure.error))
         finally:
             ns[work.batch_at] += time.perf_counter_ns() - began_ns
-        self._reseed(work, work.inputs.batch_place(request.number), _BATCHES)
         made = work.finish(made, request.number, 0, ns, len(values))
         return Failure(_plain(made.error)) if isinstance(made, Failure) else made
 
@@ -105,10 +98,10 @@ class WorkExecutor:
         if indices is None and segment.is_plain:
             return values
         if indices is not None and segment.is_plain and not draws and HERE.spot is None:
-            return work.fetcher.fetch(indices, ns)
-        # Each is read after its own seeds, and so that it is known which one is stuck.
+            return work.read(indices, request.places, ns)
+        # Users' examples are read one by one anyway, or so that it is known which one is stuck.
         most = 1 if draws or HERE.spot is not None else _AHEAD
-        coming = iter(values) if indices is None else _read(work, indices, ns, most)
+        coming = iter(values) if indices is None else _read(work, request, ns, most)
         # Of a pool's items, parts that share memory are copied one by one, as everywhere.
         is_lent = segment.source is None and segment.shares_items and not segment.joins
         copied = self._recycler.copy if is_lent else None
@@ -117,30 +110,21 @@ class WorkExecutor:
         for i, place in enumerate(request.places):
             if spot is not None:
                 spot.at_row(i, slot)
-            self._reseed(work, place, use_keys[i] if use_keys else 0)
             one = [next(coming)]
             if not segment.is_plain:
                 work.apply(one, [place], use_keys and use_keys[i : i + 1], ns, copied)
             examples += one
         return examples
 
-    def _reseed(self, work: Work, place: int, use_key: int) -> None:
-        """Seed the global generators by the example's address, as old datasets draw from them."""
-        seed = rng.mixed(int(work.legacy_key[0]) ^ use_key, place)
-        random.seed(seed)
-        # NumPy's global generator takes seeds of 32 bits.
-        np.random.seed(seed & 0xFFFFFFFF)
-        generator = getattr(sys.modules.get("torch"), "default_generator", None)
-        if generator is not None:  # not so while torch is being imported
-            generator.manual_seed(seed)
 
-
-def _read(work: Work, indices: NDArray[np.int64], ns: list[int], most: int) -> Iterator[Any]:
+def _read(work: Work, request: Request, ns: list[int], most: int) -> Iterator[Any]:
     """Yield examples. Up to ``most`` are read together, but no more than a MiB of them."""
-    start, count = 0, 1
+    start, count, indices = 0, 1, request.indices
+    assert indices is not None
     while start < len(indices):
         before = ns[-1]
-        values = work.fetcher.fetch(indices[start : start + count], ns)
+        stop = start + count
+        values = work.read(indices[start:stop], request.places[start:stop], ns)
         start += len(values)
         each = (ns[-1] - before) // len(values)
         count = max(1, min(most, _AHEAD_BYTES // max(1, each)))

@@ -28,6 +28,7 @@ class Task:
         indices, items: the inputs of its rows: indices of examples in the source, or items.
         places, use_keys: the addresses of its rows (``InputAddresses.places``).
         failed: the first of its rows that failed, and the failure.
+        kept: stored items whose uses end with the task, as it may be made again until then.
     """
 
     runner: Any
@@ -48,6 +49,7 @@ class Task:
     use_keys: list[int] | None = None
     fresh: int = 0
     failed: tuple[int, Any] | None = None
+    kept: list[Any] = field(default_factory=list)
 
 
 class Request(NamedTuple):
@@ -82,6 +84,5 @@ class GivenUp(Exception):
     """A worker process was ended, because it was stuck in an example, and another is there."""
 
 
-Answer = tuple[Any, list[int], list[tuple[int, str]]]
-"""A remote worker's answer to a request: values, the counters of its segment, and which random
-maps drew from global generators."""
+Answer = tuple[Any, list[int]]
+"""A remote worker's answer to a request: values, and the counters of its segment."""

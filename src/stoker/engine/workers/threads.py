@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from stoker.basics.future import start_thread
+from stoker.basics.process import WORKER_NAME
 from stoker.basics.resources import ThreadTimer, usable_cores, usable_memory_bytes
 from stoker.basics.warn import warn
 from stoker.engine.workers.cost import INLINE_BATCH_NS, CostEstimate
@@ -32,7 +33,6 @@ from stoker.engine.workers.task_queue import CHUNK_NS, PROCESS_CHUNK_NS, TaskQue
 from stoker.engine.workers.tasks import SLOTS, Task
 from stoker.engine.workers.tuning import Autotuner, Tuning
 from stoker.engine.workers.watch import Watch
-from stoker.stages.functions.stray_draws import WORKER_NAME
 from stoker.stats import ThreadTrial
 
 # Threads of one run that sleep: 64 wait for 1,000 reads of 60 ms in a second. Chosen, not measured.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -15,7 +15,6 @@ from stoker.basics.buffers import only_reads
 from stoker.images.image_map import Many, releases_gil
 from stoker.schedule.orders.mixed import part_bits
 from stoker.sources.origin import UserObject, check_fields
-from stoker.stages.functions.stray_draws import GlobalDraws
 from stoker.stages.functions.transforms import takes_seed
 from stoker.stages.skip import RAISE, Budget, OnError, budget_of
 from stoker.stages.stage import ChainStage, ChainView, PoolSize
@@ -47,7 +46,6 @@ class Operation(ChainStage):
         budget: its own skip budget, or None for the pipeline's.
         account: tells its budget from those of other stages; 0 where it has none.
         part: of a mixture, the part whose examples alone it is applied to.
-        draws: looks at where it draws from; shared by all pipelines that this stage is in.
         makes_values: whether what the function returns takes the place of what it was given, so
             that None is a mistake.
         repeats_only: whether first uses pass it untouched.
@@ -59,12 +57,10 @@ class Operation(ChainStage):
     budget: Budget | None = None
     account: int = 0
     part: OfPart | None = None
-    draws: GlobalDraws = field(default_factory=GlobalDraws, compare=False, repr=False, kw_only=True)
 
     makes_values = True
     repeats_only = False
     clock = False
-    draws_instead = "Use .random_map(fn), and draw from the rng that fn(x, rng) is given"
 
     @property
     @abstractmethod
@@ -133,25 +129,6 @@ class Operation(ChainStage):
     def key(self, seed: int, epoch: int) -> NDArray[np.uint64] | None:
         """Return what keys its generator in an epoch, None if it draws nothing."""
         return None
-
-    def watch(
-        self, fn: Callable[..., Any], tell: Callable[[int | Operation, str], None]
-    ) -> Callable[..., Any]:
-        """Return what ``compile`` returned, looked at in its first calls for global generators.
-
-        ``tell`` is called once, with their names, and with the stage that draws from them; a random
-        map by its position, for it may be one in another process.
-        """
-        if not self.draws.looks:
-            return fn
-        return self.draws.watch_without_rng(fn, lambda names: tell(self, names))
-
-    def says_of(self, names: str) -> str:
-        """Return what to tell the user who drew from these generators."""
-        return (
-            f"{self.name} drew from {names} in each of its first calls: no seed repeats what it "
-            f"draws, and no resume. {self.draws_instead}"
-        )
 
 
 def check_budget(

@@ -93,7 +93,7 @@ def _serve(
         except (EOFError, ConnectionError):
             return
         except channel.Unloadable as error:
-            channel.send(connection, (unloadable(error), [], []), error.slot, None)
+            channel.send(connection, (unloadable(error), []), error.slot, None)
             continue
         if request is None:
             return
@@ -116,14 +116,12 @@ def _serve(
         untimed_ns += time.perf_counter_ns() - began_ns
         if timer is not None:
             ns[TIMED], untimed_ns = (len(request.places), *timer.read_ns()), 0
-        misdrawn = work.misdrawn
         try:
-            channel.send(connection, (answer, ns, misdrawn), slot, outboxes[slot])
+            channel.send(connection, (answer, ns), slot, outboxes[slot])
         except (BrokenPipeError, ConnectionResetError):
             return
         except Exception as error:
             if isinstance(error, OSError) and resources.lacks_descriptors(error):
                 raise
             sendable = runner.sendable(work, request, answer, error)
-            channel.send(connection, (sendable, ns, misdrawn), slot, outboxes[slot])
-        misdrawn.clear()
+            channel.send(connection, (sendable, ns), slot, outboxes[slot])

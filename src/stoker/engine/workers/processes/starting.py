@@ -15,7 +15,7 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from stoker.basics import resources
-from stoker.basics.process import has_jax_started
+from stoker.basics.process import WORKER_NAME, has_jax_started
 from stoker.basics.signals import defer_interrupts
 from stoker.engine.work.work import Work
 from stoker.engine.workers.processes.descriptors import reading_places
@@ -23,7 +23,6 @@ from stoker.engine.workers.processes.serving import serve
 from stoker.engine.workers.processes.signs import Signs
 from stoker.engine.workers.processes.worker_process import ProcessSlot, WorkerProcess
 from stoker.engine.workers.tasks import SLOTS
-from stoker.stages.functions.stray_draws import WORKER_NAME
 from stoker.transport.channel import Arena
 
 _children: weakref.WeakSet[Any] = weakref.WeakSet()

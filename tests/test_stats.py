@@ -487,7 +487,7 @@ def test_waiting_for_the_gil_is_told_from_sleeping() -> None:
 
     def found() -> WorkerTime | None:
         train = stoker.from_arrays(np.arange(20_000), seed=0).map(holds_the_gil).batch(64)
-        train = train.workers(2)
+        train = train.workers(2, kind="thread")
         with iter(train) as batches:
             for _ in batches:
                 time_of = train.stats().worker_time

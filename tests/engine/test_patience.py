@@ -198,29 +198,11 @@ def test_a_whole_batch_is_named_by_its_number(stuck: Stuck, kind: str) -> None:
     assert (raised.value.index, raised.value.batch) == (None, 1)
 
 
-def test_who_holds_the_lock_that_others_need_ends_the_run(
-    stuck: Stuck, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(threads, "_JOIN_S", 0.01)
-
-    class Uncopyable:
-        def __init__(self) -> None:
-            self.connection = (each for each in "x")
-
-        def __call__(self, row: Any) -> Any:
-            return stuck.on_example(row)
-
-    train = numbers().map(Uncopyable(), on_error=5).batch(4).workers(2, patience=PATIENCE)
-    with pytest.raises(stoker.StageError) as e:
-        drain(train)
-    assert "holds the lock" in "".join(e.value.__notes__)
-    assert e.value.index == STUCK
-
-
 def test_ctrl_c_ends_a_run_that_is_stuck(stuck: Stuck, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads, "_JOIN_S", 0.01)
     stuck.on_stuck = lambda: os.kill(os.getpid(), signal.SIGINT)
-    train = numbers().map(stuck.on_example).batch(4).workers(2, patience="1h")
+    train = numbers().map(stuck.on_example).batch(4)
+    train = train.workers(2, kind="thread", patience="1h")
     with pytest.raises(KeyboardInterrupt):
         list(train)
 
@@ -234,7 +216,7 @@ def test_processes_that_stay_are_replaced_for_later_epochs_too(
         multiprocessing, "get_context", lambda: multiprocessing.context.ForkServerContext()
     )
     train = numbers().map(stuck.on_example, on_error=1).batch(4)
-    train = train.workers(2, kind="process", patience="300ms")
+    train = train.workers(2, kind="process", persistent=True, patience="300ms")
     expected = [n for n in range(22) if n != STUCK]
     for _ in range(2):
         batches, _ = drain(train)
@@ -274,5 +256,5 @@ def test_wrong_patience_is_refused(
 
 def test_it_is_shown() -> None:
     train = numbers().batch(4).workers(2, patience="90 s")
-    assert "2 thread workers, patience 1.5 min" in str(train)
+    assert "2 workers, patience 1.5 min" in str(train)
     assert GIVES_UP == 4  # as the documentation says

@@ -39,6 +39,7 @@ class Runner:
         each: Callable[[int], object] = lambda number: None,
     ) -> None:
         self.depth = depth
+        self.is_sent = False
         self.cost = cost or CostEstimate(1)
         self.each = each
         self.needs: dict[int, list[Task]] = {}

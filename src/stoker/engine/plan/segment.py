@@ -105,8 +105,11 @@ class Segment:
 
     @property
     def joins_batches(self) -> bool:
-        """Whether full sequences are joined straight into the rows of a batch."""
-        return self.joins > 0 and self.only_stacks
+        """Whether full sequences are joined straight into the rows of a batch.
+
+        Not for users' maps of batches: processes get the sequences, joined, and make the batch.
+        """
+        return self.joins > 0 and self.only_stacks and not self.users_code
 
     @cached_property
     def reads_what_is_cached(self) -> bool:

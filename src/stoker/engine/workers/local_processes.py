@@ -29,6 +29,7 @@ from stoker.engine.workers.processes.worker_process import ProcessSlot
 from stoker.engine.workers.samples import TIMED
 from stoker.engine.workers.threads import WorkerPool
 from stoker.engine.workers.tuning import Autotuner
+from stoker.stages.functions.held_generators import find_connections
 
 # The work until it is decided, or a batch if that is less. Chosen, not measured.
 _TRIAL_NS = 5_000_000
@@ -207,6 +208,12 @@ def why_inline(works: list[Work]) -> str | None:
             return (
                 "JAX runs threads in this process, which a fork would lose: call "
                 "multiprocessing.set_start_method('forkserver') where the program begins"
+            )
+        objects = [each.value for work in works for each in work.segment.users_code]
+        if connections := find_connections(objects):
+            return (
+                f"{connections[0]} is open, which all forked processes would share: open it in "
+                "the first call"
             )
         return _why_polars_hangs(works)
     return _why_not_imported(works, method)

@@ -1,4 +1,4 @@
-"""Finds the random generators that a user's objects hold, wherever they keep them.
+"""Finds what a user's objects hold, wherever they keep it: generators, and open connections.
 
 It looks at what objects consist of, and runs none of their code: attributes and slots, what classes
 share, items of containers, closures, defaults, what ``partial`` and methods are bound to, and the
@@ -47,11 +47,23 @@ def find_generators(objects: Iterable[Any]) -> list[SeededGenerator]:
     return search.found
 
 
+def find_connections(objects: Iterable[Any]) -> list[str]:
+    """Return where objects hold sockets and running programs.
+
+    Processes that are forked with them would share them, and take each other's answers.
+    """
+    search = _Search()
+    for each in objects:
+        search.visit(each)
+    return search.connections
+
+
 class _Search:
     """A search, breadth first: paths are as short as they can be, and cycles end."""
 
     def __init__(self) -> None:
         self.found: list[SeededGenerator] = []
+        self.connections: list[str] = []
         self._left: deque[tuple[Sequence[Any], str]] = deque()
         self._seen: dict[int, Any] = {}  # with the objects: an id may be used again otherwise
         self._may_hold: dict[type, bool] = {}
@@ -86,7 +98,9 @@ class _Search:
 
     def _look_at(self, kind: type, values: Sequence[Any], path: str) -> None:
         """Look at objects of one type, which are found in the same place."""
-        if kind_of_generators(kind) is not None:
+        if issubclass(kind, _connections()):
+            self.connections.append(path)
+        elif kind_of_generators(kind) is not None:
             wrapped = [generator_of(value, path) for value in self._new(values)]
             self.found += [each for each in wrapped if each is not None]
         elif issubclass(kind, (*_CONTAINERS, np.ndarray)):
@@ -167,6 +181,18 @@ class _Search:
         if _is_users(function.__module__):
             for name, value in _globals_of(function):
                 self._add(value, f"{path}'s global `{name}`")
+
+
+def _connections() -> tuple[type, ...]:
+    """Return the types of connections, as far as the program has imported them."""
+    found = (
+        getattr(sys.modules.get(module), name, None)
+        for module, name in (
+            ("socket", "socket"),
+            ("subprocess", "Popen"),
+        )
+    )
+    return tuple(each for each in found if isinstance(each, type))
 
 
 def _may_hold(kind: type) -> bool:

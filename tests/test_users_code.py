@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import random
 import textwrap
 import time
 import warnings
@@ -290,3 +291,34 @@ def test_a_fork_that_would_hang_polars_is_not_made(tmp_path: Path) -> None:
     assert inline
     assert "map(counted) is defined where Polars is imported" in told
     assert "set_start_method('forkserver')" in told
+
+
+def test_what_remembers_is_told_by_its_name() -> None:
+    class Counts:
+        def __init__(self) -> None:
+            self.calls = 0
+
+        def __call__(self, value: Any) -> Any:
+            self.calls += 1
+            return value + self.calls
+
+    p = stoker.from_arrays(np.arange(60)).map(Counts()).batch(4)
+    with pytest.warns(UserWarning, match=r"map\(Counts\): an example comes out different behind"):
+        list(p)
+
+
+def test_what_only_draws_is_not() -> None:
+    class Draws:
+        def __init__(self) -> None:
+            self.rng = np.random.default_rng(0)
+            self.kept: dict[int, Any] = {}
+
+        def __call__(self, value: Any) -> Any:
+            self.kept[int(value)] = self.kept.get(int(value), value)
+            return self.kept[int(value)] + self.rng.random() + random.random()
+
+    def build() -> stoker.Pipeline[Any]:
+        return stoker.from_arrays(np.arange(60), seed=0).map(Draws()).batch(4)
+
+    expected = [batch.tolist() for batch in build().workers(0)]
+    assert [batch.tolist() for batch in build()] == expected

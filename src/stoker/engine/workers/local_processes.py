@@ -10,6 +10,7 @@ stays inline, and then for the pipeline's life.
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import inspect
 import multiprocessing
@@ -17,6 +18,7 @@ import sys
 from collections.abc import Callable, Sequence
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
+from typing import Any
 
 from stoker.basics.process import has_jax_started, has_polars_started
 from stoker.basics.resources import usable_memory_bytes
@@ -27,6 +29,7 @@ from stoker.engine.workers.kept_processes import KeptProcesses
 from stoker.engine.workers.processes import starting
 from stoker.engine.workers.processes.worker_process import ProcessSlot
 from stoker.engine.workers.samples import TIMED
+from stoker.engine.workers.tasks import Comparison, Request
 from stoker.engine.workers.threads import WorkerPool
 from stoker.engine.workers.tuning import Autotuner
 from stoker.stages.functions.held_generators import find_connections
@@ -92,8 +95,7 @@ def make_pool(
     def add(more: int) -> list[ProcessSlot]:
         return starting.start(more, works, slots[0].crew, watched=watched)
 
-    ats = [work.address.at for work in host]
-    first = FirstProcess(slots, add, count, ats, autotuner, grows=grows)
+    first = FirstProcess(slots, add, count, works, autotuner, grows=grows)
     return WorkerPool(count, depths, autotuner, rest=rest, first=first)
 
 
@@ -120,7 +122,7 @@ class FirstProcess:
         slots: those of the process.
         add: starts so many more.
         count: the number of processes.
-        ats: which segments are on the host.
+        works: those of the segments on the host, by depth.
         autotuner: has their costs, and keeps what is decided.
         grows: whether there may be more for examples that wait.
     """
@@ -130,7 +132,7 @@ class FirstProcess:
         slots: list[ProcessSlot],
         add: Callable[[int], list[ProcessSlot]],
         count: int,
-        ats: Sequence[int],
+        works: Sequence[Work],
         autotuner: Autotuner,
         *,
         grows: bool,
@@ -139,15 +141,39 @@ class FirstProcess:
         self._add = add
         self._count = count
         self._grows = grows
-        self._ats = ats
+        self._works = works
         self._autotuner = autotuner
         self._wall_ns = self._wanted_ns = 0
+        self._compared: set[int] = set()
         self._measured: dict[CostEstimate, _Measured] = {}
 
     @property
-    def slot(self) -> ProcessSlot:
+    def slot(self) -> FirstProcess:
         """What runs requests."""
-        return self._slots[0]
+        return self
+
+    def run(self, request: Request) -> contextlib.AbstractContextManager[Any]:
+        """Run a request, as ``ProcessSlot.run`` does.
+
+        The first two examples of a segment are made in two orders before, and a difference told:
+        then other processes, which each see some of the examples, would make other ones.
+        """
+        segment, (slot, *_) = self._works[request.depth].segment, self._slots
+        if (
+            len(request.places) > 1
+            and segment.cache is None
+            and request.depth not in self._compared
+        ):
+            self._compared.add(request.depth)
+            with slot.run(Comparison(request.part(slice(2)))) as differs:
+                if differs is True:
+                    names = ", ".join(each.name for each in segment.users_code)
+                    warn(
+                        f"{names}: an example comes out different behind other examples. Code that "
+                        "remembers, as a counter does, depends on the number of workers: take "
+                        ".workers(0), or keep nothing between calls"
+                    )
+        return slot.run(request)
 
     def note(
         self, cost: CostEstimate, rows: int, work_ns: int, handing_ns: int, spent: list[int]
@@ -160,7 +186,8 @@ class FirstProcess:
 
     def is_costly(self) -> bool | None:
         """Whether the work is worth processes; None while that is not known."""
-        costs = [self._autotuner.costs[at] for at in self._ats if at in self._autotuner.costs]
+        ats = {work.address.at for work in self._works} & self._autotuner.costs.keys()
+        costs = [self._autotuner.costs[at] for at in ats]
         each = [(cost, self._measured.get(cost)) for cost in costs]
         if not all(cost.rows if found is None else found.rows for cost, found in each):
             return None  # of several segments the later ones come late: a pool is filled first

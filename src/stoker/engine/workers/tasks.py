@@ -80,6 +80,12 @@ class Request(NamedTuple):
         )
 
 
+class Comparison(NamedTuple):
+    """Asks a process whether examples come out the same in two orders."""
+
+    request: Request
+
+
 class GivenUp(Exception):
     """A worker process was ended, because it was stuck in an example, and another is there."""
 

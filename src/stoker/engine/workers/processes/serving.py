@@ -19,6 +19,7 @@ from stoker.engine.workers.processes.descriptors import reopen_descriptors
 from stoker.engine.workers.processes.signs import Signs
 from stoker.engine.workers.requests import WorkExecutor, unloadable
 from stoker.engine.workers.samples import SAMPLED_NS, TIMED
+from stoker.engine.workers.tasks import Comparison
 from stoker.transport import channel
 from stoker.transport.channel import Arena
 
@@ -105,6 +106,11 @@ def _serve(
                 if work.segment.cache is not None:
                     work.segment.cache.flush()
             channel.send(connection, None, slot, None)
+            continue
+        if isinstance(request, Comparison):
+            work, request = works[request.request.depth], request.request
+            differs = runner.depends_on_order(work, request)
+            channel.send(connection, differs, slot, None)
             continue
         work = works[request.depth]
         ns = work.segment.counters()

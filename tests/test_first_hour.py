@@ -135,7 +135,7 @@ SOURCES: Mistakes = [
     (lambda: s.from_csv("rows.csv", ["a"], delimiter=";"), "only 'a,b': name those of its first"),
     (lambda: s.from_csv("rows.csv", "a"), "such as ['x', 'y'], not 'a'"),
     (lambda: s.from_csv("rows.csv", delimiter="; "), "one character, such as ';'"),
-    (lambda: list(s.from_jsonl("rows.jsonl")), "(rows.jsonl:2): ValueError: this is not JSON"),
+    (lambda: list(s.from_jsonl("rows.jsonl")), "/rows.jsonl:2): ValueError: this is not JSON"),
     (lambda: s.from_text("train"), "train is a folder: give the files in it, as train/*"),
     (lambda: s.from_tokens("tokens.bin", 8), "Say so, such as dtype='uint16'"),
     (lambda: s.from_tokens("tokens.bin", 1000, dtype="uint16"), "the longest of 1 files has 100"),
@@ -283,7 +283,7 @@ STATES: Mistakes = [
 PICTURES: Mistakes = [
     (lambda: images.decode("a.png"), "read it with Path(name).read_bytes()"),  # type: ignore[arg-type]
     (lambda: images.decode(b""), "cannot identify an image in an empty file"),
-    (lambda: list(pictures("bad").map(images.decode, on="image")), "example 0 (bad/cat/x.jpg)"),
+    (lambda: list(pictures("bad").map(images.decode, on="image")), "/bad/cat/x.jpg)"),
     (lambda: images.resize(-3), "a number of pixels, or height and width, not -3"),
     (lambda: im.resize(np.zeros((8, 8, 3))), ".map(stoker.images.resize(224), on='image')"),
     (lambda: im.random_resized_crop(8, scale=2), "the smallest and the largest value"),

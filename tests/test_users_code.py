@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import random
 import textwrap
+import threading
 import time
 import warnings
 from collections.abc import Callable
@@ -322,3 +323,17 @@ def test_what_only_draws_is_not() -> None:
 
     expected = [batch.tolist() for batch in build().workers(0)]
     assert [batch.tolist() for batch in build()] == expected
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.001])
+def test_what_cannot_be_sent_from_a_process_stays(seconds: float) -> None:
+    def held(value: Any) -> Any:
+        spin(seconds)
+        return value, threading.Lock()
+
+    p = stoker.from_arrays(np.arange(60)).map(held).batch(4, collate=list)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert [int(x) for batch in p for x, _ in batch] == list(range(60))
+    told = [str(each.message) for each in caught]
+    assert [("cannot be sent from a process" in each) for each in told] == [True] * bool(seconds)

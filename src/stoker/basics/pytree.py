@@ -283,7 +283,7 @@ def deep_copy(value: Any) -> Any:
 
 def _copy_leaf(leaf: Any) -> Any:
     if isinstance(leaf, np.ndarray):
-        return leaf.copy() if leaf.dtype != object else copy.deepcopy(leaf)
+        return leaf.copy(order="K") if leaf.dtype != object else copy.deepcopy(leaf)
     if is_immutable(leaf):
         return leaf
     if is_tensor(leaf):
@@ -307,7 +307,7 @@ def copy_views(value: Any) -> Any:
 
 def _copy_view(leaf: Any) -> Any:
     if isinstance(leaf, np.ndarray):
-        return leaf if leaf.base is None else leaf.copy()
+        return leaf if leaf.base is None else leaf.copy(order="K")
     if is_tensor(leaf) and not is_sparse(leaf) and leaf.untyped_storage().nbytes() > leaf.nbytes:
         return leaf.clone()
     return leaf

@@ -103,7 +103,9 @@ class Run:
             raise
         self._kept_workers = kept = setup.kept_workers
         pool = streams.worker_pool
-        self._may_warn = kept.actors is not None or bool(pool.watch or pool.tells_of_cost)
+        self._may_warn = kept.actors is not None or bool(
+            pool.watch or pool.tells_of_cost or pool.is_trying
+        )
         self._wait_ns = time.perf_counter_ns() - began  # iter() may start processes
 
     @property

@@ -23,6 +23,8 @@ class Rejected(Exception):
     """The error of an example that a filter dropped."""
 
 
+SENDING = "worker process"
+"""The stage of values that did not survive the way from a process, or to it."""
 REJECTED = Failure(Rejected())
 ENDED = -1
 """The part of a failure that ended a stream: it is never skipped, nor left out of a batch."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from stoker.engine.plan.address import WorkAddress
-from stoker.engine.work.failure import Failure
+from stoker.engine.work.failure import SENDING, Failure
 from stoker.errors import StageError, UnlikeError
 from stoker.schedule.dealing import RankOrder, Stride
 from stoker.schedule.orders.order import as_array
@@ -128,7 +128,7 @@ class InputAddresses:
 
     def send_failure(self, error: Exception, place: int) -> Failure:
         """Return an error in sending back a worker process's result as an example's failure."""
-        return self.failure("worker process", error, place)
+        return self.failure(SENDING, error, place)
 
     def batch_failure(
         self, stage: str, error: Exception, number: int, places: Sequence[int] = ()

@@ -15,7 +15,7 @@ import functools
 import inspect
 import multiprocessing
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from typing import Any
 from stoker.basics.process import has_jax_started, has_polars_started
 from stoker.basics.resources import usable_memory_bytes
 from stoker.basics.warn import warn
+from stoker.engine.work.failure import SENDING, Failure
 from stoker.engine.work.work import Work
 from stoker.engine.workers.cost import INLINE_BATCH_NS, CostEstimate
 from stoker.engine.workers.kept_processes import KeptProcesses
@@ -32,6 +33,7 @@ from stoker.engine.workers.samples import TIMED
 from stoker.engine.workers.tasks import Comparison, Request
 from stoker.engine.workers.threads import WorkerPool
 from stoker.engine.workers.tuning import Autotuner
+from stoker.errors import StageError, describe_error
 from stoker.stages.functions.held_generators import find_connections
 
 # The work until it is decided, or a batch if that is less. Chosen, not measured.
@@ -95,7 +97,7 @@ def make_pool(
     def add(more: int) -> list[ProcessSlot]:
         return starting.start(more, works, slots[0].crew, watched=watched)
 
-    first = FirstProcess(slots, add, count, works, autotuner, grows=grows)
+    first = FirstProcess(slots, add, count, works, autotuner, tell, grows=grows)
     return WorkerPool(count, depths, autotuner, rest=rest, first=first)
 
 
@@ -115,6 +117,15 @@ class _Measured:
         self._is_first = False
 
 
+def _why_unsendable(answer: Any) -> str:
+    """Return why values did not survive the way from a process, or to it; "" if they did."""
+    for each in answer if isinstance(answer, list) else [answer]:
+        error = each.error if type(each) is Failure else None
+        if isinstance(error, StageError) and error.stage == SENDING:
+            return f"it makes what cannot be sent from a process: {describe_error(error.__cause__)}"
+    return ""
+
+
 class FirstProcess:
     """The first worker process of a pipeline, which makes the first batches alone.
 
@@ -124,6 +135,7 @@ class FirstProcess:
         count: the number of processes.
         works: those of the segments on the host, by depth.
         autotuner: has their costs, and keeps what is decided.
+        tell: tells the user why costly code of theirs runs inline.
         grows: whether there may be more for examples that wait.
     """
 
@@ -134,9 +146,11 @@ class FirstProcess:
         count: int,
         works: Sequence[Work],
         autotuner: Autotuner,
+        tell: Callable[[str], None],
         *,
         grows: bool,
     ) -> None:
+        self._tell = tell
         self._slots = slots
         self._add = add
         self._count = count
@@ -145,6 +159,7 @@ class FirstProcess:
         self._autotuner = autotuner
         self._wall_ns = self._wanted_ns = 0
         self._compared: set[int] = set()
+        self.unsendable = ""
         self._measured: dict[CostEstimate, _Measured] = {}
 
     @property
@@ -152,8 +167,9 @@ class FirstProcess:
         """What runs requests."""
         return self
 
-    def run(self, request: Request) -> contextlib.AbstractContextManager[Any]:
-        """Run a request, as ``ProcessSlot.run`` does.
+    @contextlib.contextmanager
+    def run(self, request: Request) -> Iterator[Any]:
+        """Run a request, as ``ProcessSlot.run`` does; yield None if its values cannot be sent.
 
         The first two examples of a segment are made in two orders before, and a difference told:
         then other processes, which each see some of the examples, would make other ones.
@@ -173,7 +189,9 @@ class FirstProcess:
                         "remembers, as a counter does, depends on the number of workers: take "
                         ".workers(0), or keep nothing between calls"
                     )
-        return slot.run(request)
+        with slot.run(request) as answered:
+            self.unsendable = self.unsendable or _why_unsendable(answered[0])
+            yield None if self.unsendable else answered
 
     def note(
         self, cost: CostEstimate, rows: int, work_ns: int, handing_ns: int, spent: list[int]
@@ -186,6 +204,8 @@ class FirstProcess:
 
     def is_costly(self) -> bool | None:
         """Whether the work is worth processes; None while that is not known."""
+        if self.unsendable:
+            return False
         ats = {work.address.at for work in self._works} & self._autotuner.costs.keys()
         costs = [self._autotuner.costs[at] for at in ats]
         each = [(cost, self._measured.get(cost)) for cost in costs]
@@ -219,10 +239,14 @@ class FirstProcess:
         """End the process: the work stays inline, or the run is over."""
         starting.end(self._slots)
 
-    def stay_inline(self) -> None:
-        """End the process, and keep the work inline for the pipeline's life."""
+    def stay_inline(self) -> Callable[[], None] | None:
+        """End the process, and keep the work inline for the pipeline's life.
+
+        Return what tells the user why, if the work is costly; None if there is nothing to tell.
+        """
         self._autotuner.processes = 0
         self.end()
+        return functools.partial(self._tell, self.unsendable) if self.unsendable else None
 
 
 def why_inline(works: list[Work]) -> str | None:

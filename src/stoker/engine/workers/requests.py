@@ -16,7 +16,7 @@ import numpy as np
 
 from stoker.basics import pytree
 from stoker.basics.buffers import Recycler
-from stoker.engine.work.failure import Failure, Rejected
+from stoker.engine.work.failure import SENDING, Failure, Rejected
 from stoker.engine.work.spot import HERE
 from stoker.engine.work.work import Work
 from stoker.engine.workers.tasks import Request
@@ -115,7 +115,7 @@ class WorkExecutor:
         """Return an answer that can be sent, after ``error`` in sending the first one."""
         if work.segment.batch is None:  # say which
             return _sendable(work, answer, request.places)
-        return Failure(StageError("worker process", _plain(error), batch=request.number))
+        return Failure(StageError(SENDING, _plain(error), batch=request.number))
 
     def _examples(self, work: Work, request: Request, ns: list[int], slot: int) -> list[Any]:
         segment, indices, use_keys = work.segment, request.indices, request.use_keys
@@ -162,7 +162,7 @@ def _read(work: Work, request: Request, ns: list[int], most: int) -> Iterator[An
 
 def unloadable(error: Exception) -> Failure:
     """Return the answer to a request that cannot be loaded here."""
-    return Failure(StageError("worker process", _plain(error.__cause__ or error)))
+    return Failure(StageError(SENDING, _plain(error.__cause__ or error)))
 
 
 def _sendable(work: Work, values: list[Any], places: Sequence[int]) -> list[Any]:

@@ -76,8 +76,11 @@ class FirstWorker(Protocol):
         """Start the other processes; return what runs requests in all of them."""
         ...
 
-    def stay_inline(self) -> None:
-        """End the process, and keep the work inline for the pipeline's life."""
+    def stay_inline(self) -> Callable[[], None] | None:
+        """End the process, and keep the work inline for the pipeline's life.
+
+        Return what tells the user why, if the work is costly; None if there is nothing to tell.
+        """
         ...
 
     def end(self) -> None:
@@ -304,8 +307,7 @@ class WorkerPool:
             if is_costly:
                 self._start_processes(first)
             else:
-                self._first = None
-                first.stay_inline()
+                self._first, self.tells_of_cost = None, first.stay_inline()
         return is_done
 
     def _start_processes(self, first: FirstWorker) -> None:

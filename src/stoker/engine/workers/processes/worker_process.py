@@ -15,7 +15,7 @@ from typing import Any, cast
 from stoker.basics import resources
 from stoker.basics.signals import defer_interrupts, pass_on
 from stoker.engine.plan.address import WorkAddress
-from stoker.engine.work.failure import Failure
+from stoker.engine.work.failure import SENDING, Failure
 from stoker.engine.work.spot import Spot
 from stoker.engine.workers.processes.serving import NO_DESCRIPTORS, Epoch, Rest
 from stoker.engine.workers.processes.signs import Signs
@@ -234,7 +234,7 @@ class ProcessSlot:
             pass_on(error)
             cause = error.__cause__ if isinstance(error, channel.Unloadable) else error
             assert isinstance(cause, Exception)
-            answer = Failure(StageError("worker process", cause)), [], []
+            answer = Failure(StageError(SENDING, cause)), []
         yield answer
 
     @property

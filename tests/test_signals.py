@@ -246,6 +246,8 @@ def shared_block(_: Path) -> Any:
 def test_a_ctrl_c_that_comes_while_an_object_is_freed_is_raised(
     tmp_path: Path, make: Callable[[Path], Any], in_cycle: bool
 ) -> None:
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
     held = [make(tmp_path)]
     if in_cycle:
         held[0] = [held[0]]

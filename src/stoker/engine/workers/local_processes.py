@@ -245,6 +245,9 @@ class FirstProcess:
         Return what tells the user why, if the work is costly; None if there is nothing to tell.
         """
         self._autotuner.processes = 0
+        if all(work.segment.cache is None for work in self._works):  # else it may be writing there
+            for slot in self._slots[:1]:
+                slot.give_up()
         self.end()
         return functools.partial(self._tell, self.unsendable) if self.unsendable else None
 

@@ -27,6 +27,7 @@ PACK_STEPS = 13
 """As many as all ranks have, though their documents differ; the last checkpoint is one before."""
 
 
+@stoker.thread_safe
 def drawing(x: Any, rng: np.random.Generator) -> Any:
     return x, rng.random()
 
@@ -40,6 +41,7 @@ def with_draws(packed: Any, rng: np.random.Generator) -> Any:
     return packed.tokens, np.full(LENGTH, rng.random())
 
 
+@stoker.thread_safe
 class Numbers:
     """A stream with a state of its own. The pass behind a load begins at the loaded state."""
 

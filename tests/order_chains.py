@@ -18,6 +18,7 @@ Build = Callable[[Any], Any]
 Thing = Mapping[str, Build]
 
 
+@stoker.thread_safe
 class Data:
     """Its numbers."""
 
@@ -28,6 +29,7 @@ class Data:
         return {"x": np.int64(index)}
 
 
+@stoker.thread_safe
 def drawing(example: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
     return {**example, "drawn": rng.integers(1 << 40)}
 

@@ -161,6 +161,7 @@ def specs(
     )
 
 
+@stoker.thread_safe
 class Examples:
     """A dataset of dicts: the example's index, and a row that tells it too."""
 
@@ -191,6 +192,7 @@ def example_of(key: bytes, value: bytes) -> dict[str, Any]:
     return {"id": index, "x": np.full(3, index, np.float64), "name": f"example {index}"}
 
 
+@stoker.thread_safe
 class ManyExamples(Examples):
     """The same, asked for many at once."""
 
@@ -198,6 +200,7 @@ class ManyExamples(Examples):
         return [self[index] for index in indices]
 
 
+@stoker.thread_safe
 class TupleExamples(Examples):
     """The same as tuples."""
 
@@ -206,6 +209,7 @@ class TupleExamples(Examples):
         return example["id"], example["x"]
 
 
+@stoker.thread_safe
 class Faulty(Examples):
     """Fails on some examples, for as long as they are in ``bad``."""
 
@@ -219,6 +223,7 @@ class Faulty(Examples):
         return super().__getitem__(index)
 
 
+@stoker.thread_safe
 class Keep:
     """Leaves out the ids that leave a rest."""
 
@@ -229,6 +234,7 @@ class Keep:
         return bool(number % self.modulus != self.rest)
 
 
+@stoker.thread_safe
 def halve(x: Any) -> Any:
     """Do something deterministic."""
     return x / 2
@@ -244,12 +250,14 @@ class Halve(stoker.Stage):
         return plan.map(halve, on=self.on)
 
 
+@stoker.thread_safe
 def jitter(x: Any, rng: np.random.Generator) -> Any:
     """Add noise in place, as careless augmentations do."""
     x += rng.random(x.shape)
     return x
 
 
+@stoker.thread_safe
 def scale_batch(batch: Any, rng: np.random.Generator) -> Any:
     """Scale a whole batch in place."""
     x = batch[field_of(batch)]
@@ -257,6 +265,7 @@ def scale_batch(batch: Any, rng: np.random.Generator) -> Any:
     return batch
 
 
+@stoker.thread_safe
 def field_of(example: Any) -> Any:
     """Name the field with the row, in whatever form the source gives examples."""
     return "x" if isinstance(example, dict) else 1

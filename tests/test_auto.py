@@ -607,6 +607,7 @@ def test_folders(tmp_path: Path) -> None:
     assert_covered(batches, set(range(30)))
 
 
+@stoker.thread_safe
 def decoded(raw: bytes) -> Any:
     return np.frombuffer(raw, np.uint8).astype(np.float64)
 

@@ -19,6 +19,7 @@ from strategies import few, one_in
 Sizes = Callable[[stoker.EpochTime], int]
 
 
+@stoker.thread_safe
 def drawing(x: Any, rng: np.random.Generator) -> Any:
     return x, rng.random()
 

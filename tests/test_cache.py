@@ -48,6 +48,7 @@ def own_register(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @stoker.thread_safe  # one for all threads: it counts
+@stoker.thread_safe
 class Rows:
     """Rows of various sizes, made anew each time; fails on some."""
 
@@ -333,6 +334,7 @@ def test_states_are_those_without_a_cache(chain: Chain, taken: int, to_plain: bo
 # -- what is refused
 
 
+@stoker.thread_safe
 def noisy(x: Any, rng: np.random.Generator) -> Any:
     return x
 

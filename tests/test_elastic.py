@@ -31,6 +31,7 @@ Drawn = tuple[int, int, float]
 """An example, the number of its use, and what was drawn for that."""
 
 
+@stoker.thread_safe
 def drawing(x: Any, rng: np.random.Generator) -> Any:
     return x, rng.random()
 
@@ -379,6 +380,7 @@ class Faulty:
         return index
 
 
+@stoker.thread_safe
 def is_wanted(x: Any) -> bool:
     return bool(x % 3)
 
@@ -450,6 +452,7 @@ def test_states_of_filters_are_each_rank_s_own() -> None:
             assert ids.tolist() == others.tolist()
 
 
+@stoker.thread_safe
 def shifted(batch: Any, rng: np.random.Generator) -> Any:
     return batch, rng.random()
 

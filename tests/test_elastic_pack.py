@@ -32,6 +32,7 @@ def with_even_start(packed: Any) -> bool:
     return bool(packed.tokens[0] // 1_000 % 2 == 0)
 
 
+@stoker.thread_safe
 def shifted(packed: Any, rng: np.random.Generator) -> Any:
     return packed.tokens, rng.integers(1 << 60)
 

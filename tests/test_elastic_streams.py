@@ -19,6 +19,7 @@ WORLDS = [1, 2, 3, 4, 8]
 Drawn = dict[int, float]
 
 
+@stoker.thread_safe
 class Numbers:
     """Counts to a length, in every pass. The pass behind a load begins at the loaded state."""
 
@@ -51,6 +52,7 @@ class GoesOn(Numbers):
         self.at = state["at"]
 
 
+@stoker.thread_safe
 def drawing(x: Any, rng: Any) -> Any:
     return x, rng.random()
 

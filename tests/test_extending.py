@@ -60,6 +60,7 @@ def values_in(examples: int) -> str:
     return folder
 
 
+@stoker.thread_safe
 class Examples:
     """What is in the table, as a dataset."""
 
@@ -94,6 +95,7 @@ def failing(number: int) -> int:
     return number
 
 
+@stoker.thread_safe
 def noisy(x: Any, rng: np.random.Generator) -> Any:
     x += rng.random(x.shape)
     return x

@@ -271,6 +271,7 @@ def test_an_epoch_of_which_nothing_survives_is_empty(
 # -- the identity
 
 
+@stoker.thread_safe
 def all_pass(x: Any) -> bool:
     return True
 

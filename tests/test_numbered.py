@@ -21,6 +21,7 @@ N = 120
 Point = collections.namedtuple("Point", ["x", "y"])
 
 
+@stoker.thread_safe
 class Data:
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -179,6 +180,7 @@ def test_a_field_of_that_name_in_an_example_names_the_example() -> None:
         list(stoker.from_dataset(Clash("dict")).numbered())
 
 
+@stoker.thread_safe
 def noisy(x: Any, rng: np.random.Generator) -> Any:
     return {**x, "noise": rng.integers(1 << 40)}
 

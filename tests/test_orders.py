@@ -121,6 +121,7 @@ def test_independent_draws_are_as_often_as_their_weights() -> None:
     assert 130 < chi_square < 280  # 199 degrees of freedom, and a fixed seed
 
 
+@stoker.thread_safe
 def noisy(x: Any, rng: np.random.Generator) -> Any:
     return x, rng.integers(1_000)
 

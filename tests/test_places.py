@@ -22,6 +22,7 @@ Drawn = list[tuple[tuple[int, int], float]]
 """Examples, the numbers of their uses, and what was drawn for them."""
 
 
+@stoker.thread_safe
 def drawing(x: Any, rng: np.random.Generator) -> Any:
     return x, rng.random()
 
@@ -33,6 +34,7 @@ def mixture(length: int) -> stoker.Pipeline:
     return stoker.mix({a: 0.55, b: 0.3, c: 0.15}, stop="all", seed=7)
 
 
+@stoker.thread_safe
 def shifted(x: Any, rng: np.random.Generator) -> Any:
     return x + rng.integers(0, 2) * 100_000
 

@@ -34,6 +34,7 @@ def left() -> list[str]:
     return [t.name for t in threading.enumerate() if t.name.startswith("stoker")]
 
 
+@stoker.thread_safe
 class Numbers:
     """Can be iterated again and again; tells when an iteration began and ended."""
 

@@ -23,6 +23,7 @@ PART = 1_000  # the first number of the second part, and so on
 PIECES = 128  # of an epoch, in which weights stay
 
 
+@stoker.thread_safe
 def drawing(x: Any, rng: np.random.Generator) -> Any:
     return x, rng.random()
 

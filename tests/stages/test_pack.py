@@ -41,6 +41,7 @@ def first_is_odd(packed: Any) -> bool:
     return bool(packed.tokens[0] % 2)
 
 
+@stoker.thread_safe
 def shifted(packed: Any, rng: np.random.Generator) -> Any:
     return packed._replace(tokens=packed.tokens + rng.integers(1_000_000))
 

@@ -88,6 +88,7 @@ def unchanged(number: int) -> int:
     return number
 
 
+@stoker.thread_safe
 def jittered(number: int, rng: np.random.Generator) -> Any:
     return np.array([number, rng.integers(1_000_000)])
 

@@ -65,8 +65,7 @@ class DatasetSource(IndexedSource):
     def __init__(self, data: Any) -> None:
         self.data = data
         self._length = len(data)
-        self.runs_user_code = not (isinstance(data, OwnSource) or _only_indexes(data))
-        self.may_grow = not isinstance(data, OwnSource)
+        self.runs_user_code = self.may_grow = not isinstance(data, OwnSource)
         self.is_numbered = not isinstance(data, Fingerprinted)
         self.prefers_blocks = isinstance(data, ReadsBlocks) and data.prefers_blocks
         self._lists = not isinstance(data, FetchesMany)
@@ -103,7 +102,8 @@ class DatasetSource(IndexedSource):
         return twin
 
     def user_objects(self) -> list[UserObject]:
-        return [UserObject(self.name, self.data)] if self.runs_user_code else []
+        is_users = self.runs_user_code and not _only_indexes(self.data)
+        return [UserObject(self.name, self.data)] if is_users else []
 
     def fetch(self, indices: Indices) -> list[Any]:
         """Ask the object: a ``FetchesMany`` with these indices, others with plain integers."""
@@ -320,16 +320,20 @@ def _describe(value: Any) -> str:
     return f"{type(value).__name__} {text if len(text) <= 40 else f'{text[:40]}...'}"
 
 
+_INDEXED = (list, tuple, range, np.ndarray)
+
+
 def _only_indexes(data: Any) -> bool:
-    """True for datasets of torch and Hugging Face that run no code of the user's.
+    """True for lists, arrays, and datasets of torch and Hugging Face without code of the user's.
 
     Their exact classes: a class derived from one of them may do anything.
     """
+    if type(data) in _INDEXED or is_tensor(data):
+        return True
     module, name = type(data).__module__, type(data).__name__
     if module == "torch.utils.data.dataset":
         if name == "Subset":
-            is_plain = type(data.indices) in (list, tuple, range, np.ndarray)
-            return (is_plain or is_tensor(data.indices)) and _only_indexes(data.dataset)
+            return _only_indexes(data.indices) and _only_indexes(data.dataset)
         if name == "ConcatDataset":
             return all(map(_only_indexes, data.datasets))
         return name == "TensorDataset"

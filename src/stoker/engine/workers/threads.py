@@ -27,7 +27,7 @@ from stoker.basics.future import start_thread
 from stoker.basics.process import WORKER_NAME
 from stoker.basics.resources import ThreadTimer, usable_cores, usable_memory_bytes
 from stoker.basics.warn import warn
-from stoker.engine.workers.cost import INLINE_BATCH_NS, CostEstimate
+from stoker.engine.workers.cost import FIRST_NOTES, INLINE_BATCH_NS, CostEstimate
 from stoker.engine.workers.samples import SAMPLED_NS, TIMED
 from stoker.engine.workers.task_queue import CHUNK_NS, PROCESS_CHUNK_NS, TaskQueue
 from stoker.engine.workers.tasks import SLOTS, Task
@@ -125,6 +125,7 @@ class WorkerPool:
         stays_inline: bool = False,
     ) -> None:
         self.tells_of_cost: Callable[[], None] | None = None
+        self._costs: set[CostEstimate] = set()
         self._first = first
         self._stays_inline = stays_inline
         self.watch: Watch | None = None
@@ -322,8 +323,9 @@ class WorkerPool:
 
     def warn(self) -> None:
         """Give the warnings about workers; the consumer calls this."""
-        tell = self.tells_of_cost
-        if tell is not None and self._autotuner.batch_ns() > INLINE_BATCH_NS:
+        tell, costs = self.tells_of_cost, self._costs
+        is_known = costs and all(each.notes > FIRST_NOTES for each in costs)
+        if tell and is_known and sum(each.batch_ns() for each in costs) > INLINE_BATCH_NS:
             self.tells_of_cost = None
             tell()
         if self.watch is not None and self.watch.warnings:
@@ -523,6 +525,8 @@ class WorkerPool:
             if self._first is not None:
                 handing_ns = time.thread_time_ns() - began_cpu
                 self._first.note(runner.cost, count, work_ns, handing_ns, spent)
+        if self.tells_of_cost is not None:
+            self._costs.add(runner.cost)
         with self.lock:
             runner.cost.note(count, work_ns, spent[-1])
             self._untimed_ns = 0 if is_sampled else self._untimed_ns + wall

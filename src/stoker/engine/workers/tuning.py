@@ -321,10 +321,6 @@ class Autotuner:
         """Return the cost of a segment, which is kept between epochs."""
         return self.costs.setdefault(segment, CostEstimate(rows_per_batch, uses))
 
-    def batch_ns(self) -> float:
-        """Return the cost of a batch over all segments, as far as it is known."""
-        return sum(each.batch_ns() for each in self.costs.values())
-
     def note_own(self, own_ns: float, batch_ns: float) -> None:
         """Record how long the consumer did something else between two batches of this cost.
 

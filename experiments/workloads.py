@@ -12,12 +12,14 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+import stoker
 from stoker.basics.resources import usable_cores
 
 _EVALUATED_AT_ONCE = 250
 _LARGEST_SHIFT = 0.1
 
 
+@stoker.thread_safe
 def augment(images: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.uint8]:
     """Shift every image by up to a tenth of its side, and change contrast and brightness.
 
@@ -38,6 +40,7 @@ def augment(images: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.u
     return shifted
 
 
+@stoker.thread_safe
 def augment_one(image: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.uint8]:
     """Do the same to one image, uint8 [height, width, 3]."""
     augmented: NDArray[np.uint8] = augment(image[None], rng)[0]

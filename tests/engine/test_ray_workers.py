@@ -405,8 +405,9 @@ def test_two_iterators_and_early_ends_keep_the_actors(cluster: Any) -> None:
     batches = iter(pipeline)
     next(batches)
     there = fleet(pipeline)
-    with pytest.warns(UserWarning, match="closes the first"):
-        others = iter(pipeline)
+    others = iter(pipeline)
+    with pytest.raises(RuntimeError, match="iter"):
+        next(batches)
     for _ in others:
         break
     del others

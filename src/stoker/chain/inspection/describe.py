@@ -33,7 +33,7 @@ def describe(chain: Chain, sizes: Mapping[int, PoolSize]) -> str:
         if not stage.traits.inside  # the source describes them
     ]
     if not source.yields_batches:
-        how = "as many threads as usable cores (seven of each eight), more while they mostly wait"
+        how = "as many workers as usable cores (seven of each eight), more while they mostly wait"
         if chain.workers is not None:
             how = str(chain.workers)
         lines.append(f"  {how}")

@@ -219,7 +219,8 @@ class FirstProcess:
         batch_ns = sum(found.work_ns / found.rows * rows for found, rows in sent)
         own_ns = sum(cost.batch_ns() for cost, found in each if found is None)
         handing_ns = sum(found.handing_ns / found.rows * rows for found, rows in sent)
-        return batch_ns + own_ns > INLINE_BATCH_NS and handing_ns < _HANDING * batch_ns
+        work_ns = batch_ns + own_ns  # what is stoker's own is then done by threads
+        return work_ns > INLINE_BATCH_NS and handing_ns < _HANDING * work_ns
 
     def start_all(self) -> list[ProcessSlot]:
         """Start the other processes; return the slots of all. The consumer's thread calls this."""

@@ -737,21 +737,29 @@ APART: dict[str, Callable[..., stoker.Pipeline]] = {
         .echo("auto", **echo)
         .batch(4)
         .steps(40)  # of 40 to 160 batches, as the factor is
+        .workers(2)
     ),
     "the first of them": lambda **echo: (
-        stoker.from_dataset(Slow(900), seed=0).shuffle().take(160).echo("auto", **echo).batch(4)
+        stoker.from_dataset(Slow(900), seed=0)
+        .shuffle()
+        .take(160)
+        .echo("auto", **echo)
+        .batch(4)
+        .workers(2)
     ),
     "a filter": lambda **echo: (
         stoker.from_dataset(Slow(240), seed=0)
         .filter(Keep(3, 0), on="id")
         .echo("auto", **echo)
         .batch(4)
+        .workers(2)
     ),
     "a cache": lambda **echo: (
         stoker.from_dataset(Slow(160), seed=0)
         .cache("4MiB")  # without a version: nobody else fills it
         .echo("auto", **echo)
         .batch(4)
+        .workers(2)
     ),
 }
 

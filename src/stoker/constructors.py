@@ -70,8 +70,9 @@ def from_dataset(
     ``__getitems__(indices)`` is used if there is one, unless a subclass or a wrapper overrides
     ``__getitem__`` alone. torch datasets work; Hugging Face's do, too, but ``from_huggingface``
     reads them faster.
-    Each worker thread calls its own copy, as each worker of ``DataLoader`` does; random numbers
-    drawn inside it are not reproducible (use ``random_map``, or process workers).
+    It is called as it is: in the loop's thread where it is cheap, in worker processes where it is
+    not, in threads if it is declared ``stoker.thread_safe``. What it draws from its own or the
+    global random generators is seeded for each example.
 
     Args:
         dataset: the object.

@@ -285,8 +285,7 @@ class Pipeline(DataLoaderApi, Generic[T]):
         """Apply a deterministic function to every example, or to every batch after ``batch``.
 
         Args:
-            fn: called as ``fn(x)`` in workers, each with its own copy; its result, which must not
-                be None, replaces ``x``.
+            fn: called as ``fn(x)``; its result, which must not be None, replaces ``x``.
             on: its field, by name, key or position, or a list of fields, which come in a tuple and
                 go in one; by default the whole example.
             on_error: its own skip budget (see ``from_dataset``); by default the pipeline's.

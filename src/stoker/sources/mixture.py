@@ -10,7 +10,7 @@ import contextlib
 import functools
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -506,10 +506,6 @@ class _MixedRows(Rows):
         stop = start + len(indices)
         for out, found in zip(pytree.leaves(batch), pytree.leaves(gathered), strict=True):
             found.take(back, axis=0, out=out[start:stop], mode="clip")  # see MemoryColumn
-
-
-def _read_from(part: MixedPart, source: IndexedSource) -> MixedPart:
-    return replace(part, source=source)
 
 
 def _merge_fetched(

@@ -200,8 +200,7 @@ class Origin(ABC):
 class IndexedSource(Origin):
     """An origin that gives any example by its number.
 
-    Safe to use from any thread, except for the user's objects in it: each thread has a source with
-    its own copies.
+    Safe to use from any thread, except for the user's objects in it that are not declared so.
 
     Attributes:
         runs_user_code: whether reading runs the user's Python code, which may draw from global

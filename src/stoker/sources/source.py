@@ -29,8 +29,9 @@ _TOGETHER_BYTES = 1 << 20
 class Source(ABC, Generic[T_co]):
     """Examples by number; ``stoker.from_dataset`` makes a pipeline of it.
 
-    Each worker thread calls its own copy (unless it is declared ``stoker.thread_safe``), and a
-    worker process gets it pickled. Its length may change between epochs, not within one.
+    All worker threads call one object if it is declared ``stoker.thread_safe``; otherwise it runs
+    in the loop's thread or in worker processes, which fork or unpickle it. Its length
+    may change between epochs, not within one.
     """
 
     @abstractmethod

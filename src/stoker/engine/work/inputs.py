@@ -57,11 +57,6 @@ class InputAddresses:
         twin._order = twin.index_before = None
         return twin
 
-    @property
-    def has_order(self) -> bool:
-        """True if an input's index is known from its place."""
-        return self._order is not None
-
     def places(self, ordinals: range | list[int]) -> Sequence[int]:
         """Return the places of inputs by their ordinals in this process.
 

@@ -5,8 +5,7 @@
 - ``torch.nn.Module`` without a parameter for a generator, as torchvision's (v2) and Kornia's: its
   draws come from a generator of its own (``torch_draws``), seeded for each call, and move no other.
 
-Both may keep what they draw in themselves: each worker thread calls a copy of its own, as of all
-objects of the user's.
+Both may keep what they draw in themselves, so they must not be declared safe for threads.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ process idle. ``transport.channel`` carries the values.
   and the closed pipe end it with its parent, however the parent dies.
 - An error loses attributes that do not pickle, and carries its traceback as a note.
 - A map after ``.batch``, or a ``collate``, makes a process take whole batches.
-- Global generators are seeded anew for each use that a user's function or dataset sees, and for
-  each batch. So a dataset with ``__getitems__`` is asked for one example at a time there.
+- Generators are seeded before each call of the user's code (``engine.work.call_seeds``). So a
+  dataset with ``__getitems__`` is asked for one example at a time there.
 - A forked process opens files anew that are open for reading: it would share their place.
 - No process is forked once JAX has started threads: one that uses JAX would hang.
 - A source that reads ahead is read in the training process, which sends the bytes.

@@ -34,6 +34,7 @@ def drawing(example: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]
     return {**example, "drawn": rng.integers(1 << 40)}
 
 
+@stoker.thread_safe
 def telling(example: dict[str, Any], time: Any) -> dict[str, Any]:
     return {**example, "time": time.epochs}
 
@@ -42,6 +43,7 @@ def counting(state: int, example: dict[str, Any]) -> tuple[int, dict[str, Any]]:
     return state + 1, {**example, "state": state}
 
 
+@stoker.thread_safe
 def few_fail(x: Any) -> Any:
     if x % 17 == 3:
         raise ValueError("a bad example")
@@ -100,11 +102,11 @@ OLD: dict[str, Thing] = {
     "workers": {"work": lambda p: p.workers(3)},
     "processes": {"work": lambda p: p.workers(1, kind="process")},
     "cache": {"keep": lambda p: p.cache("1MiB", version="1")},
-    "map": {"map": lambda p: p.map(lambda x: x + 0, on="x")},
+    "map": {"map": lambda p: p.map(stoker.thread_safe(lambda x: x + 0), on="x")},
     "device": {"behind": lambda p: p.to("cpu")},
     "echo": {"echo": lambda p: p.echo(2, pool=24)},
     "late echo": {"behind": lambda p: p.echo(2, pool=3)},
-    "filter": {"map": lambda p: p.filter(lambda x: x % 5 > 0, on="x")},
+    "filter": {"map": lambda p: p.filter(stoker.thread_safe(lambda x: x % 5 > 0), on="x")},
     "skips": {"map": lambda p: p.map(few_fail, on="x", on_error=0.5)},
     "scan": {"map": lambda p: p.scan(counting, 0)},
     "fraction": {"echo": lambda p: p.echo(1.5)},

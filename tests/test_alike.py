@@ -17,6 +17,7 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, random_split
 import stoker
 
 
+@stoker.thread_safe
 class Labelled(Dataset[Any]):
     def __init__(self, part: str, scale: float = 1.0, root: Path | None = None) -> None:
         self.part = part
@@ -30,6 +31,7 @@ class Labelled(Dataset[Any]):
         return f"{self.part} {index} {self.scale} {self.root}"
 
 
+@stoker.thread_safe
 class Over(Dataset[Any]):
     """A data set around another."""
 

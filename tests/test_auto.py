@@ -56,6 +56,7 @@ def auto(**options: Any) -> Echo:
     return lambda chain: chain.echo("auto", **options)
 
 
+@stoker.thread_safe
 class Slow(Examples):
     """Some of it takes a while, so that threads are used and something is echoed."""
 
@@ -1198,6 +1199,7 @@ def test_the_record_grows_while_an_epoch_runs_and_is_compact() -> None:
     assert before < 500
 
 
+@stoker.thread_safe
 def lingering(x: Any, rng: np.random.Generator) -> Any:
     """Jitter, taking a while: what is planned ahead is planned before this is done."""
     time.sleep(0.002)
@@ -1488,7 +1490,7 @@ def test_parts_of_known_length_end_alike_and_warn_of_too_many_steps(
             assert len(list(part)) == 5 * factor
     filtered = stoker.from_dataset(Examples(40), seed=0).shard(rank=0, world=2, uneven=uneven)
     with pytest.raises(stoker.StokerError, match="the others go on"):
-        list(filtered.filter(lambda e: True).echo(factor).batch(4).steps(99))
+        list(filtered.filter(stoker.thread_safe(lambda e: True)).echo(factor).batch(4).steps(99))
 
 
 def test_steps_give_an_endless_stream_epochs() -> None:

@@ -27,6 +27,7 @@ def own_register(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
 
+@stoker.thread_safe
 class Sized:
     """Arrays of one size each, whose content tells the dataset and the number."""
 

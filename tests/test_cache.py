@@ -77,20 +77,24 @@ def spoiled(x: Any) -> Any:
     return x
 
 
+@stoker.thread_safe
 def doubled(x: Any) -> Any:
     return x * 2
 
 
+@stoker.thread_safe
 def tripled(x: Any) -> Any:
     return x * 3
 
 
+@stoker.thread_safe
 def not_sevens(number: int) -> int:
     if number % 7 == 5:
         raise ValueError(f"{number} is not wanted")
     return number
 
 
+@stoker.thread_safe
 def hurt(number: int) -> int:
     if number == 4:
         raise ValueError("four hurts")
@@ -477,6 +481,7 @@ def test_what_others_have_in_a_store_vouches_for_nobody(tmp_path: Path) -> None:
         list(random.cache(LIMIT, path=tmp_path / "store", version="1").workers(0))
 
 
+@stoker.thread_safe
 def in_place(x: Any) -> Any:
     x += 1
     return x

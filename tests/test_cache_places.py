@@ -26,6 +26,7 @@ def own_register(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
 
+@stoker.thread_safe
 class Encoded:
     """Small examples that are read slowly and become large: those of even numbers slowly."""
 
@@ -40,6 +41,7 @@ class Encoded:
         return {"id": index, "x": np.full(2_000, index % 251, np.uint8)}
 
 
+@stoker.thread_safe
 def decoded(row: Any) -> Any:
     if row["id"] % 2 == 0:
         time.sleep(0.005)

@@ -223,6 +223,7 @@ def test_a_crafted_state_of_a_scan(data: st.DataObject) -> None:
     assert rest is None or len(rest) <= 2 * 60 // 4
 
 
+@stoker.thread_safe
 class Slow(Examples):
     """So that some is used again."""
 
@@ -233,7 +234,7 @@ class Slow(Examples):
 
 def followed(**echo: Any) -> stoker.Pipeline:
     source = stoker.from_dataset(Slow(90), seed=0, on_error=90).shuffle()
-    chain = source.filter(lambda n: n % 5 > 0, on="id").echo("auto", **echo)
+    chain = source.filter(stoker.thread_safe(lambda n: n % 5 > 0), on="id").echo("auto", **echo)
     return chain.random_map(jitter, on="x").batch(4).workers(1)
 
 
@@ -409,6 +410,7 @@ def test_parts_that_cannot_be_are_refused_when_they_are_loaded(what: str) -> Non
     pipeline.load_state_dict(state)
 
 
+@stoker.thread_safe
 def _same(example: Any) -> Any:
     return example
 

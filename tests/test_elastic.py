@@ -614,10 +614,12 @@ def running(state: int, x: Any) -> tuple[int, Any]:
     return state + 1, x
 
 
+@stoker.thread_safe
 def text(x: Any) -> Any:
     return np.arange(int(x) % 5 + 1)
 
 
+@stoker.thread_safe
 def odd(x: Any) -> bool:
     return bool(x % 2)
 

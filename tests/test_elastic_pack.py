@@ -22,6 +22,7 @@ LENGTH = 16
 Build = Callable[[int, int, int], stoker.Pipeline]
 
 
+@stoker.thread_safe
 def document(x: Any, rng: np.random.Generator) -> Any:
     """Make tokens that tell which they are, and what was drawn for their document."""
     count = [0, 3, 40, 7, 1, 16, 12][int(x) % 7]

@@ -17,12 +17,29 @@ from strategies import few
 Build = Callable[..., stoker.Pipeline]
 
 
+@stoker.thread_safe
 def told(x: Any, clock: stoker.EpochTime) -> Any:
     return x, clock.epoch, clock.progress
 
 
+@stoker.thread_safe
 def told_beside(x: Any, rng: np.random.Generator, clock: stoker.EpochTime) -> Any:
     return x, clock.epochs, rng.random()
+
+
+@stoker.thread_safe
+def doubled(x: Any) -> Any:
+    return x, x
+
+
+@stoker.thread_safe
+def progress(_: Any, clock: stoker.EpochTime) -> float:
+    return clock.progress
+
+
+@stoker.thread_safe
+def is_kept(x: Any) -> bool:
+    return bool(x % 3)
 
 
 def begun(rank: int = 0, world: int = 1, n: int = 60) -> stoker.Pipeline:
@@ -57,9 +74,9 @@ KINDS: dict[str, Build] = {
     "plain": lambda: begun(1, 2).map(told, clock=True).batch(4),
     "beside": lambda: begun(1, 2).random_map(told_beside, clock=True).batch(4),
     "echo": lambda: begun().echo(2, pool=16).random_map(told_beside, clock=True).batch(4),
-    "field": lambda: begun().map(lambda x: (x, x)).map(lambda x, c: c.progress, on=1, clock=True)
+    "field": lambda: begun().map(doubled).map(progress, on=1, clock=True)
     .batch(4),
-    "filter": lambda: begun().filter(lambda x: x % 3 > 0).map(told, clock=True).batch(4),
+    "filter": lambda: begun().filter(is_kept).map(told, clock=True).batch(4),
     "tokens": lambda: begun(1, 2).map(told, clock=True).batch(tokens=9, size=np.arange(60) % 5),
     "repeat": lambda: begun().map(told, clock=True).batch(4).repeat().steps(7),
     "pad": lambda: stoker.from_arrays(np.arange(7), seed=1).shard(rank=1, world=2, pad=True)

@@ -85,10 +85,12 @@ def deduplicated(seen: set[float], example: Any) -> tuple[set[float], Any]:
     return seen | {key}, example
 
 
+@stoker.thread_safe
 def is_kept(number: int) -> bool:
     return number % 5 > 0
 
 
+@stoker.thread_safe
 def failing(number: int) -> int:
     if number % 11 == 7:
         raise ValueError("one of those")
@@ -547,6 +549,7 @@ def test_rows_are_gathered_into_the_batches_of_single_examples(
     check_resume(lambda: squares.batch(8), every=4)
 
 
+@stoker.thread_safe
 def _same(example: Any) -> Any:
     return example
 
@@ -852,6 +855,7 @@ class Halves(stoker.Stage):
     def lower(self, plan: StagePlan) -> StagePlan:
         return plan.map(_same).filter(self.is_kept).map(_same)
 
+    @stoker.thread_safe
     def is_kept(self, number: int) -> bool:
         return number % 2 == 0
 

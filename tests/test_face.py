@@ -145,7 +145,9 @@ SKIPPED: dict[str, Any] = {
     "plain": small,
     "echo": lambda: stoker.from_arrays(np.arange(20), seed=0).shuffle().echo(2, pool=9).batch(4),
     "filter": lambda: (
-        stoker.from_arrays(np.arange(20), seed=0).filter(lambda x: x % 3 > 0).batch(4)
+        stoker.from_arrays(np.arange(20), seed=0)
+        .filter(stoker.thread_safe(lambda x: x % 3 > 0))
+        .batch(4)
     ),
     "order": lambda: stoker.from_arrays(np.arange(20), seed=0).order(turned).batch(4),
     "rounds": lambda: small().repeat().steps(7),

@@ -333,7 +333,14 @@ def test_saved_before_every_batch_the_tail_is_the_same(spec: Spec) -> None:
     tails_agree(spec, lambda s: built(s, 0), lambda s: built(s, 0))
 
 
-@pytest.mark.parametrize("keep", [lambda x: True, lambda x: x == 1, lambda x: x == 0])
+@pytest.mark.parametrize(
+    "keep",
+    [
+        stoker.thread_safe(lambda x: True),
+        stoker.thread_safe(lambda x: x == 1),
+        stoker.thread_safe(lambda x: x == 0),
+    ],
+)
 def test_a_short_last_batch_that_is_echoed_on_a_device_is_made_again(keep: Any) -> None:
     def build() -> stoker.Pipeline:
         return stoker.from_dataset([0, 1], seed=0).filter(keep).batch(3).to("cpu").echo(2)
@@ -583,6 +590,7 @@ def test_a_count_is_spent_at_the_batch_that_needs_one_too_many(
     assert type(cause.__cause__) is OSError
 
 
+@stoker.thread_safe
 def all_same(x: Any) -> Any:
     return x
 
@@ -813,7 +821,11 @@ def test_where_nobody_knows_the_epoch_s_length_a_fraction_is_of_what_came(
     # unless 1,100 examples have come: by their order, not by how far ahead workers are.
     bad = {*range(10), first}
     data = stoker.from_iterable(range(2000), seed=0, on_error=0.01)
-    pipeline = data.map(lambda i: i if i not in bad else 1 // 0).batch(64).workers(workers)
+    pipeline = (
+        data.map(stoker.thread_safe(lambda i: i if i not in bad else 1 // 0))
+        .batch(64)
+        .workers(workers)
+    )
     if first + 1 >= 1100:
         assert sum(len(batch) for batch in pipeline) == 2000 - 11
         return
@@ -1064,7 +1076,7 @@ def test_ctrl_c_ends_a_search_that_finds_nothing(tmp_path: Path, workers: int, k
 
 def survivors(**echo: Any) -> stoker.Pipeline:
     chain = stoker.from_dataset(np.arange(403), seed=5).echo("auto", **echo)
-    return chain.filter(lambda x: int(x) % 3 != 1).batch(8)
+    return chain.filter(stoker.thread_safe(lambda x: int(x) % 3 != 1)).batch(8)
 
 
 def test_under_auto_with_a_filter_behind_every_state_resumes_to_every_survivor() -> None:
@@ -1089,7 +1101,7 @@ def test_a_short_last_step_of_which_nobody_knew_that_it_was_the_last_resumes(
 ) -> None:
     def build() -> stoker.Pipeline:
         chain = stoker.from_dataset(np.arange(length), seed=5).echo("auto", **echo)
-        return chain.filter(lambda x: int(x) % 3 != 1).batch(5)
+        return chain.filter(stoker.thread_safe(lambda x: int(x) % 3 != 1)).batch(5)
 
     good = {i for i in range(length) if i % 3 != 1}
     pipeline = build()

@@ -22,18 +22,22 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*keep uses apart")
 # -- functions, each declared and not; what they do is written down once
 
 
+@stoker.thread_safe
 def view(x: Any, rng: Any) -> Any:
     return x[::-1] if rng.random() < 0.5 else x[:]
 
 
+@stoker.thread_safe
 def grown(x: Any, rng: Any) -> Any:
     return x + rng.random()
 
 
+@stoker.thread_safe
 def same(x: Any, rng: Any) -> Any:
     return x
 
 
+@stoker.thread_safe
 def overwritten(x: Any, rng: Any) -> Any:
     """Write into what it is given, as careless augmentations do."""
     x *= 2
@@ -45,6 +49,7 @@ READS = [view, grown, same]
 DECLARED: dict[Any, Any] = {fn: reads_only(functools.partial(fn)) for fn in READS}
 
 
+@stoker.thread_safe
 class Rows:
     """Dicts of a row and of a list with another one, which nobody names."""
 
@@ -58,6 +63,7 @@ class Rows:
         return {"x": np.arange(7.0) + 10 * index, "more": [np.full(2, index)], "n": index}
 
 
+@stoker.thread_safe
 def write_all(example: Any) -> Any:
     """Write into every array of an example, those that no map before named included."""
     example["more"][0] += 1

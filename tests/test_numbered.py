@@ -185,10 +185,12 @@ def noisy(x: Any, rng: np.random.Generator) -> Any:
     return {**x, "noise": rng.integers(1 << 40)}
 
 
+@stoker.thread_safe
 def doubled(x: Any) -> Any:
     return {**x, "x": 2 * x["x"]}
 
 
+@stoker.thread_safe
 def crowded(x: Any, rng: np.random.Generator) -> Any:
     return {**x, "more": rng.integers(1 << 40)}
 
@@ -200,7 +202,9 @@ MADE: dict[str, Callable[[stoker.Pipeline], stoker.Pipeline]] = {
     "echo": lambda p: p.shuffle().map(doubled).echo(2, pool=24).random_map(noisy),
     "echo behind": lambda p: p.random_map(noisy).echo(1.5, pool=24).random_map(crowded),
     "two echoes": lambda p: p.shuffle().echo(2, pool=24).echo(2, pool=24).random_map(noisy),
-    "filter": lambda p: p.shuffle().filter(lambda x: x["id"] % 3).echo(2).random_map(noisy),
+    "filter": lambda p: (
+        p.shuffle().filter(stoker.thread_safe(lambda x: x["id"] % 3)).echo(2).random_map(noisy)
+    ),
     "weights": lambda p: p.shuffle(weights=np.arange(N) % 2, num_samples=N // 2).random_map(noisy),
     "planned": lambda p: p.shuffle().shard(rank=1, world=2).random_map(noisy),
     "selected": lambda p: p.select(np.arange(N) % 2 > 0).shuffle().random_map(noisy),

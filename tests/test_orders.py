@@ -126,10 +126,12 @@ def noisy(x: Any, rng: np.random.Generator) -> Any:
     return x, rng.integers(1_000)
 
 
+@stoker.thread_safe
 def odd(x: Any) -> Any:
     return x % 2
 
 
+@stoker.thread_safe
 def half(x: Any) -> Any:
     if x % 13 == 0:
         raise ValueError("a bad example")
@@ -177,9 +179,13 @@ BEHIND: dict[str, Callable[[stoker.Pipeline], stoker.Pipeline]] = {
     "skips": lambda p: p.map(half, on_error=0.5).batch(8),
     "cut": lambda p: p.skip(7).take(60).batch(8),
     "cache": lambda p: p.cache("1MiB", version="1").random_map(noisy).batch(8),
-    "threads": lambda p: p.map(lambda x: x + 1).random_map(noisy).batch(8).workers(2),
+    "threads": lambda p: (
+        p.map(stoker.thread_safe(lambda x: x + 1)).random_map(noisy).batch(8).workers(2)
+    ),
     "processes": lambda p: p.random_map(noisy).batch(8).workers(2, kind="process"),
-    "pack": lambda p: p.map(lambda x: np.arange(int(x) % 7 + 1)).pack(16).batch(4),
+    "pack": lambda p: (
+        p.map(stoker.thread_safe(lambda x: np.arange(int(x) % 7 + 1))).pack(16).batch(4)
+    ),
     "scan": lambda p: p.scan(lambda state, x: (state + 1, (state, x)), 0).batch(8),
     "steps": lambda p: p.random_map(noisy).batch(8).steps(7),
     "planned": lambda p: p.random_map(noisy).batch(tokens=30, size=np.arange(N) % 7 + 1),

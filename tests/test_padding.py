@@ -115,6 +115,7 @@ def test_a_trillion_examples_take_no_memory() -> None:
 # -- with everything else
 
 
+@stoker.thread_safe
 class Rows:
     """Examples that know their number; a module's class, so that processes can have it."""
 
@@ -128,10 +129,12 @@ class Rows:
         return {"id": index, "x": np.full(3, index, np.float32)}
 
 
+@stoker.thread_safe
 def shaken(x: Any, rng: Any) -> Any:
     return x + rng.random(3).astype(np.float32)
 
 
+@stoker.thread_safe
 def halved(batch: Any) -> Any:
     return {**batch, "half": batch["id"] // 2}
 
@@ -281,7 +284,10 @@ def test_dicts_get_a_key_tuples_an_element_and_all_else_becomes_a_pair() -> None
     assert sorted(of_its_own) == ["ids", "valid"]
 
 
-@pytest.mark.parametrize("change", [lambda x: {"valid": x}, lambda x: Photo(x, 1)])
+@pytest.mark.parametrize(
+    "change",
+    [stoker.thread_safe(lambda x: {"valid": x}), stoker.thread_safe(lambda x: Photo(x, 1))],
+)
 def test_a_field_that_is_there_already_is_not_written_over(change: Any) -> None:
     name = "valid" if isinstance(change(1), dict) else "label"
     for tail in (lambda p: p, lambda p: p.to("cpu")):

@@ -137,12 +137,14 @@ KEYED = Case(LENGTHS, LENGTHS // 32, {"n": 8})
 
 BEHIND: dict[str, Build] = {
     "plain": lambda p: p,
-    "maps": lambda p: p.map(lambda x: x).random_map(lambda x, rng: x + 0 * rng.integers(3)),
+    "maps": lambda p: p.map(stoker.thread_safe(lambda x: x)).random_map(
+        stoker.thread_safe(lambda x, rng: x + 0 * rng.integers(3))
+    ),
     "echo": lambda p: p.echo(2, pool=4),
     "echo 1.5": lambda p: p.echo(1.5, pool=3),
     "steps": lambda p: p.steps(4),
     "repeat": lambda p: p.repeat().steps(5),
-    "filtered echo": lambda p: p.echo(2, pool=4).random_map(lambda x, rng: x),
+    "filtered echo": lambda p: p.echo(2, pool=4).random_map(stoker.thread_safe(lambda x, rng: x)),
 }
 
 
@@ -318,7 +320,7 @@ def test_batches_behind_draw_by_their_numbers_and_rank() -> None:
 
 def test_measure_asks_all_examples_in_order() -> None:
     source = stoker.from_arrays(np.arange(50), seed=1)
-    base = source.map(lambda x: x * 2)
+    base = source.map(stoker.thread_safe(lambda x: x * 2))
     sharded = source.shuffle().shard(rank=1, world=2).map(lambda x: x * 2)
     for train in (base, sharded, base.shuffle(), base.take(3)):
         assert train.measure(int).tolist() == [2 * n for n in range(50)]

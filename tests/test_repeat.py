@@ -223,7 +223,11 @@ def test_an_epoch_that_only_its_state_leads_to_is_refused() -> None:
 
 
 def test_what_has_nothing_does_not_repeat_for_ever() -> None:
-    pipeline = stoker.from_arrays(np.arange(9), seed=0).filter(lambda x: x < 0).batch(3)
+    pipeline = (
+        stoker.from_arrays(np.arange(9), seed=0)
+        .filter(stoker.thread_safe(lambda x: x < 0))
+        .batch(3)
+    )
     with pytest.raises(stoker.StokerError, match="a whole pass over the data has no batch"):
         list(pipeline.repeat().steps(2))
 
@@ -267,7 +271,7 @@ def ending(kind: str) -> stoker.Pipeline[Any]:
     if kind == "loader":
         return stoker.from_loader(DataLoader(torch.arange(20), 4))  # type: ignore[arg-type]
     if kind == "filtered":
-        train = train.filter(lambda x: x % 2 == 0)
+        train = train.filter(stoker.thread_safe(lambda x: x % 2 == 0))
     if kind == "echoed":
         return train.take(10).echo(2, pool=8).batch(4)
     return train.shuffle().batch(4) if kind == "shuffled" else train.batch(4)

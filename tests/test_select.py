@@ -122,6 +122,7 @@ def test_numbers_are_those_of_the_source_behind_other_choices() -> None:
     assert [int(x) for x in some.take(2)] == [25, 30]
 
 
+@stoker.thread_safe
 def digits(x: Any, rng: np.random.Generator) -> Any:
     return x, rng.integers(10)
 
@@ -134,8 +135,8 @@ BEHIND: dict[str, Callable[[stoker.Pipeline], stoker.Pipeline]] = {
     "uneven": lambda p: p.shuffle().shard(rank=0, world=3, uneven=True).batch(8),
     "padded": lambda p: p.shard(rank=2, world=3, pad=True).batch(8),
     "echo": lambda p: p.shuffle().shard(rank=1, world=2).echo(1.5).random_map(digits).batch(8),
-    "filter": lambda p: p.shuffle().filter(lambda x: x % 3).batch(8),
-    "threads": lambda p: p.shuffle().map(lambda x: x + 1).batch(8).workers(2),
+    "filter": lambda p: p.shuffle().filter(stoker.thread_safe(lambda x: x % 3)).batch(8),
+    "threads": lambda p: p.shuffle().map(stoker.thread_safe(lambda x: x + 1)).batch(8).workers(2),
     "cut": lambda p: p.take(70).shuffle().take(50).batch(8),
 }
 

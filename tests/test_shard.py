@@ -324,7 +324,7 @@ def test_uneven_parts_may_be_filtered(spec: Spec, world: int, anew: bool) -> Non
 SIFTING = {
     "filter": lambda chain: chain.filter(bool, on="id"),
     "filter behind an echo": lambda chain: chain.echo(2).filter(bool, on="id"),
-    "own budget": lambda chain: chain.map(lambda x: x, on_error=3),
+    "own budget": lambda chain: chain.map(stoker.thread_safe(lambda x: x), on_error=3),
     "fraction": lambda chain: chain.random_map(jitter, on="x", on_error=0.1),
     "budget": lambda chain: chain,
 }

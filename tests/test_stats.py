@@ -165,7 +165,7 @@ def test_code_that_holds_the_gil_is_told_of() -> None:
     chain = stoker.from_arrays(np.arange(20_000), seed=0).map(holds).batch(64)
 
     def found() -> ThreadTrial | None:
-        train = chain.workers(2)
+        train = chain.workers(2, kind="thread")
         with iter(train) as batches:
             for _ in batches:
                 trial = train.stats().thread_trial
@@ -377,6 +377,7 @@ def keep(x: Any, rng: Any) -> Any:
     return x
 
 
+@stoker.thread_safe
 def same(x: Any) -> Any:
     return x
 

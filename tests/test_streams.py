@@ -376,6 +376,7 @@ def test_a_stream_draws_what_a_dataset_draws(length: int, batch: int, workers: i
 def test_filters_and_skips_leave_out_what_they_say(
     length: int, bad: set[int], workers: int
 ) -> None:
+    @stoker.thread_safe
     def fail(x: Any) -> Any:
         if x["id"] in bad:
             raise ValueError("bad")

@@ -209,6 +209,7 @@ def test_image_functions_run_in_threads(pictures: str) -> None:
         .random_map(images.color_jitter(0.1), on="x")
         .map(images.resize((8, 8)), on="x")
         .map(images.normalize((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)), on="x")
+        .random_map(images.random_erase, on="x")
         .map(images.to_chw, on="x")
         .batch(4)
     )

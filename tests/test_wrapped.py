@@ -296,6 +296,7 @@ def test_what_was_left_behind_when_the_loop_broke_comes_again() -> None:
 
 @pytest.mark.parametrize("left", ["break", "close", "fails"])
 def test_a_loop_that_is_left_may_acknowledge_late_and_raises_what_is_its_own(left: str) -> None:
+    @stoker.thread_safe
     def fails(x: Any) -> Any:
         if int(x) == 399 and left == "fails":
             raise ArithmeticError

@@ -114,7 +114,9 @@ def test_what_cannot_be_analyzed_is_refused() -> None:
         stoker.analyze(stoker.from_loader([np.zeros(3)]), step)
     with pytest.raises(ValueError, match="above 0"):
         stoker.analyze(train, step, budget_s=0)
-    none = stoker.from_arrays(np.zeros((40, 8))).filter(lambda _: False).batch(8)
+    none = (
+        stoker.from_arrays(np.zeros((40, 8))).filter(stoker.thread_safe(lambda _: False)).batch(8)
+    )
     with pytest.raises(ValueError, match="yields no batch"):
         stoker.analyze(none, step, budget_s=0.5)
 

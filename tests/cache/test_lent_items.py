@@ -25,6 +25,7 @@ def row(index: int) -> np.ndarray:
     return np.arange(WIDE, dtype=np.float32) + index
 
 
+@stoker.thread_safe
 class Rows:
     def __init__(self, kind: str) -> None:
         self.kind = kind

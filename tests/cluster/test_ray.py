@@ -83,7 +83,8 @@ def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def plain() -> Any:
-    return stoker.from_dataset(Numbered(), seed=0).shuffle()
+    # Declared here, too: Ray sends the class to other nodes by value, without what was declared.
+    return stoker.from_dataset(stoker.thread_safe(Numbered()), seed=0).shuffle()
 
 
 def cached(version: str) -> Any:

@@ -138,6 +138,7 @@ def test_without_workers_nothing_fast_runs_ahead_either(batch: int) -> None:
         assert len(asked) == number * batch
 
 
+@stoker.thread_safe
 class Small:
     """Costs next to nothing to read; fails on one."""
 
@@ -153,6 +154,7 @@ class Small:
         return np.full(2, index), index
 
 
+@stoker.thread_safe
 def drawn(example: Any, rng: np.random.Generator) -> Any:
     return (*example, int(rng.integers(1 << 40)))
 
@@ -162,7 +164,9 @@ def drawn(example: Any, rng: np.random.Generator) -> Any:
 def test_small_batches_are_the_same_however_many_are_made_at_once(n: int, drop_last: bool) -> None:
     def build(workers: int | None = None) -> stoker.Pipeline:
         chain = stoker.from_dataset(Small(), seed=0).shuffle().random_map(drawn)
-        chain = chain.batch(n, drop_last=drop_last).random_map(lambda b, rng: (b, rng.random()))
+        chain = chain.batch(n, drop_last=drop_last).random_map(
+            stoker.thread_safe(lambda b, rng: (b, rng.random()))
+        )
         return chain if workers is None else chain.workers(workers)
 
     one_by_one, several = build(0), build()
@@ -186,6 +190,7 @@ def test_statistics_count_small_batches_once(n: int) -> None:
 @pytest.mark.parametrize("what", ["read", "map", "collate", "batch map"])
 def test_what_fails_among_small_batches_fails_at_its_own(what: str) -> None:
     def failing(name: str) -> Any:
+        @stoker.thread_safe
         def fails(value: Any) -> Any:
             if what == name and np.max(value[1] if name == "map" else value) == 201:
                 raise LookupError(201)
@@ -194,7 +199,9 @@ def test_what_fails_among_small_batches_fails_at_its_own(what: str) -> None:
         return fails
 
     chain = stoker.from_dataset(Small(201 if what == "read" else None)).map(failing("map"))
-    chain = chain.batch(2, collate=lambda some: failing("collate")([y for _, y in some]))
+    chain = chain.batch(
+        2, collate=stoker.thread_safe(lambda some: failing("collate")([y for _, y in some]))
+    )
     iterator = iter(chain.map(failing("batch map")))
     for number in range(100):
         assert next(iterator) == [2 * number, 2 * number + 1]

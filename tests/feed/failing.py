@@ -11,6 +11,7 @@ def fails_on_7() -> stoker.Pipeline:
     return stoker.from_dataset(range(20), seed=0).map(_not_7).batch(2)
 
 
+@stoker.thread_safe
 def _not_7(value: int) -> int:
     if value == 7:
         raise ValueError("seven")

@@ -16,6 +16,7 @@ EXAMPLES = 150
 SIDE = 40
 
 
+@stoker.thread_safe
 class Grids:
     """Examples ``(grid, index)``."""
 
@@ -26,6 +27,7 @@ class Grids:
         return np.full((SIDE, SIDE), float(index)), index
 
 
+@stoker.thread_safe
 def noisy(grid: Any, rng: np.random.Generator) -> Any:
     return grid + rng.random()
 
@@ -47,7 +49,11 @@ def echoed() -> stoker.Pipeline:
 
 def filtered() -> stoker.Pipeline:
     source = stoker.from_dataset(Grids(), seed=14)
-    return source.shuffle().filter(lambda example: example[1] % 3 > 0).batch(8, drop_last=True)
+    return (
+        source.shuffle()
+        .filter(stoker.thread_safe(lambda example: example[1] % 3 > 0))
+        .batch(8, drop_last=True)
+    )
 
 
 def examples() -> stoker.Pipeline:

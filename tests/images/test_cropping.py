@@ -231,6 +231,7 @@ def test_it_is_a_whole_preparation(tmp_path: Path, workers: int, kind: str) -> N
     assert all(np.array_equal(a, b) for a, b in zip(batches, expected, strict=True))
 
 
+@stoker.thread_safe
 def one_by_one(image: Any, rng: np.random.Generator) -> Any:
     return random_resized_crop(16, flip_p=0.5)(image, rng)
 

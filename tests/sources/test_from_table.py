@@ -109,7 +109,7 @@ def test_an_example_does_not_depend_on_what_is_read_with_it(table: Any, data: An
     for name, column in more.items():
         table = table.append_column(name, column)
     (together,) = stoker.from_table(table).batch(
-        len(table), collate=lambda rows: [*map(frozen, rows)]
+        len(table), collate=stoker.thread_safe(lambda rows: [*map(frozen, rows)])
     )
     alone = [frozen(next(iter(stoker.from_table(table.slice(n, 1))))) for n in range(len(table))]
     assert together == alone

@@ -22,6 +22,7 @@ from stoker.testing import check_resume
 from strategies import Examples, Faulty, factors, few, frozen, jitter, stream
 
 
+@stoker.thread_safe
 class Named(Examples):
     """Examples whose ids begin at a number."""
 
@@ -315,7 +316,9 @@ def test_random_maps_of_parts_draw_apart_from_those_behind() -> None:
     def build(seed: int) -> stoker.Pipeline:
         a = stoker.from_arrays(np.zeros((9, 2))).random_map(jitter)
         b = stoker.from_arrays(np.zeros((9, 2))).random_map(jitter)
-        return stoker.mix({a: 1, b: 1}, seed=seed).random_map(lambda x, rng: (x, rng.random(2)))
+        return stoker.mix({a: 1, b: 1}, seed=seed).random_map(
+            stoker.thread_safe(lambda x, rng: (x, rng.random(2)))
+        )
 
     drawn = [tuple(x.tolist()) for pair in build(1) for x in pair]
     assert len(set(drawn)) == len(drawn) == 36
@@ -359,6 +362,7 @@ def test_a_budget_skips_what_fails_in_any_part_and_errors_say_where() -> None:
     assert raised.value.index == 15
 
 
+@stoker.thread_safe
 def _fails_on_5(number: int) -> int:
     if number == 5:
         raise ValueError("it is 5")

@@ -341,7 +341,9 @@ def test_a_memory_map_is_never_written_to(tmp_path: Path, mode: Any) -> None:
         stoker.from_arrays(rows, seed=0).map(_spoilt),
         stoker.from_arrays(rows, seed=0).map(_spoilt).echo(2),
         stoker.from_arrays(rows, seed=0).echo(2).map(_spoilt),
-        stoker.from_arrays(rows, seed=0).echo(2).random_map(lambda x, rng: _spoilt(x)),
+        stoker.from_arrays(rows, seed=0)
+        .echo(2)
+        .random_map(stoker.thread_safe(lambda x, rng: _spoilt(x))),
     ):
         for pipeline in (chain.workers(0), chain.batch(4).workers(2), chain.batch(1).echo(2)):
             for batch in pipeline:
@@ -352,6 +354,7 @@ def test_a_memory_map_is_never_written_to(tmp_path: Path, mode: Any) -> None:
     assert np.array_equal(rows, np.arange(60.0).reshape(20, 3))
 
 
+@stoker.thread_safe
 def _spoilt(x: Any) -> Any:
     spoil(x)
     return x

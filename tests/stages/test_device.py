@@ -69,6 +69,7 @@ def test_clocks_do_not_depend_on_how_work_is_cut() -> None:
     """Items between a pool and a filter share tasks, of as many as their cost suggests."""
 
     def clocks(taking_s: float) -> list[tuple[float, stoker.Clock]]:
+        @stoker.thread_safe
         def shifted(x: int, rng: np.random.Generator) -> int:
             time.sleep(taking_s)
             return x + int(rng.integers(2))

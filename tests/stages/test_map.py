@@ -34,7 +34,7 @@ def test_maps_apply_in_order() -> None:
 
 @pytest.mark.parametrize("on", ["label", 1, -1])
 def test_a_field_is_replaced_and_the_others_kept(on: Any) -> None:
-    found = list(stoker.from_dataset(numbers()).map(lambda x: -x, on=on))
+    found = list(stoker.from_dataset(numbers()).map(stoker.thread_safe(lambda x: -x), on=on))
     assert [e.label for e in found] == [-i for i in range(12)]
     assert [e.image[0] for e in found] == list(range(12))
     assert type(found[0]) is Labeled

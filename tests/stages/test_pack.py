@@ -16,6 +16,7 @@ from stoker.testing import check_resume
 from strategies import stream
 
 
+@stoker.thread_safe
 class Documents:
     """Sequences of these lengths; the tokens of number ``n`` are 100 n, 100 n + 1, ..."""
 

@@ -70,6 +70,7 @@ def from_bytes(data: bytes) -> Any:
     return np.frombuffer(data, np.int64).copy()
 
 
+@stoker.thread_safe
 def is_kept(number: int) -> bool:
     return number % 3 > 0
 
@@ -78,12 +79,14 @@ def is_even(number: int) -> bool:
     return number % 2 == 0
 
 
+@stoker.thread_safe
 def failing_on_some(number: int) -> int:
     if number % 11 == 5:
         raise ValueError("it is one of those")
     return number
 
 
+@stoker.thread_safe
 def unchanged(number: int) -> int:
     return number
 
@@ -188,7 +191,7 @@ KINDS: dict[str, Callable[[], stoker.Pipeline]] = {
     ),
     "filter, echo, filter": lambda: (
         source(on_error=20).map(failing_on_some).filter(is_kept).scan(counted, 0)
-        .filter(lambda n: n % 4 > 0, on=1).echo(1.5, pool=8).batch(4)
+        .filter(stoker.thread_safe(lambda n: n % 4 > 0), on=1).echo(1.5, pool=8).batch(4)
     ),
     "a rank's part": lambda: (
         distinct(stoker.from_dataset(range(320), seed=1).shuffle().shard(rank=1, world=2))
@@ -261,7 +264,11 @@ def test_whatever_is_left_comes_behind_a_resume(
         train = source(examples)
         train = train.filter(is_kept) if "before" in points else train
         train = distinct(train).scan(counted, 0)
-        train = train.filter(lambda n: n % 4 < 3, on=0) if "behind" in points else train
+        train = (
+            train.filter(stoker.thread_safe(lambda n: n % 4 < 3), on=0)
+            if "behind" in points
+            else train
+        )
         if "batch" in points:
             train = train.batch(batch).echo(factor, pool=4)
         else:

@@ -208,8 +208,10 @@ def test_a_stream_that_is_left_early_goes_on_behind_what_was_handed_out(
 @pytest.mark.parametrize("echo", [1, 2.5])
 def test_it_resumes_exactly(echo: float) -> None:
     def build() -> stoker.Pipeline[Any]:
-        made = numbers(60, 3).skip(5).shuffle().skip(7).map(lambda x: x + 1)
-        return made.echo(echo).random_map(lambda x, rng: x + rng.random()).batch(4)
+        made = numbers(60, 3).skip(5).shuffle().skip(7).map(stoker.thread_safe(lambda x: x + 1))
+        return (
+            made.echo(echo).random_map(stoker.thread_safe(lambda x, rng: x + rng.random())).batch(4)
+        )
 
     assert check_resume(build) == len(build())
 

@@ -128,8 +128,12 @@ def test_of_a_stream_it_is_the_first_examples_too(length: int, count: int, world
 @pytest.mark.parametrize("echo", [1, 2.5])
 def test_it_resumes_exactly(echo: float) -> None:
     def build() -> stoker.Pipeline[Any]:
-        chain = numbers(50, 3).take(40).shuffle().take(23).map(lambda x: x + 1)
-        return chain.echo(echo).random_map(lambda x, rng: x + rng.random()).batch(4)
+        chain = numbers(50, 3).take(40).shuffle().take(23).map(stoker.thread_safe(lambda x: x + 1))
+        return (
+            chain.echo(echo)
+            .random_map(stoker.thread_safe(lambda x, rng: x + rng.random()))
+            .batch(4)
+        )
 
     assert check_resume(build) == len(build())
 

@@ -85,6 +85,7 @@ def fused(first: Any, then: Any) -> Callable[[Any], Any] | None:
     return None
 
 
+@thread_safe
 @reads_only
 def to_chw(images: Any) -> Any:
     """Move the last axis, the channels, before height and width, as PyTorch needs it.

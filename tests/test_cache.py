@@ -249,6 +249,7 @@ def test_the_stream_is_the_one_without_a_cache(chain: Chain, workers: int) -> No
     same_with_a_cache(chain, workers, "thread")
 
 
+@pytest.mark.full
 @few(4)
 @given(chains(), st.integers(1, 2))
 @example(Chain(60, 4, 1 << 20, bytes_each=30_000, bad=(3, 40), random=True), 2)

@@ -224,6 +224,7 @@ def test_a_cache_that_is_not_in_the_list_is_removed_by_its_folder(
     assert not os.path.exists(kept)
 
 
+@pytest.mark.full
 def test_a_cache_in_use_is_not_removed(kept: str, temporary: str) -> None:
     pipeline = chain().cache("2MiB", path=kept, version="1").workers(0)
     list(pipeline)

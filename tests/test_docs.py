@@ -43,7 +43,9 @@ _QUOTE = re.compile(
 _LINK = re.compile(r"\]\((?!https?:)(?P<target>[^)#]*)(?:#(?P<heading>[^)]*))?\)")
 
 SLOW = {  # what they train, or nothing that another page does not start as well
+    "analyze.md",
     "assistants.md",
+    "caching.md",
     "coming-from.md",
     "echoing.md",
     "first-steps.md",
@@ -53,9 +55,11 @@ SLOW = {  # what they train, or nothing that another page does not start as well
     "loaders.md",
     "ranks.md",
     "recipes.md",
+    "remote.md",
     "resuming.md",
     "run.md",
     "schedules.md",
+    "sharing.md",
     "tested.md",
 }
 HEAVY = {  # what they import

@@ -306,6 +306,7 @@ def logged() -> Iterator[list[logging.LogRecord]]:
         log.removeHandler(handler)
 
 
+@pytest.mark.full
 @few(3)
 @given(data=st.data(), factor=st.sampled_from([2, 1.5]), workers=st.sampled_from([0, 2]))
 def test_an_echo_s_leg_is_resumed_bit_for_bit(

@@ -195,6 +195,7 @@ def builts(draw: st.DrawFn) -> Built:
 # -- the same streams
 
 
+@pytest.mark.full
 @few(60)
 @given(built=builts(), workers=st.sampled_from([0, 1, 4]))
 def test_the_stream_is_that_of_stokers_own_for_any_threads(built: Built, workers: int) -> None:
@@ -202,6 +203,7 @@ def test_the_stream_is_that_of_stokers_own_for_any_threads(built: Built, workers
     assert stream(built.pipeline().workers(workers)) == expected
 
 
+@pytest.mark.full
 @few(5)
 @given(built=builts())
 def test_the_stream_is_the_same_from_worker_processes(built: Built) -> None:
@@ -212,6 +214,7 @@ def test_the_stream_is_the_same_from_worker_processes(built: Built) -> None:
     del made
 
 
+@pytest.mark.full
 @few(6)
 @given(built=builts(), workers=st.sampled_from([0, 2]))
 def test_a_run_resumes_at_every_batch(built: Built, workers: int) -> None:

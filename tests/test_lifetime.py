@@ -19,7 +19,7 @@ import pytest
 import stoker
 from descriptors import open_descriptors
 from scripts import Watch, run, script
-from strategies import Examples, Spec, built, frozen, jitter, shortened, stream
+from strategies import Examples, Spec, built, frozen, jitter, one_in, shortened, stream
 
 KINDS = [(0, "thread"), (2, "thread"), (2, "process")]
 # For tests that start a program: where there is something to be left.
@@ -652,7 +652,7 @@ def test_a_fork_of_the_user_s_does_not_disturb(tmp_path: Path) -> None:
 # -- what is not reproducible by itself
 
 
-@pytest.mark.parametrize("many", [False, True])
+@pytest.mark.parametrize("many", one_in(2, [False, True]))
 def test_legacy_randomness_is_reproducible_under_processes(many: bool) -> None:
     import random
 

@@ -261,6 +261,7 @@ def test_what_asks_for_nothing_good_is_answered_and_does_no_harm() -> None:
         assert "stoker_epoch" in asked(server.url)
 
 
+@pytest.mark.full
 def test_who_says_nothing_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor does who says a little, and who does not take the answer; however many there are."""
     monkeypatch.setattr("stoker.adapters.prometheus.ScrapeHandler.timeout", 3600.0)

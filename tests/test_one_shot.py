@@ -63,6 +63,7 @@ def interrupting() -> Iterator[None]:
     signal.signal(signal.SIGVTALRM, before)
 
 
+@pytest.mark.full
 @pytest.mark.interrupts
 @pytest.mark.usefixtures("interrupting")
 def test_an_interrupted_wait_leaves_it_to_be_given() -> None:

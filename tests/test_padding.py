@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import stoker
 from scripts import REAL_WORLDS
 from stoker.testing import check_resume
-from strategies import few, through_json
+from strategies import few, one_in, through_json
 from test_ranks import told_by
 
 WORLDS = st.integers(1, 8)
@@ -142,7 +142,7 @@ def halved(batch: Any) -> Any:
 WORKERS: list[dict[str, Any]] = [{"n": 0}, {"n": 3}, {"n": 2, "kind": "process"}]
 
 
-@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("workers", one_in(2, WORKERS))
 @pytest.mark.parametrize("pad", [True, "full"])
 def test_with_maps_a_cache_workers_and_a_device_the_mask_is_that_of_the_rows(
     workers: dict[str, Any], pad: Any

@@ -270,6 +270,7 @@ def test_two_packages_that_claim_a_name_are_told_of(installed: Path) -> None:
     assert {"more-rooms 1.0", "other-rooms 1.0"} <= set(re.findall(r"\w+-rooms 1.0", done.stderr))
 
 
+@pytest.mark.full
 def test_the_command_line_runs_as_a_module_and_completes() -> None:
     def run(*arguments: str, **variables: str) -> str:
         return subprocess.run(

@@ -90,7 +90,7 @@ def test_saved_under_threads_the_tail_is_the_same_alone_and_the_other_way(echoes
     tails_agree(spec, lambda s: built(s, 0), lambda s: built(s, 2))
 
 
-@pytest.mark.parametrize("echoes", shortened(EVERY_PLACE[4:], 2))
+@pytest.mark.parametrize("echoes", shortened(EVERY_PLACE[4:], 1))
 def test_saved_alone_the_tail_is_the_same_under_processes(echoes: Any) -> None:
     spec = Spec(9, 4, echoes=echoes, to=True)
     tails_agree(spec, lambda s: built(s, 0), lambda s: built(s, 1, "process"))

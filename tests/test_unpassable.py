@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import stoker
+from strategies import one_in
 
 
 class Unloadable:
@@ -68,7 +69,7 @@ COLLATES: dict[str, Callable[[list[Any]], Any]] = {
 
 
 @pytest.mark.parametrize("made", [threading.Lock, Unloadable, LikeClosed, Uncopied])
-@pytest.mark.parametrize("collate", COLLATES)
+@pytest.mark.parametrize("collate", one_in(2, COLLATES))
 def test_a_batch_with_what_cannot_be_sent_is_an_error_that_names_it(
     collate: str, made: Callable[[], Any]
 ) -> None:

@@ -180,6 +180,7 @@ def test_what_agrees_is_left_alone() -> None:
     assert to_measured(report).prep == tuple(sorted((p.workers, p.rate.value) for p in report.prep))
 
 
+@pytest.mark.full
 @needs_chromium
 def test_verdict_what_if_and_page_say_the_same(tmp_path: Path) -> None:
     reports = {name: make_report(recorded(job)) for name, job in JOBS.items()} | REPORTS

@@ -8,6 +8,8 @@ import sys
 import textwrap
 from pathlib import Path
 
+import pytest
+
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 
 
@@ -17,6 +19,7 @@ def python(*words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.full
 def test_every_docstring_has_the_tables_of_its_rows() -> None:
     done = python("harness.py", "check")
     assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr

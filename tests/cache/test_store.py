@@ -934,6 +934,7 @@ def test_files_that_hold_no_items_are_made_again(
                 assert len(found(store, range(20))) == 20
 
 
+@pytest.mark.full
 @few(4)
 @given(n=st.integers(0, 29), at=st.integers(0), flip=st.integers(1, 255), restored=st.booleans())
 def test_an_item_that_is_not_as_it_was_written_is_missing(

@@ -87,6 +87,7 @@ def test_the_stream_is_the_same_with_and_without(three: list[Keeper], chain: str
             assert 0 < cache.peer_hits < cache.hits
 
 
+@pytest.mark.full
 def test_behind_a_map_what_was_made_is_kept(three: list[Keeper]) -> None:
     dataset = Numbered()
     source = stoker.from_dataset(dataset, seed=0).shuffle()
@@ -152,6 +153,7 @@ def test_a_budget_over_nodes_is_for_one_pipeline(three: list[Keeper]) -> None:
         first.map(halved, on="x").cache(budget)
 
 
+@pytest.mark.full
 def test_skipped_examples_are_skipped_everywhere(three: list[Keeper]) -> None:
     def chain(cached: bool) -> stoker.Pipeline[Any]:
         source = stoker.from_dataset(Numbered(), seed=0, on_error=5).shuffle()

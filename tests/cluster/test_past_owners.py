@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -34,6 +35,7 @@ def test_members_that_joined_together_have_no_past() -> None:
     assert not any(together.past_owners(key_of(number, bytes(8))) for number in range(200))
 
 
+@pytest.mark.full
 def test_they_are_as_few_as_the_records_of_a_random_order() -> None:
     nodes = 32
     made = map_of([Member(f"n{at}", "", MIB, 1 + at) for at in range(nodes)])

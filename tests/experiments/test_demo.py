@@ -416,6 +416,7 @@ def test_augmentation_leaves_its_input_and_depends_on_its_generator_alone() -> N
     assert augment_one(images[0], np.random.default_rng(1)).shape == images[0].shape
 
 
+@pytest.mark.full
 def test_the_same_seed_gives_the_same_network() -> None:
     images = np.random.default_rng(0).integers(0, 256, (300, 32, 32, 3), dtype=np.uint8)
     labels = np.arange(300) % 10

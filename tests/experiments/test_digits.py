@@ -23,6 +23,7 @@ def handwritten() -> Any:
     return load_digits().target
 
 
+@pytest.mark.full
 def test_the_same_specification_gives_the_same_images() -> None:
     once = list(compose(SMALL, "train"))
     again = list(compose(SMALL, "train"))

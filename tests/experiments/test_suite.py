@@ -226,6 +226,7 @@ def test_tables_and_figures_are_of_the_rows_alone(tmp_path: Path) -> None:
     assert "before augmentation, e = 2" in drawn
 
 
+@pytest.mark.full
 def test_the_page_has_the_tables_of_its_rows() -> None:
     text = evidence.PAGE.read_text(encoding="utf-8")
     assert evidence.with_tables(text) == text, "experiments/run evidence writes them"
@@ -260,6 +261,7 @@ def test_a_speed_up_that_cannot_be_enters_no_headline_and_no_price(tmp_path: Pat
         assert [price["at_most"] for price in told] == [pytest.approx(1.85, rel=0.02)] * 2
 
 
+@pytest.mark.full
 def test_all_that_is_told_can_be() -> None:
     """No speed-up of any table is above rho; those above R are flagged, and in no price."""
     shown = re.findall(r"<!-- rows: ([^\n]*?) -->", evidence.PAGE.read_text(encoding="utf-8"))
@@ -283,6 +285,7 @@ ABOVE_R = {("words", 2.0)}
 """Where training without echoing was not at its best settings: to be run again."""
 
 
+@pytest.mark.full
 def test_words_follow_tables() -> None:
     for page in sentences.PAGES:
         text = page.read_text(encoding="utf-8")

@@ -584,6 +584,7 @@ def _kill(jobs: list[subprocess.Popen[str]]) -> None:
         job.kill()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("access", shortened(["share", "from_feed"], 1))
 def test_a_job_that_waits_for_others_says_so_once(access: str, name: str) -> None:
     call = f"stoker.share({target('batches')!r}, name={name!r}, jobs=2)"

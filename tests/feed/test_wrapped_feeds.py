@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 PREP = """
 import numpy as np
 import stoker
@@ -97,6 +99,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.full
 def test_a_feed_is_no_other_under_a_wrapper(tmp_path: Path) -> None:
     (tmp_path / "prep.py").write_text(PREP)
     (tmp_path / "job.py").write_text(JOB)

@@ -113,6 +113,7 @@ def test_resumes_anywhere_and_is_the_same_for_any_workers(
     assert stream(build(0)) == stream(build(3))
 
 
+@pytest.mark.full
 @settings(few(10), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     dtypes=st.lists(st.sampled_from(["uint16", "int32"]), min_size=3, max_size=3),

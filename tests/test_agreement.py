@@ -124,6 +124,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return told_by(folder, 2, f"    INIT = {f'file://{folder}/again'!r}\n{TOLD}")
 
 
+@pytest.mark.full
 def test_a_seed_that_nobody_gave_is_rank_0s(told: list[dict[str, Any]]) -> None:
     first, second = told
     for epoch in range(2):
@@ -211,6 +212,7 @@ ORDERS = """
 """
 
 
+@pytest.mark.full
 def test_ranks_that_list_their_data_in_another_order_are_told(tmp_path: Path) -> None:
     for each in told_by(tmp_path, 2, ORDERS):
         assert not each["alike"]

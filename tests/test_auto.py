@@ -532,7 +532,7 @@ def test_an_epoch_of_a_batch_at_most_is_used_once(point: str, length: int) -> No
         assert sorted(batch) == list(range(length))
 
 
-@pytest.mark.parametrize("point", ["before", "batch"])
+@pytest.mark.parametrize("point", one_in(2, ["before", "batch"]))
 def test_processes_prepare_for_it_too(point: str) -> None:
     pipeline = slow(30, point, auto(), kind="process")
     epochs = [used(pipeline) for _ in range(3)]
@@ -1126,7 +1126,7 @@ def live(
     return found, through_json(pipeline.record())
 
 
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("point", one_in(3, POINTS))
 def test_a_record_repeats_epochs_bit_for_bit(point: str) -> None:
     found, record = live(24, point, 3)
     assert len({str(epoch) for epoch in found}) == 3

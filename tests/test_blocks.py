@@ -15,7 +15,7 @@ import stoker
 from stoker.schedule import rng
 from stoker.schedule.orders.blocks import LARGEST, WINDOW, BlockOrder, cut_to, not_too_large, runs
 from stoker.testing import check_resume
-from strategies import few, jitter, stream
+from strategies import few, jitter, one_in, stream
 
 sizes = st.lists(st.integers(1, 40), min_size=1, max_size=80)
 
@@ -196,7 +196,7 @@ def test_parquet_is_shuffled_by_row_groups(tmp_path: Path, monkeypatch: pytest.M
         train.load_state_dict(other)
 
 
-@pytest.mark.parametrize("protocol", ["", "file://"])
+@pytest.mark.parametrize("protocol", one_in(2, ["", "file://"]))
 def test_small_parquet_files_are_shuffled_as_a_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protocol: str
 ) -> None:

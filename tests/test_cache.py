@@ -34,7 +34,7 @@ import stoker
 from scripts import Script, Watch, run, script
 from stoker.basics import fingerprint
 from stoker.sources.remote import storage
-from strategies import Keep, few, frozen, jitter, small_pools_allowed, stream, through_json
+from strategies import Keep, few, frozen, jitter, one_in, small_pools_allowed, stream, through_json
 
 LIMIT = "4MiB"
 FITS = "fits in the page cache"
@@ -464,7 +464,9 @@ ANOTHER_EACH_TIME = (
 @pytest.mark.filterwarnings("ignore:.* drew from numpy.random in each of its first calls")
 @pytest.mark.parametrize(
     ("what", "workers", "kind"),
-    [*((what, 0, "thread") for what in RANDOM), *(("datasets", *how) for how in WORKERS[1:])],
+    one_in(
+        2, [*((what, 0, "thread") for what in RANDOM), *(("datasets", *how) for how in WORKERS[1:])]
+    ),
 )
 def test_what_is_another_one_each_time_is_refused(what: str, workers: int, kind: str) -> None:
     pipeline = RANDOM[what]().cache(LIMIT).workers(workers, kind=kind)
@@ -920,7 +922,7 @@ def iterated() -> None:
 @pytest.mark.alone
 @pytest.mark.parametrize(
     ("next_one", "workers", "kind"),
-    [(iterated, 0, "thread"), (listed, 2, "thread"), (iterated, 2, "process")],
+    one_in(3, [(iterated, 0, "thread"), (listed, 2, "thread"), (iterated, 2, "process")]),
 )
 def test_what_was_left_by_a_kill_is_removed_by_the_next_process(
     tmp_path: Path, next_one: Callable[[], None], workers: int, kind: str
@@ -1165,7 +1167,7 @@ def failure(pipeline: stoker.Pipeline) -> stoker.StageError:
     return caught.value
 
 
-@pytest.mark.parametrize(("workers", "kind"), WORKERS)
+@pytest.mark.parametrize(("workers", "kind"), one_in(3, WORKERS))
 @pytest.mark.parametrize("place", ["before", "behind"])
 def test_a_stage_that_fails_is_named_as_without_a_cache(
     tmp_path: Path, workers: int, kind: str, place: str

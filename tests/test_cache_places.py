@@ -17,7 +17,7 @@ import stoker
 from scripts import Watch, run, script
 from stoker.cache.places.choice import PlaceChoice, Room
 from stoker.cache.places.model import NOWHERE, plan, plan_at
-from strategies import stream
+from strategies import one_in, stream
 
 
 @pytest.fixture(autouse=True)
@@ -79,7 +79,9 @@ def check(rows: list[Any], length: int) -> None:
     assert all(len(row["x"]) == 20_000 for row in rows)
 
 
-@pytest.mark.parametrize(("workers", "kind"), [(0, "thread"), (2, "thread"), (2, "process")])
+@pytest.mark.parametrize(
+    ("workers", "kind"), one_in(3, [(0, "thread"), (2, "thread"), (2, "process")])
+)
 def test_each_example_is_kept_at_one_place(workers: int, kind: str) -> None:
     pipeline = two_places(100, "1MiB").workers(workers, kind=kind)
     for _ in range(4):
@@ -147,7 +149,9 @@ def test_each_rank_keeps_its_part_and_an_echo_may_follow() -> None:
         assert counted(pipeline).hits + counted(pipeline).misses == 20
 
 
-@pytest.mark.parametrize(("workers", "kind"), [(0, "thread"), (2, "thread"), (2, "process")])
+@pytest.mark.parametrize(
+    ("workers", "kind"), one_in(3, [(0, "thread"), (2, "thread"), (2, "process")])
+)
 def test_what_memory_has_no_room_for_is_kept_on_the_disk(
     tmp_path: Path, workers: int, kind: str
 ) -> None:

@@ -142,7 +142,7 @@ def plans(draw: Any, length: int, most: int = 4) -> list[Stretch]:
     return [*legs, (draw(st.integers(1, 6)), draw(st.integers(1, 12)), -1)]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", one_in(3, KINDS))
 @few(5)
 @given(data=st.data(), length=st.integers(60, 200), epoch=st.integers(0, 2))
 def test_what_was_not_handed_out_comes_once_with_its_own_draws(

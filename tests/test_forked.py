@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from scripts import run
-from strategies import shortened
+from strategies import one_in, shortened
 
 KINDS = {
     "inline": "stoker.from_dataset(Examples(64, 0.001), seed=0).batch(4).workers(0)",
@@ -50,7 +50,7 @@ DOES = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", one_in(3, KINDS))
 @pytest.mark.parametrize("does", shortened(DOES, 1))
 def test_whatever_a_forked_child_does_its_parent_goes_on(
     tmp_path: Path, kind: str, does: str
@@ -106,7 +106,7 @@ os.register_at_fork(
 """
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", one_in(3, KINDS))
 def test_a_child_that_drops_it_within_the_fork_ends_nothing_of_its_parents(
     tmp_path: Path, kind: str
 ) -> None:

@@ -34,6 +34,7 @@ from strategies import (
     frozen,
     ids,
     jitter,
+    one_in,
     small_pools_allowed,
     source_of,
     specs,
@@ -111,7 +112,7 @@ def changed(spec: Spec, **changes: Any) -> Spec:
 # -- the stream
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", one_in(3, PLACES))
 def test_the_stream_is_the_same_for_any_workers(place: str) -> None:
     spec = changed(PLACES[place], batch_map=True, seed=3)
     alone = stream(built(spec, 0))
@@ -143,7 +144,7 @@ class Slow(Faulty):
         return super().__getitem__(index)
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", one_in(3, PLACES))
 def test_costly_examples_give_the_same_stream_under_threads(place: str) -> None:
     spec = changed(PLACES[place], examples=96, on_error=0.5, seed=1)
 
@@ -249,7 +250,7 @@ def test_drop_last_drops_what_does_not_fill_a_batch_of_survivors(spec: Spec, wor
     assert pipeline.stats().dropped_uses == len(everything) - whole
 
 
-@pytest.mark.parametrize(("workers", "kind"), KINDS)
+@pytest.mark.parametrize(("workers", "kind"), one_in(3, KINDS))
 @pytest.mark.parametrize("echo", [None, "before", "batch"])
 def test_an_epoch_of_which_nothing_survives_is_empty(
     echo: str | None, workers: int, kind: str
@@ -1015,7 +1016,7 @@ def test_what_a_filter_raises_is_an_error_of_its_stage() -> None:
 
 
 @pytest.mark.parametrize(("workers", "kind"), KINDS)
-@pytest.mark.parametrize("how", ["break", "error", "ctrl-c", "dropped", "never asked"])
+@pytest.mark.parametrize("how", one_in(3, ["break", "error", "ctrl-c", "dropped", "never asked"]))
 def test_leaving_early_leaves_nothing(how: str, workers: int, kind: str) -> None:
     chain = stoker.from_dataset(Slow(10**6, range(0, 10**4, 7)), seed=0, on_error=1.0).shuffle()
     chain = chain.filter(Keep(3, 0), on="id").echo(2).random_map(jitter, on="x")
@@ -1059,7 +1060,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.interrupts
-@pytest.mark.parametrize(("workers", "kind"), KINDS)
+@pytest.mark.parametrize(("workers", "kind"), one_in(3, KINDS))
 def test_ctrl_c_ends_a_search_that_finds_nothing(tmp_path: Path, workers: int, kind: str) -> None:
     import json
     import time

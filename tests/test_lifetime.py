@@ -110,7 +110,7 @@ def test_a_second_iterator_closes_the_first_which_says_so(workers: int, kind: st
     assert left() == ([], [])
 
 
-@pytest.mark.parametrize(("workers", "kind"), KINDS)
+@pytest.mark.parametrize(("workers", "kind"), one_in(3, KINDS))
 def test_descriptors_do_not_add_up(workers: int, kind: str) -> None:
     def leave_early() -> None:
         for number, _ in enumerate(endless(workers, kind)):
@@ -382,7 +382,7 @@ def loop(workers: int, kind: str, seconds: float = 0.0) -> str:
 
 
 @pytest.mark.interrupts
-@pytest.mark.parametrize(("workers", "kind"), KINDS)
+@pytest.mark.parametrize(("workers", "kind"), one_in(3, KINDS))
 @pytest.mark.parametrize("seconds", shortened([0.0, 0.01], 1))
 def test_ctrl_c_ends_the_iteration_and_leaves_nothing(
     tmp_path: Path, workers: int, kind: str, seconds: float

@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
 import stoker
-from strategies import shortened
+from strategies import one_in, shortened
 
 LENGTH, BATCH = 48, 4
 
@@ -243,7 +243,7 @@ def stateful(examples: Any = None, **arguments: Any) -> Any:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("taken", [0, 1, 9])
+@pytest.mark.parametrize("taken", one_in(3, [0, 1, 9]))
 def test_the_state_of_a_stateful_loader_is_nested(workers: int, taken: int) -> None:
     torch.manual_seed(1)
     make = functools.partial(stateful, num_workers=workers)

@@ -110,6 +110,7 @@ def _hidden(tree: ast.AST) -> Iterator[tuple[int, str]]:
                 yield node.lineno, "write threading.Condition, which this test looks for"
 
 
+@pytest.mark.full
 def test_the_main_thread_enters_no_condition() -> None:
     found = {_place(path): violations(path.read_text()) for path in covered()}
     assert not {place: each for place, each in found.items() if each}

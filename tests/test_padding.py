@@ -143,7 +143,7 @@ WORKERS: list[dict[str, Any]] = [{"n": 0}, {"n": 3}, {"n": 2, "kind": "process"}
 
 
 @pytest.mark.parametrize("workers", one_in(2, WORKERS))
-@pytest.mark.parametrize("pad", [True, "full"])
+@pytest.mark.parametrize("pad", one_in(2, [True, "full"]))
 def test_with_maps_a_cache_workers_and_a_device_the_mask_is_that_of_the_rows(
     workers: dict[str, Any], pad: Any
 ) -> None:

@@ -57,7 +57,7 @@ def placed(place: str, **changes: Any) -> Spec:
 # -- the stream
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", one_in(3, PLACES))
 def test_the_stream_is_the_same_for_any_workers(place: str) -> None:
     spec = placed(place, batch_map=True)
     alone = stream(built(spec, 0))

@@ -134,6 +134,7 @@ def rounds() -> list[list[Member]]:
     ]
 
 
+@pytest.mark.full
 def test_the_classes_that_stand_for_protocols_are_found() -> None:
     members = removable()
     names = {name for _, name in members}

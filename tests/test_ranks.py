@@ -236,6 +236,7 @@ LEFT = """
 """
 
 
+@pytest.mark.full
 def test_a_rank_that_dies_is_an_error_on_the_others(tmp_path: Path) -> None:
     with ranks(tmp_path, 2, LEFT) as (survivor, victim):
         assert victim.line() == "here"

@@ -75,6 +75,7 @@ def known_length(pipeline: stoker.Pipeline) -> int | None:
         return None
 
 
+@pytest.mark.full
 @few(8)
 @given(specs(max_examples=24, byte_pools=True))
 @example(Spec(0, 3, echoes=(("before", Fraction(2), None),)))

@@ -83,7 +83,7 @@ def test_a_stream_comes_in_its_order_every_epoch(
         assert stats.dropped_uses == length - len(expected)
 
 
-@pytest.mark.parametrize(("workers", "kind"), KINDS)
+@pytest.mark.parametrize(("workers", "kind"), one_in(3, KINDS))
 def test_lists_generators_and_functions_are_streams(workers: int, kind: str) -> None:
     def generate() -> Iterator[int]:
         yield from range(7)
@@ -157,7 +157,7 @@ def test_a_function_that_fails_is_told_and_its_epoch_can_begin_again() -> None:
 # -- what it raises
 
 
-@pytest.mark.parametrize(("workers", "kind"), KINDS)
+@pytest.mark.parametrize(("workers", "kind"), one_in(3, KINDS))
 @pytest.mark.parametrize("length", one_in(2, [10, 0, 8]))
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("mapped", [False, True])
@@ -545,7 +545,7 @@ def test_wrong_arguments_are_refused_in_one_line_that_says_what_to_do(case: str)
 # -- life and death
 
 
-@pytest.mark.parametrize(("workers", "kind"), KINDS)
+@pytest.mark.parametrize(("workers", "kind"), one_in(3, KINDS))
 @pytest.mark.parametrize("shard", [None, False, True])
 @pytest.mark.parametrize("how", one_in(2, ["end", "break", "close", "error", "ctrl-c", "dropped"]))
 def test_the_iterator_is_closed(how: str, shard: bool | None, workers: int, kind: str) -> None:

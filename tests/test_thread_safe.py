@@ -18,6 +18,7 @@ from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 import stoker
 from stoker import images
+from strategies import one_in
 
 LENGTH = 48
 EPOCHS = 8  # at most, until threads take part
@@ -157,7 +158,7 @@ IN_PROCESSES: dict[str, Callable[[], stoker.Pipeline[Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", IN_PROCESSES)
+@pytest.mark.parametrize("name", one_in(3, IN_PROCESSES))
 def test_what_is_not_declared_runs_in_processes(name: str) -> None:
     check_in_processes(IN_PROCESSES[name]())
 
@@ -304,6 +305,6 @@ def test_datasets_that_only_index_are_read_in_threads(name: str) -> None:
     check_in_threads(stoker.from_dataset(OF_OTHERS[name](), seed=0).map(costly))
 
 
-@pytest.mark.parametrize("name", OF_USERS)
+@pytest.mark.parametrize("name", one_in(3, OF_USERS))
 def test_datasets_with_users_code_are_read_in_processes(name: str) -> None:
     check_in_processes(stoker.from_dataset(OF_USERS[name](), seed=0).map(costly))

@@ -10,6 +10,7 @@ import pytest
 
 import stoker
 from scripts import script
+from strategies import one_in
 
 # torch's own stand-in for a group of any size within one process: nothing is sent.
 GROUP = """
@@ -130,7 +131,7 @@ def warned(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return dict(zip(CASES, map(json.loads, out.splitlines()), strict=True))
 
 
-@pytest.mark.parametrize("wrap", ["echo", "monitor", "both"])
+@pytest.mark.parametrize("wrap", one_in(3, ["echo", "monitor", "both"]))
 def test_ranks_that_each_take_everything_are_warned_of_once(
     warned: dict[str, Any], wrap: str
 ) -> None:

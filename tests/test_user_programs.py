@@ -20,7 +20,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.* is open, which all forked processes would share"),
     pytest.mark.timeout(120),  # a program that shares what it must not may wait for ever
 ]
-SHORT = 8  # of so many programs the short profile tries one
+SHORT = 12  # of so many programs the short profile tries one
 CASES = [
     pytest.param(each, id=each.name, marks=[pytest.mark.full] if at % SHORT else [])
     for at, each in enumerate(PROGRAMS)

@@ -126,6 +126,7 @@ def test_a_run_that_is_left_early_leaves_nobody() -> None:
         assert multiprocessing.active_children() == []
 
 
+@pytest.mark.full
 def test_waiting_examples_have_more_processes_than_cores_but_for_a_number_of_the_users() -> None:
     def waiting(value: Any) -> Any:
         time.sleep(0.004)
@@ -179,6 +180,7 @@ def test_the_stream_is_that_of_the_training_process_alone(name: str) -> None:
     assert p.stats().workers > 0
 
 
+@pytest.mark.full
 def test_it_resumes_whatever_made_it() -> None:
     def build(workers: int | None) -> stoker.Pipeline[Any]:
         p = numbers().map(Buffered()).echo(2).random_map(Buffered()).batch(4)

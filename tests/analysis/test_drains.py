@@ -66,7 +66,7 @@ SHAPES = {
 
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata's
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", one_in(2, [0, 1]))
 @pytest.mark.parametrize("shape", one_in(2, SHAPES))
 def test_what_the_first_drain_read_is_read_again(shape: str, workers: int, tmp_path: Path) -> None:
     loader = SHAPES[shape](num_workers=workers)

@@ -88,6 +88,7 @@ def test_the_probe_was_there(both: tuple[dict[str, Any], dict[str, Any], Path]) 
     assert "Mapped, batch 3, 0 workers" in {loader["describes"] for loader in loaders}
 
 
+@pytest.mark.full
 def test_a_probe_that_fails_takes_itself_out_and_says_so(tmp_path: Path) -> None:
     folder = tmp_path / "probe"
     folder.mkdir()
@@ -143,6 +144,7 @@ for loader, changes in zip(loaders, (True, False, True, False, True)):
 """
 
 
+@pytest.mark.full
 def test_what_a_script_changes_of_its_dataset_between_epochs_is_seen(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", CHANGES], capture_output=True, text=True, check=False,

@@ -994,6 +994,7 @@ positions = st.one_of(
 )
 
 
+@pytest.mark.full
 def test_whatever_is_overwritten_what_comes_back_is_right(tmp_path: Path) -> None:
     """The reader is a process of its own each time, and survives."""
     model = str(tmp_path / "model")

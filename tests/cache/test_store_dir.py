@@ -25,6 +25,7 @@ from scripts import script
 from stoker.cache import inventory, location
 from stoker.cache.folder import CacheFolder
 from stoker.cache.handles import HANDLES
+from strategies import one_in
 
 USER = 3_000_000_000 + os.getpid()  # another one than whoever runs this
 MEMORY = f"/dev/shm/stoker-{USER}"
@@ -157,7 +158,7 @@ def test_a_store_that_cannot_be_opened_is_refused_at_once(whose: str) -> None:
         os.chmod(path, 0o700)
 
 
-@pytest.mark.parametrize("kind", ["link", "file"])
+@pytest.mark.parametrize("kind", one_in(2, ["link", "file"]))
 def test_a_link_in_the_place_of_the_folder_in_memory_is_not_followed(
     memory: str, tmp_path: Path, kind: str
 ) -> None:
@@ -368,7 +369,7 @@ os.rename = lambda *a, **k: (real(*a, **k), os.kill(os.getpid(), 9) if "gone" in
 }
 
 
-@pytest.mark.parametrize("moment", KILLED)
+@pytest.mark.parametrize("moment", one_in(3, KILLED))
 def test_what_killed_processes_leave_beside_a_store_is_swept(
     tmp_path: Path, folder: str, moment: str
 ) -> None:

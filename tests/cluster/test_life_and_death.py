@@ -52,6 +52,7 @@ def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Nodes]:
         yield Nodes(tmp_path, ends)
 
 
+@pytest.mark.full
 def test_a_cluster_reads_storage_once_and_a_lost_node_costs_what_it_had(nodes: Nodes) -> None:
     for _ in range(3):
         nodes.keep()

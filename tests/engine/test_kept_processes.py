@@ -14,7 +14,7 @@ import pytest
 
 import stoker
 from scripts import Watch, run, script
-from strategies import shortened
+from strategies import one_in, shortened
 
 SETTINGS = types.ModuleType("settings_of_a_test")
 SETTINGS.scale = 1  # type: ignore[attr-defined]
@@ -106,7 +106,7 @@ def test_ctrl_c_between_two_epochs_does_not_end_them(tmp_path: Path, method: str
     assert run(tmp_path, body) == [[]]
 
 
-@pytest.mark.parametrize("does", ["pass", "del pipeline"])
+@pytest.mark.parametrize("does", one_in(2, ["pass", "del pipeline"]))
 @METHODS
 def test_a_forked_child_leaves_them_to_its_parent(tmp_path: Path, method: str, does: str) -> None:
     body = (

@@ -65,7 +65,7 @@ class Counted(Prefetcher):
         return np.full(1 << 18, index, np.int32)
 
 
-@pytest.mark.parametrize("kind", ["thread", "process"])
+@pytest.mark.parametrize("kind", one_in(2, ["thread", "process"]))
 @pytest.mark.parametrize(
     ("batch", "ahead", "most"),
     one_in(

@@ -39,7 +39,7 @@ from playing import (
 import stoker
 from stoker.feed import local_socket, messages, server
 from stoker.feed.settings import FeedSettings
-from strategies import shortened
+from strategies import one_in, shortened
 
 _names = itertools.count()
 
@@ -254,7 +254,7 @@ list(stoker.share(make, name="{name}"))
 """
 
 
-@pytest.mark.parametrize("way", ["-", "-c", "-i", "-i train.py"])
+@pytest.mark.parametrize("way", one_in(3, ["-", "-c", "-i", "-i train.py"]))
 def test_a_function_that_stands_in_no_file_is_to_be_put_into_one(
     way: str, tmp_path: Path, name: str
 ) -> None:

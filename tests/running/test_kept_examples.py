@@ -18,6 +18,8 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from strategies import one_in
+
 torch = pytest.importorskip("torch")
 from torch.utils.data import Dataset, Subset, dataloader  # noqa: E402
 
@@ -115,7 +117,7 @@ def without_workers(loader: Any, said: list[str]) -> ChangedLoader:
     return ChangedLoader(dataloader, torch, choice, said.append, compares=True)
 
 
-@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("persistent", one_in(2, [False, True]))
 @pytest.mark.parametrize(
     "breaks", [(99, 99, 5, 2, 99), pytest.param((2, 99, 99, 99), marks=pytest.mark.full)]
 )

@@ -581,6 +581,7 @@ def test_a_script_that_ends_with_an_error_is_run_after_its_analysis(
     assert found.stderr.endswith(plain.stderr)
 
 
+@pytest.mark.full
 def test_the_report_of_another_script_is_refused(tmp_path: Path) -> None:
     report = write_advice(tmp_path, "num_workers=2")  # of train.py
     for words in (

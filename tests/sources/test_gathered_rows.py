@@ -62,6 +62,7 @@ def kinds_of(batch: dict[str, Any]) -> list[Any]:
     return [getattr(column, "dtype", type(column)) for column in batch.values()]
 
 
+@pytest.mark.full
 @given(tables(), st.integers(1, 40), st.booleans(), st.booleans())
 def test_of_tables(table: pa.Table, size: int, drop_last: bool, shuffled: bool) -> None:
     whole = stoker.from_table(table, seed=0)

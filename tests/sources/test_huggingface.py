@@ -13,7 +13,7 @@ from PIL import Image
 
 import stoker
 from stoker.testing import check_resume
-from strategies import frozen, stream, through_json
+from strategies import frozen, one_in, stream, through_json
 
 
 @pytest.fixture(autouse=True)
@@ -73,7 +73,7 @@ def test_rows_are_examples_and_images_the_bytes_that_are_stored(mapped: Any) -> 
     assert batch["pixels"].shape == (8, 2, 3)
 
 
-@pytest.mark.parametrize("size", [1, 7, 300])
+@pytest.mark.parametrize("size", one_in(3, [1, 7, 300]))
 def test_rows_that_were_selected_are_gathered(tmp_path: Path, size: int) -> None:
     """From the tables in files, whose chunks are small."""
     rows: dict[str, list[Any]] = {

@@ -336,13 +336,19 @@ def memory_bytes() -> int:
     return found
 
 
-def in_own_process(order: Order, path: str | None) -> dict[str, Any]:
-    """Run one case in a new process, with the stoker of a checkout, or with this one."""
+def in_own_process(order: Order, path: str | None) -> dict[str, Any] | None:
+    """Run one case in a new process, with the stoker of a checkout, or with this one.
+
+    Return None if that checkout cannot: it may need another version of stoker-native.
+    """
     environment = dict(os.environ)
     if path is not None:
         environment["PYTHONPATH"] = str(Path(path).resolve() / "src")
     command = [sys.executable, __file__, "--one", json.dumps(vars(order))]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment)
+    if path is not None and done.returncode:
+        return None
+    done.check_returncode()
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 
@@ -443,8 +449,11 @@ def main() -> None:
                     path = arguments.against if case == BEFORE else None
                     own = not quick or path is not None
                     order = orders[case]
-                    samples[case].append(in_own_process(order, path) if own else measured(order))
+                    sample = in_own_process(order, path) if own else measured(order)
+                    samples[case] += [] if sample is None else [sample]
             for case, each in samples.items():
+                if not each:
+                    continue
                 measures = {key: [sample[key] for sample in each] for key in each[0]}
                 found.add(row=name, case=case, most=row.most, **kinds[case], **measures)
             print(name, flush=True)

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import stoker
-from scripts import run
+from scripts import run, script
 from strategies import one_in, shortened
 
 LENGTH = 60
@@ -256,6 +256,20 @@ def test_a_script_without_a_guard_runs_as_it_would_without_workers(
     assert inline
     assert 'if __name__ == "__main__"' in told
     assert "script.py" in told
+
+
+@pytest.mark.parametrize("method", shortened(["forkserver", "spawn"], 1))
+def test_asked_for_processes_it_is_an_error_of_a_few_lines(tmp_path: Path, method: str) -> None:
+    body = f"""
+    multiprocessing.set_start_method({method!r})
+    list(stoker.from_arrays(np.arange(60)).map(costly).batch(4).workers(2, kind="process"))
+    """
+    with script(tmp_path, IMPORTING + textwrap.dedent(body)) as running:
+        code, _, errors = running.finish()
+    assert code == 1
+    lines = errors.splitlines()
+    assert 'if __name__ == "__main__"' in lines[-1]
+    assert len(lines) < 12
 
 
 @pytest.mark.parametrize("method", ["fork", *shortened(["spawn", "forkserver"], 0)])

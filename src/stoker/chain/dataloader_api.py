@@ -13,7 +13,7 @@ from stoker.chain.chain import Chain
 from stoker.chain.cursor import Cursor
 from stoker.chain.fate import Fate
 from stoker.chain.iterator import DeferredIterator, PipelineIterator
-from stoker.errors import StateError
+from stoker.errors import StateError, StokerError, shows_all_frames
 from stoker.frameworks.queries import (
     calling_loop,
     framework_with_one_state,
@@ -50,7 +50,12 @@ class DataLoaderApi:
         cursor = self._cursor
         if calling_loop().begins_later:
             return DeferredIterator(cursor.begin, cursor.count)
-        return cursor.begin()
+        try:
+            return cursor.begin()
+        except StokerError as error:
+            if shows_all_frames():
+                raise
+            raise error.with_traceback(None) from error.__cause__
 
     if not TYPE_CHECKING:  # a type checker says by itself that it is no iterator
 

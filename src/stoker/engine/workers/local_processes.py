@@ -9,7 +9,6 @@ stays inline, and then for the pipeline's life.
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import functools
 import inspect
@@ -17,7 +16,6 @@ import multiprocessing
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.reduction import ForkingPickler
-from pathlib import Path
 from typing import Any
 
 from stoker.basics.process import has_jax_started, has_polars_started
@@ -297,13 +295,9 @@ def _why_polars_hangs(works: list[Work]) -> str | None:
 def _why_not_imported(works: list[Work], method: str) -> str | None:
     """Return why a process that imports the program could not do the works."""
     fork = "multiprocessing.set_start_method('fork') where the program begins"
-    main = sys.modules["__main__"]
-    path = getattr(main, "__file__", None)
-    if path is not None and not _has_guard(path):
-        return (
-            f"each process that {method!r} starts would run {path} from its beginning: put what "
-            f'starts training under if __name__ == "__main__", or call {fork}'
-        )
+    path = starting.main_file()
+    if path is not None and not starting.has_guard(path):
+        return starting.no_guard(path, method)
     for work in works:
         for name, part in work.segment.parts():
             try:
@@ -319,17 +313,3 @@ def _why_not_imported(works: list[Work], method: str) -> str | None:
                     f"starts cannot import: define it in a module, or call {fork}"
                 )
     return None
-
-
-def _has_guard(path: str) -> bool:
-    """Whether a program's file says what to do only if it is the main program."""
-    try:
-        tree = ast.parse(Path(path).read_bytes())
-    except (OSError, SyntaxError, ValueError):
-        return False
-    return any(
-        isinstance(node, ast.Name) and node.id == "__name__"
-        for statement in tree.body
-        if isinstance(statement, ast.If)
-        for node in ast.walk(statement.test)
-    )

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import gc
 import itertools
 import multiprocessing
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
 from typing import Any
 
 from stoker.basics import resources
@@ -23,6 +26,7 @@ from stoker.engine.workers.processes.serving import serve
 from stoker.engine.workers.processes.signs import Signs
 from stoker.engine.workers.processes.worker_process import ProcessSlot, WorkerProcess
 from stoker.engine.workers.tasks import SLOTS
+from stoker.errors import StokerError
 from stoker.transport.channel import Arena
 
 _children: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -57,7 +61,8 @@ def start(
     Returns two slots for each process: first one of every process, then the second ones.
 
     Raises TypeError if the start method pickles and an object, which the message names, does not;
-    OSError if the system starts no more; RuntimeError if a fork would lose JAX's threads.
+    OSError if the system starts no more; RuntimeError if a fork would lose JAX's threads;
+    StokerError if a process would run the program from its beginning.
     """
     slots: list[ProcessSlot] = []
     crew = [] if crew is None else crew
@@ -113,7 +118,11 @@ def _launch(
     inherited: list[Connection],
 ) -> tuple[Any, Connection]:
     """Start a process; return it, and our end of its connection."""
-    is_forked = context.get_start_method() == "fork"
+    method = context.get_start_method()
+    is_forked = method == "fork"
+    path = main_file()
+    if not is_forked and path is not None and has_guard(path) is False:
+        raise StokerError(no_guard(path, method))
     if is_forked and has_jax_started():
         raise RuntimeError(
             "JAX runs threads in this process, and a worker process that is forked from it hangs "
@@ -153,6 +162,38 @@ def _launch(
         undo.pop_all()
     theirs.close()
     return process, ours
+
+
+def main_file() -> str | None:
+    """Return the file that a process which does not fork imports as the program; None if none."""
+    main = sys.modules["__main__"]
+    spec = getattr(main, "__spec__", None)
+    if spec is not None and spec.name.endswith(".__main__"):
+        return None  # python -m PACKAGE, which multiprocessing leaves out
+    return getattr(main, "__file__", None)
+
+
+def has_guard(path: str) -> bool | None:
+    """Whether a program's file says what to do only if it is the main program; None if unknown."""
+    try:
+        tree = ast.parse(Path(path).read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return None
+    return any(
+        isinstance(node, ast.Name) and node.id == "__name__"
+        for statement in tree.body
+        if isinstance(statement, ast.If)
+        for node in ast.walk(statement.test)
+    )
+
+
+def no_guard(path: str, method: str) -> str:
+    """Say what a program without a main guard would do, and what to do."""
+    return (
+        f"each process that {method!r} starts would run {path} from its beginning: put what "
+        'starts training under if __name__ == "__main__", or call '
+        "multiprocessing.set_start_method('fork') where the program begins"
+    )
 
 
 @contextlib.contextmanager

@@ -79,9 +79,7 @@ def make_pool(
         if autotuner.processes == 0:
             return WorkerPool(count, depths, autotuner, stays_inline=True)
         if (why := why_inline(works)) is not None:
-            pool = WorkerPool(count, depths, autotuner, stays_inline=True)
-            pool.tells_of_cost = functools.partial(tell, why)
-            return pool
+            return _inline(count, depths, autotuner, functools.partial(tell, why))
     elif multiprocessing.get_start_method() == "fork" and (why := _why_polars_hangs(works)):
         warn(f"a worker process may hang: {why}")
     slots = [] if kept is None else kept.take(works)
@@ -90,13 +88,25 @@ def make_pool(
         count = count if is_asked else autotuner.processes or 1
         slots = slots or starting.start(count, works, watched=watched)
         return WorkerPool(len(slots), depths, autotuner, slots, rest=rest)
-    slots = starting.start(1, works, watched=watched)
+    try:
+        slots = starting.start(1, works, watched=watched)
+    except OSError as error:  # by forkserver in a process that the program forked, for one
+        return _inline(count, depths, autotuner, functools.partial(tell, str(error)))
 
     def add(more: int) -> list[ProcessSlot]:
         return starting.start(more, works, slots[0].crew, watched=watched)
 
     first = FirstProcess(slots, add, count, works, autotuner, tell, grows=grows)
     return WorkerPool(count, depths, autotuner, rest=rest, first=first)
+
+
+def _inline(
+    count: int, depths: int, autotuner: Autotuner, tells_of_cost: Callable[[], None]
+) -> WorkerPool:
+    """Return a pool whose consumer does the work, and tells why if that is costly."""
+    pool = WorkerPool(count, depths, autotuner, stays_inline=True)
+    pool.tells_of_cost = tells_of_cost
+    return pool
 
 
 class _Measured:

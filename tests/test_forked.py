@@ -57,6 +57,7 @@ def test_whatever_a_forked_child_does_its_parent_goes_on(
 ) -> None:
     body = f"""
     if __name__ == "__main__":
+        multiprocessing.set_start_method("fork")  # forkserver serves no child that was forked
         pipeline = {KINDS[kind]}
         iterator = iter(pipeline)
         next(iterator)
@@ -76,6 +77,7 @@ def test_whatever_a_forked_child_does_its_parent_goes_on(
 def test_a_child_that_was_forked_while_locks_were_held_ends(tmp_path: Path) -> None:
     body = """
     if __name__ == "__main__":
+        multiprocessing.set_start_method("fork")  # forkserver serves no child that was forked
         pipeline = stoker.from_dataset(Examples(400), seed=0).echo().batch(4).workers(2)
         iterator = iter(pipeline)
         codes = []
@@ -112,6 +114,7 @@ def test_a_child_that_drops_it_within_the_fork_ends_nothing_of_its_parents(
 ) -> None:
     body = f"""
     if __name__ == "__main__":
+        multiprocessing.set_start_method("fork")  # forkserver serves no child that was forked
         pipeline = {KINDS[kind]}
         held = [iter(pipeline)]
         next(held[0])
@@ -137,6 +140,7 @@ def test_a_cache_that_is_collected_within_a_fork_is_closed_behind_it(
 
 
     if __name__ == "__main__":
+        multiprocessing.set_start_method("fork")  # forkserver serves no child that was forked
         gc.disable()
         for _ in range(2):
             pipeline = cached()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -111,8 +112,6 @@ def test_what_is_alike_shares(tmp_path: Path) -> None:
 
 
 ELSEWHERE = """
-import sys
-sys.path.insert(0, {tests!r})
 from test_alike import Over, closing, added, halves
 from stoker.basics.fingerprint import content_digest
 print(content_digest(Over(halves()[1], closing("x"))), content_digest(added))
@@ -121,14 +120,11 @@ print(content_digest(Over(halves()[1], closing("x"))), content_digest(added))
 
 @pytest.mark.full
 def test_another_process_is_told_the_same() -> None:
-    script = ELSEWHERE.format(tests=str(Path(__file__).parent))
-    answers = {
-        subprocess.run(
-            [sys.executable, "-c", script],
-            capture_output=True, text=True, check=True, env={"PYTHONHASHSEED": seed},
-        ).stdout
-        for seed in ("1", "2")
-    }  # fmt: skip
+    answers = set()
+    for seed in ("1", "2"):
+        environment = {"PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)}
+        command = [sys.executable, "-c", ELSEWHERE]
+        answers.add(subprocess.check_output(command, env=environment, text=True))
     assert len(answers) == 1
 
 

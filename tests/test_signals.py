@@ -244,6 +244,7 @@ def without_gc_callbacks() -> Iterator[None]:
     """Without Hypothesis's, in which Python loses a Ctrl-C that comes before a collection."""
     before = gc.callbacks[:]
     gc.callbacks.clear()
+    gc.collect()  # nor may what tests before this one left be finalized by this one
     yield
     gc.callbacks[:] = before
 

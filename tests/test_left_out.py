@@ -822,11 +822,12 @@ def test_where_nobody_knows_the_epoch_s_length_a_fraction_is_of_what_came(
     # unless 1,100 examples have come: by their order, not by how far ahead workers are.
     bad = {*range(10), first}
     data = stoker.from_iterable(range(2000), seed=0, on_error=0.01)
-    pipeline = (
-        data.map(stoker.thread_safe(lambda i: i if i not in bad else 1 // 0))
-        .batch(64)
-        .workers(workers)
-    )
+
+    @stoker.thread_safe
+    def failing(number: Any) -> Any:
+        return number if number not in bad else 1 // 0
+
+    pipeline = data.map(failing).batch(64).workers(workers)
     if first + 1 >= 1100:
         assert sum(len(batch) for batch in pipeline) == 2000 - 11
         return

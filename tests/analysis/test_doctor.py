@@ -42,7 +42,6 @@ def report(
     return found
 
 
-@pytest.mark.full
 def test_it_says_what_python_packages_and_limits_there_are() -> None:
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (200, limits[1]))

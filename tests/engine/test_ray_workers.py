@@ -144,7 +144,6 @@ def alone(chain: Callable[[], Any], epochs: int = 1) -> list[Any]:
     return [seen(pipeline) for _ in range(epochs)]
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("name", shortened(CHAINS, 1))
 def test_the_stream_is_that_of_this_process_and_resumes(cluster: Any, name: str) -> None:
     whole = alone(CHAINS[name], 2)

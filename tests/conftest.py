@@ -96,6 +96,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason="needs a GPU"))
 
 
+@pytest.fixture(autouse=True)
+def no_callback_takes_a_ctrl_c(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Keep a test of Ctrl-C from losing it in a callback of the garbage collector.
+
+    Hypothesis registers one, and Python drops what is raised in it.
+    """
+    if request.node.get_closest_marker("interrupts") is None:
+        yield
+        return
+    before = gc.callbacks[:]
+    gc.callbacks.clear()
+    gc.collect()  # nor may what tests before this one left be finalized by this one
+    yield
+    gc.callbacks[:] = before
+
+
 @pytest.fixture(scope="session", autouse=True)
 def coverage_is_forked_whole(request: pytest.FixtureRequest) -> None:
     """Have forks wait for the lock that coverage's tracers take when they meet a file.

@@ -394,7 +394,7 @@ def test_a_program_without_a_main_guard_is_told_to_have_one(tmp_path: Path) -> N
     done = subprocess.run([sys.executable, program], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
-    assert 'keep what starts a pipeline under if __name__ == "__main__"' in last
+    assert 'put what starts training under if __name__ == "__main__"' in last
 
 
 def test_a_launcher_without_a_process_group_is_told_to_make_one(

@@ -239,18 +239,7 @@ def shared_block(_: Path) -> Any:
     return Blocks().allocate(1 << 16)
 
 
-@pytest.fixture
-def without_gc_callbacks() -> Iterator[None]:
-    """Without Hypothesis's, in which Python loses a Ctrl-C that comes before a collection."""
-    before = gc.callbacks[:]
-    gc.callbacks.clear()
-    gc.collect()  # nor may what tests before this one left be finalized by this one
-    yield
-    gc.callbacks[:] = before
-
-
 @pytest.mark.interrupts
-@pytest.mark.usefixtures("without_gc_callbacks")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("in_cycle", [False, True])
 @pytest.mark.parametrize("make", [batch, iterator, step_epoch, cache, open_file, shared_block])

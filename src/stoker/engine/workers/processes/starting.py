@@ -126,7 +126,7 @@ def _launch(
     if is_forked and has_jax_started():
         raise RuntimeError(
             "JAX runs threads in this process, and a worker process that is forked from it hangs "
-            "as soon as it uses JAX: take threads, .workers(n), or call "
+            'as soon as it uses JAX: take threads, .workers(n, kind="thread"), or call '
             "multiprocessing.set_start_method('forkserver') where the program begins"
         )
     with contextlib.ExitStack() as undo:
@@ -220,5 +220,6 @@ def _name_what_cannot_be_sent(works: list[Work], error: Exception) -> None:
                     f"{name} cannot be sent to worker processes, which are started by "
                     f"{multiprocessing.get_start_method()!r}: {error}. Define functions and "
                     "classes at the top of a module; make locks and open files where they are "
-                    "first used, or leave them out in __getstate__; or take threads, .workers(n)"
+                    "first used, or leave them out in __getstate__; or take threads, "
+                    '.workers(n, kind="thread")'
                 ) from error

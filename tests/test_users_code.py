@@ -101,7 +101,7 @@ def test_each_epoch_sees_what_the_program_holds_then() -> None:
     scales = [1]
 
     def scaled(value: Any) -> Any:
-        spin(0.001)
+        spin(0.002)
         return value * scales[0]
 
     p = stoker.from_arrays(np.arange(20)).map(scaled).batch(4)

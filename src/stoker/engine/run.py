@@ -522,6 +522,7 @@ class Run:
             parts=self._streams.part_stats(self.fresh),
             read_bytes=tally.read_bytes,
             thread_trial=pool.thread_trial,
+            process_trial=pool.process_trial,
             worker_time=worker_time,
             late_examples=0 if late is None else late.order.moved,
             late_bias=self._late_bias(),

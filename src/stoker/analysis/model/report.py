@@ -15,7 +15,7 @@ from stoker.analysis.model.calibration import calibrate
 from stoker.analysis.model.formulas import INFINITE
 from stoker.analysis.model.model import Measured, warm_rate
 from stoker.analysis.porting import Port, Prepared
-from stoker.stats import ThreadTrial
+from stoker.stats import ProcessTrial, ThreadTrial
 
 _Read = TypeVar("_Read")
 SCHEMA = "stoker-analysis/1"
@@ -363,6 +363,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """For a pipeline: the plan of caches; None where none can stand, or would save anything."""
     thread_trial: ThreadTrial | None = None
     """For a pipeline: the trial of its threads against one; None if there was none."""
+    process_trial: ProcessTrial | None = None
+    """For a pipeline: what its first worker process showed of the user's code; None without."""
     ranks: list[Rank] = []
     phases: list[dict[str, Any]] = []
     """The raw figures of each phase."""

@@ -14,7 +14,7 @@ from stoker.analysis.trials.cold_reads import Reads
 from stoker.analysis.trials.request_trial import RequestTrial
 from stoker.analysis.trials.trial_shard import PackingTrial
 from stoker.basics.resources import usable_cores
-from stoker.stats import ThreadTrial
+from stoker.stats import ProcessTrial, ThreadTrial
 
 
 @dataclass
@@ -160,8 +160,10 @@ class Trace:
     stages: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
     """Of a pipeline: examples, and seconds of one worker, of each stage in each warm drain."""
     thread_trial: ThreadTrial | None = None
-    keeping: Keeping | None = None
     """Of a pipeline: the speed of threads, by the last warm drain in which they were tried."""
+    process_trial: ProcessTrial | None = None
+    """Of a pipeline: what its first worker process showed of the user's code."""
+    keeping: Keeping | None = None
     after_s: dict[str, float] | None = None
     """Of a pipeline: worker seconds an example behind each place of an echo."""
     crash: Crash | None = None

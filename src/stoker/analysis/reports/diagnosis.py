@@ -517,6 +517,7 @@ class _RankFindings:
             port=find_port(self.about, rank.described),
             stages=self.stages,
             thread_trial=trace.thread_trial,
+            process_trial=trace.process_trial,
             keeping=trace.keeping,
         )
 

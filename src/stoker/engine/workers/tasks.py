@@ -86,6 +86,13 @@ class Comparison(NamedTuple):
     request: Request
 
 
+class GilQuestion(NamedTuple):
+    """Asks a process which share of the time of its requests left the GIL to other threads.
+
+    It measures from a ``Comparison`` on; the answer is None if it had none.
+    """
+
+
 class GivenUp(Exception):
     """A worker process was ended, because it was stuck in an example, and another is there."""
 

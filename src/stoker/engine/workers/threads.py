@@ -33,10 +33,10 @@ from stoker.engine.workers.task_queue import CHUNK_NS, PROCESS_CHUNK_NS, TaskQue
 from stoker.engine.workers.tasks import SLOTS, Task
 from stoker.engine.workers.tuning import Autotuner, Tuning
 from stoker.engine.workers.watch import Watch
-from stoker.stats import ThreadTrial
+from stoker.stats import ProcessTrial, ThreadTrial
 
 # Threads of one run that sleep: 64 wait for 1,000 reads of 60 ms in a second. Chosen, not measured.
-_MOST_SLEEPING = 64
+MOST_SLEEPING = 64
 # Examples that are under way for each thread (``SegmentStream.ahead``).
 _AHEAD_EACH = 8
 # The share of usable memory that the bytes read for these examples may take; decoded images are
@@ -206,6 +206,11 @@ class WorkerPool:
         if speedup is None or self.remote:
             return None
         return ThreadTrial(self.limit, usable_cores(), speedup)
+
+    @property
+    def process_trial(self) -> ProcessTrial | None:
+        """What a first worker process showed of the user's code; None without one."""
+        return self._autotuner.process_trial
 
     @property
     def inline(self) -> bool:
@@ -428,7 +433,7 @@ class WorkerPool:
 
     def _may_grow(self, threads: int, cost: CostEstimate) -> bool:
         """Whether memory allows so many threads."""
-        if threads > _MOST_SLEEPING:
+        if threads > MOST_SLEEPING:
             return False
         ahead_bytes = threads * _AHEAD_EACH * cost.row_bytes()
         return ahead_bytes <= _AHEAD_FRACTION * usable_memory_bytes()

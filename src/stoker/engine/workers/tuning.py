@@ -43,6 +43,7 @@ from collections.abc import Callable, Mapping
 
 from stoker.basics.resources import thread_delay_ns
 from stoker.engine.workers.cost import FIRST_NOTES, INLINE_BATCH_NS, CostEstimate
+from stoker.stats import ProcessTrial
 
 # Fewest pieces of a trial: a few are not slow or fast by chance. Chosen, not measured.
 _TRIAL_TASKS = 12
@@ -288,12 +289,14 @@ class Autotuner:
         own_ns: the time that the inline consumer needs for other things between two batches.
         factor: the echoing factor that ranks agreed on last (see ``rank_sync``), or None.
         grown: the number of threads after more were added; 0 if none were.
+        process_trial: what the first process showed of the user's code; None without one.
         processes: how many processes run the user's code; 0: it stays inline; None while undecided.
     """
 
     def __init__(self) -> None:
         self.factor: int | None = None
         self.processes: int | None = None
+        self.process_trial: ProcessTrial | None = None
         self.costs: dict[int, CostEstimate] = {}
         self._misses = 0
         self._forget()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
 import time
@@ -16,10 +17,11 @@ from stoker.engine.plan.address import WorkAddress
 from stoker.engine.work.spot import HERE
 from stoker.engine.work.work import Work
 from stoker.engine.workers.processes.descriptors import reopen_descriptors
+from stoker.engine.workers.processes.gil_probe import GilProbe
 from stoker.engine.workers.processes.signs import Signs
 from stoker.engine.workers.requests import WorkExecutor, unloadable
 from stoker.engine.workers.samples import SAMPLED_NS, TIMED
-from stoker.engine.workers.tasks import Comparison
+from stoker.engine.workers.tasks import Comparison, GilQuestion
 from stoker.transport import channel
 from stoker.transport.channel import Arena
 
@@ -87,6 +89,7 @@ def _serve(
     )
     runner = WorkExecutor()
     known = {work.address.at: work for work in works}
+    probe: GilProbe | None = None
     untimed_ns = SAMPLED_NS  # the first request that is not the very first is a sample
     while True:
         try:
@@ -111,12 +114,18 @@ def _serve(
             work, request = works[request.request.depth], request.request
             differs = runner.depends_on_order(work, request)
             channel.send(connection, differs, slot, None)
+            probe = GilProbe()
+            continue
+        if isinstance(request, GilQuestion):
+            channel.send(connection, probe and probe.free_fraction, slot, None)
+            probe = None
             continue
         work = works[request.depth]
         ns = work.segment.counters()
         began_ns = time.perf_counter_ns()
         timer = ThreadTimer() if untimed_ns > SAMPLED_NS else None
-        answer = runner.do(work, request, ns, outboxes[slot], slot)
+        with probe or contextlib.nullcontext():
+            answer = runner.do(work, request, ns, outboxes[slot], slot)
         if HERE.spot is not None:
             HERE.spot.leave()
         untimed_ns += time.perf_counter_ns() - began_ns

@@ -19,6 +19,7 @@ import pytest
 
 import stoker
 from scripts import run, script
+from stoker.basics.resources import usable_cores
 from strategies import one_in, shortened
 
 LENGTH = 60
@@ -109,6 +110,19 @@ def test_each_epoch_sees_what_the_program_holds_then() -> None:
         scales[0] = scale
         assert np.concatenate(list(p)).tolist() == [scale * i for i in range(20)]
     assert p.stats().workers > 0
+
+
+def test_a_loop_that_computes_has_a_core_until_it_waits() -> None:
+    p = stoker.from_dataset(Scratch(0.002)).batch(4)
+    all_of_them = usable_cores()
+    one_fewer = max(1, all_of_them - 1)
+    for computes_s, workers in [(0.05, all_of_them), (0.05, one_fewer), (0, one_fewer)]:
+        for _ in p:
+            spin(computes_s)
+        assert p.stats().workers == workers
+    for _ in p:
+        spin(0.05)
+    assert p.stats().workers == all_of_them
 
 
 def test_an_epoch_of_one_batch_is_enough_for_no_decision_and_right() -> None:
@@ -373,3 +387,28 @@ def test_what_cannot_be_sent_from_a_process_stays(seconds: float) -> None:
     # Python itself says, from 3.12 on, that a fork loses threads.
     told = [str(each.message) for each in caught if each.category is not DeprecationWarning]
     assert [("cannot be sent from a process" in each) for each in told] == [True] * bool(seconds)
+
+
+class Meeting:
+    """The first example of each of two batches waits for the other's."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> int:
+        if index % 4 == 0:
+            (self.folder / str(index)).touch()
+            end = time.monotonic() + 60
+            while len(list(self.folder.iterdir())) < 2:
+                if time.monotonic() > end:
+                    raise TimeoutError("the other batch has not begun")
+                time.sleep(0.01)
+        return index
+
+
+def test_no_process_waits_for_the_first_batch_of_another(tmp_path: Path) -> None:
+    p = stoker.from_dataset(Meeting(tmp_path)).batch(4).workers(2, kind="process")
+    assert np.concatenate(list(p)).tolist() == list(range(8))

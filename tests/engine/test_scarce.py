@@ -100,7 +100,14 @@ if sys.argv[1] == "unguarded" or __name__ == "__main__":
     one_in(
         5,
         [
-            ("lambda", ["TypeError: map(<lambda>) cannot be sent", "'spawn'", ".workers(n)"]),
+            (
+                "lambda",
+                [
+                    "TypeError: map(<lambda>) cannot be sent",
+                    "'spawn'",
+                    '.workers(n, kind="thread")',
+                ],
+            ),
             ("collate", ["TypeError: batch(2) cannot be sent", "top of a module"]),
             ("lock", ["TypeError: from_dataset(Locked) cannot be sent", "__getstate__"]),
             ("bound", ["TypeError: map(__getitem__) cannot be sent", "lock"]),

@@ -101,9 +101,12 @@ class SegmentStream(PulledStream):
             item: Item | None = self._window.popleft()
         else:
             item = self._make_next(may_block)
-        if item is not None and (self._has_pulled or self._amounts.gathers):
-            self.worker_pool.plan()
-        self._has_pulled = True  # the first output is handed out before planning ahead
+        pool = self.worker_pool
+        # The first output is handed out before planning ahead, but by one process while others
+        # have nothing to do: with two of them that was a tenth of an epoch of 512 photographs.
+        if item is not None and (self._has_pulled or self._amounts.gathers or pool.remote):
+            pool.plan()
+        self._has_pulled = True
         return item
 
     def _make_next(self, may_block: bool) -> Item | None:

@@ -32,8 +32,8 @@ from stoker.engine.workers.tasks import Comparison, GilQuestion, Request
 from stoker.engine.workers.threads import MOST_SLEEPING, WorkerPool
 from stoker.engine.workers.tuning import Autotuner
 from stoker.errors import StageError, describe_error
-from stoker.stats import ProcessTrial
 from stoker.stages.functions.held_generators import find_connections
+from stoker.stats import ProcessTrial
 
 # The work until it is decided, or a batch if that is less. Chosen, not measured.
 _TRIAL_NS = 5_000_000
@@ -245,6 +245,7 @@ class FirstProcess:
             threads = max(count, MOST_SLEEPING)
             count = max(count, min(_MOST_WAITING, usable_memory_bytes() // _PROCESS_BYTES))
         self._autotuner.processes = count
+        self._autotuner.most_processes = count if self._grows and threads == count else 0
         slots, self._slots = self._slots, []
         if self._handing_fraction is not None:
             with slots[0].run(GilQuestion()) as free:

@@ -31,7 +31,7 @@ from stoker.engine.workers.cost import FIRST_NOTES, INLINE_BATCH_NS, CostEstimat
 from stoker.engine.workers.samples import SAMPLED_NS, TIMED
 from stoker.engine.workers.task_queue import CHUNK_NS, PROCESS_CHUNK_NS, TaskQueue
 from stoker.engine.workers.tasks import SLOTS, Task
-from stoker.engine.workers.tuning import Autotuner, Tuning
+from stoker.engine.workers.tuning import Autotuner, LoopTime, Tuning
 from stoker.engine.workers.watch import Watch
 from stoker.stats import ProcessTrial, ThreadTrial
 
@@ -161,6 +161,8 @@ class WorkerPool:
         self.remote = remotes is not None
         self._threads_each = threads_each or (1 if remotes is None else SLOTS)
         self._untimed_ns = 0
+        self._began: tuple[int, ThreadTimer] | None = None
+        self._worked_ns = self._sampled_ns = self._sampled_cpu_ns = 0  # of remote workers
         self._waited_ns = self._waiting_since_ns = 0
 
     def work_ahead(self) -> None:
@@ -188,7 +190,8 @@ class WorkerPool:
         self.watch = Watch(self, patience_ns)
 
     def begin(self) -> None:
-        """Start the threads that take part from the beginning."""
+        """Start the threads that take part from the beginning; the consumer calls this."""
+        self._began = threading.get_ident(), ThreadTimer()
         if self.active:
             self._start()
         if self.watch is not None:
@@ -391,6 +394,7 @@ class WorkerPool:
     def close(self) -> None:
         """End each thread after its current example. Never waits for the calling thread."""
         self.shut()
+        self._spare_core()
         first, self._first = self._first, None
         if first is not None:
             first.end()
@@ -406,6 +410,15 @@ class WorkerPool:
             remote.close()
         self._chore = self._tuning = None  # both refer to what holds this pool
         self._broken = None  # its traceback holds all that ran
+
+    def _spare_core(self) -> None:
+        """Leave the loop a core in the next epoch, if this one showed that it needs one."""
+        (thread, timer), self._began = self._began or (None, None), None
+        if timer is None or thread != threading.get_ident() or not self._sampled_ns:
+            return
+        loop = LoopTime(*timer.read_ns(), self.waited_ns())
+        share = self._sampled_cpu_ns / self._sampled_ns
+        self._autotuner.spare_core(loop, self._worked_ns * share)
 
     def _come_to_rest(self, remotes: list[Any]) -> bool:
         """Have worker processes stay for another epoch, if they can."""
@@ -534,6 +547,11 @@ class WorkerPool:
             self._costs.add(runner.cost)
         with self.lock:
             runner.cost.note(count, work_ns, spent[-1])
+            if remote is not None:
+                _, sampled_ns, _, sampled_cpu_ns = spent[TIMED]
+                self._worked_ns += work_ns
+                self._sampled_ns += sampled_ns
+                self._sampled_cpu_ns += sampled_cpu_ns
             self._untimed_ns = 0 if is_sampled else self._untimed_ns + wall
             if is_sampled and timed is not None:
                 spent[TIMED] = count, *timed

@@ -389,6 +389,25 @@ def test_what_cannot_be_sent_from_a_process_stays(seconds: float) -> None:
     assert [("cannot be sent from a process" in each) for each in told] == [True] * bool(seconds)
 
 
+@pytest.mark.parametrize("seconds", [0.0, 0.001])
+def test_what_uses_cuda_stays(seconds: float) -> None:
+    """A forked process cannot use CUDA once its parent has: torch raises this in any function."""
+    parent = os.getpid()
+
+    def on_device(value: Any) -> Any:
+        spin(seconds)
+        if os.getpid() != parent:
+            raise RuntimeError("Cannot re-initialize CUDA in forked subprocess.")
+        return value
+
+    p = stoker.from_arrays(np.arange(60)).map(on_device).batch(4)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert np.concatenate(list(p)).tolist() == list(range(60))
+    told = [str(each.message) for each in caught if each.category is not DeprecationWarning]
+    assert [("it uses CUDA" in each) for each in told] == [True] * bool(seconds)
+
+
 class Meeting:
     """The first example of each of two batches waits for the other's."""
 

@@ -129,12 +129,20 @@ class _Measured:
         self._is_first = False
 
 
-def _why_unsendable(answer: Any) -> str:
-    """Return why values did not survive the way from a process, or to it; "" if they did."""
+def _why_impossible(answer: Any) -> str:
+    """Return why a process cannot do the work, by what it answered; "" if it can."""
     for each in answer if isinstance(answer, list) else [answer]:
         error = each.error if type(each) is Failure else None
-        if isinstance(error, StageError) and error.stage == SENDING:
+        if not isinstance(error, StageError):
+            continue
+        if error.stage == SENDING:
             return f"it makes what cannot be sent from a process: {describe_error(error.__cause__)}"
+        if isinstance(error.__cause__, RuntimeError) and "CUDA" in str(error.__cause__):
+            return (
+                "it uses CUDA, which a forked process cannot use: have it use the CPU and end with "
+                ".to('cuda'), or call multiprocessing.set_start_method('forkserver') where the "
+                "program begins"
+            )
     return ""
 
 
@@ -171,7 +179,7 @@ class FirstProcess:
         self._autotuner = autotuner
         self._wall_ns = self._wanted_ns = 0
         self._compared: set[int] = set()
-        self.unsendable = ""
+        self.impossible = ""
         self._handing_fraction: float | None = None
         self._measured: dict[CostEstimate, _Measured] = {}
 
@@ -182,7 +190,7 @@ class FirstProcess:
 
     @contextlib.contextmanager
     def run(self, request: Request) -> Iterator[Any]:
-        """Run a request, as ``ProcessSlot.run`` does; yield None if its values cannot be sent.
+        """Run a request, as ``ProcessSlot.run`` does; yield None if it cannot do the work.
 
         The first two examples of a segment are made in two orders before, and a difference told:
         then other processes, which each see some of the examples, would make other ones.
@@ -203,8 +211,8 @@ class FirstProcess:
                         ".workers(0), or keep nothing between calls"
                     )
         with slot.run(request) as answered:
-            self.unsendable = self.unsendable or _why_unsendable(answered[0])
-            yield None if self.unsendable else answered
+            self.impossible = self.impossible or _why_impossible(answered[0])
+            yield None if self.impossible else answered
 
     def note(
         self, cost: CostEstimate, rows: int, work_ns: int, handing_ns: int, spent: list[int]
@@ -217,7 +225,7 @@ class FirstProcess:
 
     def is_costly(self) -> bool | None:
         """Whether the work is worth processes; None while that is not known."""
-        if self.unsendable:
+        if self.impossible:
             return False
         ats = {work.address.at for work in self._works} & self._autotuner.costs.keys()
         costs = [self._autotuner.costs[at] for at in ats]
@@ -274,7 +282,7 @@ class FirstProcess:
             for slot in self._slots[:1]:
                 slot.give_up()
         self.end()
-        return functools.partial(self._tell, self.unsendable) if self.unsendable else None
+        return functools.partial(self._tell, self.impossible) if self.impossible else None
 
 
 def why_inline(works: list[Work]) -> str | None:

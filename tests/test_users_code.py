@@ -323,6 +323,31 @@ def test_a_process_that_the_program_forked_does_without_a_forkserver(tmp_path: P
     assert "worker process 1 of 1 cannot be started" in told
 
 
+def test_where_no_second_process_starts_the_first_goes_on(tmp_path: Path) -> None:
+    body = """
+    import tempfile
+
+    def slow(value):
+        time.sleep(0.01)
+        return value
+
+    if __name__ == "__main__":
+        p = stoker.from_arrays(np.arange(60)).map(slow).batch(4).workers(2)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            batches = iter(p)  # this starts the first
+            multiprocessing.set_start_method("forkserver", force=True)
+            tempfile.tempdir = "/nowhere"  # where a forkserver would make its socket
+            count = len(list(batches))
+        told = [str(each.message) for each in caught if each.category is UserWarning]
+        say(json.dumps([count, told, p.stats().workers]))
+    """
+    ((count, (told,), workers),) = run(tmp_path, textwrap.dedent(body))
+    assert (count, workers) == (15, 1)
+    assert told.startswith("one worker process runs your Python code: ")
+    assert "/nowhere" in told
+
+
 def test_a_fork_that_would_hang_polars_is_not_made(tmp_path: Path) -> None:
     body = """
     import polars

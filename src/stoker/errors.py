@@ -44,6 +44,11 @@ def shows_all_frames() -> bool:
     return os.environ.get("STOKER_TRACEBACK") == "full"
 
 
+def raised_here(error: _Error) -> _Error:
+    """Return an exception whose traceback begins where it is raised next, not deep inside."""
+    return error if shows_all_frames() else error.with_traceback(None)
+
+
 def without_own_frames(error: _Error) -> _Error:
     """Return an exception, and those behind it, with tracebacks that begin outside of stoker."""
     behind: BaseException | None = error

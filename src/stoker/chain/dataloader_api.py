@@ -13,7 +13,7 @@ from stoker.chain.chain import Chain
 from stoker.chain.cursor import Cursor
 from stoker.chain.fate import Fate
 from stoker.chain.iterator import DeferredIterator, PipelineIterator
-from stoker.errors import StateError, StokerError, shows_all_frames
+from stoker.errors import StateError, StokerError, raised_here
 from stoker.frameworks.queries import (
     calling_loop,
     framework_with_one_state,
@@ -53,9 +53,7 @@ class DataLoaderApi:
         try:
             return cursor.begin()
         except StokerError as error:
-            if shows_all_frames():
-                raise
-            raise error.with_traceback(None) from error.__cause__
+            raise raised_here(error) from error.__cause__
 
     if not TYPE_CHECKING:  # a type checker says by itself that it is no iterator
 

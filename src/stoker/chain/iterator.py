@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from stoker.basics.signals import finalize
 from stoker.basics.warn import warn
 from stoker.engine.run import Run
-from stoker.errors import StokerError, shows_all_frames
+from stoker.errors import StokerError, raised_here
 from stoker.frameworks.framework import EpochListener
 
 if TYPE_CHECKING:
@@ -93,8 +93,8 @@ class PipelineIterator(Iterator[T]):
         except BaseException as error:
             if not run.raised_by_loader(error):
                 self.close()
-            if isinstance(error, StokerError) and not shows_all_frames():
-                raise error.with_traceback(None) from error.__cause__
+            if isinstance(error, StokerError):
+                raise raised_here(error) from error.__cause__
             raise
 
     def __len__(self) -> int:
@@ -154,7 +154,10 @@ class DeferredIterator(PipelineIterator[T]):
     def __next__(self) -> T:
         if self._begin is not None:
             begin, self._begin = self._begin, None
-            self._within = begin()
+            try:
+                self._within = begin()
+            except StokerError as error:
+                raise raised_here(error) from error.__cause__
         if self._within is None:
             raise StopIteration
         return next(self._within)

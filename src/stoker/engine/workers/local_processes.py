@@ -263,6 +263,9 @@ class FirstProcess:
                     )
         try:
             slots += self._add(count - 1) if count > 1 else []
+        except OSError as error:  # of memory or processes, for one
+            warn(f"one worker process runs your Python code: {error}")
+            self._autotuner.processes, self._autotuner.most_processes = 1, 0
         except BaseException:
             starting.end(slots)
             raise
@@ -343,7 +346,8 @@ def _why_not_imported(works: list[Work], method: str) -> str | None:
                 )
             if path is None and b"__main__" in bytes(data):
                 return (
-                    f"{name} is defined in a notebook or a prompt, which a process that {method!r} "
-                    f"starts cannot import: define it in a module, or call {fork}"
+                    f"{name} is defined in a notebook, a prompt or a package's __main__, which a "
+                    f"process that {method!r} starts cannot import: define it in a module, or call "
+                    f"{fork}"
                 )
     return None

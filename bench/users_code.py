@@ -404,11 +404,26 @@ def evaluate(found: Report) -> None:
             )
         over = {what: Ratio.of(rates[DEFAULT], rates[case]) for what, case in best.items()}
         before = Ratio.of(rates[DEFAULT], rates[BEFORE]) if BEFORE in rates else ""
-        ratios.append((name, over["as many"], over["all"], best["all"].split(", ", 1)[1], before))
+        alike = [
+            Ratio.of(rates[f"stoker, {mode}"], rates[f"DataLoader, {mode}"])
+            if f"stoker, {mode}" in rates
+            else ""
+            for mode in (str(usable_cores()), f"{usable_cores()}, persistent")
+        ]
+        which = best["all"].split(", ", 1)[1]
+        ratios.append((name, over["as many"], over["all"], which, *alike, before))
         found.expect(f"{name}: over the best DataLoader of as many", over["as many"].median, 0.95)
     found.show(("", "examples/s", "first ms", "MiB", "the defaults / it"), lines)
     found.show(
-        ("the defaults over", "DataLoader, as many", "DataLoader, best", "which is", "before"),
+        (
+            "DataLoader is 1",
+            "defaults, as many",
+            "defaults, best",
+            "which is",
+            "new processes",
+            "persistent",
+            "before is 1",
+        ),
         ratios,
     )
 

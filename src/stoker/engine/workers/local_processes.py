@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import math
 import multiprocessing
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +29,7 @@ from stoker.engine.workers.kept_processes import KeptProcesses
 from stoker.engine.workers.processes import starting
 from stoker.engine.workers.processes.worker_process import ProcessSlot
 from stoker.engine.workers.samples import TIMED
-from stoker.engine.workers.tasks import Comparison, GilQuestion, Request
+from stoker.engine.workers.tasks import Compared, Comparison, GilQuestion, Request
 from stoker.engine.workers.threads import MOST_SLEEPING, WorkerPool
 from stoker.engine.workers.tuning import Autotuner
 from stoker.errors import StageError, describe_error
@@ -37,12 +38,18 @@ from stoker.stats import ProcessTrial
 
 # The work until it is decided, or a batch if that is less. Chosen, not measured.
 _TRIAL_NS = 5_000_000
-# The work until other processes start: of less, the GIL's share came out as 22 % and 64 % in two
-# runs.
-_COSTLY_TRIAL_NS = 20_000_000
+# The work behind that, if it is costly, in which the process looks at the GIL: in 5 ms its share
+# came out as 22 % and as 64 % in two runs. Looking slows cheap examples down, so it comes after.
+_PROBED_NS = 15_000_000
+# A single request may take so long because other programs run: one for 64 lists of numbers, which
+# take 1 ms, took 5.
+_SURE_NS = 20_000_000
 # As a multiple of the work: if handing rows over takes the loop's thread more, processes gain
 # little over that thread alone. Chosen, not measured.
 _HANDING = 0.5
+# What a process takes for a row beside the user's code and its seeds, a first touch of memory that
+# the fork shares with it: dicts and pairs of 1 us took 4 to 6 us.
+_ROW_NS = 5_000
 # Processes for examples that wait, unless the user names a number: DataLoader's users take 8 to 16
 # for remote storage. Chosen, not measured.
 _MOST_WAITING = 16
@@ -114,18 +121,27 @@ def _inline(
 
 
 class _Measured:
-    """Rows of a segment, their time in the process, and the processor time to hand them over."""
+    """What a segment's rows cost: their time in the process, and that to hand them over.
+
+    A row's cost is the least of all requests: other programs only make them longer.
+    """
 
     def __init__(self) -> None:
-        self.rows = self.work_ns = self.handing_ns = 0
+        self.rows = self.requests = self.work_ns = 0
+        self.row_ns = self.handing_row_ns = math.inf
         self._is_first = True
 
-    def add(self, rows: int, work_ns: int, handing_ns: int) -> None:
-        """Add a request; the first one does not count, as it imports modules and fills caches."""
+    def add(self, rows: int, work_ns: int, handing_ns: int, own_row_ns: int) -> None:
+        """Add a request; the first one does not count, as it imports modules and fills caches.
+
+        ``own_row_ns`` is what a row costs in a process alone.
+        """
         if not self._is_first:
             self.rows += rows
+            self.requests += 1
             self.work_ns += work_ns
-            self.handing_ns += handing_ns
+            self.row_ns = min(self.row_ns, max(0, work_ns / rows - own_row_ns))
+            self.handing_row_ns = min(self.handing_row_ns, handing_ns / rows)
         self._is_first = False
 
 
@@ -178,9 +194,10 @@ class FirstProcess:
         self._works = works
         self._autotuner = autotuner
         self._wall_ns = self._wanted_ns = 0
-        self._compared: set[int] = set()
+        self._seeding_ns: dict[int, int] = {}  # for a call, by depth
         self.impossible = ""
-        self._handing_fraction: float | None = None
+        self._handing_fraction: float | None = None  # of costly work
+        self._judged_ns = 0
         self._measured: dict[CostEstimate, _Measured] = {}
 
     @property
@@ -199,11 +216,12 @@ class FirstProcess:
         if (
             len(request.places) > 1
             and segment.cache is None
-            and request.depth not in self._compared
+            and request.depth not in self._seeding_ns
         ):
-            self._compared.add(request.depth)
-            with slot.run(Comparison(request.part(slice(2)))) as differs:
-                if differs is True:
+            with slot.run(Comparison(request.part(slice(2)))) as found:
+                compared = found if isinstance(found, Compared) else Compared(False, 0)
+                self._seeding_ns[request.depth] = compared.seeding_ns
+                if compared.differs:
                     names = ", ".join(each.name for each in segment.users_code)
                     warn(
                         f"{names}: an example comes out different behind other examples. Code that "
@@ -215,35 +233,69 @@ class FirstProcess:
             yield None if self.impossible else answered
 
     def note(
-        self, cost: CostEstimate, rows: int, work_ns: int, handing_ns: int, spent: list[int]
+        self,
+        depth: int,
+        cost: CostEstimate,
+        rows: int,
+        work_ns: int,
+        handing_ns: int,
+        spent: list[int],
     ) -> None:
-        """Add a request: its rows, their time there, this thread's for them, its counters."""
-        self._measured.setdefault(cost, _Measured()).add(rows, work_ns, handing_ns)
+        """Add a request: its rows, their time there, this thread's for them, its counters.
+
+        Inline generators are seeded for code that draws alone, so their seeds are no work here.
+        """
+        segment = self._works[depth].segment
+        rowwise = len(segment.operations) + (segment.source is not None)
+        calls = sum(segment.calls_users[:rowwise])
+        own_ns = _ROW_NS + calls * self._seeding_ns.get(depth, 0)
+        self._measured.setdefault(cost, _Measured()).add(rows, work_ns, handing_ns, own_ns)
         _, sampled_ns, wanted_ns, _ = spent[TIMED]
         self._wall_ns += sampled_ns
         self._wanted_ns += wanted_ns
 
     def is_costly(self) -> bool | None:
-        """Whether the work is worth processes; None while that is not known."""
+        """Whether the work is worth processes; None while that is not known.
+
+        Of costly work it is known once it was looked, too, how much it leaves the GIL free.
+        """
         if self.impossible:
             return False
+        if self._handing_fraction is None:
+            is_costly = self._judge()
+            if is_costly:
+                self._ask_for_gil()
+                self._judged_ns = self._tried_ns()
+            return None if is_costly else is_costly
+        return True if self._tried_ns() - self._judged_ns >= _PROBED_NS else None
+
+    def _judge(self) -> bool | None:
         ats = {work.address.at for work in self._works} & self._autotuner.costs.keys()
         costs = [self._autotuner.costs[at] for at in ats]
         each = [(cost, self._measured.get(cost)) for cost in costs]
         if not all(cost.rows if found is None else found.rows for cost, found in each):
             return None  # of several segments the later ones come late: a pool is filled first
         sent = [(found, cost.rows_per_batch) for cost, found in each if found is not None]
-        tried_ns = sum(found.work_ns for found, _ in sent)
-        if tried_ns < _TRIAL_NS and any(found.rows < rows for found, rows in sent):
+        if self._tried_ns() < _TRIAL_NS and any(found.rows < rows for found, rows in sent):
             return None
-        batch_ns = sum(found.work_ns / found.rows * rows for found, rows in sent)
+        batch_ns = sum(found.row_ns * rows for found, rows in sent)
         own_ns = sum(cost.batch_ns() for cost, found in each if found is None)
-        handing_ns = sum(found.handing_ns / found.rows * rows for found, rows in sent)
+        handing_ns = sum(found.handing_row_ns * rows for found, rows in sent)
         work_ns = batch_ns + own_ns  # what is stoker's own is then done by threads
-        self._handing_fraction = handing_ns / max(1.0, work_ns)
         if work_ns <= INLINE_BATCH_NS or handing_ns >= _HANDING * work_ns:
             return False
-        return True if tried_ns >= _COSTLY_TRIAL_NS else None
+        if self._tried_ns() < _SURE_NS and any(found.requests < 2 for found, _ in sent):
+            return None
+        self._handing_fraction = handing_ns / work_ns
+        return True
+
+    def _tried_ns(self) -> int:
+        return sum(found.work_ns for found in self._measured.values())
+
+    def _ask_for_gil(self) -> float | None:
+        """Have the process look at the GIL from now on, or tell what it saw."""
+        with self._slots[0].run(GilQuestion()) as free:
+            return free if isinstance(free, float) else None
 
     def start_all(self) -> list[ProcessSlot]:
         """Start the other processes; return the slots of all. The consumer's thread calls this."""
@@ -254,13 +306,10 @@ class FirstProcess:
             count = max(count, min(_MOST_WAITING, usable_memory_bytes() // _PROCESS_BYTES))
         self._autotuner.processes = count
         self._autotuner.most_processes = count if self._grows and threads == count else 0
+        if self._handing_fraction is not None and (free := self._ask_for_gil()) is not None:
+            trial = ProcessTrial(count, threads, free, self._handing_fraction)
+            self._autotuner.process_trial = trial
         slots, self._slots = self._slots, []
-        if self._handing_fraction is not None:
-            with slots[0].run(GilQuestion()) as free:
-                if isinstance(free, float):
-                    self._autotuner.process_trial = ProcessTrial(
-                        count, threads, free, self._handing_fraction
-                    )
         try:
             slots += self._add(count - 1) if count > 1 else []
         except OSError as error:  # of memory or processes, for one

@@ -86,10 +86,22 @@ class Comparison(NamedTuple):
     request: Request
 
 
+class Compared(NamedTuple):
+    """Answers a ``Comparison``.
+
+    Attributes:
+        differs: whether the examples differ.
+        seeding_ns: what it takes in a process to seed the global generators for one call.
+    """
+
+    differs: bool
+    seeding_ns: int
+
+
 class GilQuestion(NamedTuple):
     """Asks a process which share of the time of its requests left the GIL to other threads.
 
-    It measures from a ``Comparison`` on; the answer is None if it had none.
+    The first question has it measure from then on; the second one is answered.
     """
 
 

@@ -63,7 +63,13 @@ class FirstWorker(Protocol):
         ...
 
     def note(
-        self, cost: CostEstimate, rows: int, work_ns: int, handing_ns: int, spent: list[int]
+        self,
+        depth: int,
+        cost: CostEstimate,
+        rows: int,
+        work_ns: int,
+        handing_ns: int,
+        spent: list[int],
     ) -> None:
         """Add a request: its rows, their time there, this thread's for them, its counters."""
         ...
@@ -542,7 +548,7 @@ class WorkerPool:
             work_ns = sum(spent[: runner.work.stages])  # without the way, and the wait for a turn
             if self._first is not None:
                 handing_ns = time.thread_time_ns() - began_cpu
-                self._first.note(runner.cost, count, work_ns, handing_ns, spent)
+                self._first.note(runner.depth, runner.cost, count, work_ns, handing_ns, spent)
         if self.tells_of_cost is not None:
             self._costs.add(runner.cost)
         with self.lock:

@@ -14,6 +14,7 @@ from stoker.basics import resources
 from stoker.basics.process import end_with
 from stoker.basics.resources import ThreadTimer
 from stoker.engine.plan.address import WorkAddress
+from stoker.engine.work.call_seeds import seeding_ns
 from stoker.engine.work.spot import HERE
 from stoker.engine.work.work import Work
 from stoker.engine.workers.processes.descriptors import reopen_descriptors
@@ -21,7 +22,7 @@ from stoker.engine.workers.processes.gil_probe import GilProbe
 from stoker.engine.workers.processes.signs import Signs
 from stoker.engine.workers.requests import WorkExecutor, unloadable
 from stoker.engine.workers.samples import SAMPLED_NS, TIMED
-from stoker.engine.workers.tasks import Comparison, GilQuestion
+from stoker.engine.workers.tasks import Compared, Comparison, GilQuestion
 from stoker.transport import channel
 from stoker.transport.channel import Arena
 
@@ -113,12 +114,11 @@ def _serve(
         if isinstance(request, Comparison):
             work, request = works[request.request.depth], request.request
             differs = runner.depends_on_order(work, request)
-            channel.send(connection, differs, slot, None)
-            probe = GilProbe()
+            channel.send(connection, Compared(differs, seeding_ns()), slot, None)
             continue
         if isinstance(request, GilQuestion):
             channel.send(connection, probe and probe.free_fraction, slot, None)
-            probe = None
+            probe = GilProbe() if probe is None else None
             continue
         work = works[request.depth]
         ns = work.segment.counters()

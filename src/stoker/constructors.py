@@ -274,7 +274,6 @@ def from_folder(
     on_error: OnError = "raise",
     requests: int = 32,
     retry_s: float = 60.0,
-    hedge: bool = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Pipeline[LabeledImage]: ...
 
@@ -289,7 +288,6 @@ def from_folder(
     on_error: OnError = "raise",
     requests: int = 32,
     retry_s: float = 60.0,
-    hedge: bool = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Pipeline[LabeledFile]: ...
 
@@ -303,7 +301,6 @@ def from_folder(
     on_error: OnError = "raise",
     requests: int = 32,
     retry_s: float = 60.0,
-    hedge: bool = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Pipeline[Any]:
     """Read image files from ``path/CLASS/...``: examples ``(image=bytes, label=int)``.
@@ -321,8 +318,6 @@ def from_folder(
         seed, on_error: as in ``from_dataset``.
         requests: for URLs, the largest number of files read at a time.
         retry_s: for URLs, how long a temporary failure of a file is retried, in seconds.
-        hedge: for URLs, make a request a second time if it lasts beyond the 99th percentile of
-            the last ones of its size, and take the first answer; at most 2 % more requests.
         storage_options: for URLs, the options of fsspec's file system.
 
     Raises FileNotFoundError or ValueError if there is nothing to read, and says what it looked
@@ -330,7 +325,7 @@ def from_folder(
     failure of a server.
     """
     asked = ClassFolders.of(extensions, classes)
-    remote = RemoteOptions(requests, retry_s, storage_options or {}, hedge)
+    remote = RemoteOptions(requests, retry_s, storage_options or {})
     if "://" in os.fspath(path):
         from stoker.sources.remote.files import RemoteFolderSource
 
@@ -347,7 +342,6 @@ def from_files(
     on_error: OnError = "raise",
     requests: int = 32,
     retry_s: float = 60.0,
-    hedge: bool = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Pipeline[File]:
     """Read files: examples ``(path=str, data=bytes)``.
@@ -355,14 +349,14 @@ def from_files(
     Args:
         files: paths or URLs, all of one file system; or one pattern such as ``"data/**/*.bin"`` or
             ``"s3://bucket/*.jpg"``, which is listed once, now.
-        seed, on_error, requests, retry_s, hedge, storage_options: as in ``from_folder``.
+        seed, on_error, requests, retry_s, storage_options: as in ``from_folder``.
 
     Raises FileNotFoundError if no file fits the pattern, RemoteError after a permanent failure of a
     server.
     """
     from stoker.sources.remote.files import FilesSource
 
-    remote = RemoteOptions(requests, retry_s, storage_options or {}, hedge)
+    remote = RemoteOptions(requests, retry_s, storage_options or {})
     return _begin(FilesSource(files, remote), seed, on_error)
 
 
@@ -375,7 +369,6 @@ def from_parquet(
     on_error: OnError = "raise",
     requests: int = 32,
     retry_s: float = 60.0,
-    hedge: bool = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Pipeline[dict[str, Any]]:
     """Read rows of Parquet files: dicts by column. Needs ``pip install 'stoker[parquet]'``.
@@ -392,7 +385,7 @@ def from_parquet(
             the statistics of row groups and one pass over the named columns; then like
             ``.select()``.
         seed, on_error: as in ``from_dataset``.
-        requests, retry_s, hedge, storage_options: for URLs, as in ``from_folder``; each row group
+        requests, retry_s, storage_options: for URLs, as in ``from_folder``; each row group
             is one range request.
 
     Types that differ between files are unified (int32 beside int64); a column that a file lacks is
@@ -404,7 +397,7 @@ def from_parquet(
     """
     from stoker.sources.arrow.parquet import ParquetSource
 
-    remote = RemoteOptions(requests, retry_s, storage_options or {}, hedge)
+    remote = RemoteOptions(requests, retry_s, storage_options or {})
     if has_urls(paths, "from_parquet"):
         from stoker.sources.remote.ranges.parquet import RemoteParquetSource
 
@@ -504,7 +497,6 @@ def from_tar(
     on_error: OnError = "raise",
     requests: int = 32,
     retry_s: float = 60.0,
-    hedge: bool = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Pipeline[dict[str, Any]]:
     """Read tar shards in WebDataset's format, or zip archives: examples are dicts of bytes.
@@ -521,7 +513,7 @@ def from_tar(
         fields: the fields to read, which every example must have; by default all its fields.
         seed, on_error: as in ``from_dataset``. With a budget, a truncated shard is a warning, and
             incomplete examples may be skipped.
-        requests, retry_s, hedge, storage_options: for URLs, as in ``from_folder``; one range is
+        requests, retry_s, storage_options: for URLs, as in ``from_folder``; one range is
             requested for each run of neighbours of about a MiB, or for each example.
 
     Raises FileNotFoundError if a path or a pattern fits no file; ValueError for a file that is no
@@ -532,7 +524,7 @@ def from_tar(
     from stoker.sources.shards.shard_source import ShardSource
 
     is_strict = on_error == "raise"
-    remote = RemoteOptions(requests, retry_s, storage_options or {}, hedge)
+    remote = RemoteOptions(requests, retry_s, storage_options or {})
     if has_urls(shards, "from_tar"):
         from stoker.sources.remote.shards import RemoteShardSource
 
@@ -562,7 +554,6 @@ def from_tokens(
     seed: int | None = None,
     requests: int = 32,
     retry_s: float = 60.0,
-    hedge: bool = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Pipeline[Window]: ...
 
@@ -578,7 +569,6 @@ def from_tokens(
     seed: int | None = None,
     requests: int = 32,
     retry_s: float = 60.0,
-    hedge: bool = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Pipeline[DocumentWindow]: ...
 
@@ -593,7 +583,6 @@ def from_tokens(
     seed: int | None = None,
     requests: int = 32,
     retry_s: float = 60.0,
-    hedge: bool = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Pipeline[Any]:
     """Read windows of token files: examples ``(inputs, targets)``, ``int64 [length]`` each.
@@ -613,14 +602,14 @@ def from_tokens(
             0 on (for attention masks), and the target of a separator is -100, which
             ``cross_entropy`` ignores.
         seed: as in ``from_dataset``.
-        requests, retry_s, hedge, storage_options: for URLs, as in ``from_folder``; each window is
+        requests, retry_s, storage_options: for URLs, as in ``from_folder``; each window is
             one range request.
 
     Raises FileNotFoundError if a path or a pattern fits no file, ValueError if a file is not a
     whole number of tokens or all files are shorter than a window, TypeError for raw files without
     ``dtype``; RemoteError after a permanent failure of a server, or if it sends no ranges.
     """
-    remote = RemoteOptions(requests, retry_s, storage_options or {}, hedge)
+    remote = RemoteOptions(requests, retry_s, storage_options or {})
     if has_urls(files, "from_tokens"):
         from stoker.sources.remote.ranges.tokens import RemoteTokenSource
 

@@ -17,7 +17,6 @@ class RemoteOptions:
         requests: the largest number of files read (or folders listed) at a time.
         retry_s: for how many seconds after its first failure a file or a listing is requested
             again.
-        hedge: make a request a second time if it lasts beyond the 99th percentile.
         storage_options: the arguments of fsspec's file system; a copy of the user's.
 
     Raises TypeError or ValueError for invalid values.
@@ -26,7 +25,6 @@ class RemoteOptions:
     requests: int = 32
     retry_s: float = 60.0
     storage_options: Mapping[str, Any] = field(default_factory=dict)
-    hedge: bool = False
 
     def __post_init__(self) -> None:
         if not is_whole_number(self.requests):
@@ -35,12 +33,5 @@ class RemoteOptions:
             raise ValueError(f"requests is at least 1, not {self.requests}")
         if not self.retry_s >= 0:
             raise ValueError(f"retry_s is a number of seconds, not {self.retry_s!r}")
-        if not isinstance(self.hedge, bool):
-            raise TypeError(f"hedge is True or False, not {self.hedge!r}")
         # A user may change the mapping later, and file systems are opened again and again.
         object.__setattr__(self, "storage_options", dict(self.storage_options))
-
-    @property
-    def connections(self) -> int:
-        """The largest number of connections: a second request needs one beside the first."""
-        return 2 * self.requests if self.hedge else self.requests

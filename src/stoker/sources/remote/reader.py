@@ -18,7 +18,6 @@ from stoker.basics.process import OwningProcess
 from stoker.basics.signals import again_soon, defer_interrupts
 from stoker.sources.arrow.blocks import HeldBlocks
 from stoker.sources.remote.failures import retry
-from stoker.sources.remote.hedging import Hedge
 from stoker.sources.remote.options import RemoteOptions
 from stoker.sources.remote.storage import Storage
 from stoker.sources.source import Indices
@@ -77,7 +76,6 @@ class RemoteReader:
         self.requests = options.requests
         self._retry_s = options.retry_s
         self.retries = 0
-        self._hedge = Hedge() if options.hedge else None
         self._files = files
         self._storage = storage
         self._owner = OwningProcess()
@@ -197,10 +195,7 @@ class RemoteReader:
                 return self._storage.read(found, size)
             return self._storage.read_part(found, start, size, whole_bytes, version)
 
-        def hedged() -> Awaitable[bytes]:
-            return attempt() if self._hedge is None else self._hedge.request(attempt, size)
-
-        return await retry(hedged, url, self._retry_s, self._count_retry)
+        return await retry(attempt, url, self._retry_s, self._count_retry)
 
     def _count_retry(self) -> None:
         if self._closing is not None:  # a cancellation that came too late for an attempt

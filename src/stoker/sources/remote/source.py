@@ -98,7 +98,7 @@ class Access:
             fs = kind(**settings)
         else:
             ours = {
-                "max_pool_connections": self.options.connections,
+                "max_pool_connections": self.options.requests,
                 "read_timeout": storage.STALL_S,
                 "connect_timeout": storage.STALL_S,
                 "retries": {"total_max_attempts": 1},  # those that are counted are ours

@@ -57,7 +57,7 @@ class WebStorage(Storage):
         async def client(**settings: Any) -> Any:
             aiohttp = self._aiohttp
             # What comes encoded is refused: only of plain bytes the length tells whether all came.
-            pool = aiohttp.TCPConnector(limit=options.connections)
+            pool = aiohttp.TCPConnector(limit=options.requests)
             own = {"connector": pool, "auto_decompress": False}
             return aiohttp.ClientSession(**{**own, **settings})
 

@@ -98,6 +98,21 @@ def test_cheap_code_runs_in_the_training_process_from_then_on() -> None:
     assert multiprocessing.active_children() == []
 
 
+def test_seeds_before_each_call_make_no_code_costly() -> None:
+    """In processes they take longer than a cheap example, inline they are not needed."""
+
+    class Pairs:
+        def __len__(self) -> int:
+            return 4096
+
+        def __getitem__(self, index: int) -> Any:
+            return index, index % 10
+
+    p = stoker.from_dataset(Pairs()).batch(256)
+    assert np.concatenate([numbers for numbers, _ in p]).tolist() == list(range(4096))
+    assert p.stats().workers == 0
+
+
 def test_each_epoch_sees_what_the_program_holds_then() -> None:
     scales = [1]
 

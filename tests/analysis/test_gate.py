@@ -82,7 +82,7 @@ def test_a_job_that_waits_is_worse_and_the_files_say_so(tmp_path: Path) -> None:
     assert lines[0].startswith("worse: stall>2%: stall ")
     assert lines[1].startswith("not worse: rate<0.001: rate ")
     record = json.loads((tmp_path / "g.json").read_text())
-    assert record["verdict"] == "worse"
+    assert (record["schema"], record["verdict"]) == ("stoker-gate/1", "worse")
     assert len(record["runs"]) == 10
     assert {run["batches"] for run in record["runs"]} == {23}
     assert all(run["wait_p50"] <= run["wait_p99"] for run in record["runs"])
@@ -143,6 +143,19 @@ def test_a_pipeline_is_measured(tmp_path: Path, form: str, epochs: int) -> None:
         found = run_once([sys.executable, script], folder / "run", 0.5)
     # The first of each epoch is left out; those of the loader inside would be half as many.
     assert found.batches == 46 if epochs == 2 else found.batches > 46
+
+
+@pytest.mark.full
+def test_a_full_disk_is_told_in_a_line(tmp_path: Path) -> None:
+    loop = "for _ in range(2):\n    list(loader)\n"
+    (tmp_path / "train.py").write_text(f"import stoker\n{PIPELINES['without-torch']}\n{loop}")
+    with open("/dev/full", "w") as full:
+        found = subprocess.run(
+            gate_command("--fail-if", "rate<0.001", "--", "train.py"), cwd=tmp_path,
+            env=environment(), stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+    assert found.returncode == 1
+    assert found.stderr.endswith("\nstoker gate: [Errno 28] No space left on device\n")
 
 
 @pytest.mark.full

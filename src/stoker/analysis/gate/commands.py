@@ -1,4 +1,4 @@
-"""``stoker gate`` and ``stoker compare``."""
+"""``stoker gate``."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def gate(
         ),
     ] = 30.0,
     json: Annotated[
-        Path | None, typer.Option(help="Write runs and judgements to this file, for compare.")
+        Path | None, typer.Option(help="Write runs and judgements to this file.")
     ] = None,
     junit: Annotated[
         Path | None, typer.Option(help="Write the outcome to this file as JUnit's XML.")
@@ -142,41 +142,3 @@ def _check_base(base: Path | None, script: list[str], comparing: list[str]) -> N
         )
     if first.exists() and not (base / first).exists():
         raise ValueError(f"--base {base}: there is no {first} in it")
-
-
-def compare(
-    before: Annotated[
-        Path, typer.Argument(metavar="BEFORE.json", help="A report of analyze or gate.")
-    ],
-    after: Annotated[Path, typer.Argument(metavar="AFTER.json", help="One of the same kind.")],
-) -> None:
-    """Compare two reports of `stoker analyze --json`, or of `stoker gate --json`.
-
-    Shows each figure with its 95 % interval, and calls a change better or worse if the intervals do
-    not meet. The two were measured at different times: for a decision, use stoker gate --base,
-    which runs both versions by turns.
-
-    Example: stoker compare before.json after.json
-    """
-    from rich.console import Console
-    from rich.table import Table
-
-    from stoker.analysis.gate.comparing import compare_files, describe_commands
-
-    with report_errors("compare", ValueError):
-        found = compare_files(before, after)
-        if not found:
-            raise ValueError("the two reports have no figure in common")
-        table = Table("", before.name, after.name, "change", "", box=None, pad_edge=False)
-        for each in found:
-            old, new = each.before, each.after
-            cells = [
-                f"{each.show(one.value)} ({each.show(max(0.0, one.low))} to {each.show(one.high)})"
-                for one in (old, new)
-            ]
-            change = f"{new.value / old.value:.2f}x" if old.value > 0 else ""
-            table.add_row(each.name, *cells, change, each.verdict)
-        console = Console(highlight=False)
-        console.print(table)
-        if remark := describe_commands(before, after):
-            console.print(remark, markup=False)

@@ -46,7 +46,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     Path("train.py").write_text(
         "import stoker\ndef make(): return stoker.from_dataset(range(4), seed=0).batch(2)\n"
     )
-    Path("odd.json").write_text("{}")
     yield
     os.chdir(before)
 
@@ -421,8 +420,6 @@ def test_a_launcher_without_a_process_group_is_told_to_make_one(
         ("run --apply gone.json train.py", "stoker analyze --json gone.json train.py writes one"),
         ("what-if train.py", "train.py is not a report of `stoker analyze --json`"),
         ("what-if gone.json", "stoker analyze --json gone.json train.py writes one"),
-        ("compare odd.json odd.json", "this version of stoker compares"),
-        ("compare gone.json odd.json", "stoker analyze --json gone.json train.py writes one"),
         ("gate train.py", "Missing option '--fail-if'"),
         ("gate --fail-if stall train.py", "for example: stall>10%"),
         ("gate --fail-if speed>1 train.py", "there is no metric 'speed', only stall"),

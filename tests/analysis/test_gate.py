@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from xml.etree import ElementTree
 
 import psutil
 import pytest
@@ -49,7 +48,7 @@ if __name__ == "__main__":
         (["--fail-if", "stall>1%", "--base", "b", "t.py"], "no condition compares with --base"),
         (["--fail-if", "rate<base", "--base", "b", "t.py"], "--base b: there is no t.py in it"),
         (["--fail-if", "rate<base", "--base", "b", "/t.py"], "give /t.py relative to them"),
-        (["--fail-if", "stall>1%", "--junit", "no/x.xml", "t.py"], "cannot write no/x.xml"),
+        (["--fail-if", "stall>1%", "--json", "no/x.json", "t.py"], "cannot write no/x.json"),
         (["--fail-if", "stall>1%", "--json", "b", "t.py"], "cannot write b: it is a folder"),
     ],
 )
@@ -72,22 +71,19 @@ def test_fewer_than_five_runs_are_refused() -> None:
 
 
 @pytest.mark.full
-def test_a_job_that_waits_is_worse_and_the_files_say_so(tmp_path: Path) -> None:
+def test_a_job_that_waits_is_worse_and_the_file_says_so(tmp_path: Path) -> None:
     write_script(tmp_path, WAITING)
-    files = ["--json", "g.json", "--junit", "g.xml", "--markdown", "g.md"]
     conditions = ["--fail-if", "stall>2%", "--fail-if", "rate<0.001"]
-    found = gate(tmp_path, *conditions, *files, "--", "train.py")
+    found = gate(tmp_path, *conditions, "--json", "g.json", "--", "train.py")
     assert found.returncode == 3, found.stderr
     lines = found.stdout.splitlines()
     assert lines[0].startswith("worse: stall>2%: stall ")
     assert lines[1].startswith("not worse: rate<0.001: rate ")
     record = json.loads((tmp_path / "g.json").read_text())
-    assert record["verdict"] == "worse"
+    assert (record["schema"], record["verdict"]) == ("stoker-gate/1", "worse")
     assert len(record["runs"]) == 10
     assert {run["batches"] for run in record["runs"]} == {23}
     assert all(run["wait_p50"] <= run["wait_p99"] for run in record["runs"])
-    assert ElementTree.parse(tmp_path / "g.xml").find(".//failure") is not None
-    assert "❌ worse" in (tmp_path / "g.md").read_text()
     assert "again, run 5 of 5: stall " in found.stderr
 
 
@@ -146,6 +142,19 @@ def test_a_pipeline_is_measured(tmp_path: Path, form: str, epochs: int) -> None:
 
 
 @pytest.mark.full
+def test_a_full_disk_is_told_in_a_line(tmp_path: Path) -> None:
+    loop = "for _ in range(2):\n    list(loader)\n"
+    (tmp_path / "train.py").write_text(f"import stoker\n{PIPELINES['without-torch']}\n{loop}")
+    with open("/dev/full", "w") as full:
+        found = subprocess.run(
+            gate_command("--fail-if", "rate<0.001", "--", "train.py"), cwd=tmp_path,
+            env=environment(), stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+    assert found.returncode == 1
+    assert found.stderr.endswith("\nstoker gate: [Errno 28] No space left on device\n")
+
+
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("body", "said"),
     [
@@ -157,11 +166,11 @@ def test_a_pipeline_is_measured(tmp_path: Path, form: str, epochs: int) -> None:
 )
 def test_a_script_that_cannot_be_measured_is_an_error(tmp_path: Path, body: str, said: str) -> None:
     write_script(tmp_path, body)
-    (tmp_path / "g.md").write_text("of an earlier gate")
-    found = gate(tmp_path, "--markdown", "g.md", "--fail-if", "stall>1%", "--", "train.py")
+    (tmp_path / "g.json").write_text("of an earlier gate")
+    found = gate(tmp_path, "--json", "g.json", "--fail-if", "stall>1%", "--", "train.py")
     assert found.returncode == 1
     assert said in found.stderr
-    assert not (tmp_path / "g.md").exists(), "CI would show it"
+    assert not (tmp_path / "g.json").exists(), "CI would show it"
     assert "Traceback" not in found.stderr.split("Its last lines")[0]
     assert "starting" in found.stderr
     assert "run 1 of 5" not in found.stderr

@@ -50,6 +50,7 @@ def test_a_report_is_read_as_it_was_written(name: str, tmp_path: Path) -> None:
     [
         ("{", "is not a report"),
         ("[1, 2]", "is not a report"),
+        ('{"x": ' + "[" * 100_000, "is not a report"),  # 3.14 may have the stack for it
         ('{"schema": "stoker-analysis/1"}', "is not a report"),
     ],
 )

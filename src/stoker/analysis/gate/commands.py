@@ -1,4 +1,4 @@
-"""``stoker gate`` and ``stoker compare``."""
+"""``stoker gate``."""
 
 from __future__ import annotations
 
@@ -43,13 +43,7 @@ def gate(
         ),
     ] = 30.0,
     json: Annotated[
-        Path | None, typer.Option(help="Write runs and judgements to this file, for compare.")
-    ] = None,
-    junit: Annotated[
-        Path | None, typer.Option(help="Write the outcome to this file as JUnit's XML.")
-    ] = None,
-    markdown: Annotated[
-        Path | None, typer.Option(help="Write the outcome to this file as Markdown.")
+        Path | None, typer.Option(help="Write runs and judgements to this file.")
     ] = None,
 ) -> None:
     """Fail if a training script waits for its data more than it should, in CI for example.
@@ -71,7 +65,7 @@ def gate(
 
       git worktree add ../base origin/main
 
-      stoker gate --base ../base --fail-if 'rate<0.95*base' --markdown gate.md -- train.py
+      stoker gate --base ../base --fail-if 'rate<0.95*base' -- train.py
     """
     from rich.console import Console
 
@@ -79,7 +73,7 @@ def gate(
     from stoker.analysis.gate.judging import combine, judge
     from stoker.analysis.gate.record import GateRecord, write_record
     from stoker.analysis.gate.runs import Runner
-    from stoker.analysis.gate.summaries import write_junit, write_markdown, write_text
+    from stoker.analysis.gate.summaries import write_text
     from stoker.analysis.host_load import watch_host
     from stoker.analysis.model.report import HostLoad
     from stoker.analysis.model.trace import AnalysisError
@@ -91,11 +85,10 @@ def gate(
     with report_errors("gate", ValueError, AnalysisError, stopped=stopped):
         conditions = [parse_condition(text) for text in fail_if]
         _check_base(base, script, [c.text for c in conditions if c.needs_base])
-        check_outputs(json, junit, markdown)
+        check_outputs(json)
         command = make_command(script)
-        for path in filter(None, (json, junit, markdown)):
-            if path.is_file() and not path.is_symlink():  # such as /dev/stdout
-                path.unlink()  # a crash must not leave an earlier outcome
+        if json is not None and json.is_file() and not json.is_symlink():  # such as /dev/stdout
+            json.unlink()  # a crash must not leave an earlier outcome
         host: list[HostLoad] = []
         say = partial(errors.print, markup=False)
         with watch_host(host):
@@ -113,10 +106,6 @@ def gate(
         )
         if json is not None:
             write_record(record, json)
-        if junit is not None:
-            junit.write_bytes(write_junit(record))
-        if markdown is not None:
-            markdown.write_text(write_markdown(record))
         Console(highlight=False, soft_wrap=True).print(write_text(record), markup=False)
     raise typer.Exit(_EXITS[record.verdict])
 
@@ -142,41 +131,3 @@ def _check_base(base: Path | None, script: list[str], comparing: list[str]) -> N
         )
     if first.exists() and not (base / first).exists():
         raise ValueError(f"--base {base}: there is no {first} in it")
-
-
-def compare(
-    before: Annotated[
-        Path, typer.Argument(metavar="BEFORE.json", help="A report of analyze or gate.")
-    ],
-    after: Annotated[Path, typer.Argument(metavar="AFTER.json", help="One of the same kind.")],
-) -> None:
-    """Compare two reports of `stoker analyze --json`, or of `stoker gate --json`.
-
-    Shows each figure with its 95 % interval, and calls a change better or worse if the intervals do
-    not meet. The two were measured at different times: for a decision, use stoker gate --base,
-    which runs both versions by turns.
-
-    Example: stoker compare before.json after.json
-    """
-    from rich.console import Console
-    from rich.table import Table
-
-    from stoker.analysis.gate.comparing import compare_files, describe_commands
-
-    with report_errors("compare", ValueError):
-        found = compare_files(before, after)
-        if not found:
-            raise ValueError("the two reports have no figure in common")
-        table = Table("", before.name, after.name, "change", "", box=None, pad_edge=False)
-        for each in found:
-            old, new = each.before, each.after
-            cells = [
-                f"{each.show(one.value)} ({each.show(max(0.0, one.low))} to {each.show(one.high)})"
-                for one in (old, new)
-            ]
-            change = f"{new.value / old.value:.2f}x" if old.value > 0 else ""
-            table.add_row(each.name, *cells, change, each.verdict)
-        console = Console(highlight=False)
-        console.print(table)
-        if remark := describe_commands(before, after):
-            console.print(remark, markup=False)

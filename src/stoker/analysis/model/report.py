@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from textwrap import indent
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -17,7 +17,6 @@ from stoker.analysis.model.model import Measured, warm_rate
 from stoker.analysis.porting import Port, Prepared
 from stoker.stats import ProcessTrial, ThreadTrial
 
-_Read = TypeVar("_Read")
 SCHEMA = "stoker-analysis/1"
 # Of the processors: what background services take is less, and hardly moves a rate. Chosen, not
 # measured.
@@ -482,23 +481,20 @@ def write_report(report: Report, path: Path) -> None:
 
 def read_report(path: Path) -> Report:
     """Read a report. Raises OSError, or ValueError for a file that is none of this version."""
-    report = read_json(path, Report, f"a report of `stoker analyze --json` ({SCHEMA})")
-    if report.schema != SCHEMA:
-        raise ValueError(
-            f"{path} has the schema {report.schema!r}; this version of stoker reads {SCHEMA!r}. "
-            "Run the analysis again"
-        )
-    return report
-
-
-def read_json(path: Path, kind: type[_Read], called: str) -> _Read:
-    """Read a JSON file of structs. Raises OSError, or ValueError: it is not what it is called."""
     if not path.exists():
         raise FileNotFoundError(
             f"there is no report {path}: stoker analyze --json {path} train.py writes one"
         )
     content = path.read_bytes()
     try:
-        return msgspec.json.decode(content, type=kind)
+        report = msgspec.json.decode(content, type=Report)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"{path} is not {called}: {error}") from None
+        raise ValueError(
+            f"{path} is not a report of `stoker analyze --json` ({SCHEMA}): {error}"
+        ) from None
+    if report.schema != SCHEMA:
+        raise ValueError(
+            f"{path} has the schema {report.schema!r}; this version of stoker reads {SCHEMA!r}. "
+            "Run the analysis again"
+        )
+    return report

@@ -318,7 +318,6 @@ def test_what_is_declared() -> None:
         images.to_chw,
         images.flip,
         images.random_flip,
-        functools.partial(images.mixup, classes=2),
     ):
         assert declared(each)
 

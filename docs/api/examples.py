@@ -143,10 +143,6 @@ train = images.random_map(stoker.images.color_jitter(brightness=0.4, hue=0.1), o
 # %% stoker.images.flip
 mirrored = stoker.images.flip(pixels)
 
-# %% stoker.images.mixup
-train = images.map(stoker.images.resize((32, 32)), on="image").batch(8)
-train = train.random_map(lambda batch, rng: stoker.images.mixup(batch, rng, classes=2))
-
 # %% stoker.images.random_crop
 train = images.random_map(stoker.images.random_crop(32), on="image")
 
@@ -155,9 +151,6 @@ train = images.batch(8).random_map(stoker.images.random_erase, on="image")
 
 # %% stoker.images.random_flip
 train = images.batch(8).random_map(stoker.images.random_flip, on="image")
-
-# %% stoker.images.random_noise
-train = images.batch(8).random_map(stoker.images.random_noise, on="image")
 
 # %% stoker.images.resize
 train = images.map(stoker.images.resize((32, 32)), on="image")

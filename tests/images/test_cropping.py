@@ -28,7 +28,6 @@ from stoker.images import (
     resampling,
     resize,
     resized_center_crop,
-    undamaged_files,
 )
 from stoker.images.cropping import random_box
 
@@ -346,7 +345,7 @@ def test_strict_decodes_a_file_in_full_once(
         return stoker.images.decode(data, **how)
 
     monkeypatch.setattr(resampling, "decode", counted)
-    monkeypatch.setattr(undamaged_files, "_MOST", 2)
+    monkeypatch.setattr(resampling, "_MOST_UNDAMAGED", 2)
     crop = center_crop(5, strict=True)
     one, other, third = (encoded(ROWS, quality=quality) for quality in (80, 81, 82))
     for data in (one, other, one, bytearray(other)):

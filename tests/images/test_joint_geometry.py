@@ -325,10 +325,3 @@ def test_batches_that_do_not_fit_are_refused() -> None:
 def test_colours_are_changed_of_images_alone() -> None:
     with pytest.raises(TypeError, match="changes colours alone: give on= the name of the image"):
         images.color_jitter(0.4)(Together((PHOTOGRAPH, PHOTOGRAPH)), np.random.default_rng(0))
-
-
-def test_advice_finds_the_image_of_a_joint_crop() -> None:
-    files = [example(i) | {"image": encoded(PHOTOGRAPH)} for i in range(3)]
-    data = stoker.from_dataset(files, seed=0).map(images.decode, on="image").echo(2)
-    found = images.advise(data.random_map(images.random_crop(20), on=EVERY))
-    assert found.images == 3

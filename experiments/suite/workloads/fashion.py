@@ -60,7 +60,7 @@ class Fashion(Classification):
         return image, label
 
     def transform(self, name: str) -> Transform:
-        """Return one of stoker's own."""
+        """Return one of `IMAGE_TRANSFORMS`."""
         return IMAGE_TRANSFORMS[name]
 
     def input_of(self, arrays: Any) -> Any:

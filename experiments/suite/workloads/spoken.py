@@ -72,7 +72,7 @@ class Spoken(Classification):
         return spectrogram, label
 
     def transform(self, name: str) -> Transform:
-        """Return one of stoker's own, or one that silences a few bands more."""
+        """Return one of `IMAGE_TRANSFORMS`, or one that silences a few bands more."""
         return _masked if name == "random_mask" else IMAGE_TRANSFORMS[name]
 
     def input_of(self, arrays: Any) -> Any:

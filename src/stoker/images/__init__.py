@@ -4,8 +4,7 @@ With ``stoker-native``, a crop of a JPEG decodes only the part that it needs, an
 decoded faster. Without it, Pillow does all the work, and gives the same pixels within one level.
 """
 
-from stoker.images.advising import CropAdvice, advise
-from stoker.images.augmenting import flip, mixup, random_erase, random_flip, random_noise
+from stoker.images.augmenting import flip, random_erase, random_flip
 from stoker.images.cropping import (
     center_crop,
     random_crop,
@@ -18,18 +17,14 @@ from stoker.images.jitter import color_jitter
 from stoker.images.normalizing import normalize, to_chw
 
 __all__ = [
-    "advise",
     "center_crop",
     "color_jitter",
-    "CropAdvice",
     "decode",
     "flip",
-    "mixup",
     "normalize",
     "random_crop",
     "random_erase",
     "random_flip",
-    "random_noise",
     "random_resized_crop",
     "resize",
     "resized_center_crop",

@@ -117,74 +117,6 @@ def random_erase(
     return _with_images(batch, erase, "random_erase")
 
 
-@thread_safe
-@reads_only
-def random_noise(batch: Any, rng: Any, *, std_fraction: float = 0.05) -> Any:
-    """Add normally distributed noise to every pixel.
-
-    Safe for almost all images. It helps little alone: a network learns to ignore noise.
-
-    Args:
-        batch, rng: as in ``random_flip``.
-        std_fraction: the noise's standard deviation, as a fraction of that of all pixels of the
-            batch.
-
-    Returns: as ``random_flip``. Integers are rounded, and limited to the range of their dtype.
-
-    Raises: as ``random_flip``.
-    """
-
-    def add(images: Any) -> Any:
-        pixels = _to_floating(images)
-        return _to_dtype(pixels + _normal(rng, images) * (std_fraction * pixels.std()), images)
-
-    return _with_images(batch, add, "random_noise")
-
-
-@thread_safe
-@reads_only
-def mixup(batch: Any, rng: Any, *, classes: int | None = None, alpha: float = 0.2) -> Any:
-    """Blend each image with another image of the batch, and their labels in the same proportion.
-
-    Safe if the loss accepts class probabilities (``torch.nn.CrossEntropyLoss`` does). Not safe for
-    regression of positions, or with a loss that needs class numbers. After Zhang et al., arXiv
-    1710.09412, section 2.
-
-    Args:
-        batch: a structure with images and one other array: labels, whole numbers ``[n]`` or class
-            probabilities ``[n, classes]``.
-        rng: as in ``random_flip``.
-        classes: the number of classes, if labels are numbers.
-        alpha: the weight of an image is drawn from the distribution Beta(alpha, alpha).
-
-    Returns:
-        A new batch; its labels are ``float32 [n, classes]``.
-
-    Raises:
-        ValueError: the batch has no images or labels, or several; or ``classes`` is missing.
-    """
-    images = _images(batch, "mixup")
-    labels = _labels(batch, images, classes)
-    n, host = len(images), _host_generator(rng)
-    weights = host.beta(alpha, alpha, n).astype(np.float32)
-    partners = host.permutation(n)
-
-    def blend(rows: Any) -> Any:
-        weight, partner = weights.reshape(-1, *[1] * (rows.ndim - 1)), partners
-        if _is_torch(rows):
-            torch = sys.modules["torch"]
-            weight = torch.from_numpy(weight).to(rows.device)
-            partner = torch.from_numpy(partners).to(rows.device)
-        return rows * weight + rows[partner] * (1 - weight)
-
-    def replace(leaf: Any) -> Any:
-        if leaf is images:
-            return _to_dtype(blend(_to_floating(images)), images)
-        return blend(labels[1]) if leaf is labels[0] else leaf
-
-    return pytree.map_leaves(replace, batch)
-
-
 def _flip(images: Any) -> Any:
     column_axis = _axes(images)[1]
     return images.flip(column_axis) if _is_torch(images) else np.flip(images, column_axis).copy()
@@ -265,43 +197,6 @@ def _images(batch: Any, name: str) -> Any:
     )
 
 
-def _labels(batch: Any, images: Any, classes: int | None) -> tuple[Any, Any]:
-    """Return the leaf of a batch that holds its labels, and the labels as probabilities."""
-    others = [x for x in pytree.leaves(batch) if _is_array(x) and x is not images]
-    if len(others) != 1 or others[0].ndim not in (1, 2) or len(others[0]) != len(images):
-        shapes = ", ".join(str(list(leaf.shape)) for leaf in others) or "nothing"
-        raise ValueError(
-            "stoker.images.mixup needs images and one array of labels, [n] or [n, classes], but "
-            f"beside the images the batch has {shapes}"
-        )
-    labels = others[0]
-    if labels.ndim == 2:
-        return labels, _to_floating(labels)
-    if classes is None:
-        raise ValueError(
-            "stoker.images.mixup blends class probabilities, but these labels are class numbers: "
-            "give the number of classes, functools.partial(stoker.images.mixup, classes=10)"
-        )
-    if _is_torch(labels):
-        torch = sys.modules["torch"]
-        if labels.is_floating_point():
-            raise _invalid_labels(labels, classes)
-        return labels, torch.nn.functional.one_hot(labels.long(), classes).float()
-    if labels.dtype.kind not in "biu" or (
-        labels.size and not 0 <= labels.min() <= labels.max() < classes
-    ):
-        raise _invalid_labels(labels, classes)
-    return labels, np.eye(classes, dtype=np.float32)[labels.astype(np.intp)]
-
-
-def _invalid_labels(labels: Any, classes: int) -> ValueError:
-    range_text = f", from {labels.min()} to {labels.max()}" if len(labels) else ""
-    return ValueError(
-        f"stoker.images.mixup needs whole numbers from 0 to {classes - 1} as labels, or class "
-        f"probabilities [n, classes], but these labels are {labels.dtype}{range_text}"
-    )
-
-
 def _axes(images: Any) -> tuple[int, int, int | None]:
     """Return the axes of height, width and channels."""
     if images.ndim == 3:
@@ -320,30 +215,14 @@ def _is_torch(value: Any) -> bool:
     return not isinstance(value, np.ndarray)
 
 
-def _host_generator(rng: Any) -> np.random.Generator:
-    """Return a NumPy generator; for a torch generator, one with its seed: that waits for no GPU."""
-    return (
-        rng if isinstance(rng, np.random.Generator) else np.random.default_rng(rng.initial_seed())
-    )
-
-
 def _uniform(rng: Any, shape: tuple[int, ...], images: Any) -> Any:
     """Draw ``float32`` from [0, 1), on the images' device."""
     if isinstance(rng, np.random.Generator):
         draws = rng.random(shape, np.float32)
-        return _to_device(draws, images) if _is_torch(images) else draws
+        if not _is_torch(images):
+            return draws
+        return sys.modules["torch"].from_numpy(draws).to(images.device, non_blocking=True)
     return sys.modules["torch"].rand(shape, generator=rng, device=rng.device)
-
-
-def _normal(rng: Any, images: Any) -> Any:
-    if isinstance(rng, np.random.Generator):
-        draws = rng.standard_normal(tuple(images.shape), np.float32)
-        return _to_device(draws, images) if _is_torch(images) else draws
-    return sys.modules["torch"].randn(images.shape, generator=rng, device=rng.device)
-
-
-def _to_device(draws: Any, images: Any) -> Any:
-    return sys.modules["torch"].from_numpy(draws).to(images.device, non_blocking=True)
 
 
 def _per_image(chosen: Any, images: Any) -> Any:

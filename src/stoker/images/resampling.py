@@ -35,7 +35,6 @@ from stoker.images.decoding import (
 )
 from stoker.images.geometry import Box, ImageWindow
 from stoker.images.image_map import Address
-from stoker.images.undamaged_files import UndamagedFiles
 
 Pixels = NDArray[np.uint8]
 Opened = Any
@@ -44,6 +43,9 @@ image of mode RGB, without the library; or pixels."""
 
 # Pillow's modes by the number of channels. Not RGBA: Pillow would weigh its colours by alpha.
 _MODES = {1: "L", 3: "RGB", 4: "CMYK"}
+
+_MOST_UNDAMAGED = 1 << 18
+"""The most files that are remembered, in about 25 MB; beyond that all are forgotten."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,31 @@ class Resizing:
         return _library().Drawing(like, *scale, *ratio, *map(math.log, ratio), flip_p)
 
 
+class _UndamagedFiles:
+    """The files that this process has found undamaged. Safe to use from any thread."""
+
+    def __init__(self) -> None:
+        self._seen: set[int] = set()
+
+    def __contains__(self, data: bytes) -> bool:
+        return _digest(data) in self._seen
+
+    def add(self, data: bytes) -> None:
+        """Remember a file; at the limit, forget all others first."""
+        if len(self._seen) >= _MOST_UNDAMAGED:
+            self._seen = set()
+        self._seen.add(_digest(data))
+
+    def __reduce__(self) -> tuple[type[_UndamagedFiles], tuple[()]]:
+        return _UndamagedFiles, ()  # another process checks the files itself
+
+
+def _digest(data: bytes) -> int:
+    import xxhash
+
+    return xxhash.xxh3_64_intdigest(data)
+
+
 @dataclass(frozen=True)
 class Reading:
     """Settings for reading images.
@@ -93,7 +120,7 @@ class Reading:
     strict: bool = False
     max_pixels: int = MAX_PIXELS
     orient: bool = False
-    undamaged: UndamagedFiles = field(default_factory=UndamagedFiles, compare=False, repr=False)
+    undamaged: _UndamagedFiles = field(default_factory=_UndamagedFiles, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         _ = self._limits  # raises for an invalid value where the pipeline is written

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.basics.pytree import Field, Fields, fields_of
-from stoker.images.advising import hint
 from stoker.images.image_map import Address, Many, many_of
 from stoker.images.normalizing import fused
 from stoker.schedule import rng
@@ -21,7 +20,6 @@ from stoker.stages.skip import OnError
 from stoker.stages.stage import (
     ChainView,
     EnginePlan,
-    PoolSize,
     Traits,
     first_with,
     not_known,
@@ -138,10 +136,6 @@ class Map(Operation):
         if many is None or self.clock or isinstance(on, tuple):
             return None
         return many if on is None else partial(_many_on, Field(on), many)
-
-    def note(self, chain: ChainView, sizes: Mapping[int, PoolSize]) -> str:
-        """Say what its budget lets it skip, and where it may decode too much."""
-        return super().note(chain, sizes) + hint(chain, chain.stages.index(self))
 
     def signature(self) -> str:
         """Return its kind, the field, and whether it leaves first uses."""

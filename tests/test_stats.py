@@ -206,18 +206,18 @@ def test_threads_are_named_where_they_would_be_faster_than_processes() -> None:
     pipeline = built(Spec(20, 4))
     list(pipeline)
     stats = replace(pipeline.stats(), elapsed_s=1.0, consumer_wait_s=1.0)
-    told = replace(stats, process_trial=ProcessTrial(1, 1, 0.8, 0.25))
+    told = replace(stats, process_trial=ProcessTrial(1, 1, 1, 0.8, 0.25))
     assert "1.2 times as fast as processes" in str(told)
     assert "declare it stoker.thread_safe" in str(told).replace("\n    ", " ")
     assert all(len(line) <= 60 for line in told.as_text(60).splitlines())
     assert "thread_safe" not in str(replace(told, consumer_wait_s=0.0))
     assert told.as_dict()["process_trial"]["threads_are_faster"]
     for trial in (
-        ProcessTrial(1, 1, 0.2, 0.25),  # a thread would wait for the loop, which needs the GIL
-        ProcessTrial(1, 1, 0.8, 0.05),  # little is handed over
+        ProcessTrial(2, 2, 2, 0.2, 0.25),  # two threads would wait for each other
+        ProcessTrial(1, 1, 1, 0.8, 0.05),  # little is handed over
     ):
         assert "thread_safe" not in str(replace(told, process_trial=trial))
-    assert ProcessTrial(16, 64, 1.0, 0.0).threads_are_faster
+    assert ProcessTrial(16, 64, 2, 1.0, 0.0).threads_are_faster
 
 
 WORKERS = pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.basics.resources import format_bytes, format_seconds, usable_cores
+from stoker.basics.resources import format_bytes, format_seconds
 from stoker.errors import Skip
 
 # Below this fraction of ideal scaling, threads wait for each other: two threads then gain less than
@@ -86,6 +86,8 @@ class ProcessTrial:
     """The number of processes that take part."""
     threads: int
     """The number of threads that would: more than processes where the code mostly waits."""
+    cores: int
+    """The number of cores that they may use."""
     gil_free_fraction: float
     """The share of the code's time in which other threads of its process could run Python code:
     near 1 for code that waits, high for NumPy and Pillow on large arrays, 0 for pure Python."""
@@ -101,7 +103,7 @@ class ProcessTrial:
     @property
     def threads_are_faster(self) -> bool:
         """Whether as many threads would clearly be faster: no GIL holds them up."""
-        held = (1.0 - self.gil_free_fraction) * min(self.processes, usable_cores())
+        held = (1.0 - self.gil_free_fraction) * min(self.processes, self.cores)
         return held < _GIL_FRACTION and self.speedup > _CLEARLY
 
 

@@ -359,7 +359,7 @@ def test_threads_are_named_where_code_in_processes_leaves_the_gil_free(
     free: float, is_named: bool
 ) -> None:
     found = job(G=3_000, P={1: 180, 8: 200}, workers=8, S=2_500, cached_fraction=0.3)
-    report = replace(found, process_trial=ProcessTrial(1, 1, free, 0.25))
+    report = replace(found, process_trial=ProcessTrial(1, 1, 1, free, 0.25))
     actions = [action for action in advise(report) if "thread_safe" in action.code]
     assert len(actions) == is_named
     for action in actions:

@@ -139,6 +139,6 @@ def test_a_script_beside_busy_loops_is_not_said_to_wait(tmp_path: Path) -> None:
     assert host["others_cores"] > 0.25 * CORES
     assert any("the host was busy: other processes used" in d for d in found.report["doubts"])
     own = next(point for point in found.report["prep"] if point["workers"] == 1)
-    assert own["queued_s"] > 0  # how much is up to the scheduler: 2 % to a multiple of the work
+    assert own["queued_s"] > 0  # how much is up to the scheduler: a tenth of the work, or more
     assert all("mostly waits" not in action["why"] for action in found.report["actions"])
     assert "he host was busy" in found.out

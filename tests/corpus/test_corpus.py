@@ -4,7 +4,7 @@ Each line of ``corpus.jsonl`` is a case (``corpus_builder``), with digests of wh
 was written: of the batches of two epochs, and of the state in the middle of the first; or with the
 first line of its error. A change that moves one of them says why. To write them anew::
 
-    PYTHONPATH=tests:tests/corpus python -m test_corpus
+    PYTHONPATH=tests:tests/corpus:tests/other_package python -m test_corpus
 """
 
 from __future__ import annotations

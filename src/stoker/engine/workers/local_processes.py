@@ -20,7 +20,7 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from stoker.basics.process import has_jax_started, has_polars_started
-from stoker.basics.resources import usable_memory_bytes
+from stoker.basics.resources import usable_cores, usable_memory_bytes
 from stoker.basics.warn import warn
 from stoker.engine.work.failure import SENDING, Failure
 from stoker.engine.work.work import Work
@@ -153,7 +153,9 @@ def _why_impossible(answer: Any) -> str:
             continue
         if error.stage == SENDING:
             return f"it makes what cannot be sent from a process: {describe_error(error.__cause__)}"
-        if isinstance(error.__cause__, RuntimeError) and "CUDA" in str(error.__cause__):
+        is_forked = multiprocessing.get_start_method() == "fork"
+        cause = error.__cause__
+        if is_forked and isinstance(cause, RuntimeError) and "CUDA" in str(cause):
             return (
                 "it uses CUDA, which a forked process cannot use: have it use the CPU and end with "
                 ".to('cuda'), or call multiprocessing.set_start_method('forkserver') where the "
@@ -307,8 +309,9 @@ class FirstProcess:
         self._autotuner.processes = count
         self._autotuner.most_processes = count if self._grows and threads == count else 0
         if self._handing_fraction is not None and (free := self._ask_for_gil()) is not None:
-            trial = ProcessTrial(count, threads, free, self._handing_fraction)
-            self._autotuner.process_trial = trial
+            self._autotuner.process_trial = ProcessTrial(
+                count, threads, usable_cores(), free, self._handing_fraction
+            )
         slots, self._slots = self._slots, []
         try:
             slots += self._add(count - 1) if count > 1 else []

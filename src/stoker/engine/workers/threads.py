@@ -197,7 +197,10 @@ class WorkerPool:
 
     def begin(self) -> None:
         """Start the threads that take part from the beginning; the consumer calls this."""
-        self._began = threading.get_ident(), ThreadTimer()
+        if (
+            self.remote or self._first is not None
+        ):  # a timer costs some 20 us, more than a small epoch
+            self._began = threading.get_ident(), ThreadTimer()
         if self.active:
             self._start()
         if self.watch is not None:

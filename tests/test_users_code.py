@@ -108,7 +108,7 @@ def test_seeds_before_each_call_make_no_code_costly() -> None:
         def __getitem__(self, index: int) -> Any:
             return index, index % 10
 
-    p = stoker.from_dataset(Pairs()).batch(256)
+    p = stoker.from_dataset(Pairs()).batch(128)
     assert np.concatenate([numbers for numbers, _ in p]).tolist() == list(range(4096))
     assert p.stats().workers == 0
 

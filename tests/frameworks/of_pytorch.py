@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import os
 from collections.abc import Callable
@@ -112,17 +113,18 @@ def resume(kind: str) -> None:
 
 
 def grouped(cell: Callable[[str], None]) -> Callable[[str], None]:
-    """Run a cell in a process group, if there are several ranks."""
+    """Run a cell in a process group, if there are several ranks.
+
+    All cells of a process have the same: a rank that begins another one may reach the store of the
+    one before, which ends.
+    """
 
     @functools.wraps(cell)
     def run(kind: str) -> None:
-        if WORLD == 1:
-            return cell(kind)
-        torch.distributed.init_process_group("gloo")
-        try:
-            return cell(kind)
-        finally:
-            torch.distributed.destroy_process_group()
+        if WORLD > 1 and not torch.distributed.is_initialized():
+            torch.distributed.init_process_group("gloo")
+            atexit.register(torch.distributed.destroy_process_group)
+        return cell(kind)
 
     return run
 

@@ -251,8 +251,9 @@ class FirstProcess:
         rowwise = len(segment.operations) + (segment.source is not None)
         calls = sum(segment.calls_users[:rowwise])
         own_ns = _ROW_NS + calls * self._seeding_ns.get(depth, 0)
+        _, sampled_ns, wanted_ns, cpu_ns = spent[TIMED]
+        work_ns -= max(0, wanted_ns - cpu_ns)  # other programs had the processor
         self._measured.setdefault(cost, _Measured()).add(rows, work_ns, handing_ns, own_ns)
-        _, sampled_ns, wanted_ns, _ = spent[TIMED]
         self._wall_ns += sampled_ns
         self._wanted_ns += wanted_ns
 

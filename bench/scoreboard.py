@@ -14,7 +14,7 @@ import argparse
 import json
 from pathlib import Path
 
-from harness import RESULTS, stored_tables, table
+from harness import RESULTS, measured_scripts, stored_tables, table
 from paths import __file__ as paths_script
 from paths import evaluate
 
@@ -22,16 +22,14 @@ from paths import evaluate
 def missed() -> list[tuple[str, str, str]]:
     """Return the targets that the newest run of each benchmark missed."""
     found = []
-    for path in sorted(RESULTS.glob("*.json")):
-        if path.stem.endswith("_predicted"):
-            continue  # no rows: what an analysis said before
-        stored = json.loads(path.read_text(encoding="utf-8"))
+    for script in measured_scripts():
+        stored = json.loads((RESULTS / f"{script.stem}.json").read_text(encoding="utf-8"))
         for target in stored["targets"]:
             if not target["met"]:
                 sign = ">=" if target["at_least"] else "<="
                 found.append(
                     (
-                        f"{path.stem}: {target['what']}",
+                        f"{script.stem}: {target['what']}",
                         f"{target['value']:.3g}",
                         f"{sign} {target['limit']:g}",
                     )

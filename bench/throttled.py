@@ -6,13 +6,11 @@ those of version 2 are written by their documentation, and untested.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
 import shutil
 import subprocess
 import tempfile
-import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -20,10 +18,6 @@ from pathlib import Path
 
 _V1 = Path("/sys/fs/cgroup")
 _V2_MARK = Path("/sys/fs/cgroup/cgroup.controllers")
-_LIMIT = ("memory.limit_in_bytes", "memory.high")  # in version 1, in version 2
-_USAGE = ("memory.usage_in_bytes", "memory.current")
-_SLACK_BYTES = 48 << 20
-_FOLLOW_S = 0.02
 
 
 def why_not() -> str:
@@ -52,7 +46,6 @@ class Disk:
 
     def __init__(self, folder: Path, loop: str) -> None:
         self.folder = folder
-        self._loop = loop
         number = os.stat(loop).st_rdev
         self.device = f"{os.major(number)}:{os.minor(number)}"
         self.stat = f"/sys/dev/block/{self.device}/stat"
@@ -62,11 +55,6 @@ class Disk:
         subprocess.run(["mount", "-o", "remount,ro", self.folder], check=True)
         forget(self.folder)
 
-    def remount(self) -> None:
-        """Have the kernel forget all of it, names included; it cannot be written to any more."""
-        _run("umount", self.folder)
-        _run("mount", "-o", "noatime,ro", self._loop, self.folder)
-
 
 def forget(folder: Path) -> None:
     """Have the page cache forget the files of a folder."""
@@ -75,11 +63,6 @@ def forget(folder: Path) -> None:
             descriptor = os.open(path, os.O_RDONLY)
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
             os.close(descriptor)
-
-
-def reads(stat: str) -> int:
-    """Return how many reads of a device there were so far."""
-    return int(Path(stat).read_text().split()[0])
 
 
 def read_bytes(stat: str) -> int:
@@ -113,63 +96,10 @@ def disk(size_bytes: int) -> Iterator[Disk]:
 
 
 @contextmanager
-def limited(
-    memory_bytes: int, on: Disk, bytes_per_s: int, reads_per_s: int | None = None
-) -> Iterator[Sequence[str]]:
+def limited(memory_bytes: int, on: Disk, bytes_per_s: int) -> Iterator[Sequence[str]]:
     """Limit memory and reading speed; what is yielded goes in front of a command line."""
-    with _group(memory_bytes, on.device, bytes_per_s, reads_per_s) as folders:
+    with _group(memory_bytes, on.device, bytes_per_s) as folders:
         yield _joining(folders)
-
-
-@contextmanager
-def roomy(files_bytes: int, store_bytes: int, on: Disk, bytes_per_s: int) -> Iterator[Room]:
-    """Limit reading speed, and the memory that is left for files, whatever processes take.
-
-    The limit follows what the processes have for themselves; ``store_bytes`` of shared memory are
-    counted as files, not as theirs.
-    """
-    with _group(1 << 40, on.device, bytes_per_s) as folders:
-        memory, done = folders[0], threading.Event()
-        if not _V2_MARK.exists():  # who needs more waits, and is not killed
-            (memory / "memory.oom_control").write_text("1")
-        room = Room(_joining(folders))
-
-        def follow() -> None:
-            while not done.wait(_FOLLOW_S):
-                limit = room.note(memory, store_bytes) + files_bytes + _SLACK_BYTES
-                with contextlib.suppress(OSError):  # what cannot be given back at once
-                    (memory / _LIMIT[_V2_MARK.exists()]).write_text(str(limit))
-
-        thread = threading.Thread(target=follow)
-        thread.start()
-        try:
-            yield room
-        finally:
-            done.set()
-            thread.join()
-
-
-class Room:
-    """A group of processes that have so much memory for files.
-
-    Attributes:
-        before: goes in front of a command line.
-        most_bytes: what the processes had for themselves, at most.
-    """
-
-    def __init__(self, before: Sequence[str]) -> None:
-        self.before = before
-        self.most_bytes = 0
-
-    def note(self, memory: Path, store_bytes: int) -> int:
-        """Return what the processes have for themselves now."""
-        lines = (line.split() for line in (memory / "memory.stat").read_text().splitlines())
-        stat = {line[0]: int(line[1]) for line in lines}
-        used = int((memory / _USAGE[_V2_MARK.exists()]).read_text())
-        pages = stat["file" if _V2_MARK.exists() else "cache"]
-        own = used - pages + max(0, stat["shmem"] - store_bytes)
-        self.most_bytes = max(self.most_bytes, own)
-        return own
 
 
 def _joining(folders: Sequence[Path]) -> Sequence[str]:
@@ -178,15 +108,12 @@ def _joining(folders: Sequence[Path]) -> Sequence[str]:
 
 
 @contextmanager
-def _group(
-    memory_bytes: int, device: str, bytes_per_s: int, reads_per_s: int | None = None
-) -> Iterator[list[Path]]:
+def _group(memory_bytes: int, device: str, bytes_per_s: int) -> Iterator[list[Path]]:
     name = f"stoker-{secrets.token_hex(4)}"
     if _V2_MARK.exists():
         folders = {_V1 / name: {"memory.max": memory_bytes, "memory.swap.max": 0}}
         (_V1 / "cgroup.subtree_control").write_text("+memory +io")
-        reads = "" if reads_per_s is None else f" riops={reads_per_s}"
-        folders[_V1 / name]["io.max"] = f"{device} rbps={bytes_per_s}{reads}"  # type: ignore[assignment]
+        folders[_V1 / name]["io.max"] = f"{device} rbps={bytes_per_s}"  # type: ignore[assignment]
     else:
         folders = {
             _V1 / "memory" / name: {"memory.limit_in_bytes": memory_bytes},
@@ -194,9 +121,6 @@ def _group(
                 "blkio.throttle.read_bps_device": f"{device} {bytes_per_s}"  # type: ignore[dict-item]
             },
         }
-        if reads_per_s is not None:
-            reads_at = "blkio.throttle.read_iops_device"
-            folders[_V1 / "blkio" / name][reads_at] = f"{device} {reads_per_s}"  # type: ignore[assignment]
     made: list[Path] = []
     try:
         for folder, settings in folders.items():

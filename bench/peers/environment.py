@@ -17,11 +17,6 @@ HERE = Path(__file__).resolve().parent
 HOME = HERE.parent.parent / ".peers"
 
 
-def known() -> list[str]:
-    """Return the names of the peers of ``arrays.py``: a file and a list of requirements each."""
-    return sorted(path.stem for path in HERE.glob("*.txt") if path.with_suffix(".py").exists())
-
-
 def python(name: str) -> Path:
     """Return a peer's interpreter, there or not."""
     return HOME / name / "bin" / "python"

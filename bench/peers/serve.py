@@ -1,35 +1,18 @@
 """Times a peer in an environment of its own: orders on stdin, answers on stdout, JSON lines.
 
-``environment.Peer`` is the other end. Nothing but NumPy is needed here.
-
-``arrays.py`` starts ``python -P serve.py PEER.py ROWS BATCH WORKERS`` once (start-up is told
-apart), and asks for some seconds in every round. A peer's file has ``PACKAGE`` (whose version is
-told) and ``epochs(images, labels, batch, workers)``, which returns a function that starts an epoch:
-an iterable of (images, labels).
+``environment.Peer`` is the other end. Nothing but the standard library is needed here.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import sys
 import time
 from collections.abc import Callable, Iterable
-from importlib import metadata
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 Epochs = Callable[[], Iterable[Any]]
-
-
-def arrays(rows: int) -> tuple[Any, Any]:
-    """Return the same images ``uint8 [rows, 32, 32, 3]`` and labels ``int64 [rows]`` for all."""
-    generator = np.random.default_rng(0)
-    images = generator.integers(0, 256, (rows, 32, 32, 3), dtype=np.uint8)
-    return images, np.arange(rows, dtype=np.int64)
 
 
 def timed(epoch: Epochs, least_s: float = 0.0) -> dict[str, float]:
@@ -74,19 +57,6 @@ def steady_rates(samples: list[dict[str, float]]) -> list[float]:
     return [each["steady_examples"] / each["steady_s"] for each in samples]
 
 
-def check(epoch: Epochs, rows: int) -> None:
-    """See that every row comes once in an epoch, and that two epochs differ.
-
-    Labels are copied: a peer may use its arrays again.
-    """
-    orders = [np.concatenate([np.asarray(batch[1]).flatten() for batch in epoch()]) for _ in "ab"]
-    for order in orders:
-        if not np.array_equal(np.sort(order), np.arange(rows)):
-            raise AssertionError(f"an epoch of {len(order)} rows is not each of {rows} rows once")
-    if np.array_equal(orders[0], orders[1]):
-        raise AssertionError("two epochs came in one order: nothing is shuffled")
-
-
 def serve(about: dict[str, Any], epoch: Epochs) -> None:
     """Tell what is known, then time epochs for as many seconds as each line of input says."""
     out = os.fdopen(os.dup(1), "w")
@@ -98,21 +68,3 @@ def serve(about: dict[str, Any], epoch: Epochs) -> None:
         if order in ("", "end"):
             return
         answer = timed(epoch, float(order))
-
-
-def main() -> None:
-    path, rows, batch, workers = Path(sys.argv[1]), *map(int, sys.argv[2:5])
-    began = time.perf_counter()
-    spec = importlib.util.spec_from_file_location(f"peer_{path.stem}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    peer = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(peer)
-    epoch = peer.epochs(*arrays(rows), batch, workers)
-    check(epoch, rows)
-    about = {"start_s": time.perf_counter() - began, "version": metadata.version(peer.PACKAGE)}
-    serve(about, epoch)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,14 +1,14 @@
-"""Every benchmark runs: with --quick they find errors, never figures."""
+"""Every benchmark runs: with --quick they find errors, never figures. What is told is of rows."""
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
-
-pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 SHARED = ("harness.py", "throttled.py")
@@ -16,24 +16,44 @@ TIMEOUT_S = 500  # some ten seconds do where nothing else runs
 SCRIPTS = sorted(path for path in BENCH.glob("*.py") if path.name not in SHARED)
 
 
-def test_the_scripts_are_found() -> None:
-    assert len(SCRIPTS) >= 8
+def python(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *words], capture_output=True, text=True, timeout=TIMEOUT_S, cwd=BENCH
+    )
 
 
+@pytest.mark.full
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 def test_a_quick_run_finds_no_errors_and_leaves_no_file(script: Path) -> None:
     results = BENCH / "results" / f"{script.stem}.json"
     before = results.read_bytes() if results.exists() else None
-
-    done = subprocess.run(
-        [sys.executable, "-W", "error", script, "--quick"],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-    )
-
+    done = python("-W", "error", script.name, "--quick")
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     assert "no figures" in done.stdout
-    after = results.read_bytes() if results.exists() else None
-    assert after == before
+    assert (results.read_bytes() if results.exists() else None) == before
+
+
+@pytest.mark.full
+def test_every_docstring_has_the_tables_of_its_rows() -> None:
+    done = python("harness.py", "check")
+    assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
+
+
+def test_a_script_prints_the_tables_of_its_rows() -> None:
+    done = python("import_time.py", "--table")
+    assert done.returncode == 0, done.stderr
+    docstring = ast.get_docstring(ast.parse((BENCH / "import_time.py").read_text()))
+    assert docstring is not None
+    assert textwrap.indent(done.stdout, "    ") in docstring
+
+
+def test_all_rows_are_told_by_their_script_or_among_what_is_answered() -> None:
+    answered = (BENCH / "ANSWERED.md").read_text()
+    for rows in (BENCH / "results").glob("*.json"):
+        name = rows.stem.removesuffix("_predicted")
+        script = BENCH / f"{name}.py"
+        told = script.read_text() if script.exists() else answered
+        assert f"results/{name}.json" in told
+        assert script.exists() != (f"- **`{name}`**" in answered)

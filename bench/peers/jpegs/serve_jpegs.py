@@ -1,4 +1,4 @@
-"""Times a peer on a folder of JPEGs, as ``../serve.py`` does on arrays; ``images.py`` starts it.
+"""Times a peer on a folder of JPEGs; ``images.py`` starts it, and ``../serve.py`` answers.
 
 A peer's file has ``epochs(folder, variant, batch, workers)``, which returns a function that starts
 an epoch: an iterable of (images, labels), ``uint8 [batch, SIDE, SIDE, 3]``. The files are

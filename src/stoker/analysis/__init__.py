@@ -49,7 +49,8 @@ def watch(port: int | None = None) -> RunWatch:
     stall in the time so far, and percentiles of the waits for a batch. A run that becomes slow is
     told with its cause: storage, the page cache, memory, another process, a stopped worker. Each
     rank calls it; rank 0 tells the lines of each minute, each rank its last one and warnings. Costs
-    under 1 % (``bench/watch.py``). `stoker run --watch` does the same for an unedited script.
+    under 1 % (``bench/results/watch.json``). `stoker run --watch` does the same for an unedited
+    script.
 
     Example: ``stoker.watch(port=9464)``, before the loop.
 

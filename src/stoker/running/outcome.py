@@ -15,7 +15,7 @@ from stoker.running.plan import RunPlan
 
 # Fewer batches do not tell the speed of an epoch. Chosen, not measured.
 _FEWEST_BATCHES = 20
-# An epoch that is slower is tried against the script's own settings: bench/run_pace.py.
+# An epoch that is slower is tried against the script's own settings: bench/results/run_pace.json.
 _SLOWER = 0.95
 # Epochs of such a trial: with the change, without it, and with it again. On a busy machine two of
 # them leave a change that brings 1.1 times in 9 to 17 % of the runs, three in 3 % at most.

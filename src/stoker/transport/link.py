@@ -320,7 +320,8 @@ class _Contexts(NamedTuple):
 def _contexts(token: bytes, tls: Tls | None, host: str, *, server: bool) -> _Contexts:
     """Return the contexts for either mode of encryption. Raises TokenError."""
     if tls is None and not _is_loopback(host):
-        # Making the certificate takes 20 ms (bench/encryption.py): do it before a peer waits.
+        # Making the certificate takes 20 ms (bench/results/encryption.json): do it before a peer
+        # waits.
         token_context(token, server=server)
     return _Contexts(
         None if tls is None else tls.context(server=server),

@@ -16,8 +16,8 @@ from stoker.transport.link import Link, LinkError, join_address
 if TYPE_CHECKING:
     from stoker.transport.tls import Tls
 
-# How long a client may take to prove that it has the token. bench/encryption.py: connecting takes
-# at most 20 ms, on a busy machine too.
+# How long a client may take to prove that it has the token. bench/results/encryption.json:
+# connecting takes at most 20 ms, on a busy machine too.
 _AUTHENTICATE_S = 2.0
 # Connections at a time that have not proved it yet; a further one closes the oldest. Small beside
 # the usual limit of 1,024 descriptors.

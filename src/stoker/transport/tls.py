@@ -151,7 +151,7 @@ def rejection_reason(error: OSError) -> str | None:
 
 _FILE_NAMES = ("certificate.pem", "key.pem", "authority.pem")
 _RAY_VARIABLES = ("RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY", "RAY_TLS_CA_CERT")
-# Contexts that are kept: making a token's certificate takes 20 ms (bench/encryption.py).
+# Contexts that are kept: making a token's certificate takes 20 ms (bench/results/encryption.json).
 _MAX_CONTEXTS = 16
 
 

@@ -5,8 +5,8 @@ and only a process with the token can show it. TLS 1.3 encrypts traffic with key
 connection: even with the token, nobody can decrypt recorded traffic.
 
 Python's ssl module can use certificates but not make them. This module makes one with arithmetic on
-NIST's curve P-256, in about 20 ms (bench/encryption.py). The arithmetic does not resist timing
-attacks; it runs once per process, on a secret that peers never time.
+NIST's curve P-256, in about 20 ms (bench/results/encryption.json). The arithmetic does not resist
+timing attacks; it runs once per process, on a secret that peers never time.
 """
 
 from __future__ import annotations

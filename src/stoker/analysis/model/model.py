@@ -34,8 +34,8 @@ PLACES = ("batch", "after-augmentation", "before-augmentation")
 RECORDS = ("by offset", "in runs")
 """Orders of reading from shards: single examples, or neighbours together (a shuffle by blocks)."""
 FED = 0.05
-"""Stalls below this fraction of the time are not worth acting on. bench/analyze_split.py: the split
-is off by up to 0.037."""
+"""Stalls below this fraction of the time are not worth acting on: the split is off by up to 0.037
+(bench/results/analyze_split.json)."""
 NETWORK_MBPS = 1250.0
 """Network of a host in MB/s unless the user gives one: 10 Gbit/s, as hosts of clusters have at
 least."""

@@ -11,7 +11,8 @@ from stoker.basics.resources import format_seconds
 from stoker.cache.places.model import plan, plan_at
 
 # The fraction of a store with several places that is spared for what is estimated wrongly. With
-# none, 2 % of the recordings of bench/tiers.py found no room at 1.5 times the bytes of all files.
+# none, 2 % of the recordings found no room at 1.5 times the bytes of all files
+# (bench/results/tiers.json).
 SPARED = 1 / 16
 # A cache that chooses must promise so much less work than one that keeps what comes first, and
 # several places than one. Simulated, stores of 600 photographs or recordings that filled in a

@@ -25,8 +25,8 @@ from stoker.transport.tls import host_tls
 
 # An actor that is at work says so every second: ten words in a row do not get lost.
 SILENCE_S = 10.0
-# As many as requests that a process has: bench/gil.py, 0.985 of torch with two, 0.83 to 0.90 with
-# one.
+# As many as requests that a process has: bench/results/gil.json, 0.985 of torch with two, 0.83 to
+# 0.90 with one.
 CONNECTIONS_EACH = 2
 # A busy actor accepts a moment later; that is short beside a request.
 _RETRY_S = 0.05

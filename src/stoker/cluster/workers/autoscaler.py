@@ -23,7 +23,7 @@ _GROWTH = 2
 # Of the time: less says nothing of what the consumer could take.
 _OWN_FRACTION = 0.05
 # Of the rows in the same time: what counts as more. Smaller differences are noise
-# (bench/ray_workers.py, ranges).
+# (bench/results/ray_workers.json, ranges).
 _CLEARLY = 1.1
 # After actors have joined: they have yet to open files, and import.
 _SETTLING_SPANS = 1

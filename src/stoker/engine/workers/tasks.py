@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 SLOTS = 2
-"""Requests that a worker process may have at a time: bench/gil.py, 0.985 of torch with two, 0.83 to
-0.90 with one."""
+"""Requests that a worker process may have at a time: 0.985 of torch with two, 0.83 to 0.90
+with one (bench/results/gil.json)."""
 
 
 @dataclass(slots=True, eq=False, repr=False)

@@ -37,8 +37,8 @@ _PR_SET_PDEATHSIG = 1
 _EXAMPLES = 16
 # Training waits for the trial. Slow examples are read in a smaller number. Chosen, not measured.
 _ENOUGH_S, _LONGEST_S = 5.0, 30.0
-# Finding an example in a store, without its decoding: more than bench/dataset.py measured (7 us),
-# so that a cache which could make the loader slower is left out.
+# Finding an example in a store, without its decoding: more than was measured (7 us,
+# bench/results/dataset.json), so that a cache which could make the loader slower is left out.
 _LOOKUP_S = 5e-5
 
 

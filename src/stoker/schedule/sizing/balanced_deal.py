@@ -1,7 +1,7 @@
 """Equal work for ranks: each global batch stays as it is, and is dealt by what its rows cost.
 
 The longest first, each to the rank that has the least to do and still has room: equally many rows
-for all. bench/balance.py has what that gains over ranks that take turns.
+for all. bench/results/balance.json has what that gains over ranks that take turns.
 
 A rank's rows are in the order of their cost, the most expensive first. Pools of an echo draw the
 same rows on all ranks, and as these cost about the same everywhere, what they draw is balanced,

@@ -13,7 +13,7 @@ Fewer than ``world`` examples of an epoch are left out, and only where that is n
 
 A plan is a function of order, sizes, seed, epoch and world, on whole numbers. So all ranks make
 the same one, and nothing of it is in a state. Only where windows begin is kept in memory. It is
-made as an epoch begins, in about 0.2 us of processor time an example (bench/balance.py).
+made as an epoch begins, in about 0.2 us of processor time an example (bench/results/balance.json).
 """
 
 from __future__ import annotations

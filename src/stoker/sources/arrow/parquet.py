@@ -33,8 +33,8 @@ from stoker.sources.source import (
     Rows,
 )
 
-# Of usable memory. bench/records.py, row "disk: parquet": where row groups stay, later epochs are
-# 100 times as fast as the first.
+# Of usable memory. bench/results/records.json, row "disk: parquet": where row groups stay, later
+# epochs are 100 times as fast as the first.
 _KEPT_SHARE = 0.25
 # Of the columns that are read, uncompressed: up to here they are taken to stay in memory, and
 # ``.shuffle()`` shuffles all rows as one. The same on every host, as the order follows from it.

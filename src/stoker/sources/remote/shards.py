@@ -44,8 +44,8 @@ _SCATTERED = 4
 # randomness.
 _FEWEST = 2
 RUN_BYTES = 1 << 20
-"""Examples that begin in the same so many bytes of a shard are a run. bench/records.py, row
-"server: tar": 0.19 requests an example, 1.24 times as fast as files."""
+"""Examples that begin in the same so many bytes of a shard are a run. bench/results/records.json,
+row "server: tar": 0.19 requests an example, 1.24 times as fast as files."""
 KEPT_BYTES = 4 * WINDOW * RUN_BYTES
 """Of runs that are kept: those that a shuffle draws from, and those it drew from before. 64 MiB;
 a reader behind another still finds them."""

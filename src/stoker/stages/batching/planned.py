@@ -29,7 +29,7 @@ from stoker.stages.skip import RAISE
 from stoker.stages.stage import ChainView, EnginePlan, PoolSize, first_with
 
 # A window has at least so many places, or so many global batches' worth of them. With fewer, a
-# batch holds more padding, and more is carried on: bench/balance.py has what windows bring.
+# batch holds more padding, and more is carried on (bench/results/balance.json).
 _WINDOW_PLACES = 2_000
 _WINDOW_STEPS = 16
 # A window of the whole epoch would put the same examples together in every epoch. Chosen, not

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -13,30 +13,23 @@ from experiments.storage import Source
 from experiments.workloads import augment, augment_one
 from stoker.stages.echo import DEFAULT_MAX_FACTOR
 
-REPEATS = "repeats:"
-PLACES = ("none", "before", "after", "batch", "loader", "memory")
-
 
 @dataclass(frozen=True)
 class Arm:
     """One way of feeding the same training."""
 
     place: str
-    """Where the echo stands: one of `PLACES`. "none": no echo; "memory": no storage either;
-    "loader": around a loader."""
+    """Where the echo stands: "before" or "after" augmentation; "batch", of whole batches. "none":
+    no echo; "memory": no storage either."""
     factor: int | Literal["auto"] = 1
     """Uses of each fresh example; "auto": as the stall asks for."""
     slowness: float = 4.0
     """R that storage is set for: the time of a fresh batch over that of a training step."""
-    transform: str = ""
-    """Around a loader: what is done to each use of a batch, if anything; with `REPEATS` before it,
-    to all uses but the first."""
 
     @property
     def key(self) -> str:
         """A short name for files."""
-        place = f"{self.place}+{self.transform}" if self.transform else self.place
-        name = f"{place}-{self.factor}" if self.echoes else place
+        name = f"{self.place}-{self.factor}" if self.echoes else self.place
         return name if self.slowness == 4.0 else f"{name}-R{self.slowness:g}"
 
     @property
@@ -50,25 +43,8 @@ class Arm:
             "batch": "batch echoing",
             "before": "before augmentation",
             "after": "after augmentation",
-            "loader": f"echo(loader, {self._transform_label})"
-            if self.transform
-            else "echo(loader)",
         }[self.place]
         return f"{where}, auto" if self.follows else f"{where}, e = {self.factor}"
-
-    @property
-    def transform_name(self) -> str:
-        """What is done, without to which uses."""
-        return self.transform.removeprefix(REPEATS)
-
-    @property
-    def repeats_only(self) -> bool:
-        """Whether first uses are left as they are."""
-        return self.transform.startswith(REPEATS)
-
-    @property
-    def _transform_label(self) -> str:
-        return self.transform_name + " of repeats" * self.repeats_only
 
     @property
     def echoes(self) -> bool:
@@ -125,47 +101,6 @@ def full_arms() -> list[Arm]:
     ]
 
 
-Part = Callable[[stoker.Pipeline], stoker.Pipeline]
-"""Adds stages to a pipeline."""
-
-
-def echoed(
-    arm: Arm,
-    examples: stoker.Pipeline,
-    *,
-    augment: Part,
-    augment_batches: Part | None = None,
-    batch_size: int,
-    pool_batches: int,
-    replay: dict[str, Any] | None = None,
-) -> stoker.Pipeline:
-    """Add echo, augmentation and batching to prepared examples, in the arm's order.
-
-    Whole batches are augmented by `augment_batches`, if that is given. With `replay` an echo
-    repeats what it decided in a run on record.
-    """
-
-    def echo(p: stoker.Pipeline, items: int) -> stoker.Pipeline:
-        if replay is not None:
-            return p.echo("auto", replay=replay)
-        most = arm.most_uses if arm.follows else None
-        return p.echo(arm.factor, max_factor=most, pool=items)
-
-    p = examples
-    if arm.place == "before":
-        p = echo(p, pool_batches * batch_size)
-    if arm.place == "after":
-        p = echo(augment(p), pool_batches * batch_size)
-    elif augment_batches is None:
-        p = augment(p)
-    p = p.batch(batch_size, drop_last=True)
-    if arm.place != "after" and augment_batches is not None:
-        p = augment_batches(p)
-    if arm.place == "batch":
-        p = echo(p, pool_batches)
-    return p
-
-
 def pipeline_of(
     arm: Arm,
     source: Source,
@@ -176,17 +111,22 @@ def pipeline_of(
     seed: int,
 ) -> stoker.Pipeline:
     """Build the arm's pipeline: batches (uint8 [n, height, width, 3], int64 [n])."""
+    pool = max(1, pool_examples // batch_size)  # batches
+
+    def echo(p: stoker.Pipeline, items: int) -> stoker.Pipeline:
+        most = arm.most_uses if arm.follows else None
+        return p.echo(arm.factor, max_factor=most, pool=items)
+
     p = source(seed).shuffle()
     if arm.place != "memory":
         p = p.map(images.decode, on="image")
-    return echoed(
-        arm,
-        p,
-        augment=lambda p: p.random_map(augment_one, on="image"),
-        augment_batches=lambda p: p.random_map(augment, on="image"),
-        batch_size=batch_size,
-        pool_batches=max(1, pool_examples // batch_size),
-    )
+    if arm.place == "before":
+        p = echo(p, pool * batch_size)
+    if arm.place == "after":
+        p = echo(p.random_map(augment_one, on="image"), pool * batch_size)
+        return p.batch(batch_size, drop_last=True)
+    p = p.batch(batch_size, drop_last=True).random_map(augment, on="image")
+    return echo(p, pool) if arm.place == "batch" else p
 
 
 def epoch_after_epoch(pipeline: stoker.Pipeline) -> Generator[Any, None, None]:

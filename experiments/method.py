@@ -1,4 +1,4 @@
-"""The arithmetic that all comparisons share: intervals, pairs, misses, crossings, R.
+"""The arithmetic that all comparisons share: intervals, pairs, misses, R.
 
 Nothing is left out: a run that misses the target counts as a miss, and as the worst value wherever
 a median is taken.
@@ -76,37 +76,3 @@ def median_or_miss(values: Sequence[float | None]) -> float | None:
 def ratio_of(waited_fraction: float) -> float:
     """Return R of a run without echoing, by the share of its time that it waited for data."""
     return 1 / (1 - waited_fraction)
-
-
-def smoothed(values: Sequence[float], width: int = 3) -> list[float]:
-    """Return the mean of each value with those before it, `width` in all; fewer at the beginning.
-
-    Nothing that comes later has a part in a value, so that no target is reached before its time.
-    """
-    return [statistics.fmean(values[max(0, i + 1 - width) : i + 1]) for i in range(len(values))]
-
-
-def crossing(at: Sequence[float], values: Sequence[float], target: float) -> float | None:
-    """Return where falling `values`, at ascending places, first come down to `target`.
-
-    Between two places the line between their values counts. None if they never do.
-    """
-    for i, value in enumerate(values):
-        if value > target:
-            continue
-        if i == 0:
-            return at[0]
-        share = (values[i - 1] - target) / (values[i - 1] - value)
-        return at[i - 1] + share * (at[i] - at[i - 1])
-    return None
-
-
-def value_at(place: float, at: Sequence[float], values: Sequence[float]) -> float:
-    """Return what lies on the line through `values` at ascending places; outside, the end's."""
-    if place <= at[0]:
-        return values[0]
-    for i in range(1, len(at)):
-        if place <= at[i]:
-            share = (place - at[i - 1]) / (at[i] - at[i - 1])
-            return values[i - 1] + share * (values[i] - values[i - 1])
-    return values[-1]

@@ -71,14 +71,3 @@ class Settings:
     """Training steps timed to calibrate, after a third as many to warm up."""
     drain_batches: int = 12
     """Fresh batches timed to calibrate, after a third as many to warm up."""
-
-
-SMALL = Settings(
-    digits=DigitSpec(),
-    seeds=3,
-    learning_rate=0.003,
-    budget_fresh=3_072,
-    target_accuracy=0.90,
-    grid=((1_536, 128), (4_096, 256), (1 << 40, 2_048)),
-)
-"""The task of benchmarks, the same on every machine: 90 % takes some 90 steps without echoing."""

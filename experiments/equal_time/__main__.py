@@ -10,18 +10,24 @@ from typing import Annotated, Any
 
 import typer
 
-from experiments.equal_time import data, plan, queue, rows
+from experiments.equal_time import data, page, plan, queue, rows
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 @app.command()
 def pack(
-    source: Annotated[Path, typer.Argument(help="The folder of data that the suite reads.")],
+    source: Annotated[Path, typer.Argument(help="A folder of data, as `data.pack` has it.")],
     to: Annotated[Path, typer.Argument(help="Where the packed files go, 40 MiB.")],
 ) -> None:
     """Pack the data into a few small files, to be carried to another machine."""
     data.pack(source, to)
+
+
+@app.command("page")
+def write_pages() -> None:
+    """Write the tables and sentences of README and docs, of the stored rows."""
+    page.write()
 
 
 @app.command()

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import lzma
+import tarfile
+from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-from experiments.suite.workload import Variant
 
 PACKED = ("fashion", "cifar", "words", "digits", "friedman")
 _SUFFIX = ".npz.xz"
@@ -20,12 +21,20 @@ _CIFAR_TEST = 5_000
 _DIGITS_TRAIN, _DIGITS_VALIDATION = 1_024, 300
 _FRIEDMAN_TRAIN, _FRIEDMAN_TEST = 16_384, 10_000
 _DECODED_AT_ONCE = 2_000
+_VOCABULARY, _WINDOW = 1_024, 32
 
 Arrays = dict[str, Any]
 
 
 def pack(folder: Path, packed: Path) -> None:
-    """Write the packed files, of the data folder that the suite reads."""
+    """Write the packed files, of a folder with these.
+
+    - `fashion-mnist`: the four `.gz` files of https://github.com/zalandoresearch/fashion-mnist;
+    - `cifar10-jpg.tar.xz`: images of https://www.cs.toronto.edu/~kriz/cifar.html as JPEG files,
+      `train/CLASS/NUMBER.jpg` and `test/CLASS/NUMBER.jpg`;
+    - `wikitext-2`: the texts of https://huggingface.co/datasets/Salesforce/wikitext,
+      `train.block-shuffled.txt`, whose articles are in any order, and `test.txt`.
+    """
     packed.mkdir(parents=True, exist_ok=True)
     makers = {"fashion": _fashion, "cifar": _cifar, "words": _words}
     for name in PACKED:
@@ -119,20 +128,35 @@ def _parts(x: Any, y: Any, train: int, validation: int) -> Arrays:
 
 
 def _fashion(folder: Path) -> Arrays:
-    from experiments.suite.workloads.fashion import _read
+    def read(split: str) -> tuple[Any, Any]:
+        """Return images uint8 [n, 28, 28] and labels int64 [n]."""
+        of = folder / "fashion-mnist" / split
+        with gzip.open(f"{of}-images-idx3-ubyte.gz") as file:
+            images = np.frombuffer(file.read(), np.uint8, offset=16).reshape(-1, 28, 28)
+        with gzip.open(f"{of}-labels-idx1-ubyte.gz") as file:
+            return images, np.frombuffer(file.read(), np.uint8, offset=8).astype(np.int64)
 
-    (train, labels), (test, test_labels) = (
-        _read(folder / "fashion-mnist", split) for split in ("train", "t10k")
-    )
+    (train, labels), (test, test_labels) = read("train"), read("t10k")
     x = np.concatenate([train[:_FASHION_TRAIN], test])[:, None]
     y = np.concatenate([labels[:_FASHION_TRAIN], test_labels])
     return _parts(x, y, _FASHION_TRAIN - _VALIDATION, _VALIDATION)
 
 
 def _cifar(folder: Path) -> Arrays:
-    from experiments.suite.workloads.cifar import _read
-
-    train, test = _read(folder)
+    parted: dict[str, list[tuple[bytes, int]]] = {"train": [], "test": []}
+    classes: dict[str, int] = {}
+    with tarfile.open(folder / "cifar10-jpg.tar.xz") as tar:
+        found_files = {
+            member.name.removeprefix("./"): file.read()
+            for member in tar
+            if (file := tar.extractfile(member)) is not None
+        }
+    for name in sorted(found_files):
+        if name.endswith(".jpg"):
+            split, kind, _ = name.split("/")
+            label = classes.setdefault(kind, len(classes))
+            parted[split].append((found_files[name], label))
+    train, test = parted["train"], parted["test"]
     order = np.random.default_rng(0).permutation(len(train)).tolist()
     some = np.random.default_rng(1).permutation(len(test))[:_CIFAR_TEST].tolist()
     parts = {
@@ -150,11 +174,18 @@ def _cifar(folder: Path) -> Arrays:
 
 
 def _words(folder: Path) -> Arrays:
-    from experiments.suite.workloads.words import Words
-
-    made = Words(Variant(), None)
-    train, test = made.symbols(folder)
-    length = 2 * made.window
+    """Number the most frequent words from 1; all others are 0."""
+    split = [
+        (folder / "wikitext-2" / name).read_text(encoding="utf-8").replace("\n", " <eos> ").split()
+        for name in ("train.block-shuffled.txt", "test.txt")
+    ]
+    frequent = Counter(split[0]).most_common(_VOCABULARY - 1)
+    numbers = {word: number for number, (word, _) in enumerate(frequent, start=1)}
+    train, test = (
+        np.fromiter((numbers.get(word, 0) for word in words), np.int16, len(words))
+        for words in split
+    )
+    length = 2 * _WINDOW
 
     def pieces(text: Any) -> Any:
         return text[: len(text) // length * length].reshape(-1, length)

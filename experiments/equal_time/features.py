@@ -9,9 +9,9 @@ import torch
 
 from experiments.equal_time import stacks
 from experiments.equal_time.tasks import Cifar, Part
-from experiments.suite.training import schedule
+from experiments.equal_time.training import rate_at
 
-_RATE = 0.05
+_RATE, _WARM_UP = 0.05, 0.05
 _KNOWN = 5
 
 
@@ -35,7 +35,7 @@ def write_features(folder: Path, device: str, steps: int) -> None:
         loss = task.losses(weights, task.batch("train", items, dice), normals, True).loss.mean()
         (gradient,) = torch.autograd.grad(loss, weights)
         weights = weights.detach()
-        rate = torch.full((1, 1), _RATE * schedule((step + 1) / steps), device=device)
+        rate = torch.full((1, 1), _RATE * rate_at((step + 1) / steps, _WARM_UP), device=device)
         optimizer.step(weights, gradient, rate)
     of = stacks.named(task.shapes, weights)
     parts: tuple[Part, ...] = ("train", "validation", "test")

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from experiments.equal_time.schedules import NONE, EchoArm
 from experiments.equal_time.tasks import Task, task_of
-from experiments.suite.plan import TUNING_SEED, WARM_UPS, Settings
 
 SEEDS = 5
 TUNING_SEEDS = 2
+TUNING_SEED = 1_000
+"""Settings are chosen on seeds from here on, results come from seeds from 0 on."""
+WARM_UPS = (0.05, 0.2)
+"""Shares of the fresh examples over which the rate rises."""
+
+
+class Settings(NamedTuple):
+    """What is chosen for each arm."""
+
+    learning_rate: float
+    warm_up: float
+
 
 WIDE = (
     EchoArm("before", 8, (8,)),

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from experiments.equal_time.plan import Cell
-from experiments.suite.rows import RESULTS
 
+RESULTS = Path(__file__).resolve().parents[1] / "results"
 ROWS = RESULTS / "equal_time.jsonl"
 
 

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-import stoker
-from experiments.arms import Arm
-from experiments.suite.exact_clock import ExactClock
-from experiments.suite.workload import Recipe, Variant
+from experiments.equal_time.clock import ExactClock, order
 
 DICE_SIDES = 1 << 30
-# As the suite has it: 16 batches, or a tenth of little data.
-_POOL_BATCHES = 16
+# A pool has 16 batches, or a tenth of little data.
+_POOL_BATCHES, _LEAST_BATCHES = 16, 4
 _POOL_SHARE = 0.1
 
 
@@ -121,10 +117,17 @@ def schedule_of(
 
 def _by_clock(arm: EchoArm, cap: int, examples: int, batch_size: int, seed: int) -> Iterator[_Step]:
     """Yield the steps without end, epoch after epoch."""
-    place = "none" if cap == 1 else arm.place
-    told = Arm(place, 1 if cap == 1 else "auto", arm.ratio or 1.0)
-    clock = ExactClock(_stream(examples, batch_size, cap), told, seed, max_factor=cap)
-    holds_batches = place not in ("before", "after")
+    holds_batches = arm.place not in ("before", "after") or cap == 1
+    share = int(examples // batch_size * _POOL_SHARE)
+    clock = ExactClock(
+        examples,
+        batch_size,
+        ratio=arm.ratio or 1.0,
+        max_factor=cap,
+        pool_batches=max(_LEAST_BATCHES, cap, min(_POOL_BATCHES, share)),
+        of_examples=not holds_batches,
+        seed=seed,
+    )
     each = batch_size if holds_batches else 1
     length = examples // batch_size if holds_batches else examples
     within = np.arange(each)
@@ -134,7 +137,7 @@ def _by_clock(arm: EchoArm, cap: int, examples: int, batch_size: int, seed: int)
         found = np.empty(len(numbers), np.int64)
         for at in np.unique(epochs).tolist():
             chosen = epochs == at
-            found[chosen] = _order(examples, seed, at)[places[chosen]]
+            found[chosen] = order(examples, seed, at)[places[chosen]]
         yield _Step(found, np.repeat(step.uses, each), numbers, step.fresh, clock.supply.now)
 
 
@@ -144,7 +147,7 @@ def _parts(
     """Yield the steps of parts of one epoch, each with a cap and an empty pool of its own."""
     if fresh_batches * batch_size > examples:
         raise ValueError("several caps need a training of one epoch at most")
-    order = _order(examples, seed, 0)
+    items = order(examples, seed, 0)
     starts = [fresh_batches * n // len(arm.caps) * batch_size for n in range(len(arm.caps))]
     began = 0.0
     for cap, start, end in zip(arm.caps, starts, [*starts[1:], examples], strict=True):
@@ -154,7 +157,7 @@ def _parts(
                 break
             numbers = step.instances + start
             spent, ended = spent + step.fresh, step.ended
-            yield _Step(order[numbers], step.uses, numbers, step.fresh, began + ended)
+            yield _Step(items[numbers], step.uses, numbers, step.fresh, began + ended)
             if spent >= end - start:
                 break
         began += ended
@@ -170,34 +173,7 @@ def _together(arm: EchoArm, examples: int, batch_size: int, seed: int) -> Iterat
     while True:
         instances = np.repeat(np.arange(taken, taken + few), cap)
         items = [
-            int(_order(examples, seed, n // examples)[n % examples]) for n in instances.tolist()
+            int(order(examples, seed, n // examples)[n % examples]) for n in instances.tolist()
         ]
         taken, number = taken + few, number + 1
         yield _Step(np.array(items), uses, instances, few, number + arm.ratio - 1)
-
-
-def _stream(examples: int, batch_size: int, cap: int) -> Any:
-    """Return what the exact clock asks of a workload."""
-    share = int(examples // batch_size * _POOL_SHARE)
-    pool = max(2, cap, min(_POOL_BATCHES, share))
-    recipe = Recipe(batch_size, budget_fresh=0, learning_rates=(), step_s=1.0)
-    return _Stream(recipe, Variant(pool_batches=pool), range(examples))
-
-
-class _Stream(NamedTuple):
-    recipe: Recipe
-    variant: Variant
-    train: range
-
-
-@lru_cache(maxsize=256)
-def _shuffled(examples: int, seed: int) -> stoker.Pipeline:
-    return stoker.from_dataset(range(examples), seed=seed).shuffle()
-
-
-@lru_cache(maxsize=256)
-def _order(examples: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    """Return the examples of an epoch, by number, as stoker's shuffle gives them."""
-    pipeline = _shuffled(examples, seed)
-    pipeline.set_epoch(epoch)
-    return np.asarray(list(pipeline), np.int64)

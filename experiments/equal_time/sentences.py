@@ -1,12 +1,13 @@
 """What the documentation says of trainings for equal time: sentences made of their rows.
 
-Each function returns the text of a block `<!-- said: NAME -->` (`experiments.suite.sentences`).
+Each of `SAID` returns the text of a block `<!-- said: NAME -->`: a list of bullets, or a sentence
+within one.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from experiments.equal_time import plan
 from experiments.equal_time.rows import is_known
@@ -169,7 +170,7 @@ def copies(rows: Sequence[Row]) -> list[str]:
     ]
 
 
-def missing(rows: Sequence[Row]) -> str:
+def missing(rows: Sequence[Row]) -> list[str]:
     """Say which cells were not run."""
     cells = plan.cells()
     absent = [cell for cell in cells if not is_known(cell, list(rows))]
@@ -184,39 +185,24 @@ def missing(rows: Sequence[Row]) -> str:
             for kind, of in kinds.items()
         )
         lines.append(f"{TITLES[task]}: {'; '.join(listed)}")
-    return (
+    return [
         f"{len(cells) - len(absent)} of {len(cells)} planned cells were run; the time on the "
         f"machine was over before the others. Missing, with their fresh batches: "
         f"{'. '.join(lines)}."
-    )
+    ]
 
 
-def readme(rows: Sequence[Row]) -> str:
+def readme(rows: Sequence[Row]) -> list[str]:
     """Say in one sentence whether echoing lasts."""
     found = [pair for pair in _of("lasting", rows) if pair.echoed.row["ratio"] == 4]
     lower = sum(pair.outcome == "helped" for pair in found)
     tasks = list(dict.fromkeys(pair.echoed.row["task"] for pair in found))
-    return (
+    return [
         f"**Trained for the same time** there, to the end of a schedule of its own, the echoed job "
         f"ended with a lower loss in {lower} of {len(found)} comparisons ({_names(tasks)}); "
         f"where it is known, training without echoing had to be {_span(_known(found, 4, rows))} "
         "times as long to end as well. ([Evidence](docs/evidence.md#does-it-last).)"
-    )
-
-
-def small(rows: Sequence[Row]) -> str:
-    """Say on which tables copies of little data did no harm."""
-    found = _bare(rows)
-    sizes = [pair.echoed.row["examples"] for pair in found]
-    kinds: dict[str, list[str]] = {"harm": [], "level": []}
-    for task in dict.fromkeys(pair.echoed.row["task"] for pair in found):
-        of = [pair.outcome for pair in found if pair.echoed.row["task"] == task]
-        kinds["harm" if "harm" in of else "level"].append(task)
-    return (
-        f"At equal time, with {min(sizes):,} to {max(sizes):,} examples, the loss rose on "
-        f"{_names(kinds['harm'])}, and did not on {_names(kinds['level'])}: compare before you "
-        "echo."
-    )
+    ]
 
 
 def _of(table: str, rows: Sequence[Row]) -> list[Pair]:
@@ -330,3 +316,15 @@ def _kind(cell: plan.Cell) -> str:
             "caps": cell.arm.caps,
         }
     )
+
+
+SAID: dict[str, Callable[[Sequence[Row]], list[str] | str]] = {
+    "readme": readme,
+    "lasting": lasting,
+    "caps": caps,
+    "max factor": max_factor,
+    "passes": passes,
+    "shapes": shapes,
+    "copies": copies,
+    "missing": missing,
+}

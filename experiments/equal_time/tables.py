@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from experiments.equal_time.plan import TUNING_SEED
 from experiments.equal_time.rows import best_setting, read_rows
 from experiments.method import Interval
-from experiments.suite.plan import TUNING_SEED
 
 Cells = tuple[list[str], list[list[str]]]
 Row = dict[str, Any]

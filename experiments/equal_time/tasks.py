@@ -195,7 +195,7 @@ class Images(Task):
 
 
 class Fashion(Images):
-    """Fashion-MNIST, as the suite has it: two convolutions."""
+    """Fashion-MNIST: two convolutions."""
 
     name = "fashion"
     rates = (0.0125, 0.025, 0.05, 0.1, 0.2)
@@ -204,7 +204,7 @@ class Fashion(Images):
 
 
 class Cifar(Images):
-    """CIFAR-10, as the suite has it: three convolutions."""
+    """CIFAR-10: three convolutions."""
 
     name = "cifar"
     rates: ClassVar[tuple[float, ...]] = (0.025, 0.05, 0.1, 0.2)
@@ -324,7 +324,7 @@ class Features(Table):
 
 
 class Words(Task):
-    """Words of wikitext-2, as the suite has them: one layer of a transformer, AdamW."""
+    """Words of wikitext-2: one layer of a transformer, AdamW."""
 
     name = "words"
     metric = "share of next words guessed"

@@ -11,12 +11,10 @@ import numpy as np
 import torch
 
 from experiments.equal_time import stacks
-from experiments.equal_time.plan import Cell
+from experiments.equal_time.plan import TUNING_SEED, Cell, Settings
 from experiments.equal_time.rows import best_setting, joined
 from experiments.equal_time.schedules import Schedule, schedule_of
 from experiments.equal_time.tasks import Task
-from experiments.suite.plan import TUNING_SEED, Settings
-from experiments.suite.training import schedule as rate_at
 
 BINS = 10
 """Parts of a training in which losses are kept by use."""
@@ -116,6 +114,14 @@ def train(
     found["waits"] = [round(each.waits, 3) for each in schedules]
     found["took_s"] = round(time.monotonic() - began, 2)
     return found
+
+
+def rate_at(progress: float, warm_up: float) -> float:
+    """Return the learning rate as a share of its peak, after this share of the fresh examples.
+
+    Warm-up, then half a cosine down to 0: by fresh examples, so that no echo changes it.
+    """
+    return min(1.0, progress / warm_up) * (1 + math.cos(math.pi * progress)) / 2
 
 
 def _look(task: Task, began: float, step: int, steps: int, deadline: float) -> None:

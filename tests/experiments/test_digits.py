@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import stoker
 from experiments import digits
 from experiments.digits import DigitSpec, compose, split_digits, write_digits
 
@@ -35,12 +34,6 @@ def test_the_same_specification_gives_the_same_images() -> None:
         np.testing.assert_array_equal(image, image_again)
 
 
-def test_another_seed_gives_other_images() -> None:
-    other, _ = next(compose(DigitSpec(train=1, test=0, seed=1), "train"))
-    one, _ = next(compose(DigitSpec(train=1, test=0), "train"))
-    assert not np.array_equal(one, other)
-
-
 def test_training_and_test_digits_are_disjoint() -> None:
     labels = handwritten()
     train, test = split_digits(labels, seed=0)
@@ -64,22 +57,6 @@ def test_images_use_only_digits_of_their_own_split(monkeypatch: pytest.MonkeyPat
     assert [len(bank) for bank in seen] == [len(train), len(test)]
 
 
-def test_files_hold_the_composed_pixels_and_are_used_again(tmp_path: Path) -> None:
-    told: list[tuple[int, int]] = []
-    folder = write_digits(SMALL, tmp_path, lambda done, total: told.append((done, total)))
-    assert told[-1] == (90, 90)
-    copy = np.load(folder / "train.npy")
-    for number, (pixels, label) in enumerate(compose(SMALL, "train")):
-        path = folder / "train" / str(label) / f"{number:05d}.png"
-        decoded = stoker.images.decode(path.read_bytes())
-        np.testing.assert_array_equal(decoded[..., 0], pixels)
-        np.testing.assert_array_equal(copy[number], pixels)
-
-    told.clear()
-    assert write_digits(SMALL, tmp_path, lambda done, total: told.append((done, total))) == folder
-    assert told == []
-
-
 def test_an_interruption_leaves_nothing(tmp_path: Path) -> None:
     def stop(done: int, total: int) -> None:
         raise KeyboardInterrupt
@@ -96,8 +73,3 @@ def test_a_folder_without_its_stamp_is_not_trusted(tmp_path: Path) -> None:
     folder = write_digits(SMALL, tmp_path)
     assert not (folder / "rubbish").exists()
     assert len(list((folder / "train").rglob("*.png"))) == 60
-
-
-def test_an_unknown_split_is_refused() -> None:
-    with pytest.raises(ValueError, match="validation"):
-        next(compose(SMALL, "validation"))

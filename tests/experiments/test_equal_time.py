@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 import stoker
-from experiments.arms import Arm, epoch_after_epoch
-from experiments.equal_time import data, plan, queue, rows, sentences, stacks, tables, tasks
+from experiments.arms import epoch_after_epoch
+from experiments.equal_time import data, page, plan, rows, sentences, stacks, tables, tasks
+from experiments.equal_time.clock import ExactClock
 from experiments.equal_time.features import write_features
+from experiments.equal_time.plan import Settings
 from experiments.equal_time.schedules import NONE, EchoArm, schedule_of
-from experiments.equal_time.training import OutOfTimeError, train
-from experiments.suite import evidence
-from experiments.suite.exact_clock import ExactClock
-from experiments.suite.plan import Settings
-from experiments.suite.workload import Variant
-from experiments.suite.workloads import class_of
+from experiments.equal_time.training import train
+from stoker.schedule.echo_record import Decisions, EchoRecord, encode
+from stoker.schedule.pools.adaptive import pack
+from stoker.stages.echo import DEFAULT_MIN_DISTANCE
+from strategies import few
 
 BATCH = 32
 
@@ -43,15 +44,8 @@ BATCH = 32
 )
 def test_a_schedule_is_the_stream_of_the_pipeline(arm: EchoArm) -> None:
     """Over three epochs, in which examples stay in the pool, step by step."""
-    examples, seed, cap = 205, 3, max(arm.caps, default=2)
-    made = class_of("fashion")(Variant(pool_batches=cap), None)
-    made.train = [(np.full((1, 1), number), 0) for number in range(examples)]
-    made.recipe = replace(made.recipe, step_s=1.0)
+    examples, seed, cap = 205, 3, max(arm.caps, default=1)
     found = schedule_of(arm, examples, BATCH, 3 * examples // BATCH, seed)
-    told = Arm(arm.place, "auto" if arm.caps else 1, arm.ratio or 1.0)
-    clock = ExactClock(made, told, seed, max_factor=cap)
-    for _ in zip(found.items, clock.steps(), strict=False):
-        pass
 
     def pipeline(**echo: Any) -> stoker.Pipeline:
         p = stoker.from_dataset(range(examples), seed=seed).shuffle()
@@ -60,15 +54,62 @@ def test_a_schedule_is_the_stream_of_the_pipeline(arm: EchoArm) -> None:
         p = p.batch(BATCH, drop_last=True)
         return p.echo("auto", **echo) if arm.place == "batch" else p
 
-    record = clock.record()
-    if record is not None:
-        pool = cap if arm.place == "batch" else cap * BATCH
-        record["pipeline"] = pipeline(pool=pool, max_factor=cap).record()["pipeline"]
-    fed = pipeline(replay=record) if record is not None else pipeline()
+    if arm == NONE:
+        fed = pipeline()
+    else:
+        group = 1 if arm.place == "batch" else BATCH
+        clock = ExactClock(
+            examples,
+            BATCH,
+            ratio=arm.ratio,
+            max_factor=cap,
+            pool_batches=cap,
+            of_examples=arm.place != "batch",
+            seed=seed,
+        )
+        for _ in zip(found.items, clock.steps(), strict=False):
+            pass
+        epochs = {
+            epoch: Decisions(epoch, 0, codes, None if carried is None else pack(carried))
+            for epoch, codes in clock.codes.items()
+            for carried in [clock.carried[epoch]]
+        }
+        empty = pipeline(pool=cap * group, max_factor=cap).record()
+        echo = EchoRecord(cap, DEFAULT_MIN_DISTANCE, cap * group, group, epochs)
+        fed = pipeline(replay=encode(empty["seed"], empty["pipeline"], {0: echo}))
     with closing(epoch_after_epoch(fed)) as batches:
         for step, items in enumerate(found.items):
             assert sorted(np.asarray(next(batches)).tolist()) == sorted(items.tolist()), step
     assert fed.clock.fresh_examples == found.fresh
+
+
+@given(
+    place=st.sampled_from(["before", "batch"]),
+    cap=st.sampled_from([1, 2, 4, 8]),
+    ratio=st.sampled_from([0.5, 1.0, 1.7, 2.0, 4.0, 9.0]),
+    seed=st.integers(0, 99),
+)
+@few(20)
+def test_no_example_is_used_before_the_exact_clock_has_it(
+    place: str, cap: int, ratio: float, seed: int
+) -> None:
+    clock = ExactClock(
+        640,
+        BATCH,
+        ratio=ratio,
+        max_factor=cap,
+        pool_batches=max(4, cap),
+        of_examples=place == "before" and cap > 1,
+        seed=seed,
+    )
+    fresh, ended = 0, 0.0
+    for step in islice(clock.steps(), 60):
+        fresh += step.fresh
+        assert clock.supply.now >= ended + 1
+        ended = clock.supply.now
+        assert ended >= fresh / BATCH * ratio + 1 - 1e-9
+        if cap == 1 and ratio >= 1:
+            assert ended == pytest.approx(fresh / BATCH * ratio + 1)
 
 
 @pytest.mark.parametrize(
@@ -204,19 +245,6 @@ def test_adam_is_that_of_torch() -> None:
 
 
 @pytest.mark.full
-def test_images_are_cut_and_mirrored_as_the_dice_say(folder: Path) -> None:
-    task = tasks.Fashion(folder, "cpu", None, True)
-    items = torch.zeros(51, dtype=torch.int64)
-    plain, _ = task.batch("train", items, None)
-    drawn, _ = task.batch("train", items, torch.arange(51))
-    # 2 down of 0 to 4, 2 across of 0 to 4, not mirrored: where it was.
-    torch.testing.assert_close(drawn[:, 12], plain[:, 12])
-    torch.testing.assert_close(drawn[:, 37], plain[:, 37].flip(-1))
-    assert not torch.equal(drawn[:, 11], plain[:, 11])
-    torch.testing.assert_close(drawn[:, 13, :-1], plain[:, 13, 1:])
-
-
-@pytest.mark.full
 @pytest.mark.parametrize("task", tasks.TASKS, ids=lambda task: task.name)
 def test_every_task_learns(folder: Path, task: type[tasks.Task]) -> None:
     """With a rate, and not without."""
@@ -251,52 +279,6 @@ def test_trainings_of_a_stack_are_what_each_is_alone(folder: Path, task: type[ta
                 atol=2e-4,
                 err_msg=part,
             )
-
-
-@pytest.mark.full
-def test_a_training_that_cannot_end_in_time_is_given_up(folder: Path) -> None:
-    made = tasks.Digits(folder, "cpu", 64, True)
-    schedules = [schedule_of(NONE, 64, BATCH, 60, 0)]
-    with pytest.raises(OutOfTimeError):
-        train(made, [0], schedules, [Settings(0.1, 0.2)], deadline=time.monotonic())
-
-
-@pytest.mark.full
-def test_a_queue_carries_out_cells_and_stops(folder: Path) -> None:
-    cells = plan.shortened([plan.Cell("digits", 8), plan.Cell("digits", 8, plan.WIDE[0])])
-    found: list[dict[str, Any]] = []
-    said: list[str] = []
-    seeds = plan.seeds_of(2, 1)
-    queue.carry_out(cells, seeds, folder, "cpu", 1, math.inf, found.append, said.append)
-    assert (len(found), said) == (2, [])
-    assert all(rows.is_known(cell, found) for cell in cells)
-    for each in found:
-        chosen = tables.chosen(each)
-        assert list(chosen.losses) == [0, 1]
-        trained = [[loss is not None for loss in losses] for losses in each["test"]]
-        assert trained == [[place == chosen.place for place in range(2)]] * 2 + [[True] * 2]
-    queue.carry_out(cells, seeds, folder, "cpu", 1, time.monotonic(), found.append, said.append)
-    assert len(found) == 2
-
-
-def test_rows_are_kept_and_the_last_of_a_cell_counts(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    assert rows.read_rows(path) == []
-    cell = plan.Cell("digits", 8)
-    for took_s in (1.0, 2.0):
-        rows.append(path, rows.row_of(cell, [0], {"took_s": took_s}))
-    (row,) = rows.read_rows(path)
-    assert row["took_s"] == 2.0
-    assert rows.is_known(cell, [row])
-    assert not rows.is_known(plan.Cell("digits", 16), [row])
-
-
-def test_each_cell_is_planned_once_and_has_its_baseline() -> None:
-    cells = plan.cells()
-    assert len(set(cells)) == len(cells)
-    bare = {(c.task, c.examples, c.augments, c.fresh_batches) for c in cells if c.arm == NONE}
-    for cell in cells:
-        assert (cell.task, cell.examples, cell.augments, cell.fresh_batches) in bare
 
 
 def row(
@@ -347,15 +329,6 @@ def test_arms_are_held_to_training_without_echoing_pair_by_pair() -> None:
     told = {name: counts for name, *counts in tables.cells("copies", found)[1]}
     assert told["0.2 or more"] == ["2", "0", "0"]
     assert told["0.6 or more"] == ["0", "0", "1"]
-    with pytest.raises(LookupError):
-        tables.cells("tea", found)
-
-
-def test_as_long_is_read_between_lengths() -> None:
-    found = [(100, 0.8), (200, 0.6), (400, 0.5)]
-    assert tables.as_long(0.6, found) == pytest.approx(200)
-    assert tables.as_long(0.55, found) == pytest.approx(200 * 2**0.5)
-    assert tables.as_long(0.4, found) is None
 
 
 def test_sentences_follow_the_rows() -> None:
@@ -368,7 +341,7 @@ def test_sentences_follow_the_rows() -> None:
     assert "higher in 1" in sentences.lasting([*better, row(200, echo, [0.9] * 5)])[0]
     at_8 = [row(100, EchoArm("before", 8, (cap,)), [1 / cap] * 5) for cap in (4, 8)]
     assert "-0.125 [-0.125, -0.125]" in sentences.caps([*lengths, *at_8])[0]
-    assert f"1 of {len(plan.cells())} planned" in sentences.missing([row(150, NONE, [0.5] * 5)])
+    assert f"1 of {len(plan.cells())} planned" in sentences.missing([row(150, NONE, [0.5] * 5)])[0]
 
 
 def test_an_arm_that_took_longer_is_no_pair() -> None:
@@ -377,14 +350,7 @@ def test_an_arm_that_took_longer_is_no_pair() -> None:
         tables.pairs([row(100, NONE, [0.6] * 5), late])
 
 
-def test_a_block_of_the_page_has_its_table() -> None:
-    page = "<!-- equal time: copies -->\nold\n<!-- end -->\n"
-    assert "lost by the fourth use" in evidence.with_tables(page)
-
-
-def test_tables_are_of_the_stored_rows() -> None:
-    """Whatever was run: every table can be made, and every line has its place in it."""
-    stored = rows.read_rows()
-    for name in (*tables.TABLES, "copies"):
-        head, lines = tables.cells(name, stored)
-        assert all(len(line) == len(head) for line in lines)
+def test_pages_have_the_tables_and_sentences_of_their_rows() -> None:
+    for each in page.PAGES:
+        text = each.read_text(encoding="utf-8")
+        assert page.told(text) == text, "python -m experiments.equal_time page writes them"

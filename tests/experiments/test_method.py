@@ -1,67 +1,20 @@
-"""The arithmetic that comparisons share."""
+"""The arithmetic that comparisons share, and what may be claimed of it."""
 
 from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.method import (
-    Interval,
-    Ratios,
-    crossing,
-    median_or_miss,
-    ratio_of,
-    smoothed,
-    value_at,
-)
+from experiments.arms import Arm
+from experiments.method import Interval, Ratios, median_or_miss, ratio_of
+from experiments.report import conclusion, summaries
+from experiments.runs import Evaluation, RunRecord
 
-losses = st.lists(st.floats(0.01, 10), min_size=1, max_size=30)
 needs = st.one_of(st.none(), st.floats(0.1, 100))
-
-
-def test_a_crossing_lies_on_the_line_between_two_points() -> None:
-    assert crossing([10, 20, 30], [3.0, 2.0, 1.0], 1.5) == 25
-    assert crossing([10, 20, 30], [3.0, 1.0, 2.0], 2.0) == 15, "the first, though it goes up again"
-    assert crossing([10, 20, 30], [3.0, 2.0, 1.0], 3.5) == 10
-    assert crossing([10, 20, 30], [3.0, 2.0, 1.0], 0.5) is None
-
-
-@given(losses, st.floats(0.01, 10))
-def test_nothing_before_a_crossing_reaches_the_target(values: list[float], target: float) -> None:
-    at = [10.0 * i for i in range(len(values))]
-    found = crossing(at, values, target)
-    if found is None:
-        assert min(values) > target
-    else:
-        assert all(v > target for place, v in zip(at, values, strict=True) if place < found - 1e-6)
-        assert value_at(found, at, values) <= target + 1e-6
-
-
-@given(losses, st.floats(0.01, 10), st.floats(0.01, 5))
-def test_a_lower_target_is_crossed_no_earlier(
-    values: list[float], target: float, less: float
-) -> None:
-    at = [10.0 * i for i in range(len(values))]
-    found, later = crossing(at, values, target), crossing(at, values, target - less)
-    assert later is None or (found is not None and found <= later)
-
-
-@given(losses)
-def test_smoothing_keeps_length_and_range_and_constants(values: list[float]) -> None:
-    found = smoothed(values)
-    assert len(found) == len(values)
-    assert min(values) - 1e-9 <= min(found) <= max(found) <= max(values) + 1e-9
-    assert smoothed([2.0] * len(values)) == [2.0] * len(values)
-
-
-def test_smoothing_does_not_look_ahead() -> None:
-    assert smoothed([5.0, 4.0, 3.0, 2.0, 1.0]) == [5.0, 4.5, 4.0, 3.0, 2.0]
-    values = [1.0, 2.0, 6.0, 1.0]
-    for seen in range(1, 5):
-        assert smoothed(values[:seen]) == smoothed(values)[:seen]
 
 
 @given(st.lists(st.tuples(needs, st.floats(100, 200), needs), min_size=1, max_size=9))
@@ -100,7 +53,41 @@ def test_an_interval_has_the_median_within(samples: list[float]) -> None:
     assert math.isclose(Interval.of(samples[:1]).confidence, 0.0)
 
 
-@given(st.floats(0, 50))
-def test_values_between_points_lie_on_the_line(place: float) -> None:
-    found = value_at(place, [10.0, 20.0, 40.0], [1.0, 2.0, 4.0])
-    assert found == pytest.approx(min(4.0, max(1.0, place / 10)))
+def test_an_interval_holds_the_median_as_often_as_it_says() -> None:
+    rng = np.random.default_rng(0)
+    found = [Interval.of(rng.lognormal(size=5).tolist()) for _ in range(4000)]
+    held = sum(around.low <= 1.0 <= around.high for around in found) / len(found)
+    assert held == pytest.approx(found[0].confidence, abs=0.02)
+
+
+def run(arm: Arm, seed: int, *rows: tuple[int, float, float]) -> RunRecord:
+    """A run of (grid point, seconds, accuracy), the batches 10 examples, half the time waited."""
+    return RunRecord(
+        arm,
+        seed,
+        [
+            Evaluation(fresh, fresh + 1, fresh, fresh // 10, seconds, seconds / 2, accuracy)
+            for fresh, seconds, accuracy in rows
+        ],
+    )
+
+
+def claim(*speedups: float) -> str:
+    """What the demo says of such speed-ups of its two arms, 0 being a miss, by seed."""
+    runs = [
+        run(Arm("none"), seed, (100, 1.0, 0.5), (200, 4.0, 0.9)) for seed in range(len(speedups))
+    ]
+    runs += [
+        run(Arm("before", "auto"), seed, (100, 4.0 / (x or 1.0), 0.9 if x else 0.1))
+        for seed, x in enumerate(speedups)
+    ]
+    return conclusion(summaries(runs, 0.9), 0.9)
+
+
+def test_a_gain_is_claimed_only_if_the_interval_allows_it() -> None:
+    assert "2.0 times as fast (1.60 to 2.50 with 94% confidence" in claim(2.0, 1.6, 2.5, 2.0, 2.2)
+    assert "no gain is shown" in claim(2.0, 0.95, 2.5, 2.0, 2.2)
+    assert "no gain is shown" in claim(2.0, 0.0, 2.5, 2.0, 2.2)
+    assert "slower, 0.80 times the speed" in claim(0.8, 0.7, 0.9, 0.8, 0.95)
+    assert "4 seeds are too few for a claim" in claim(2.0, 1.6, 2.5, 2.2)
+    assert "missed 90.0% in 2 of 3 runs" in claim(0.0, 2.0, 0.0)

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import http.client
 import os
-import re
 import signal
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import quote, unquote_to_bytes
+from urllib.parse import quote
 
 import pytest
 
 from experiments.server import Fault, Server, serving
-from scripts import Watch, children, script
+from scripts import Watch, script
 
 
 @pytest.fixture
@@ -76,64 +75,10 @@ def test_files_are_served_on_one_connection(server: Server) -> None:
         assert client.port == port
 
 
-def test_head_tells_the_length_and_sends_nothing(server: Server) -> None:
-    with Client(server) as client:
-        answer = client.ask("/cat/a.jpg", "HEAD")
-        assert (answer.status, answer.headers["Content-Length"]) == (200, "500")
-        assert answer.read() == b""
-        assert client.get("/cat/a.jpg")[0] == 200
-    assert server.stats().sent_bytes == 500
-
-
-def test_other_methods_are_refused(server: Server) -> None:
-    with Client(server) as client:
-        answer = client.ask("/cat/a.jpg", "DELETE")
-        assert answer.status == 501
-
-
-def test_a_connection_is_closed_when_asked(server: Server) -> None:
-    with Client(server) as client:
-        client._connection.request("GET", "/cat/a.jpg", headers={"Connection": "close"})
-        answer = client._connection.getresponse()
-        assert answer.read() == b"a cat" * 100
-        assert client._connection.sock is None or client._connection.sock.recv(1) == b""
-
-
 def test_nothing_outside_the_folder_is_served(server: Server, folder: Path) -> None:
     (folder.parent / "secret").write_bytes(b"secret")
     for path in ("/../secret", "/%2e%2e/secret", "/cat/../../secret", "//../secret", "/\0"):
         assert get(server, quote(path, safe="/%"))[0] == 404
-
-
-def test_index_pages_link_to_everything_by_quoted_names(server: Server, folder: Path) -> None:
-    names = [b"a b", b"#?&%41%", b"<i>'\"", b"new\nline", "日本".encode(), b"caf\xe9", b"a:b"]
-    for name in names:
-        (folder / os.fsdecode(name)).write_bytes(name)
-    status, page = get(server, "/")
-    assert status == 200
-    hrefs = re.findall(rb'<a href="([^"]*)">', page)
-    assert sorted(map(unquote_to_bytes, hrefs)) == sorted([b"../", b"cat/", *names])
-    for name in names:
-        assert get(server, "/" + quote(name)) == (200, name)
-
-
-def test_a_folder_without_its_slash_is_redirected(server: Server, folder: Path) -> None:
-    (folder / "a class").mkdir()
-    with Client(server) as client:
-        answer = client.ask("/a%20class")
-        answer.read()
-        assert (answer.status, answer.headers["Location"]) == (301, "/a%20class/")
-        assert client.get("/a%20class/")[0] == 200
-
-
-def test_an_index_file_takes_the_place_of_the_page(server: Server, folder: Path) -> None:
-    (folder / "index.html").write_bytes(b"<p>welcome")
-    assert get(server, "/") == (200, b"<p>welcome")
-
-
-def test_no_such_folder(tmp_path: Path) -> None:
-    with pytest.raises(NotADirectoryError), serving(tmp_path / "nowhere"):
-        pass
 
 
 # -- limits
@@ -190,18 +135,6 @@ def test_no_time_passes_while_it_is_stopped(folder: Path) -> None:
 # -- faults
 
 
-def test_a_status_for_the_first_requests_of_each_path(server: Server) -> None:
-    server.set_faults(Fault(503, first=2))
-    with Client(server) as client:
-        assert [client.get("/cat/a.jpg")[0] for _ in range(4)] == [503, 503, 200, 200]
-        assert client.get("/cat/b.jpg")[0] == 503
-
-
-def test_a_fault_of_one_path(server: Server) -> None:
-    server.set_faults(Fault(429, path="cat/a.jpg"))
-    assert [get(server, f"/cat/{name}.jpg")[0] for name in "ab"] == [429, 200]
-
-
 def test_faults_at_random_repeat(server: Server) -> None:
     def statuses() -> list[int]:
         server.set_faults(Fault(404, rate=0.5))
@@ -213,36 +146,11 @@ def test_faults_at_random_repeat(server: Server) -> None:
     assert statuses() == found
 
 
-def test_a_reset(server: Server) -> None:
-    server.set_faults(Fault("reset", first=1))
-    with Client(server) as client, pytest.raises(ConnectionResetError):
-        client.get("/cat/a.jpg")
-    assert get(server, "/cat/a.jpg")[0] == 200
-
-
 def test_a_truncated_body(server: Server) -> None:
     server.set_faults(Fault("truncate"))
     with Client(server) as client, pytest.raises(http.client.IncompleteRead) as caught:
         client.get("/cat/a.jpg")
     assert len(caught.value.partial) == 250
-
-
-def test_a_stall(server: Server) -> None:
-    server.set_faults(Fault("stall", first=1))
-    with Client(server) as client:
-        answer = client.ask("/cat/a.jpg")
-        assert len(answer.read(250)) == 250
-        client._connection.sock.settimeout(0.3)
-        with pytest.raises(TimeoutError):
-            answer.read(1)
-    assert get(server, "/cat/a.jpg")[0] == 200
-
-
-def test_setting_faults_begins_to_count_anew(server: Server) -> None:
-    get(server, "/cat/a.jpg")
-    assert server.stats().requests == 1
-    server.set_faults()
-    assert server.stats().requests == 0
 
 
 # -- its life
@@ -260,13 +168,6 @@ def test_it_dies_and_returns_at_the_same_place(server: Server) -> None:
     assert server.url == url
     assert get(server, "/cat/a.jpg")[0] == 200
     assert get(server, "/cat/b.jpg")[0] == 503
-
-
-def test_it_ends_with_the_block(folder: Path) -> None:
-    with serving(folder) as server, Client(server) as client:
-        client.get("/")
-        (process,) = children()
-    assert not process.is_running()
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])

@@ -1,8 +1,8 @@
 """The worth of echoing: time to target in the tasks of docs/evidence.md, by R.
 
 A repeated example brings less progress than a fresh one. An analysis of a job's speed cannot know
-how much less, so it quotes the results of other tasks. The experiments write ``echo_prices.json``
-(``experiments/run evidence``).
+how much less, so it quotes the results of other tasks: ``echo_prices.json`` is of the rows in
+``experiments/results``.
 """
 
 from __future__ import annotations

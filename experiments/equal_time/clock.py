@@ -12,8 +12,8 @@ epoch are not produced.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -36,37 +36,32 @@ class Supply:
     """Makes chunks of items one after another; a stream as far as a policy asks.
 
     Attributes:
-        cost: the time of a chunk, asked for when it is begun.
+        cost: the time of a chunk.
         chunk: items in it.
         room: items that may be ready or in the making.
-        items: how many there are in all, up to the end of the epoch.
-        endless: whether later epochs' items are made, too.
+        items: how many there are in all, up to the end of the epoch. More than these are made.
         now: the time of who asks; waiting moves it.
     """
 
-    cost: Callable[[], float]
+    cost: float
     chunk: int
     room: int
-    items: int
+    items: int = 0
     now: float = 0.0
     made: int = 0
     taken: int = 0
-    endless: bool = False
     _due: float | None = None
     _free_at: float = 0.0
-    is_full: bool = field(init=False, default=False)
-
-    def __post_init__(self) -> None:
-        self._free_at = self.now
+    is_full: bool = False
 
     def advance(self) -> None:
         """Make what is made by now."""
         while True:
             if self._due is None:
                 self.is_full = self.made - self.taken + self.chunk > self.room
-                if self.is_full or (self.made >= self.items and not self.endless):
+                if self.is_full:
                     return
-                self._due = self._free_at + self.cost()
+                self._due = self._free_at + self.cost
             if self._due > self.now:
                 return
             self.made += self.chunk
@@ -137,8 +132,8 @@ class ExactClock:
         self._items = examples if of_examples else examples // batch_size
         self._size = pool_batches * self._group
         chunk = max(1, self._group // _CHUNKS)
-        cost = ratio * chunk / self._group
-        self.supply = Supply(lambda: cost, chunk, WINDOW_BATCHES * self._group, 0, endless=True)
+        room = WINDOW_BATCHES * self._group
+        self.supply = Supply(ratio * chunk / self._group, chunk, room)
         self.epoch = 0
         """That of the latest step."""
         self.codes: dict[int, bytes] = {}

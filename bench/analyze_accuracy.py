@@ -96,8 +96,8 @@ from typing import Any
 
 import numpy as np
 import throttled
-from gil import jpegs
 from harness import RESULTS, Report, parser, report
+from inputs import jpegs
 
 from stoker.analysis.model.model import Change, Prediction, predict
 from stoker.analysis.model.report import read_report, to_measured

@@ -101,8 +101,8 @@ from typing import Any
 import numpy as np
 import psutil
 import torch
-from gil import jpegs
 from harness import Ratio, Report, parser, report
+from inputs import jpegs
 from PIL import Image
 from torch.nn.functional import cross_entropy
 

@@ -69,8 +69,8 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
-from gil import jpegs
 from harness import Ratio, Report, parser, report
+from inputs import jpegs
 from peers import environment, racing
 
 from images import BATCH, Task, cifar, colour, compiled, encoded, limit, resized, written

@@ -44,8 +44,8 @@ import tempfile
 from pathlib import Path
 from statistics import median
 
-from gil import jpegs
 from harness import Ratio, Report, parser, report
+from inputs import jpegs
 from peers import racing
 
 from images import BATCH, Task, arms_of, colour, written

@@ -103,8 +103,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from gil import jpegs
 from harness import Ratio, Report, parser, report
+from inputs import jpegs
 from peers import environment, racing
 from peers.serve import steady_rates, whole_rates
 from PIL import Image

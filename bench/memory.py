@@ -60,7 +60,7 @@ def _flipped(image: Any, rng: np.random.Generator) -> Any:
 
 def pipeline(kind: str, workers: str, examples: int) -> Any:
     """Build one of the configurations."""
-    from gil import made_jpegs
+    from inputs import made_jpegs
 
     files = list(made_jpegs(32, (SIDE, SIDE)))
     made: Any = stoker.from_dataset(files * (examples // len(files)), seed=0).shuffle()
@@ -105,7 +105,7 @@ def _upstream_bytes(train: Any, batch_bytes: int) -> int:
 
 
 def _tiny() -> bytes:
-    from gil import made_jpegs
+    from inputs import made_jpegs
 
     return next(made_jpegs(1, (8, 8)))
 

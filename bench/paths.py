@@ -99,8 +99,8 @@ from typing import Any
 
 import lmdb
 import numpy as np
-from gil import jpegs
 from harness import Ratio, Report, interleaved, parser, report
+from inputs import jpegs
 from PIL import Image
 from torch.utils.data import DataLoader
 

@@ -114,8 +114,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from gil import jpegs
 from harness import Ratio, Report, parser, report
+from inputs import jpegs
 from peers import environment
 
 from stoker.feed.feeder.memory_budget import BATCHES

@@ -42,8 +42,8 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from gil import made_jpegs
 from harness import Ratio, Report, interleaved, parser, report
+from inputs import made_jpegs
 
 import stoker
 

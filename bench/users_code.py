@@ -149,8 +149,8 @@ from typing import Any
 import numpy as np
 import psutil
 import torch
-from gil import iterations_for, jpegs, spin
 from harness import Ratio, Report, parser, report
+from inputs import iterations_for, jpegs, spin
 from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch.utils.data import DataLoader

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
-SHARED = ("harness.py", "throttled.py")
+SHARED = ("harness.py", "inputs.py", "throttled.py")
 TIMEOUT_S = 500  # some ten seconds do where nothing else runs
 SCRIPTS = sorted(path for path in BENCH.glob("*.py") if path.name not in SHARED)
 

@@ -144,7 +144,7 @@ def test_without_a_budget_or_in_a_thread_it_is_an_error(
     train = numbers().map(stuck.on_example, on_error=budget).batch(4)
     train = train.workers(2, kind=kind, timeout_s=TIMEOUT_S)
     batches: list[Any] = []
-    told = pytest.warns(UserWarning, match=r"example 7 \(/numbers/7.txt\) has been in on_example")
+    told = pytest.warns(UserWarning, match=r"example 7 \(/numbers/7.txt\) has been in map")
     with told, pytest.raises(stoker.StageError) as raised:
         batches.extend(batch.tolist() for batch in train)
     assert (raised.value.index, raised.value.path) == (STUCK, "/numbers/7.txt")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from stoker.basics import plugins
-from stoker.basics.resources import format_bytes, format_seconds, parse_bytes, parse_seconds
+from stoker.basics.resources import format_bytes, format_seconds, parse_bytes
 from stoker.basics.validate import is_number, is_whole_number
 from stoker.basics.warn import warn
 from stoker.engine.plan.plan import Plan
@@ -97,8 +97,7 @@ class Workers:
         grows: whether the pool may have more workers that sleep: the user named no number.
         persistent: whether worker processes stay for later epochs.
         ahead: how far workers may be ahead of the consumer; None for no limit but the window.
-        patience_ns: how long a stage may work on one example before it counts as stuck; None: as
-            long as it wants.
+        timeout_ns: how long a stage may work on one example; None: as long as it wants.
     """
 
     count: int | Literal["auto"]
@@ -107,7 +106,7 @@ class Workers:
     insecure: bool = False
     grows: bool = False
     ahead: Ahead | None = None
-    patience_ns: int | None = None
+    timeout_ns: int | None = None
     persistent: bool = False
 
     @classmethod
@@ -118,7 +117,7 @@ class Workers:
         *,
         persistent: Any,
         ahead: Any,
-        patience: Any,
+        timeout_s: Any,
         ray_options: Any,
         insecure: Any,
     ) -> Workers:
@@ -140,9 +139,9 @@ class Workers:
             raise ValueError("insecure=True is for kind='ray'")
         if persistent and kind not in (None, "process"):
             raise ValueError("persistent=True is for worker processes: leave kind= out")
-        patience_ns = _patience_ns(patience)
-        if patience_ns is not None and kind not in _LOCAL:
-            raise ValueError("patience= is for threads and processes, not for actors")
+        timeout_ns = _timeout_ns(timeout_s)
+        if timeout_ns is not None and kind not in _LOCAL:
+            raise ValueError("timeout_s= is for threads and processes, not for actors")
         if isinstance(n, str) and n == "auto":
             if kind in _LOCAL:
                 raise ValueError(
@@ -153,15 +152,15 @@ class Workers:
             raise TypeError(f"a number of workers is a whole number, not {n!r}")
         if n < (1 if kind == "process" or kind not in _LOCAL else 0):
             raise ValueError(f"{kind} workers cannot be {n} in number")
-        if patience_ns is not None and not n:
-            raise ValueError("patience= needs workers: nobody can end what the loop itself does")
+        if timeout_ns is not None and not n:
+            raise ValueError("timeout_s= needs workers: nothing can end what the loop itself does")
         return cls(
             int(n),
             kind,
             dict(ray_options or {}),
             bool(insecure),
             ahead=Ahead.of(ahead),
-            patience_ns=patience_ns,
+            timeout_ns=timeout_ns,
             persistent=bool(persistent),
         )
 
@@ -176,24 +175,20 @@ class Workers:
         text = f"{self.count} {kind}workers" if self.count else "no workers"
         if self.ahead is not None:
             text += f", {self.ahead} ahead at most"
-        if self.patience_ns is not None:
-            text += f", patience {format_seconds(self.patience_ns / 1e9)}"
+        if self.timeout_ns is not None:
+            text += f", timeout {format_seconds(self.timeout_ns / 1e9)}"
         return text
 
 
-def _patience_ns(patience: Any) -> int | None:
-    """Check ``.workers(patience=)``."""
-    if patience is None:
+def _timeout_ns(timeout_s: Any) -> int | None:
+    """Check ``.workers(timeout_s=)``."""
+    if timeout_s is None:
         return None
-    if isinstance(patience, str):
-        seconds = parse_seconds(patience)
-    elif is_number(patience):
-        seconds = float(patience)
-    else:
-        raise TypeError(f"patience= is a time such as '30s', or seconds, not {patience!r}")
-    if not 0 < seconds < math.inf:
-        raise ValueError(f"patience= must be more than nothing, not {patience!r}")
-    return max(1, int(seconds * 1e9))
+    if not is_number(timeout_s):
+        raise TypeError(f"timeout_s= is a number of seconds, not {timeout_s!r}")
+    if not 0 < timeout_s < math.inf:
+        raise ValueError(f"timeout_s= must be more than 0 seconds, not {timeout_s!r}")
+    return max(1, int(timeout_s * 1e9))
 
 
 class KeptWorkers:
@@ -240,8 +235,8 @@ def make_pool(
         kept: the workers that earlier epochs have left.
     """
     pool = _made_pool(workers, plan, host, autotuner, kept)
-    if workers.patience_ns is not None and workers.count:
-        pool.watch_over(workers.patience_ns)
+    if workers.timeout_ns is not None and workers.count:
+        pool.watch_over(workers.timeout_ns)
     return pool
 
 
@@ -271,7 +266,7 @@ def _made_pool(
         kept.tell_of_cost,
         is_asked=workers.kind == "process",
         grows=workers.grows,
-        watched=workers.patience_ns is not None,
+        watched=workers.timeout_ns is not None,
     )
 
 

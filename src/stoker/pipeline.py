@@ -579,7 +579,7 @@ class Pipeline(DataLoaderApi, Generic[T]):
 
     def workers(
         self,
-        n: int | str,
+        n: int,
         *,
         kind: str | None = None,
         persistent: bool = False,
@@ -598,8 +598,7 @@ class Pipeline(DataLoaderApi, Generic[T]):
         else in worker processes. What you declare with ``stoker.thread_safe`` runs in threads.
 
         Args:
-            n: an upper bound, 0 for none. With ``kind="process"`` the number; for actors also
-                ``"auto"``.
+            n: an upper bound, 0 for none. Of processes and actors, the number.
             kind: ``"thread"``: all code runs in threads, which is your word that they may call it
                 at once. ``"process"``: all code runs in processes. ``"ray"``: in actors of the Ray
                 cluster, placed by ``ray_options`` (default ``{"num_cpus": 1}``).

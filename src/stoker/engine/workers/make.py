@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from stoker.basics import plugins
 from stoker.basics.resources import format_bytes, format_seconds, parse_bytes
@@ -89,7 +89,7 @@ class Workers:
     """The number and kind of workers: ``.workers(n, kind)``.
 
     Attributes:
-        count: the number of workers, of threads the most; "auto": as many as the consumer needs.
+        count: the number of workers, of threads the most.
         kind: "thread", "process", or a registered kind, such as "ray"; None: threads for what is
             stoker's own or declared thread-safe, processes for the user's Python code.
         ray_options: the options of Ray for each actor.
@@ -100,7 +100,7 @@ class Workers:
         timeout_ns: how long a stage may work on one example; None: as long as it wants.
     """
 
-    count: int | Literal["auto"]
+    count: int
     kind: str | None = None
     ray_options: Mapping[str, Any] = field(default_factory=dict)
     insecure: bool = False
@@ -142,12 +142,6 @@ class Workers:
         timeout_ns = _timeout_ns(timeout_s)
         if timeout_ns is not None and kind not in _LOCAL:
             raise ValueError("timeout_s= is for threads and processes, not for actors")
-        if isinstance(n, str) and n == "auto":
-            if kind in _LOCAL:
-                raise ValueError(
-                    "'auto' is for kind='ray': of threads, as many as are faster take part anyway"
-                )
-            return cls("auto", kind, dict(ray_options or {}), bool(insecure), ahead=Ahead.of(ahead))
         if not is_whole_number(n):
             raise TypeError(f"a number of workers is a whole number, not {n!r}")
         if n < (1 if kind == "process" or kind not in _LOCAL else 0):
@@ -169,8 +163,6 @@ class Workers:
         return bool(segment.users_code) if self.kind is None else self.kind != "thread"
 
     def __str__(self) -> str:
-        if self.count == "auto":
-            return "as many Ray actors as keep the consumer fed"
         kind = "" if self.kind is None else f"{self.kind} "
         text = f"{self.count} {kind}workers" if self.count else "no workers"
         if self.ahead is not None:
@@ -249,7 +241,6 @@ def _made_pool(
     if workers.kind not in _LOCAL:
         assert workers.kind is not None
         return _registered(workers.kind).make_pool(workers, plan, host, autotuner, kept)
-    assert workers.count != "auto"
     if not any(workers.sends(work.segment) for work in host):
         return WorkerPool(workers.count, depths, autotuner, grows=workers.grows)
     # These take their time to import.

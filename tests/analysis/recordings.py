@@ -79,7 +79,7 @@ def recorded(job: Parts) -> Trace:
         "changes": None,
     }
     rank = RankTrace(1, 0, {"loaders": [about]}, slot=0)
-    rank.described = {"examples": EXAMPLES, "prefetch": 2, "ordered": True, "cuda": False}
+    rank.described = {"examples": EXAMPLES, "prefetch": 2, "cuda": False}
     rank.rows = _rows(BATCH_SIZE / job.rate, job.wait, 0.0, TRAINS)
     rank.replayed = _rows(BATCH_SIZE / job.G, 0.0, job.step_cpu_s, TRAINS | REPLAYED)
     for count, rate in job.P.items():

@@ -20,7 +20,6 @@ from stoker.analysis.model.report import (
     Report,
     Split,
     StackFrame,
-    Wait,
     to_measured,
 )
 from stoker.analysis.reports.verdict import write_verdict
@@ -32,17 +31,6 @@ IMAGE_BYTES = 114_000.0
 def about(value: float, spread: float = 0.03) -> Rate:
     """Return a rate with an interval of so much around it."""
     return Rate(value, value * (1 - spread), value * (1 + spread))
-
-
-def timeline(count: int, workers: int, every_s: float, slow_s: float) -> list[Wait]:
-    """Return the first batches of a loader, whose workers are slow by turns."""
-    waits, at_s = [], 0.0
-    for number in range(count):
-        wait_s = slow_s * (1 + number % 3) if number % max(1, workers) == 0 else slow_s / 50
-        worker = number % workers if workers else -1
-        waits.append(Wait(at_s, wait_s, worker))
-        at_s += every_s + wait_s
-    return waits
 
 
 def job(
@@ -133,12 +121,7 @@ def job(
         if now.bound != "compute"
         else [],
         notes=["The first 5 batches were left out: workers were starting."],
-        as_it_is=AsItIs(
-            rate=about(now.rate),
-            wait_fraction=1 - now.compute,
-            startup_s=1.8,
-            waits=timeline(120, workers, 256 / G, max(0.002, 256 / now.rate - 256 / G)),
-        ),
+        as_it_is=AsItIs(about(now.rate), wait_fraction=1 - now.compute, startup_s=1.8),
         ranks=[
             Rank(rank, rates, split, 1 - now.compute, 0.02 * rank)
             for rank in range(ranks if ranks > 1 else 0)

@@ -159,7 +159,6 @@ class PipelineJob:
             "cuda": _has_device(),
             "examples": examples,
             "prefetch": 2,
-            "ordered": False,
         }
 
     def drain(

@@ -10,8 +10,6 @@ in real jobs, and are measured:
 - even with all data in memory, training is a little slower than ``min(G, P, H)``: batches come in
   bursts and in order, and take time to receive. ``efficiency`` is the fraction that it reaches, by
   number of workers.
-
-The report page uses the same functions, translated by ``javascript.py``.
 """
 
 from __future__ import annotations
@@ -220,10 +218,7 @@ def _check_records(measured: Measured, change: Change) -> None:
 
 def packing_gain(measured: Measured, change: Change) -> float:
     """Return the speed-up of storage by the change's packing."""
-    for name, faster in measured.packed:
-        if name == change.records:
-            return faster
-    return 1.0
+    return dict(measured.packed).get(change.records, 1.0)
 
 
 def cached_fraction(measured: Measured, change: Change) -> float:
@@ -288,10 +283,7 @@ def warm_rate(measured: Measured, workers: int) -> float:
 
 def worker_seconds_behind(measured: Measured, place: str) -> float:
     """Return the worker seconds per example that stages after an echo at a place cost."""
-    for name, seconds in measured.after_s:
-        if name == place:
-            return seconds
-    return 0.0
+    return dict(measured.after_s).get(place, 0.0)
 
 
 def predict(measured: Measured, change: Change = NOTHING) -> Prediction:

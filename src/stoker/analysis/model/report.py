@@ -130,17 +130,6 @@ class Loader(msgspec.Struct, frozen=True):
     """What reading an example changes of the dataset, by name; unknown where that is random."""
 
 
-class Wait(msgspec.Struct, frozen=True):
-    """One batch, as the training process received it."""
-
-    at_s: float
-    """When it was requested, in seconds since the first request."""
-    wait_s: float
-    """How long the training process waited for it, in seconds."""
-    worker: int
-    """The worker that made it; -1 if there is none, or if it is unknown."""
-
-
 class AsItIs(msgspec.Struct, frozen=True):
     """The job without any change."""
 
@@ -150,8 +139,6 @@ class AsItIs(msgspec.Struct, frozen=True):
     """Share of the steady state spent inside ``next()``: an upper bound of the loss."""
     startup_s: float
     """Seconds from ``iter()`` to the first batch; not part of the rate."""
-    waits: list[Wait] = []
-    """A timeline of the first batches."""
 
 
 class Rank(msgspec.Struct, frozen=True):

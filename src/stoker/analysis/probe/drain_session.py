@@ -158,7 +158,6 @@ class LoaderDrains:
             # Workers also stay where a sampler goes on into the next epoch.
             "persistent": loader.persistent_workers
             or not (self._iterable or isinstance(loader._index_sampler, Sized)),
-            "ordered": loader.in_order,
             "cuda": self._torch.cuda.is_initialized(),
             "copy_s": self._measure_copy_s(batch),
             "sampler": _name_sampler(loader.sampler),

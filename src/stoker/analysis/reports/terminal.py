@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 from msgspec.structs import asdict
@@ -65,20 +65,26 @@ _QUANTITIES = {  # a curve's label, and what is asked
 def show_report(report: Report, console: Console) -> None:
     """Print a report: verdict, split, rates, scaling, actions, notes."""
     console.print(Text(f"\n{report.verdict}\n", style="bold"))
-    console.print(_draw_split(report))
+    for part in list_parts(report):
+        console.print(part)
+
+
+def list_parts(report: Report) -> Iterator[Text | Table]:
+    """Return what is shown of a report, but for its verdict."""
+    yield _draw_split(report)
     if report.preparing is not None:
-        console.print(Text(f"Preparing a batch: {report.preparing.text}\n"))
-    console.print(_make_rates_table(report))
+        yield Text(f"Preparing a batch: {report.preparing.text}\n")
+    yield _make_rates_table(report)
     if len(report.prep) > 1:
-        console.print(_make_scaling_table(report))
+        yield _make_scaling_table(report)
     if len(report.ranks) > 1:
-        console.print(_make_ranks_table(report))
+        yield _make_ranks_table(report)
     if report.packing is not None:
-        console.print(_make_packing_table(report.packing))
+        yield _make_packing_table(report.packing)
     if report.actions:
-        console.print(_make_actions_table(report))
+        yield _make_actions_table(report)
     for note in report.notes:
-        console.print(Text(f"· {note}", style="dim"))
+        yield Text(f"· {note}", style="dim")
 
 
 def _draw_split(report: Report) -> Text:
@@ -201,17 +207,22 @@ def show_answer(report: Report, answer: Answer, console: Console | None = None) 
     console = console or Console(highlight=False)
     if not console.is_terminal:
         console = Console(file=console.file, width=_PLAIN_WIDTH, highlight=False)
+    for part in list_answer_parts(report, answer):
+        console.print(part)
+
+
+def list_answer_parts(report: Report, answer: Answer) -> Iterator[Text | Table]:
+    """Return what is shown of an answer."""
     unit = report.loader.unit
-    console.print(Text(f"{report.loader.name}  {report.loader.describes}"))
+    yield Text(f"{report.loader.name}  {report.loader.describes}")
     for doubt in report.doubts:
-        console.print(Text(f"Uncertain: {doubt}", style="bold"))
-    console.print(Text(_describe_change(answer.change) + "\n"))
-    console.print(_make_outcomes_table(answer.outcomes, unit))
-    for line in _write_remarks(report, answer):
-        console.print(Text(line))
+        yield Text(f"Uncertain: {doubt}", style="bold")
+    yield Text(_describe_change(answer.change) + "\n")
+    yield _make_outcomes_table(answer.outcomes, unit)
+    yield from map(Text, _write_remarks(report, answer))
     for curve in answer.curves:
-        console.print(Text(f"\n{unit}/s over {_QUANTITIES[curve.quantity][0]}", style="bold"))
-        console.print(_draw_curve(report, curve))
+        yield Text(f"\n{unit}/s over {_QUANTITIES[curve.quantity][0]}", style="bold")
+        yield _draw_curve(report, curve)
 
 
 def _describe_change(change: Change) -> str:

@@ -106,10 +106,7 @@ def keep(rank: RankTrace, trained: dict[int, float], beside: float = 0.0) -> Non
 
     ``beside``: the job's speed right before that, in turns of which the host was slower in some.
     """
-    rank.described |= {
-        "example_bytes": 40_000, "varies": False, "sampler": "RandomSampler", "drop_last": False,
-        "collates": False,
-    }  # fmt: skip
+    rank.described |= {"example_bytes": 40_000, "varies": False}
     for count in trained:
         rank.drains[f"kept-{count}"] = [_drain(count, 20_000.0, 0.0)]
     for slower in (1.0, 1.5, 0.7) if beside else (1.0,):

@@ -20,6 +20,7 @@ from stoker.analysis.model.model import Change, predict
 from stoker.analysis.model.report import (
     Action,
     AsItIs,
+    Prepared,
     Rate,
     Report,
     Split,
@@ -27,7 +28,6 @@ from stoker.analysis.model.report import (
     write_report,
 )
 from stoker.analysis.model.what_if import answer
-from stoker.analysis.porting import Port, Prepared
 from stoker.analysis.reports.advice import advise
 from stoker.analysis.reports.diagnosis import make_report
 from stoker.analysis.reports.terminal import show_answer
@@ -180,47 +180,29 @@ def test_more_workers_than_cores_are_not_advised_where_they_would_not_help() -> 
         assert "workers" not in named(report)
 
 
-PORT = Port(
-    name="loader",
-    batch_size=256,
-    shuffle=True,
-    sharded=False,
-    drop_last=True,
-    collate="",
-    cuda=True,
-)
-
-
 PREPARED = Prepared(dataset="Photographs(root)", example_bytes=1_000_000, varies=False)
 RANDOM = replace(PREPARED, varies=True)
 
 
-def test_a_cache_around_the_dataset_is_named_first_and_porting_after_it() -> None:
+def test_a_cache_around_the_dataset_is_named_first() -> None:
     after_s = {"batch": 0.0, "after-augmentation": 0.0001}
-    small = replace(PREP, examples=20_000, after_s=after_s, port=PORT, prepared=PREPARED)
-    kept, port = advise(small)[:2]
+    small = replace(PREP, examples=20_000, after_s=after_s, prepared=PREPARED)
+    kept = advise(small)[0]
     assert kept.code == 'DataLoader(stoker.cached(Photographs(root), "19.6 GiB"), ...)'
     assert kept.title.startswith("keep prepared examples (100% of the dataset)")
-    assert "port" in port.title
-    assert kept.gain == port.gain
-    assert "decoded examples take 18.6 GiB, and it keeps them" in port.title
-    assert '.cache("19.6 GiB")' in port.code
+    assert "in front of the loop" not in kept.why
     said = write_verdict(replace(small, actions=advise(small)))
     assert said.count("First: keep prepared examples (100% of the dataset)") == 1
-    assert next(a.code for a in advise(replace(small, port=None))) == kept.code
     anew = replace(small, prepared=replace(PREPARED, in_loop=True))
-    assert next(a.code for a in advise(anew)).splitlines() == [
-        'examples = stoker.cached(Photographs(root), "19.6 GiB")  # once, in front of the loop',
-        "DataLoader(examples, ...)",
-    ]
+    assert advise(anew)[0].code == kept.code
+    assert "Build the cache once, in front of the loop" in advise(anew)[0].why
     half = replace(small, examples=64_000)
-    (part,) = (action for action in advise(half) if "port" in action.title)
-    assert "of which fit" in part.title
-    assert 1.02 < part.gain.value < port.gain.value
+    (part,) = (action for action in advise(half) if "stoker.cached" in action.code)
+    assert 1.02 < part.gain.value < kept.gain.value
     random = replace(small, prepared=RANDOM)
-    assert not [a for a in advise(random) if "port" in a.title or "stoker.cached" in a.code]
-    fed = replace(COMPUTE, examples=20_000, after_s=after_s, port=PORT, prepared=PREPARED)
-    assert not [a for a in advise(fed) if "port" in a.title or "stoker.cached" in a.code]
+    fed = replace(COMPUTE, examples=20_000, after_s=after_s, prepared=PREPARED)
+    for report in (random, fed):
+        assert not [action for action in advise(report) if "stoker.cached" in action.code]
 
 
 # Measured: two cores, which training has for itself at 188 examples/s. Beside one worker that
@@ -293,16 +275,14 @@ def test_workers_are_kept_where_starting_them_takes_a_part_of_the_epoch() -> Non
 
 def test_nothing_is_kept_of_a_dataset_that_changes() -> None:
     seen = AsItIs(Rate(100.0, 95.0, 105.0), 0.5, 9.0)
-    short = replace(
-        PREP, examples=1_000, as_it_is=seen, startup_s=3.0, prepared=PREPARED, port=PORT
-    )
+    short = replace(PREP, examples=1_000, as_it_is=seen, startup_s=3.0, prepared=PREPARED)
 
     def advised(**found: Any) -> list[Action]:
         return advise(replace(short, loader=replace(short.loader, **found)))
 
-    kept = ("persistent_workers", "stoker.cached", "stoker.from_dataset")
+    kept = ("persistent_workers", "stoker.cached")
     warned = [a for a in advised() if any(code in a.code for code in kept)]
-    assert len(warned) == 3
+    assert len(warned) == 2
     assert all("no two of them were seen" in action.why for action in warned)
     assert not [a for a in advised(changes=[]) if "between epochs" in a.why]
     for found, said in (

@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from textwrap import indent
 from typing import Any
 
 import msgspec
@@ -14,7 +13,6 @@ import msgspec
 from stoker.analysis.model.calibration import calibrate
 from stoker.analysis.model.formulas import INFINITE
 from stoker.analysis.model.model import Measured, warm_rate
-from stoker.analysis.porting import Port, Prepared
 from stoker.stats import ProcessTrial, ThreadTrial
 
 SCHEMA = "stoker-analysis/1"
@@ -105,6 +103,19 @@ class PrepPoint(msgspec.Struct, frozen=True):
     taken; None if the kernel does not tell."""
     startup_s: float = 0.0
     """Seconds from ``iter()`` to the first batch, of an epoch whose workers start."""
+
+
+class Prepared(msgspec.Struct, frozen=True):
+    """Examples as the script's dataset returns them."""
+
+    dataset: str
+    """The dataset, as the script's code."""
+    example_bytes: int
+    """The bytes of an example's arrays."""
+    varies: bool
+    """True if reading an example draws at random, or gives another value each time."""
+    in_loop: bool = False
+    """True if the script builds the loader in a loop, anew for each turn."""
 
 
 class Loader(msgspec.Struct, frozen=True):
@@ -341,8 +352,6 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     empty where that was not tried, as of examples that are random."""
     prepared: Prepared | None = None
     """Examples as the dataset returns them; None where no cache could hold them, or of a stream."""
-    port: Port | None = None
-    """The parts of a pipeline in place of the loader; None if no pipeline can do the same."""
     stages: dict[str, Rate] = {}
     """For a pipeline: examples/s of each stage alone on one worker."""
     keeping: Keeping | None = None
@@ -378,8 +387,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
             lines.append(f"     {stage}: {rate.value:,.0f} examples/s on one worker")
         for number, action in enumerate(self.actions, 1):
             when = f"{action.condition}: " if action.condition else ""
-            code = action.code if "\n" not in action.code else "\n" + indent(action.code, " " * 5)
-            lines.append(f"  {number}. {action.gain.value:.2f}x  {when}{action.title}: {code}")
+            what = f"{when}{action.title}: {action.code}"
+            lines.append(f"  {number}. {action.gain.value:.2f}x  {what}")
         if self.preparing is not None:
             lines.append(f"  preparing: {self.preparing.text}")
         lines += [f"  note: {note}" for note in self.notes]

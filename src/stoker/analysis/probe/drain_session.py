@@ -160,10 +160,6 @@ class LoaderDrains:
             or not (self._iterable or isinstance(loader._index_sampler, Sized)),
             "cuda": self._torch.cuda.is_initialized(),
             "copy_s": self._measure_copy_s(batch),
-            "sampler": _name_sampler(loader.sampler),
-            "shuffles": bool(getattr(loader.sampler, "shuffle", False)),
-            "drop_last": loader.drop_last,
-            "collates": loader.collate_fn is not self._module._utils.collate.default_collate,
         }
 
     def look_at_example(self) -> dict[str, Any]:
@@ -436,15 +432,6 @@ def _many_workers_are_meant() -> Iterator[None]:
 def _begin(loader: Any) -> Iterator[Any]:
     with _many_workers_are_meant():
         return iter(loader)
-
-
-def _name_sampler(sampler: Any) -> str:
-    """Name a sampler; empty if it is not PyTorch's, or leaves out or repeats examples."""
-    kind = type(sampler)
-    repeats = getattr(sampler, "replacement", False)
-    if repeats or getattr(sampler, "_num_samples", None) is not None:
-        return ""
-    return kind.__name__ if kind.__module__.startswith("torch.utils.data.") else ""
 
 
 def _describe_in_worker(_: Any) -> dict[str, Any]:

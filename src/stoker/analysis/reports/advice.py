@@ -9,11 +9,8 @@ from dataclasses import replace
 from stoker.analysis.model.changes import (
     CROSSING,
     MEMORY_FRACTION,
-    find_kept,
-    plan_keeping,
     with_efficiency,
     with_faster_prep,
-    with_kept,
     with_processes,
     with_workers,
 )
@@ -35,7 +32,6 @@ from stoker.analysis.model.report import (
     to_measured_apart,
 )
 from stoker.analysis.phases import MORE_PREFETCH
-from stoker.analysis.porting import write_port
 from stoker.analysis.probe.dataset.state import tell_changes, tell_moves
 from stoker.analysis.reports.caching_advice import (
     advise_caches,
@@ -43,7 +39,6 @@ from stoker.analysis.reports.caching_advice import (
     warn_of_changes,
 )
 from stoker.analysis.reports.packing_advice import advise_records
-from stoker.basics.resources import format_bytes
 
 # The largest echo factor that is advised. docs/evidence.md, batches of 32: echoed 4 times they save
 # fresh examples, echoed 8 times they need more than without an echo (0.72).
@@ -76,10 +71,8 @@ def advise(report: Report) -> list[Action]:
         *_advise_storage(report),
         *advise_records(report),
         *_advise_stages(report),
-        *_advise_porting(report),
         *_advise_accelerator(report),
     ]
-    # With equal gains, one line comes before a port: the order above stays.
     found.sort(key=lambda action: -action.gain.value)
     found += [*_advise_echo(report), *_advise_sharing(report), *_advise_hosts(report)]
     return [action for action in found if action.gain.value >= WORTH]
@@ -267,27 +260,6 @@ def _advise_stages(report: Report) -> Iterator[Action]:
         predict_gain(report, job=lambda case: with_faster_prep(case, faster)),
         f"it takes {costs[slowest] / total_s:.0%} of the preparation; one worker does "
         f"{1 / costs[slowest]:,.0f} examples/s in it",
-    )
-
-
-def _advise_porting(report: Report) -> Iterator[Action]:
-    """Advise to port the script's loader to a pipeline with a cache of decoded examples."""
-    port, kept = report.port, plan_keeping(report)
-    if port is None or kept is None:
-        return
-    size, held = kept
-    assert report.prepared is not None
-    whole = (report.examples or 0) * report.prepared.example_bytes
-    yield Action(
-        f"port the loader to a pipeline: decoded examples take {format_bytes(whole)}"
-        + (f", {held:.0%} of which fit in memory" if held < 0.995 else ", and it keeps them"),
-        write_port(port, report.prepared.dataset, report.loader.workers, round_up_to_mib(size)),
-        predict_gain(report, job=lambda case: with_kept(case, held, find_kept(report))),
-        f"in place of the loader at {report.loader.name}"
-        + (", and in front of its loop" if report.prepared.in_loop else "")
-        + "; from the second epoch on, approximately. "
-        f"An example was the same in each reading, so nothing in it is random"
-        f"{warn_of_changes(report)}",
     )
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from stoker.analysis.host_load import join_loads
+from stoker.analysis.loader_code import find_prepared
 from stoker.analysis.model import rates
 from stoker.analysis.model.calibration import MOST_ALONE, calibrate
 from stoker.analysis.model.formulas import fetch_rate, inverse
@@ -46,7 +47,6 @@ from stoker.analysis.model.trace import (
 )
 from stoker.analysis.packing_gain import estimate_packing, estimate_requests
 from stoker.analysis.phases import MORE_PREFETCH
-from stoker.analysis.porting import find_port, find_prepared
 from stoker.analysis.probe.dataset.state import tell_changes, tell_moves
 from stoker.analysis.probe.records import BATCH
 from stoker.analysis.reports.advice import advise
@@ -514,7 +514,6 @@ class _RankFindings:
             ),
             kept=self.kept,
             prepared=find_prepared(self.about, rank.described),
-            port=find_port(self.about, rank.described),
             stages=self.stages,
             thread_trial=trace.thread_trial,
             process_trial=trace.process_trial,

@@ -195,8 +195,6 @@ class MadeUpJob:
 
     def keep_examples(self) -> None: ...
 
-    def try_requests(self) -> None: ...
-
 
 def _drain(workers: int, rate: float, cpu_s: float, queued_s: float = 0.0) -> Drain:
     every_ns = int(1e9 * BATCH_SIZE / rate)

@@ -10,7 +10,6 @@ from stoker.analysis.model.report import (
     AsItIs,
     Interval,
     Loader,
-    Packing,
     Preparing,
     PrepPoint,
     PrepWork,
@@ -73,6 +72,7 @@ def job(
         loaders=[loader],
         examples=IMAGES,
         example_bytes=IMAGE_BYTES,
+        file_bytes=IMAGE_BYTES if S and C else None,
         cached_fraction=cached_fraction,
         rates=Rates(
             G=about(G),
@@ -157,34 +157,6 @@ PREP = msgspec.structs.replace(
         [StackFrame("Photographs.__getitem__", "/home/me/train.py:3", 1.0, [_CONVERT, _JITTER])],
     ),
 )
-PACKED = msgspec.structs.replace(
-    FETCH,
-    packing=Packing(
-        400,
-        400 * int(IMAGE_BYTES),
-        one_by_one=about(900),
-        by_offset=about(1_350),
-        in_runs=about(4_500),
-        epoch_files=IMAGES,
-        epoch_shards=545,
-        epoch_runs=139_283,
-    ),
-)
-REMOTE = msgspec.structs.replace(
-    job(G=3_000, P={1: 260, 2: 515, 4: 1_020}, workers=4, S=None, C=None),
-    packing=Packing(
-        64,
-        64 * int(IMAGE_BYTES),
-        one_by_one=about(1_200),
-        by_offset=None,
-        in_runs=about(4_800),
-        requests=about(1_500),
-        prep_share=0.8,
-        epoch_files=IMAGES,
-        epoch_shards=545,
-        epoch_runs=139_283,
-    ),
-)
 COMPUTE = job(G=600, P={1: 260, 2: 515, 4: 1_020}, workers=4, S=2_500)
 ALONE = job(G=900, P={0: 240}, workers=0, S=700, miss_s=1 / 700)
 UNKNOWN = job(G=3_000, P={1: 180, 2: 355, 4: 690}, workers=4, S=None, C=None)
@@ -201,6 +173,4 @@ REPORTS = {
     "archive": ARCHIVE,
     "ranks": RANKS,
     "processors": PROCESSORS,
-    "packed": PACKED,
-    "remote": REMOTE,
 }

@@ -50,9 +50,6 @@ def test_a_report_is_told_whole(name: str) -> None:
     if report.preparing is not None:
         assert f"Preparing a batch: {report.preparing.text} " in said
         assert report.preparing.text in str(report)
-    if report.packing is not None:
-        assert f"({report.packing.sample_files:,} files, " in said
-        assert f" one by one {report.packing.one_by_one.value:,.0f} (" in said
 
 
 def test_what_is_not_known_is_told_as_such() -> None:

@@ -29,8 +29,6 @@ from stoker.analysis.model.formulas import (
 )
 
 PLACES = ("batch", "after-augmentation", "before-augmentation")
-RECORDS = ("by offset", "in runs")
-"""Orders of reading from shards: single examples, or neighbours together (a shuffle by blocks)."""
 FED = 0.05
 """Stalls below this fraction of the time are not worth acting on. bench/analyze_split.py: the split
 is off by up to 0.037."""
@@ -83,11 +81,6 @@ class Measured:
     """True if the accelerator is the host's own processor."""
     prep_fetches: bool = False
     """True if P includes fetching over a network: its loss is then counted as fetching."""
-    packed: tuple[tuple[str, float], ...] = ()
-    """Speed-up of storage by shards, for each order of ``RECORDS`` that was tried, on a sample of
-    the files."""
-    prep_share: float = 0.0
-    """If P includes fetching: the fraction of preparing time spent waiting for it."""
     after_s: tuple[tuple[str, float], ...] = (("batch", 0.0),)
     """For each place of an echo whose split was measured: worker seconds behind it, which each use
     costs."""
@@ -117,9 +110,6 @@ class Change:
     """Hosts like this one that train together, each of which caches a part of the data."""
     network_mbps: float = NETWORK_MBPS
     """Network bandwidth of each host, to the memories of the others, in MB/s."""
-    records: str = ""
-    """The order of reading from shards that hold the files: one of RECORDS; empty: the files stay
-    as they are."""
 
 
 NOTHING = Change()
@@ -190,35 +180,12 @@ def check_change(measured: Measured, change: Change) -> None:
             "cache, storage-mbps, hosts: the analysis could not separate fetching from "
             "preparation, so it cannot predict the effect of storage; the report says why"
         )
-    if change.records:
-        _check_records(measured, change)
     if change.storage_mbps is not None and not measured.example_bytes:
         raise ValueError("storage-mbps: the report does not know how many bytes an example takes")
     if change.hosts > 1 and not measured.example_bytes:
         raise ValueError("hosts: the report does not know how many bytes an example takes")
     if change.cache_bytes is not None and dataset_bytes(measured) is None:
         raise ValueError("cache: the report does not know how many bytes the dataset takes")
-
-
-def _check_records(measured: Measured, change: Change) -> None:
-    if change.records not in dict(measured.packed):
-        raise ValueError(
-            "format: the analysis did not, or could not, try packing; the report says why"
-        )
-    if change.storage_mbps is not None:
-        raise ValueError(
-            "format: packing was tried on the present storage only: leave out storage-mbps"
-        )
-    if measured.prep_share == 0.0 and (measured.storage is None or measured.cache is None):
-        raise ValueError(
-            "format: the analysis could not separate fetching from preparation, so it cannot "
-            "predict the effect of storage; the report says why"
-        )
-
-
-def packing_gain(measured: Measured, change: Change) -> float:
-    """Return the speed-up of storage by the change's packing."""
-    return dict(measured.packed).get(change.records, 1.0)
 
 
 def cached_fraction(measured: Measured, change: Change) -> float:
@@ -239,7 +206,7 @@ def storage_rate(measured: Measured, change: Change) -> float | None:
     storage = measured.storage
     if (change.cores or 0) > max(1, measured.workers):
         storage = measured.storage_most or measured.storage
-    return None if storage is None else storage * packing_gain(measured, change)
+    return storage
 
 
 def cache_rate(measured: Measured, change: Change) -> float | None:
@@ -262,11 +229,10 @@ def miss_seconds(measured: Measured, change: Change) -> float:
 
     If the job's workers use all of storage's bandwidth (S = W / miss_s), the wait shrinks as
     storage gets faster. If they leave most of it unused, the wait is latency, and stays. In between
-    it shrinks in proportion, which is an assumption. From shards a miss is assumed to get shorter
-    by the same factor as reading an example.
+    it shrinks in proportion, which is an assumption.
     """
     if change.storage_mbps is None or not measured.example_bytes or not measured.storage:
-        return measured.miss_s / packing_gain(measured, change)
+        return measured.miss_s
     share = min(1.0, measured.miss_s * measured.storage / max(1, measured.workers))
     faster = change.storage_mbps * 1e6 / measured.example_bytes / measured.storage
     return measured.miss_s * (1.0 - share + share / faster)
@@ -298,8 +264,6 @@ def predict(measured: Measured, change: Change = NOTHING) -> Prediction:
     costs ``1/(e F)`` of fetching and ``1/P - (1 - 1/e) * t_before/W`` of preparation, where
     ``t_before`` are the worker seconds an example in front of the echo.
 
-    From shards, storage, and the fetching that P includes, are faster by the factor of the trial.
-
     With several hosts this is the speed of one of them. Each is assumed to be like the measured
     one, its storage too. Serving the others is assumed to cost only network bandwidth.
 
@@ -312,10 +276,7 @@ def predict(measured: Measured, change: Change = NOTHING) -> Prediction:
 
     workers = change.cores if change.cores is not None else measured.workers
     alone = workers == 0
-    unpacked = 1.0 - 1.0 / packing_gain(measured, change)
-    fresh_prep_s = inverse(prep_rate(measured.prep, workers)) * (
-        1.0 - measured.prep_share * unpacked
-    )
+    fresh_prep_s = inverse(prep_rate(measured.prep, workers))
     behind_s = worker_seconds_behind(measured, change.echo_at) / max(1, workers)
     behind_s = min(behind_s, fresh_prep_s)
     use_prep_s = (fresh_prep_s - behind_s) / echo + behind_s

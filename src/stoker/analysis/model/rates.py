@@ -8,11 +8,11 @@ import statistics
 from collections import Counter
 from collections.abc import Sequence
 
+from stoker.analysis.cold_reads import Reads
 from stoker.analysis.model.report import AsItIs, Rate
 from stoker.analysis.model.trace import Drain, KeptTurn, RankTrace, Step
 from stoker.analysis.probe import records
 from stoker.analysis.probe.records import Row, WorkRecord
-from stoker.analysis.trials.cold_reads import Reads
 
 # The number of blocks of a measurement: each is long enough for whole bursts of workers, and eight
 # are enough for an interval (Student's t is then 2.4).

@@ -205,34 +205,6 @@ class Crash(msgspec.Struct, frozen=True):
     """The last lines of its output."""
 
 
-class Packing(msgspec.Struct, frozen=True):
-    """The gain of packing the files into shards, by a trial on a sample of them.
-
-    Rates in examples/s: of reading alone, with nothing in the page cache, and by as many readers as
-    the job has. Behind URLs, by as many requests.
-    """
-
-    sample_files: int
-    sample_bytes: int
-    one_by_one: Rate
-    """Single files, each opened, or requested."""
-    by_offset: Rate | None
-    """From a shard, in any order. None for URLs: there too, each example is a request."""
-    in_runs: Rate
-    """From a shard, a MiB of neighbours at a time. For URLs, calculated from the time of a
-    request."""
-    requests: Rate | None = None
-    """For URLs: requests/s for a single byte."""
-    prep_share: float = 0.0
-    """If P includes reading: the share of the preparation time spent waiting for it."""
-    epoch_files: int | None = None
-    """Files opened, or requested, in an epoch without any change; None if unknown."""
-    epoch_shards: int | None = None
-    """Shards opened instead."""
-    epoch_runs: int | None = None
-    """Reads, or requests, in an epoch that is read in runs."""
-
-
 class PrepWork(msgspec.Struct, frozen=True):
     """A piece of the work of preparing."""
 
@@ -298,11 +270,13 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Examples in an epoch, over all ranks; None if the dataset has no length."""
     example_bytes: float | None = None
     """Mean bytes read for an example; None if unknown."""
+    file_bytes: float | None = None
+    """Mean bytes of a file, where files are read whole; None if they are not."""
     cached_fraction: float | None = None
     """Share of the bytes that were in the page cache when the analysis began."""
     rates: Rates
     reasons: dict[str, str] = {}
-    """The reason for each of G, P, S, C, F that is None; and why packing was not tried."""
+    """The reason for each of G, P, S, C, F that is None."""
     predicted: float | None = None
     """Examples/s that the separately measured rates predict for the job; None without a model."""
     replayed: Rate | None = None
@@ -340,8 +314,6 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Processor seconds that training takes for an example."""
     after_s: dict[str, float] = {}
     """Worker seconds per example after each place of an echo, where they are known."""
-    packing: Packing | None = None
-    """None if it was not tried; ``reasons["packing"]`` says why."""
     prefetched: Rate | None = None
     """What training reaches with the data in memory, the job's own workers, and eight batches ahead
     for each; None where it was not tried, or the job has as many."""
@@ -426,7 +398,6 @@ def to_measured_apart(report: Report) -> Measured:
     known += [point.rate for point in report.prep]
     if not all(0.0 < rate.value < math.inf for rate in known):
         raise ValueError("the report has a rate that is not above 0: run the analysis again")
-    packing = report.packing
     found = Measured(
         ingestion=rates.G.value,
         prep=tuple(sorted((point.workers, point.rate.value) for point in report.prep)),
@@ -446,17 +417,8 @@ def to_measured_apart(report: Report) -> Measured:
         prep_fetches=rates.P is None,
         # Behind a batch nothing is paid, whatever is known of other places.
         after_s=tuple({"batch": 0.0, **report.after_s}.items()),
-        packed=() if packing is None else list_gains(packing),
-        prep_share=0.0 if packing is None else packing.prep_share,
     )
     return replace(found, efficiency=find_efficiency(found, report.prep))
-
-
-def list_gains(packing: Packing) -> tuple[tuple[str, float], ...]:
-    """Return how many times as fast reading is from shards, by ``Change.records``."""
-    orders = {"by offset": packing.by_offset, "in runs": packing.in_runs}
-    found = [(name, rate.value / packing.one_by_one.value) for name, rate in orders.items() if rate]
-    return tuple(found)
 
 
 def find_efficiency(found: Measured, prep: Sequence[PrepPoint]) -> tuple[tuple[int, float], ...]:

@@ -38,7 +38,6 @@ from stoker.analysis.reports.caching_advice import (
     round_up_to_mib,
     warn_of_changes,
 )
-from stoker.analysis.reports.packing_advice import advise_records
 
 # The largest echo factor that is advised. docs/evidence.md, batches of 32: echoed 4 times they save
 # fresh examples, echoed 8 times they need more than without an echo (0.72).
@@ -46,6 +45,8 @@ _MOST_ECHO = 4
 # The number of jobs for which sharing is predicted. bench/share.py: 3.6 times the rate of four jobs
 # that do not share.
 _JOBS = 4
+# A read of neighbours together, and the default shard size of ``stoker pack``.
+_RUN_BYTES, _SHARD_BYTES = 1 << 20, 256 << 20
 # The most hosts for which one cache is advised: nobody rents more for their memory alone.
 _MOST_HOSTS = 16
 # If many workers keep this fraction of one worker's rate each, P is extrapolated beyond them.
@@ -58,8 +59,8 @@ _WAITS = 0.5
 def advise(report: Report) -> list[Action]:
     """Return the actions that would help, the largest gain first.
 
-    Echoing comes after them, as a repeat is not a fresh example, and then actions for several jobs
-    or hosts. Raises ValueError for a report without G or P.
+    Echoing comes after them, as a repeat is not a fresh example, and then actions that hold under a
+    condition, such as several jobs. Raises ValueError for a report without G or P.
     """
     found = [
         *_advise_workers(report),
@@ -69,12 +70,12 @@ def advise(report: Report) -> list[Action]:
         *_advise_persistence(report),
         *advise_caches(report),
         *_advise_storage(report),
-        *advise_records(report),
         *_advise_stages(report),
         *_advise_accelerator(report),
     ]
     found.sort(key=lambda action: -action.gain.value)
-    found += [*_advise_echo(report), *_advise_sharing(report), *_advise_hosts(report)]
+    found += [*_advise_echo(report), *_advise_packing(report)]
+    found += [*_advise_sharing(report), *_advise_hosts(report)]
     return [action for action in found if action.gain.value >= WORTH]
 
 
@@ -272,6 +273,32 @@ def _advise_accelerator(report: Report) -> Iterator[Action]:
         "stoker what-if REPORT.json --accelerator 2x",
         predict_gain(report, Change(accelerator=2.0)),
         "this assumes half the time per step, which must be measured on the new accelerator",
+    )
+
+
+def _advise_packing(report: Report) -> Iterator[Action]:
+    """Advise shards in place of files that are smaller than a read of neighbours together."""
+    if report.rates.S is None or not report.file_bytes or not report.example_bytes:
+        return
+    if not report.examples or report.file_bytes >= _RUN_BYTES:
+        return
+    job = to_measured(report)
+    assert job.storage is not None
+    assert job.cache is not None
+    # As many reads in a second as now; the page cache is the fastest of all.
+    packed = min(job.storage * _RUN_BYTES / report.file_bytes, max(job.storage, job.cache))
+    whole = report.examples * report.example_bytes
+    block = max(1, round(_RUN_BYTES / report.example_bytes))
+    yield Action(
+        f"pack the files into shards: {math.ceil(whole / _SHARD_BYTES):,} files opened an epoch in "
+        f"place of {math.ceil(whole / report.file_bytes):,}, and {math.ceil(whole / _RUN_BYTES):,} "
+        "reads of a MiB",
+        f"stoker pack SRC DEST; stoker.from_tar('DEST/*.tar').shuffle(block={block})",
+        predict_gain(report, Change(storage_mbps=packed * report.example_bytes / 1e6)),
+        "at most: a MiB is assumed to be read as soon as a file is now. Files in the page cache "
+        "gain nothing. For the bandwidth that your storage has in large reads: stoker what-if "
+        "REPORT.json --storage-mbps MB/s",
+        "if the number of reads limits the storage, and not their bytes",
     )
 
 

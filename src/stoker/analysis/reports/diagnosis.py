@@ -27,7 +27,6 @@ from stoker.analysis.model.report import (
     Action,
     Interval,
     Loader,
-    Packing,
     PrepPoint,
     Rank,
     Rate,
@@ -45,7 +44,6 @@ from stoker.analysis.model.trace import (
     Trace,
     list_raw_phases,
 )
-from stoker.analysis.packing_gain import estimate_packing, estimate_requests
 from stoker.analysis.phases import MORE_PREFETCH
 from stoker.analysis.probe.dataset.state import tell_changes, tell_moves
 from stoker.analysis.probe.records import BATCH
@@ -458,11 +456,12 @@ class _RankFindings:
         """Return the report without its conclusions: G as it was measured, no split, no limit."""
         trace, rank = self.trace, self.rank
         loaders = [self._make_loader(about) for about in rank.about["loaders"]]
-        bytes_each = None
+        bytes_each = file_bytes = None
         if trace.files:
             opened = (line for one in trace.ranks for line in one.opened if line["kind"] == "file")
             sizes = {line["name"]: line["bytes"] for line in opened}
             bytes_each = sum(sizes.values()) / trace.files_examples
+            file_bytes = sum(sizes.values()) / len(sizes)
         elif rank.drains.get("found") and self.s is not None:
             work = rank.drains["found"][-1].work
             read = sum(max(0, w.read_bytes) for w in work)
@@ -486,6 +485,7 @@ class _RankFindings:
             loaders=loaders,
             examples=None if examples is None else examples * len(trace.ranks),
             example_bytes=bytes_each,
+            file_bytes=file_bytes,
             cached_fraction=self.x,
             rates=Rates(self.g, self.p_known, self.s, self.c, self.f),
             replayed=self.g,
@@ -503,7 +503,6 @@ class _RankFindings:
             copy_s=rank.described.get("copy_s"),
             step_cpu_s=self.step_cpu_s,
             after_s={} if self.p_known is None else after_s,
-            packing=self._estimate_packing(examples),
             prefetched=rates.estimate_trained(
                 rank.prefetched, rank.workers, self.batch, MORE_PREFETCH
             )[0],
@@ -519,19 +518,6 @@ class _RankFindings:
             process_trial=trace.process_trial,
             keeping=trace.keeping,
         )
-
-    def _estimate_packing(self, examples: int | None) -> Packing | None:
-        trace = self.trace
-        if trace.request_trial is not None:
-            costs = [1.0 / rate.value for rate in self.stages.values()]
-            share = costs[0] / sum(costs) if costs else 0.0
-            return estimate_requests(trace.request_trial, share, examples)
-        each = trace.files_examples / max(1, len(trace.files))
-        found = estimate_packing(trace.packing_trials, each / len(trace.ranks), examples)
-        if found is None:
-            too_short = self.reasons.get("S", "too little of its files was read")
-            self.reasons["packing"] = trace.reasons.get("packing") or too_short
-        return found
 
     def _make_loader(self, about: dict[str, Any]) -> Loader:
         rank, is_own = self.rank, about is self.about

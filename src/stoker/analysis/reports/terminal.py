@@ -21,14 +21,7 @@ from stoker.analysis.model.model import (
     dataset_bytes,
     predict,
 )
-from stoker.analysis.model.report import (
-    Packing,
-    Rate,
-    Report,
-    list_gains,
-    to_measured,
-    to_measured_apart,
-)
+from stoker.analysis.model.report import Rate, Report, to_measured, to_measured_apart
 from stoker.analysis.model.what_if import Answer, Curve, Outcome, is_asked
 from stoker.basics.resources import format_bytes, format_rounded
 
@@ -79,8 +72,6 @@ def list_parts(report: Report) -> Iterator[Text | Table]:
         yield _make_scaling_table(report)
     if len(report.ranks) > 1:
         yield _make_ranks_table(report)
-    if report.packing is not None:
-        yield _make_packing_table(report.packing)
     if report.actions:
         yield _make_actions_table(report)
     for note in report.notes:
@@ -155,26 +146,6 @@ def _make_ranks_table(report: Report) -> Table:
     return table
 
 
-def _make_packing_table(found: Packing) -> Table:
-    """Lay out the trial: reading the files, and reading them from shards."""
-    sample = f"{found.sample_files:,} files, {format_bytes(found.sample_bytes)}"
-    columns = map(_NUMBER, ("examples/s", "files opened an epoch", "reads an epoch"))
-    table = _TITLED("", *columns, title=f"Reading alone, nothing in the page cache ({sample})")
-    counts = {
-        "one by one": (found.one_by_one, found.epoch_files, found.epoch_files),
-        "from shards, by offset": (found.by_offset, found.epoch_shards, found.epoch_files),
-        "from shards, in runs of a MiB": (found.in_runs, found.epoch_shards, found.epoch_runs),
-    }
-    for name, (rate, *each) in counts.items():
-        if rate is not None:
-            cells = ("not known" if count is None else f"{count:,}" for count in each)
-            table.add_row(name, _format_interval(rate), *cells)
-    if found.requests is not None:
-        asked = f"{found.requests.value:,.0f} requests/s for a byte each"
-        table.caption = f"in runs: calculated from {asked}"
-    return table
-
-
 def _make_actions_table(report: Report) -> Table:
     table = _TITLED("", _NUMBER("speed"), "what, and how", title="What would help")
     for number, action in enumerate(report.actions, 1):
@@ -229,7 +200,6 @@ def _describe_change(change: Change) -> str:
     if change == NOTHING:
         return "no change: the job as it was measured"
     asked = [template for name, (_, template) in _QUANTITIES.items() if is_asked(change, name)]
-    asked += ["files packed into shards"] * bool(change.records)
     values = dataclasses.asdict(change) | {"size": format_bytes(change.cache_bytes or 0)}
     return "then: " + ", ".join(template.format(**values) for template in asked)
 
@@ -282,8 +252,6 @@ def _write_remarks(report: Report, answer: Answer) -> list[str]:
             f"  page cache (LRU):  {caches.page_cache_misses:6.1%} misses, "
             f"{_format_rate(caches.page_cache_rate)} {unit}/s",
         ]
-    if change.records and report.packing is not None:
-        lines += _write_packing(report.packing, change)
     if change.jobs > 1:
         lines.append(
             "Each job has an accelerator of its own; workers, storage and processors are divided "
@@ -304,20 +272,6 @@ def _write_remarks(report: Report, answer: Answer) -> list[str]:
         if name in report.reasons:
             lines.append(f"{name} is not known: {report.reasons[name]}")
     return lines
-
-
-def _write_packing(found: Packing, change: Change) -> list[str]:
-    """Explain the basis of the prediction for shards."""
-    times = dict(list_gains(found))
-    text = ", ".join(f"{faster:.2f} times {order}" for order, faster in times.items())
-    lines = [f"Reading {found.sample_files:,} of the files alone, shards gave {text}."]
-    if found.by_offset is None:
-        lines = [
-            f"By the time of a request, runs of a MiB give examples {text} as fast as single files."
-        ]
-    elif change.jobs > 1 or change.hosts > 1:
-        lines.append(f"Assumed: shards are read {change.records}.")
-    return [*lines, "  Data in the page cache, or in a cache, is as fast as before."]
 
 
 def _write_hosts(report: Report, change: Change) -> list[str]:

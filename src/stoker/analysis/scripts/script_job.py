@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from stoker.analysis import cold_reads
 from stoker.analysis.model import rates
 from stoker.analysis.model.trace import Drain, KeptTurn, RankTrace, Step, Trace, Turn
 from stoker.analysis.phases import (
@@ -23,7 +24,6 @@ from stoker.analysis.probe import records
 from stoker.analysis.probe.records import Row
 from stoker.analysis.scripts.script_run import Session, choose_slot, make_folder
 from stoker.analysis.scripts.turns import TurnShare, split_into_turns
-from stoker.analysis.trials import cold_reads
 from stoker.basics.signals import defer_interrupts
 from stoker.cache import inventory
 
@@ -337,9 +337,6 @@ class ScriptJob:
                 ]
         if not first.kept_turns:
             self.trace.note("training on a cache was not measured: its gain is that of its parts")
-
-    def try_requests(self) -> None:
-        """Do nothing: a script's requests to a network are unknown."""
 
     def drain(
         self,

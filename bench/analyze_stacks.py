@@ -37,6 +37,7 @@ Results (five rounds; medians; the furthest that the looks are off)::
 
 from __future__ import annotations
 
+import json
 import random
 import statistics
 import sys
@@ -51,7 +52,6 @@ from types import SimpleNamespace
 
 from harness import Report, interleaved, parser, report
 
-from stoker.analysis.model.stack_samples import read_samples
 from stoker.analysis.probe.stacks import StackSampler
 
 _NUMBERS_A_MS = 50_000
@@ -111,10 +111,9 @@ def _watch_by_signal(fetch: Callable[[int], None], batches: int) -> Counter[str]
                 fetcher.fetch(index)
         finally:
             sampler.end()
-        for path in Path(folder).glob("*.stacks"):
-            for batch in read_samples(path):
-                for stack, count in batch.items():
-                    looks[stack.frames[-1].function] += count
+        for path in Path(folder).glob("*.looks"):
+            for line in path.read_text().splitlines():
+                looks.update(json.loads(line))
     return looks
 
 

@@ -8,17 +8,14 @@ from stoker.analysis.model.model import predict
 from stoker.analysis.model.report import (
     Action,
     AsItIs,
-    Interval,
     Loader,
-    Preparing,
     PrepPoint,
-    PrepWork,
     Rank,
     Rate,
     Rates,
     Report,
     Split,
-    StackFrame,
+    TransformCost,
     to_measured,
 )
 from stoker.analysis.reports.verdict import write_verdict
@@ -139,23 +136,12 @@ PREP = job(
     cached_fraction=0.3,
     after_s={"after-augmentation": 0.0004, "before-augmentation": 0.0016},
 )
-_DECODE = StackFrame("decoder.decode", "native", 0.5, [])
-_CONVERT = StackFrame(
-    "Image.convert", "/env/lib/python3.11/site-packages/PIL/Image.py:9", 0.7, [_DECODE]
-)
-_JITTER = StackFrame("ColorJitter.forward", "/home/me/augment.py:7", 0.3, [])
 PREP = msgspec.structs.replace(
     PREP,
-    preparing=Preparing(
-        1_000,
-        20,
-        "70% (66 to 74%) in PIL's decode, 30% (26 to 34%) in ColorJitter",
-        [
-            PrepWork("PIL's decode", 0.7, Interval(0.66, 0.74)),
-            PrepWork("ColorJitter", 0.3, Interval(0.26, 0.34)),
-        ],
-        [StackFrame("Photographs.__getitem__", "/home/me/train.py:3", 1.0, [_CONVERT, _JITTER])],
-    ),
+    transforms=[
+        TransformCost("PIL's decode", Rate(0.7, 0.66, 0.74), 0.0042),
+        TransformCost("ColorJitter", Rate(0.3, 0.26, 0.34), 0.0018),
+    ],
 )
 COMPUTE = job(G=600, P={1: 260, 2: 515, 4: 1_020}, workers=4, S=2_500)
 ALONE = job(G=900, P={0: 240}, workers=0, S=700, miss_s=1 / 700)

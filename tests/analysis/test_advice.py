@@ -14,7 +14,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from analysis.recordings import Parts, keep, recorded
-from analysis.reports import ALONE, COMPUTE, FETCH, IMAGE_BYTES, PREP, REPORTS, job
+from analysis.reports import ALONE, COMPUTE, FETCH, PREP, REPORTS, job
 from stoker.analysis.model.echo_prices import Kind, find_price
 from stoker.analysis.model.model import Change, predict
 from stoker.analysis.model.report import (
@@ -103,8 +103,9 @@ def test_packing_reads_a_mib_where_it_read_a_file() -> None:
     assert action.code.endswith(".shuffle(block=9)")
     found = to_measured(FETCH)
     assert found.storage is not None
-    faster = dataclasses.replace(found, storage=found.storage * (1 << 20) / IMAGE_BYTES)
-    assert action.gain.value == pytest.approx(predict(faster).rate / predict(found).rate, rel=0.01)
+    packed = predict(found, Change(storage_mbps=found.storage * (1 << 20) / 1e6))
+    assert action.gain.value == pytest.approx(packed.rate / predict(found).rate)
+    assert packed.rate > 1.3 * predict(found).rate
     for more in ({"file_bytes": None}, {"file_bytes": 2.0**20}, {"examples": None}):
         assert not [a for a in advise(replace(FETCH, **more)) if "stoker pack" in a.code]
 

@@ -8,17 +8,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from analysis.reports import FETCH, REPORTS, about
+from analysis.reports import FETCH, PREP, REPORTS, about
 from stoker.analysis.model.model import NOTHING
 from stoker.analysis.model.report import (
     Action,
-    Interval,
     Loader,
-    Preparing,
-    PrepWork,
     Rate,
     Rates,
-    StackFrame,
+    TransformCost,
     to_measured,
 )
 from stoker.analysis.model.what_if import answer
@@ -98,16 +95,9 @@ def test_names_do_nothing(tmp_path: Path) -> None:
         verdict=HOSTILE,
         actions=[Action(HOSTILE, HOSTILE, Rate(2.0, 1.0, 3.0), HOSTILE, HOSTILE)],
         notes=[HOSTILE],
-        stages={HOSTILE: about(3.0)},
-        preparing=Preparing(
-            9,
-            1,
-            HOSTILE,
-            [PrepWork(HOSTILE, 1.0, Interval(1.0, 1.0))],
-            [StackFrame(HOSTILE, HOSTILE, 1.0, [])],
-        ),
+        transforms=[TransformCost(HOSTILE, Rate(1.0, 1.0, 1.0), 0.001)],
     )
-    write_page(FETCH, tmp_path / "page.html")
+    write_page(PREP, tmp_path / "page.html")
     write_page(report, tmp_path / "hostile.html")
     plain, hostile = (PageReader(tmp_path / f"{name}.html") for name in ("page", "hostile"))
     assert hostile.elements <= plain.elements

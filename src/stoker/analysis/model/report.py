@@ -205,41 +205,15 @@ class Crash(msgspec.Struct, frozen=True):
     """The last lines of its output."""
 
 
-class PrepWork(msgspec.Struct, frozen=True):
-    """A piece of the work of preparing."""
+class TransformCost(msgspec.Struct, frozen=True):
+    """The cost of a piece of the work of preparing."""
 
     name: str
-    """A transform's class, "PIL's decode", or a function."""
-    share: float
+    """A transform's class, a function, or a stage of a pipeline."""
+    share: Rate
     """Of the time in which workers make batches."""
-    interval: Interval
-    """Of the share: the error of sampling."""
-
-
-class StackFrame(msgspec.Struct, frozen=True):
-    """A function in the flame graph of preparing."""
-
-    name: str
-    place: str
-    """Its file and line; "native" for a function that is not Python's, by its caller's words."""
-    share: float
-    """Of the time in which workers make batches, with all that it calls."""
-    calls: list[StackFrame]
-    """The functions that it calls, the longest first; those under 0.2 % are left out."""
-
-
-class Preparing(msgspec.Struct, frozen=True):
-    """The code that prepares, by samples of the workers' stacks, with the data in memory."""
-
-    samples: int
-    batches: int
-    """In which they were taken."""
-    text: str
-    """What takes how much of the time, in a line; or that there are too few samples."""
-    work: list[PrepWork]
-    """The pieces that take 3 % or more; none if there are too few samples."""
-    frames: list[StackFrame]
-    """The outermost functions."""
+    seconds: float
+    """Of a worker, for an example."""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -276,7 +250,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Share of the bytes that were in the page cache when the analysis began."""
     rates: Rates
     reasons: dict[str, str] = {}
-    """The reason for each of G, P, S, C, F that is None."""
+    """The reason for each of G, P, S, C, F that is None, and for no ``transforms``."""
     predicted: float | None = None
     """Examples/s that the separately measured rates predict for the job; None without a model."""
     replayed: Rate | None = None
@@ -299,8 +273,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     as_it_is: AsItIs | None = None
     prep: list[PrepPoint] = []
     """P by number of workers. If ``rates.P`` is None, it includes fetching over a network."""
-    preparing: Preparing | None = None
-    """What preparing consists of; None if no stack was sampled, and for pipelines."""
+    transforms: list[TransformCost] = []
+    """The cost of each transform, by samples of the workers' stacks with the data in memory, or of
+    each stage of a pipeline; of pieces that take 3 % or more. ``reasons["transforms"]`` says why
+    there is none."""
     cold: Rate | None = None
     """The loader drained with nothing in the page cache, examples/s."""
     storage_most: Rate | None = None
@@ -355,14 +331,15 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
                 lines.append(
                     f"  {name}  {rate.value:,.0f} examples/s ({rate.low:,.0f} to {rate.high:,.0f})"
                 )
-        for stage, rate in self.stages.items():
-            lines.append(f"     {stage}: {rate.value:,.0f} examples/s on one worker")
+        lines += [
+            f"     {cost.name}: {1e3 * cost.seconds:.3g} ms an example, {cost.share.value:.0%} of "
+            "the preparation"
+            for cost in self.transforms
+        ]
         for number, action in enumerate(self.actions, 1):
             when = f"{action.condition}: " if action.condition else ""
             what = f"{when}{action.title}: {action.code}"
             lines.append(f"  {number}. {action.gain.value:.2f}x  {what}")
-        if self.preparing is not None:
-            lines.append(f"  preparing: {self.preparing.text}")
         lines += [f"  note: {note}" for note in self.notes]
         return "\n".join(lines)
 

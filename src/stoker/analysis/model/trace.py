@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 from stoker.analysis.cold_reads import Reads
 from stoker.analysis.model.report import Crash, HostLoad, Keeping
-from stoker.analysis.model.stack_samples import SampledBatch
 from stoker.analysis.probe.records import Row, WorkRecord
 from stoker.basics.resources import usable_cores
 from stoker.stats import ProcessTrial, ThreadTrial
@@ -91,8 +90,8 @@ class RankTrace:
     drains: dict[str, list[Drain]] = field(default_factory=dict)
     """"found", "warm-W" for W workers, "cold"; "partly" and, right after it, "whole"; "kept-W" of
     examples in a cache."""
-    sampled: list[SampledBatch] = field(default_factory=list)
-    """Batches in whose making the stacks were sampled, with the data in memory."""
+    sampled: list[dict[str, int]] = field(default_factory=list)
+    """Looks at the code that makes a batch, with the data in memory, by the name of the work."""
     opened: list[dict[str, Any]] = field(default_factory=list)
     """Files, with the part that was in the page cache, and connections. ``unread``: the job had
     not read the examples for which the file was opened."""

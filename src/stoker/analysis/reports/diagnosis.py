@@ -36,7 +36,6 @@ from stoker.analysis.model.report import (
     SplitIntervals,
     to_measured_apart,
 )
-from stoker.analysis.model.stack_samples import find_preparing
 from stoker.analysis.model.trace import (
     AnalysisError,
     Drain,
@@ -123,11 +122,14 @@ class _RankFindings:
         self.stages = {name: rate for name, rate in blocks if rate is not None}
         self._estimate_prep()
         self._estimate_fetch()
-        self.preparing = find_preparing(rank.sampled)
-        if self.preparing is None and rank.drains.get("sampled"):
-            self.reasons["preparing"] = (
-                "no stack was sampled: batches take no time, or a thread makes them that is not "
-                "its process's main one"
+        self.transforms = rates.estimate_costs(rank.sampled, rank.drains.get("sampled", []))
+        if self.stages:
+            self.transforms = rates.estimate_stage_costs(self.stages)
+        elif not self.transforms and rank.drains.get("sampled"):
+            looks = sum(sum(batch.values()) for batch in rank.sampled)
+            self.reasons["transforms"] = (
+                f"{looks} looks at the code that prepares are too few: batches take too little "
+                "time, or a thread makes them that is not its process's main one"
             )
         self.has_model = self.g is not None and self.p is not None
         shares = self._list_compute_shares()
@@ -496,7 +498,7 @@ class _RankFindings:
             actions=[],
             as_it_is=self.steady,
             prep=self.curve if self.p is not None else [],
-            preparing=self.preparing,
+            transforms=self.transforms,
             cold=self.cold,
             storage_most=self.s_most,
             miss_s=self.miss_s,

@@ -65,9 +65,9 @@ def show_report(report: Report, console: Console) -> None:
 def list_parts(report: Report) -> Iterator[Text | Table]:
     """Return what is shown of a report, but for its verdict."""
     yield _draw_split(report)
-    if report.preparing is not None:
-        yield Text(f"Preparing a batch: {report.preparing.text}\n")
     yield _make_rates_table(report)
+    if report.transforms:
+        yield _make_costs_table(report)
     if len(report.prep) > 1:
         yield _make_scaling_table(report)
     if len(report.ranks) > 1:
@@ -120,6 +120,16 @@ def _make_rates_table(report: Report) -> Table:
             table.add_row(name, f"{rate.value:,.0f}", interval, _MEANING[name])
     if report.copy_s is not None:
         table.caption = f"part of G: copying a batch to the device, {report.copy_s * 1e3:.2f} ms"
+    return table
+
+
+def _make_costs_table(report: Report) -> Table:
+    columns = map(_NUMBER, ("ms an example", "share", "95 % interval"))
+    table = _TITLED("", *columns, title="Cost of each transform, with the data in memory")
+    for cost in report.transforms:
+        share = cost.share
+        interval = f"{100 * share.low:.0f} to {share.high:.0%}"
+        table.add_row(Text(cost.name), f"{1e3 * cost.seconds:.3g}", f"{share.value:.0%}", interval)
     return table
 
 

@@ -383,7 +383,7 @@ class ScriptJob:
             work, opened = session.read_drain(tag, rank)
             recorded.opened += opened
             if samples:
-                recorded.sampled += session.read_samples(tag, rank)
+                recorded.sampled += session.read_looks(tag, rank)
             drain = Drain(
                 workers,
                 arrivals_ns,

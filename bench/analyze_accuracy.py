@@ -352,7 +352,6 @@ def _rates(found: Any) -> dict[str, Any]:
              "cached_fraction", "example_bytes",
              "step_cpu_s", "notes", "as_it_is", "verdict", "split")  # fmt: skip
     content = msgspec.to_builtins(found)
-    content["as_it_is"] = dict(content["as_it_is"], waits=[]) if content["as_it_is"] else None
     return {name: content[name] for name in names}
 
 

@@ -191,7 +191,9 @@ def measure(
         )
     return row | {
         "as_it_is": outcome["as_it_is"] and outcome["as_it_is"]["rate"]["value"],
-        "preparing": (outcome["preparing"] or {"text": ""})["text"],
+        "preparing": ", ".join(
+            f"{cost['share']['value']:.0%} in {cost['name']}" for cost in outcome["transforms"][:4]
+        ),
         "split": outcome["split"],
     }
 

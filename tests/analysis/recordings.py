@@ -79,7 +79,7 @@ def recorded(job: Parts) -> Trace:
         "changes": None,
     }
     rank = RankTrace(1, 0, {"loaders": [about]}, slot=0)
-    rank.described = {"examples": EXAMPLES, "prefetch": 2, "ordered": True, "cuda": False}
+    rank.described = {"examples": EXAMPLES, "prefetch": 2, "cuda": False}
     rank.rows = _rows(BATCH_SIZE / job.rate, job.wait, 0.0, TRAINS)
     rank.replayed = _rows(BATCH_SIZE / job.G, 0.0, job.step_cpu_s, TRAINS | REPLAYED)
     for count, rate in job.P.items():
@@ -106,10 +106,7 @@ def keep(rank: RankTrace, trained: dict[int, float], beside: float = 0.0) -> Non
 
     ``beside``: the job's speed right before that, in turns of which the host was slower in some.
     """
-    rank.described |= {
-        "example_bytes": 40_000, "varies": False, "sampler": "RandomSampler", "drop_last": False,
-        "collates": False,
-    }  # fmt: skip
+    rank.described |= {"example_bytes": 40_000, "varies": False}
     for count in trained:
         rank.drains[f"kept-{count}"] = [_drain(count, 20_000.0, 0.0)]
     for slower in (1.0, 1.5, 0.7) if beside else (1.0,):
@@ -197,8 +194,6 @@ class MadeUpJob:
     def look_at_example(self) -> None: ...
 
     def keep_examples(self) -> None: ...
-
-    def try_requests(self) -> None: ...
 
 
 def _drain(workers: int, rate: float, cpu_s: float, queued_s: float = 0.0) -> Drain:

@@ -8,19 +8,14 @@ from stoker.analysis.model.model import predict
 from stoker.analysis.model.report import (
     Action,
     AsItIs,
-    Interval,
     Loader,
-    Packing,
-    Preparing,
     PrepPoint,
-    PrepWork,
     Rank,
     Rate,
     Rates,
     Report,
     Split,
-    StackFrame,
-    Wait,
+    TransformCost,
     to_measured,
 )
 from stoker.analysis.reports.verdict import write_verdict
@@ -32,17 +27,6 @@ IMAGE_BYTES = 114_000.0
 def about(value: float, spread: float = 0.03) -> Rate:
     """Return a rate with an interval of so much around it."""
     return Rate(value, value * (1 - spread), value * (1 + spread))
-
-
-def timeline(count: int, workers: int, every_s: float, slow_s: float) -> list[Wait]:
-    """Return the first batches of a loader, whose workers are slow by turns."""
-    waits, at_s = [], 0.0
-    for number in range(count):
-        wait_s = slow_s * (1 + number % 3) if number % max(1, workers) == 0 else slow_s / 50
-        worker = number % workers if workers else -1
-        waits.append(Wait(at_s, wait_s, worker))
-        at_s += every_s + wait_s
-    return waits
 
 
 def job(
@@ -85,6 +69,7 @@ def job(
         loaders=[loader],
         examples=IMAGES,
         example_bytes=IMAGE_BYTES,
+        file_bytes=IMAGE_BYTES if S and C else None,
         cached_fraction=cached_fraction,
         rates=Rates(
             G=about(G),
@@ -133,12 +118,7 @@ def job(
         if now.bound != "compute"
         else [],
         notes=["The first 5 batches were left out: workers were starting."],
-        as_it_is=AsItIs(
-            rate=about(now.rate),
-            wait_fraction=1 - now.compute,
-            startup_s=1.8,
-            waits=timeline(120, workers, 256 / G, max(0.002, 256 / now.rate - 256 / G)),
-        ),
+        as_it_is=AsItIs(about(now.rate), wait_fraction=1 - now.compute, startup_s=1.8),
         ranks=[
             Rank(rank, rates, split, 1 - now.compute, 0.02 * rank)
             for rank in range(ranks if ranks > 1 else 0)
@@ -156,51 +136,12 @@ PREP = job(
     cached_fraction=0.3,
     after_s={"after-augmentation": 0.0004, "before-augmentation": 0.0016},
 )
-_DECODE = StackFrame("decoder.decode", "native", 0.5, [])
-_CONVERT = StackFrame(
-    "Image.convert", "/env/lib/python3.11/site-packages/PIL/Image.py:9", 0.7, [_DECODE]
-)
-_JITTER = StackFrame("ColorJitter.forward", "/home/me/augment.py:7", 0.3, [])
 PREP = msgspec.structs.replace(
     PREP,
-    preparing=Preparing(
-        1_000,
-        20,
-        "70% (66 to 74%) in PIL's decode, 30% (26 to 34%) in ColorJitter",
-        [
-            PrepWork("PIL's decode", 0.7, Interval(0.66, 0.74)),
-            PrepWork("ColorJitter", 0.3, Interval(0.26, 0.34)),
-        ],
-        [StackFrame("Photographs.__getitem__", "/home/me/train.py:3", 1.0, [_CONVERT, _JITTER])],
-    ),
-)
-PACKED = msgspec.structs.replace(
-    FETCH,
-    packing=Packing(
-        400,
-        400 * int(IMAGE_BYTES),
-        one_by_one=about(900),
-        by_offset=about(1_350),
-        in_runs=about(4_500),
-        epoch_files=IMAGES,
-        epoch_shards=545,
-        epoch_runs=139_283,
-    ),
-)
-REMOTE = msgspec.structs.replace(
-    job(G=3_000, P={1: 260, 2: 515, 4: 1_020}, workers=4, S=None, C=None),
-    packing=Packing(
-        64,
-        64 * int(IMAGE_BYTES),
-        one_by_one=about(1_200),
-        by_offset=None,
-        in_runs=about(4_800),
-        requests=about(1_500),
-        prep_share=0.8,
-        epoch_files=IMAGES,
-        epoch_shards=545,
-        epoch_runs=139_283,
-    ),
+    transforms=[
+        TransformCost("PIL's decode", Rate(0.7, 0.66, 0.74), 0.0042),
+        TransformCost("ColorJitter", Rate(0.3, 0.26, 0.34), 0.0018),
+    ],
 )
 COMPUTE = job(G=600, P={1: 260, 2: 515, 4: 1_020}, workers=4, S=2_500)
 ALONE = job(G=900, P={0: 240}, workers=0, S=700, miss_s=1 / 700)
@@ -218,6 +159,4 @@ REPORTS = {
     "archive": ARCHIVE,
     "ranks": RANKS,
     "processors": PROCESSORS,
-    "packed": PACKED,
-    "remote": REMOTE,
 }

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from analysis.analyses import analyze, measured, write_files, write_script
-from stoker.analysis.trials import cold_reads
+from stoker.analysis import cold_reads
 
 SAMPLERS = {
     "distributed": "sampler=DistributedSampler(data, 2, 0, shuffle=False)",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.analysis.trials import cold_reads
+from stoker.analysis import cold_reads
 
 
 def test_all_files_are_read_in_blocks(tmp_path: Path) -> None:

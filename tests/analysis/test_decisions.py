@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from analysis.recordings import MadeUpJob, Parts
+from stoker.analysis.cold_reads import find_files
 from stoker.analysis.model.trace import RankTrace, Trace
 from stoker.analysis.phases import run_phases
 from stoker.analysis.probe.records import BATCH, TRAINS, Row
@@ -14,7 +15,6 @@ from stoker.analysis.reports.diagnosis import make_report
 from stoker.analysis.reports.verdict import explain_nothing_seen
 from stoker.analysis.scripts.script_process import find_crash
 from stoker.analysis.scripts.script_run import choose_slot, find_latest
-from stoker.analysis.trials.cold_reads import find_files
 
 
 def rank(pid: int, number: int = 0, world: int = 1, parent: int = 1, generation: int = 0) -> Any:

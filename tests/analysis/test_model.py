@@ -376,8 +376,6 @@ def test_reports_are_limited_by_what_they_say() -> None:
         "archive": "fetch",
         "ranks": "fetch",
         "processors": "processors",
-        "packed": "fetch",
-        "remote": "prep",
     }
 
 

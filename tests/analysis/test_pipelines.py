@@ -64,8 +64,7 @@ def test_every_stage_gets_its_own_rate(files: list[str], tmp_path: Path) -> None
     assert 2 * report.rates.P.value < report.rates.G.value
     assert report.rates.G.low < 4000  # the range is wide where the machine is busy
     assert report.rates.S is not None, report.reasons
-    assert (report.packing is None) == ("packing" in report.reasons)
-    assert report.example_bytes == 3000
+    assert report.example_bytes == report.file_bytes == 3000
     assert report.examples == 120
     # What is paid for every use is what stands behind the place.
     assert report.after_s["batch"] == 0.0

@@ -47,12 +47,11 @@ def test_a_report_is_told_whole(name: str) -> None:
         assert action.code in said
     for note in report.notes:
         assert f"· {' '.join(note.split())}" in said
-    if report.preparing is not None:
-        assert f"Preparing a batch: {report.preparing.text} " in said
-        assert report.preparing.text in str(report)
-    if report.packing is not None:
-        assert f"({report.packing.sample_files:,} files, " in said
-        assert f" one by one {report.packing.one_by_one.value:,.0f} (" in said
+    for cost in report.transforms:
+        share = cost.share
+        figures = f"{1e3 * cost.seconds:.3g} {share.value:.0%} {100 * share.low:.0f} to"
+        assert f" {cost.name} {figures} {share.high:.0%} " in said
+        assert f"{cost.name}: {1e3 * cost.seconds:.3g} ms" in str(report)
 
 
 def test_what_is_not_known_is_told_as_such() -> None:

@@ -89,13 +89,13 @@ def test_without_options_it_shows_the_job_and_all_curves(folder: Path, name: str
     assert (code, errors) == (0, "")
     assert row(out, "what limits") == [REPORTS[name].bound]
     curves = ["cores", "accelerator"]
-    if name not in ("unknown", "remote"):
+    if name != "unknown":
         curves += ["cache", "storage"]
     assert out.count("examples/s over") == len(curves)
     assert all(f"examples/s over {curve}" in out for curve in curves)
     assert out.count("<- as it is") == len(curves)
     assert ("ranks" in out) == (name == "ranks")
-    if name in ("unknown", "remote"):
+    if name == "unknown":
         assert "S is not known: no file was opened by the dataset" in out
         assert row(out, "F  fetch gives") == ["no", "limit"]
         assert row(out, "x* cache that is enough") == ["not", "known"]

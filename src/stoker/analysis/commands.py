@@ -129,10 +129,6 @@ def what_if(
     network_mbps: Annotated[
         float, typer.Option(metavar="MB/s", help="Network bandwidth of a host to the others.")
     ] = 1250.0,
-    form: Annotated[
-        str | None,
-        typer.Option("--format", metavar="records", help="Pack the files into shards."),
-    ] = None,
     json: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Also write the answer to this file as JSON."),
@@ -147,7 +143,7 @@ def what_if(
 
     Example: stoker what-if report.json --cache 200GiB --cores 16
     """
-    from stoker.analysis.model.model import RECORDS, Change
+    from stoker.analysis.model.model import Change
     from stoker.analysis.model.report import read_report, to_measured
     from stoker.analysis.model.what_if import answer, write_answer
     from stoker.analysis.reports import terminal
@@ -155,8 +151,6 @@ def what_if(
 
     with report_errors("what-if", ValueError):
         found = read_report(report)
-        if form not in (None, "records"):
-            raise ValueError(f"format={form}: must be records (files packed into shards)")
         change = Change(
             cores=cores,
             cache_bytes=None if cache is None else parse_bytes(cache),
@@ -167,7 +161,6 @@ def what_if(
             echo_at=echo_at,
             hosts=hosts,
             network_mbps=network_mbps,
-            records=RECORDS[-1] if form else "",
         )
         answered = answer(to_measured(found), change)
         if json is not None:

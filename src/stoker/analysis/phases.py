@@ -15,12 +15,11 @@ import time
 from dataclasses import dataclass
 from typing import Protocol
 
+from stoker.analysis import cold_reads
 from stoker.analysis.host_load import watch_host
 from stoker.analysis.model import rates
 from stoker.analysis.model.formulas import most_workers
 from stoker.analysis.model.trace import Fetched, RankTrace, Trace
-from stoker.analysis.trials import cold_reads
-from stoker.analysis.trials.trial_shard import TrialShard, choose_sample, try_packing
 
 # Rounds of each measurement. Two, so that a disturbance widens the interval; more would cost the
 # user more time.
@@ -135,11 +134,8 @@ class DrivenJob(Protocol):
         """Inspect some of the examples, after all other drains."""
 
     def keep_examples(self) -> None:
-        """Drain some examples in a cache, where they are the same in each reading, and train on
+        """Drain some examples kept in memory, where they are the same in each reading, and train on
         them, by turns with the job as it is (``RankTrace.drains["kept-W"]``, ``kept_turns``)."""
-
-    def try_requests(self) -> None:
-        """Measure the cost of a request, if examples are files behind URLs."""
 
 
 def run_phases(job: DrivenJob) -> None:
@@ -157,8 +153,6 @@ def run_phases(job: DrivenJob) -> None:
     _drain_cold(job)
     job.look_at_example()
     job.keep_examples()
-    _try_packing(job)
-    job.try_requests()
 
 
 def _drain_warm(job: DrivenJob) -> None:
@@ -306,23 +300,6 @@ def _read_files(trace: Trace, seconds: float) -> None:
     if trace.cores > trace.readers:
         cold_reads.drop_files(files)
         trace.most_reads.append(read(files, trace.cores, seconds, False))
-
-
-def _try_packing(job: DrivenJob) -> None:
-    """Measure reading a sample of the job's files as they are, and from a trial shard."""
-    trace = job.trace
-    if not trace.cold_reads or "S" in trace.reasons:
-        return
-    try:
-        # As many as storage delivered in the time for reading; writing them takes as long again.
-        sample = choose_sample(trace.files, round(sum(count for count, _ in trace.cold_reads[-1])))
-        job.say(f"packing: reading {len(sample):,} files as they are, and from a trial shard")
-        with TrialShard(sample) as shard:
-            for _ in range(_ROUNDS):
-                trial = try_packing(sample, shard, trace.readers, job.limits.reading_s)
-                trace.packing_trials.append(trial)
-    except OSError as error:
-        trace.reasons["packing"] = f"cannot write a trial shard beside the files: {error}"
 
 
 def _drop_part(trace: Trace, prep_files: float) -> bool:

@@ -22,11 +22,9 @@ from stoker.analysis.phases import TURNS, PhaseLimits, run_phases
 from stoker.analysis.probe.records import BATCH, END, REPLAYED, STARTED, TRAINS, Row, WorkRecord
 from stoker.analysis.probe.replay import Bank
 from stoker.analysis.probe.residency import resident_pages
-from stoker.analysis.trials.request_trial import try_requests
 from stoker.basics import resources
-from stoker.errors import CacheWarning, RemoteError
+from stoker.errors import CacheWarning
 from stoker.pipeline import Pipeline
-from stoker.sources.remote.files import FilesSource, RemoteFolderSource
 from stoker.stages.cache import CacheStage
 from stoker.stats import Stats
 
@@ -159,7 +157,6 @@ class PipelineJob:
             "cuda": _has_device(),
             "examples": examples,
             "prefetch": 2,
-            "ordered": False,
         }
 
     def drain(
@@ -258,19 +255,6 @@ class PipelineJob:
 
     def prefetch_more(self, left: int) -> None:
         """Do nothing: the window of a pipeline has a size of its own."""
-
-    def try_requests(self) -> None:
-        """Read some of the files behind URLs, whole and one byte of each."""
-        source = getattr(self._pipeline.chain.plan.indexed, "data", None)
-        if not isinstance(source, (RemoteFolderSource, FilesSource)) or source.access is None:
-            return
-        self.say("packing: asking for files, and for a byte of each")
-        try:
-            trial = try_requests(source, source.access, len(source), self._unit_s)
-        except (RemoteError, OSError) as error:
-            self.trace.reasons["packing"] = f"cannot measure the cost of a request: {error}"
-        else:
-            self.trace.request_trial = trial
 
     def sample_stacks(self) -> None:
         """Do nothing: a pipeline's stages are known, with a rate each."""

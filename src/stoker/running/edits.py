@@ -7,7 +7,7 @@ import difflib
 import os
 from pathlib import Path
 
-from stoker.analysis.porting import find_call, is_in_loop
+from stoker.analysis.loader_code import find_call, is_in_loop
 from stoker.basics.resources import format_bytes
 from stoker.running.loaders import LoaderChoice
 

@@ -4,8 +4,7 @@ Rates are in examples per second: ``G`` of training alone, ``P`` of preparation 
 and ``C`` of storage and of the page cache. ``x`` is the cached fraction (Mohan et al., "Analyzing
 and Mitigating Data Stalls in DNN Training", VLDB 2021, sections 3 to 5).
 
-Functions are named by the quantity that they return. The report page uses them too, translated by
-``javascript.py``, which lists the Python that they may use.
+Functions are named by the quantity that they return.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 
-INFINITE = math.inf
 MOST_WAITING = 8
 """Workers on a core if they mostly wait. More are neither tried nor advised, as each has memory of
 its own."""
@@ -91,8 +89,7 @@ def prep_rate(curve: Sequence[tuple[int, float]], workers: float) -> float:
     if workers == 0 and curve[0][0] == 0:
         return curve[0][1]
     points = [point for point in curve if point[0] > 0]
-    if len(points) == 0:
-        points = [(1, curve[0][1])]
+    points = points or [(1, curve[0][1])]
     workers = max(1, workers)
     first, last = points[0], points[-1]
     if workers < first[0]:
@@ -119,7 +116,7 @@ def interpolate(points: Sequence[tuple[int, float]], at: float, empty: float = 0
 
     ``empty`` is the value if there is no point.
     """
-    if len(points) == 0:
+    if not points:
         return empty
     if at <= points[0][0]:
         return points[0][1]
@@ -132,5 +129,5 @@ def interpolate(points: Sequence[tuple[int, float]], at: float, empty: float = 0
 def inverse(value: float) -> float:
     """Return 1/value; 0 and infinity are each other's inverse."""
     if value <= 0.0:
-        return INFINITE
-    return 0.0 if value == INFINITE else 1.0 / value
+        return math.inf
+    return 0.0 if value == math.inf else 1.0 / value

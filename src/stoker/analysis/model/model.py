@@ -10,16 +10,14 @@ in real jobs, and are measured:
 - even with all data in memory, training is a little slower than ``min(G, P, H)``: batches come in
   bursts and in order, and take time to receive. ``efficiency`` is the fraction that it reaches, by
   number of workers.
-
-The report page uses the same functions, translated by ``javascript.py``.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from stoker.analysis.model.formulas import (
-    INFINITE,
     fetch_rate,
     interpolate,
     inverse,
@@ -31,8 +29,6 @@ from stoker.analysis.model.formulas import (
 )
 
 PLACES = ("batch", "after-augmentation", "before-augmentation")
-RECORDS = ("by offset", "in runs")
-"""Orders of reading from shards: single examples, or neighbours together (a shuffle by blocks)."""
 FED = 0.05
 """Stalls below this fraction of the time are not worth acting on: the split is off by up to 0.037
 (bench/results/analyze_split.json)."""
@@ -85,11 +81,6 @@ class Measured:
     """True if the accelerator is the host's own processor."""
     prep_fetches: bool = False
     """True if P includes fetching over a network: its loss is then counted as fetching."""
-    packed: tuple[tuple[str, float], ...] = ()
-    """Speed-up of storage by shards, for each order of ``RECORDS`` that was tried, on a sample of
-    the files."""
-    prep_share: float = 0.0
-    """If P includes fetching: the fraction of preparing time spent waiting for it."""
     after_s: tuple[tuple[str, float], ...] = (("batch", 0.0),)
     """For each place of an echo whose split was measured: worker seconds behind it, which each use
     costs."""
@@ -119,9 +110,6 @@ class Change:
     """Hosts like this one that train together, each of which caches a part of the data."""
     network_mbps: float = NETWORK_MBPS
     """Network bandwidth of each host, to the memories of the others, in MB/s."""
-    records: str = ""
-    """The order of reading from shards that hold the files: one of RECORDS; empty: the files stay
-    as they are."""
 
 
 NOTHING = Change()
@@ -166,7 +154,7 @@ def check_change(measured: Measured, change: Change) -> None:
         ("echo", change.echo, 1),
         ("hosts", change.hosts, 1),
     ):
-        if value is not None and not least <= value < INFINITE:
+        if value is not None and not least <= value < math.inf:
             raise ValueError(f"{name}={value}: at least {least}")
     above_0 = {
         "storage-mbps": change.storage_mbps,
@@ -174,7 +162,7 @@ def check_change(measured: Measured, change: Change) -> None:
         "network-mbps": change.network_mbps,
     }
     for name, number in above_0.items():
-        if number is not None and not 0 < number < INFINITE:
+        if number is not None and not 0 < number < math.inf:
             raise ValueError(f"{name}={number}: above 0")
     if change.echo_at not in PLACES:
         raise ValueError(f"echo-at={change.echo_at!r}: one of {', '.join(PLACES)}")
@@ -192,38 +180,12 @@ def check_change(measured: Measured, change: Change) -> None:
             "cache, storage-mbps, hosts: the analysis could not separate fetching from "
             "preparation, so it cannot predict the effect of storage; the report says why"
         )
-    if change.records:
-        _check_records(measured, change)
     if change.storage_mbps is not None and not measured.example_bytes:
         raise ValueError("storage-mbps: the report does not know how many bytes an example takes")
     if change.hosts > 1 and not measured.example_bytes:
         raise ValueError("hosts: the report does not know how many bytes an example takes")
     if change.cache_bytes is not None and dataset_bytes(measured) is None:
         raise ValueError("cache: the report does not know how many bytes the dataset takes")
-
-
-def _check_records(measured: Measured, change: Change) -> None:
-    if change.records not in dict(measured.packed):
-        raise ValueError(
-            "format: the analysis did not, or could not, try packing; the report says why"
-        )
-    if change.storage_mbps is not None:
-        raise ValueError(
-            "format: packing was tried on the present storage only: leave out storage-mbps"
-        )
-    if measured.prep_share == 0.0 and (measured.storage is None or measured.cache is None):
-        raise ValueError(
-            "format: the analysis could not separate fetching from preparation, so it cannot "
-            "predict the effect of storage; the report says why"
-        )
-
-
-def packing_gain(measured: Measured, change: Change) -> float:
-    """Return the speed-up of storage by the change's packing."""
-    for name, faster in measured.packed:
-        if name == change.records:
-            return faster
-    return 1.0
 
 
 def cached_fraction(measured: Measured, change: Change) -> float:
@@ -244,7 +206,7 @@ def storage_rate(measured: Measured, change: Change) -> float | None:
     storage = measured.storage
     if (change.cores or 0) > max(1, measured.workers):
         storage = measured.storage_most or measured.storage
-    return None if storage is None else storage * packing_gain(measured, change)
+    return storage
 
 
 def cache_rate(measured: Measured, change: Change) -> float | None:
@@ -267,11 +229,10 @@ def miss_seconds(measured: Measured, change: Change) -> float:
 
     If the job's workers use all of storage's bandwidth (S = W / miss_s), the wait shrinks as
     storage gets faster. If they leave most of it unused, the wait is latency, and stays. In between
-    it shrinks in proportion, which is an assumption. From shards a miss is assumed to get shorter
-    by the same factor as reading an example.
+    it shrinks in proportion, which is an assumption.
     """
     if change.storage_mbps is None or not measured.example_bytes or not measured.storage:
-        return measured.miss_s / packing_gain(measured, change)
+        return measured.miss_s
     share = min(1.0, measured.miss_s * measured.storage / max(1, measured.workers))
     faster = change.storage_mbps * 1e6 / measured.example_bytes / measured.storage
     return measured.miss_s * (1.0 - share + share / faster)
@@ -286,14 +247,6 @@ def warm_rate(measured: Measured, workers: int) -> float:
     return min(measured.ingestion, prep, inverse(cpu_s / measured.cores))
 
 
-def worker_seconds_behind(measured: Measured, place: str) -> float:
-    """Return the worker seconds per example that stages after an echo at a place cost."""
-    for name, seconds in measured.after_s:
-        if name == place:
-            return seconds
-    return 0.0
-
-
 def predict(measured: Measured, change: Change = NOTHING) -> Prediction:
     """Return how fast each job runs after ``change``.
 
@@ -305,8 +258,6 @@ def predict(measured: Measured, change: Change = NOTHING) -> Prediction:
     processors; with sharing, all of it is used once for all. Under an echo of factor e, a use
     costs ``1/(e F)`` of fetching and ``1/P - (1 - 1/e) * t_before/W`` of preparation, where
     ``t_before`` are the worker seconds an example in front of the echo.
-
-    From shards, storage, and the fetching that P includes, are faster by the factor of the trial.
 
     With several hosts this is the speed of one of them. Each is assumed to be like the measured
     one, its storage too. Serving the others is assumed to cost only network bandwidth.
@@ -320,11 +271,8 @@ def predict(measured: Measured, change: Change = NOTHING) -> Prediction:
 
     workers = change.cores if change.cores is not None else measured.workers
     alone = workers == 0
-    unpacked = 1.0 - 1.0 / packing_gain(measured, change)
-    fresh_prep_s = inverse(prep_rate(measured.prep, workers)) * (
-        1.0 - measured.prep_share * unpacked
-    )
-    behind_s = worker_seconds_behind(measured, change.echo_at) / max(1, workers)
+    fresh_prep_s = inverse(prep_rate(measured.prep, workers))
+    behind_s = dict(measured.after_s).get(change.echo_at, 0.0) / max(1, workers)
     behind_s = min(behind_s, fresh_prep_s)
     use_prep_s = (fresh_prep_s - behind_s) / echo + behind_s
     prep_divided_by = 1 if alone else divided_by  # each training process prepares by itself
@@ -353,10 +301,10 @@ def predict(measured: Measured, change: Change = NOTHING) -> Prediction:
         if alone:
             loader = loader_rate(fetch, inverse(prep_s), waiting_s)
             return reached * min(processors, inverse(inverse(ingestion) + inverse(loader)))
-        unfetched = loader_rate(INFINITE, inverse(prep_s), waiting_s)
+        unfetched = loader_rate(math.inf, inverse(prep_s), waiting_s)
         return min(fetch, reached * min(ingestion, processors, unfetched))
 
-    warm, rate = trained_rate(INFINITE, 0.0), trained_rate(inverse(fetch_s), waiting_s)
+    warm, rate = trained_rate(math.inf, 0.0), trained_rate(inverse(fetch_s), waiting_s)
     compute, fetch_stall = rate / ingestion, 1.0 - rate / warm
     prep_stall = max(0.0, 1.0 - compute - fetch_stall)
     if compute > 1.0 - FED:
@@ -415,7 +363,7 @@ def find_cache_needed(measured: Measured, change: Change, prediction: Prediction
     uses = change.echo / (1 if change.sharing else change.jobs)
     # Without workers, training waits for the loader's whole time.
     overlaps = measured.workers > 0 or change.cores is not None
-    takes = min(prediction.ingestion, prediction.processors) if overlaps else INFINITE
+    takes = min(prediction.ingestion, prediction.processors) if overlaps else math.inf
     workers = max(1, measured.workers if change.cores is None else change.cores)
     miss_s = miss_seconds(measured, change) / workers / uses
     return smallest_cache(storage * uses, cache * uses, prediction.prep, takes, miss_s)

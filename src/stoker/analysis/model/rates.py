@@ -6,19 +6,20 @@ import itertools
 import math
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from stoker.analysis.model.report import AsItIs, Rate, Wait
+from stoker.analysis.cold_reads import Reads
+from stoker.analysis.model.report import AsItIs, Rate, TransformCost
 from stoker.analysis.model.trace import Drain, KeptTurn, RankTrace, Step
 from stoker.analysis.probe import records
 from stoker.analysis.probe.records import Row, WorkRecord
-from stoker.analysis.trials.cold_reads import Reads
 
 # The number of blocks of a measurement: each is long enough for whole bursts of workers, and eight
 # are enough for an interval (Student's t is then 2.4).
 _BLOCKS = 8
-# The most waits that the page draws: more would not fit, and these are small beside its 1 MB.
-_LONGEST_TIMELINE = 400
+# Fewer looks tell nothing: 100 looks alone give intervals of up to 20 percent. Pieces with less of
+# the time are not worth naming. Chosen, not measured.
+_FEWEST_LOOKS, _SMALLEST_SHARE = 100, 0.03
 # Student's t for 95 %, by degrees of freedom.
 _T = [12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160]
 # Student's t for more degrees of freedom, approximately.
@@ -86,9 +87,8 @@ def estimate_steady(rank: RankTrace, batch: float) -> tuple[AsItIs | None, float
     """
     workers, ahead = rank.workers, count_ahead(rank)
     steps: list[tuple[bool, float, float, float]] = []
-    waits: list[Wait] = []
     startup_s = None
-    started_ns = first_ns = 0
+    started_ns = 0
     evaluations = _find_evaluations(rank.rows, rank.slot)
     for epoch in _split_epochs(rank.rows, rank.slot):
         if epoch[0][0].epoch in evaluations:
@@ -102,25 +102,20 @@ def estimate_steady(rank: RankTrace, batch: float) -> tuple[AsItIs | None, float
                 continue
             if startup_s is None:
                 startup_s = (row.left_ns - started_ns) / 1e9
-                first_ns = row.entered_ns
-            wait_s = (row.left_ns - row.entered_ns) / 1e9
-            if len(waits) < _LONGEST_TIMELINE:
-                ordered = workers > 0 and rank.described.get("ordered", True)
-                worker = (place - 1) % workers if ordered else -1
-                waits.append(Wait((row.entered_ns - first_ns) / 1e9, wait_s, worker))
             if place <= skip or following is None:
                 continue
             if any(not other.trains for other in between):
                 continue  # an evaluation
             lasted_s = (following.entered_ns - row.entered_ns) / 1e9
             others_s = sum((other.left_ns - other.entered_ns) / 1e9 for other in between)
+            wait_s = (row.left_ns - row.entered_ns) / 1e9
             steps.append((following.event == records.END, lasted_s, wait_s, others_s))
     steps = [step for step in steps if not step[0]] or steps
     rate = _estimate_step_rate([step[1] for step in steps], batch, workers)
     if rate is None:
         return None, 0.0
     total, waited, others = (sum(step[at] for step in steps) for at in (1, 2, 3))
-    return AsItIs(rate, waited / total, startup_s or 0.0, waits), others / total
+    return AsItIs(rate, waited / total, startup_s or 0.0), others / total
 
 
 def _find_evaluations(rows: Sequence[Row], slot: int) -> set[int]:
@@ -353,6 +348,48 @@ def estimate_collate_s(drains: Sequence[Drain]) -> float:
     """Return the worker seconds of collating an example."""
     work = [w for drain in drains for w in drain.work]
     return sum(w.collate_ns for w in work) / 1e9 / sum(w.examples for w in work) if work else 0.0
+
+
+def estimate_costs(
+    batches: Sequence[Mapping[str, int]], drains: Sequence[Drain]
+) -> list[TransformCost]:
+    """Return the cost of each piece of work, the largest first, from looks at each batch.
+
+    None if there are too few looks.
+    """
+    work = [w for drain in drains for w in drain.work]
+    total: Counter[str] = Counter()
+    for batch in batches:
+        total.update(batch)
+    if total.total() < _FEWEST_LOOKS or len(batches) < _BLOCKS or not work:
+        return []
+    blocks = []
+    for number in range(_BLOCKS):
+        blocks.append(Counter[str]())
+        for batch in batches[number::_BLOCKS]:
+            blocks[-1].update(batch)
+    made_s = sum(w.ended_ns - w.started_ns for w in work) / 1e9 / sum(w.examples for w in work)
+    costs = []
+    for name, looks in total.most_common():
+        value = looks / total.total()
+        # A block without the piece counts, too.
+        spread = estimate_rate([(block[name] + 1e-9, block.total()) for block in blocks])
+        if spread is not None and value >= _SMALLEST_SHARE:
+            share = Rate(value, min(value, spread.low), max(value, min(1.0, spread.high)))
+            costs.append(TransformCost(name, share, value * made_s))
+    return costs
+
+
+def estimate_stage_costs(stages: Mapping[str, Rate]) -> list[TransformCost]:
+    """Return the cost of each stage of a pipeline, from examples/s on one worker."""
+    total_s = sum(1.0 / rate.value for rate in stages.values())
+    costs = []
+    for name, rate in stages.items():
+        ends = 1.0 / rate.high / total_s, min(1.0, 1.0 / max(rate.low, 1e-9) / total_s)
+        share = Rate(1.0 / rate.value / total_s, *ends)
+        if share.value >= _SMALLEST_SHARE:
+            costs.append(TransformCost(name, share, 1.0 / rate.value))
+    return costs
 
 
 def estimate_reads(reads: Sequence[Reads], examples_a_file: float) -> Rate | None:

@@ -6,21 +6,21 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from textwrap import indent
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from stoker.analysis.model.calibration import calibrate
-from stoker.analysis.model.formulas import INFINITE
-from stoker.analysis.model.model import Measured, warm_rate
-from stoker.analysis.porting import Port, Prepared
+from stoker.analysis.model.formulas import MOST_WAITING
+from stoker.analysis.model.model import MOST_CORES, Measured, warm_rate
 from stoker.stats import ProcessTrial, ThreadTrial
 
 SCHEMA = "stoker-analysis/1"
 # Of the processors: what background services take is less, and hardly moves a rate. Chosen, not
 # measured.
 _BUSY = 0.1
+
+_MOST_WORKERS = MOST_CORES * MOST_WAITING
 
 
 class Rate(msgspec.Struct, frozen=True):
@@ -67,6 +67,14 @@ class SplitIntervals(msgspec.Struct, frozen=True):
     fetch_stall: Interval
 
 
+class LoaderOptions(msgspec.Struct, frozen=True):
+    """Options of the script's ``DataLoader`` that an action changes; the others stay."""
+
+    num_workers: Annotated[int, msgspec.Meta(ge=1, le=_MOST_WORKERS)] | None = None
+    prefetch_factor: Annotated[int, msgspec.Meta(ge=1, le=_MOST_WORKERS)] | None = None
+    persistent_workers: bool = False
+
+
 class Action(msgspec.Struct, frozen=True):
     """An action, and its predicted gain."""
 
@@ -80,6 +88,8 @@ class Action(msgspec.Struct, frozen=True):
     """What it changes, and what the prediction assumes."""
     condition: str = ""
     """The condition for this action; empty if there is none."""
+    options: LoaderOptions | None = None
+    """What ``stoker run`` changes for it; None: something else than the loader's options."""
 
 
 class Keeping(msgspec.Struct, frozen=True):
@@ -107,6 +117,19 @@ class PrepPoint(msgspec.Struct, frozen=True):
     """Seconds from ``iter()`` to the first batch, of an epoch whose workers start."""
 
 
+class Prepared(msgspec.Struct, frozen=True):
+    """Examples as the script's dataset returns them."""
+
+    dataset: str
+    """The dataset, as the script's code."""
+    example_bytes: int
+    """The bytes of an example's arrays."""
+    varies: bool
+    """True if reading an example draws at random, or gives another value each time."""
+    in_loop: bool = False
+    """True if the script builds the loader in a loop, anew for each turn."""
+
+
 class Loader(msgspec.Struct, frozen=True):
     """A loader that the script iterated."""
 
@@ -130,17 +153,6 @@ class Loader(msgspec.Struct, frozen=True):
     """What reading an example changes of the dataset, by name; unknown where that is random."""
 
 
-class Wait(msgspec.Struct, frozen=True):
-    """One batch, as the training process received it."""
-
-    at_s: float
-    """When it was requested, in seconds since the first request."""
-    wait_s: float
-    """How long the training process waited for it, in seconds."""
-    worker: int
-    """The worker that made it; -1 if there is none, or if it is unknown."""
-
-
 class AsItIs(msgspec.Struct, frozen=True):
     """The job without any change."""
 
@@ -150,8 +162,6 @@ class AsItIs(msgspec.Struct, frozen=True):
     """Share of the steady state spent inside ``next()``: an upper bound of the loss."""
     startup_s: float
     """Seconds from ``iter()`` to the first batch; not part of the rate."""
-    waits: list[Wait] = []
-    """A timeline of the first batches."""
 
 
 class Rank(msgspec.Struct, frozen=True):
@@ -207,69 +217,15 @@ class Crash(msgspec.Struct, frozen=True):
     """The last lines of its output."""
 
 
-class Packing(msgspec.Struct, frozen=True):
-    """The gain of packing the files into shards, by a trial on a sample of them.
-
-    Rates in examples/s: of reading alone, with nothing in the page cache, and by as many readers as
-    the job has. Behind URLs, by as many requests.
-    """
-
-    sample_files: int
-    sample_bytes: int
-    one_by_one: Rate
-    """Single files, each opened, or requested."""
-    by_offset: Rate | None
-    """From a shard, in any order. None for URLs: there too, each example is a request."""
-    in_runs: Rate
-    """From a shard, a MiB of neighbours at a time. For URLs, calculated from the time of a
-    request."""
-    requests: Rate | None = None
-    """For URLs: requests/s for a single byte."""
-    prep_share: float = 0.0
-    """If P includes reading: the share of the preparation time spent waiting for it."""
-    epoch_files: int | None = None
-    """Files opened, or requested, in an epoch without any change; None if unknown."""
-    epoch_shards: int | None = None
-    """Shards opened instead."""
-    epoch_runs: int | None = None
-    """Reads, or requests, in an epoch that is read in runs."""
-
-
-class PrepWork(msgspec.Struct, frozen=True):
-    """A piece of the work of preparing."""
+class TransformCost(msgspec.Struct, frozen=True):
+    """The cost of a piece of the work of preparing."""
 
     name: str
-    """A transform's class, "PIL's decode", or a function."""
-    share: float
+    """A transform's class, a function, or a stage of a pipeline."""
+    share: Rate
     """Of the time in which workers make batches."""
-    interval: Interval
-    """Of the share: the error of sampling."""
-
-
-class StackFrame(msgspec.Struct, frozen=True):
-    """A function in the flame graph of preparing."""
-
-    name: str
-    place: str
-    """Its file and line; "native" for a function that is not Python's, by its caller's words."""
-    share: float
-    """Of the time in which workers make batches, with all that it calls."""
-    calls: list[StackFrame]
-    """The functions that it calls, the longest first; those under 0.2 % are left out."""
-
-
-class Preparing(msgspec.Struct, frozen=True):
-    """The code that prepares, by samples of the workers' stacks, with the data in memory."""
-
-    samples: int
-    batches: int
-    """In which they were taken."""
-    text: str
-    """What takes how much of the time, in a line; or that there are too few samples."""
-    work: list[PrepWork]
-    """The pieces that take 3 % or more; none if there are too few samples."""
-    frames: list[StackFrame]
-    """The outermost functions."""
+    seconds: float
+    """Of a worker, for an example."""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -300,11 +256,13 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Examples in an epoch, over all ranks; None if the dataset has no length."""
     example_bytes: float | None = None
     """Mean bytes read for an example; None if unknown."""
+    file_bytes: float | None = None
+    """Mean bytes of a file, where files are read whole; None if they are not."""
     cached_fraction: float | None = None
     """Share of the bytes that were in the page cache when the analysis began."""
     rates: Rates
     reasons: dict[str, str] = {}
-    """The reason for each of G, P, S, C, F that is None; and why packing was not tried."""
+    """The reason for each of G, P, S, C, F that is None, and for no ``transforms``."""
     predicted: float | None = None
     """Examples/s that the separately measured rates predict for the job; None without a model."""
     replayed: Rate | None = None
@@ -327,8 +285,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     as_it_is: AsItIs | None = None
     prep: list[PrepPoint] = []
     """P by number of workers. If ``rates.P`` is None, it includes fetching over a network."""
-    preparing: Preparing | None = None
-    """What preparing consists of; None if no stack was sampled, and for pipelines."""
+    transforms: list[TransformCost] = []
+    """The cost of each transform, by samples of the workers' stacks with the data in memory, or of
+    each stage of a pipeline; of pieces that take 3 % or more. ``reasons["transforms"]`` says why
+    there is none."""
     cold: Rate | None = None
     """The loader drained with nothing in the page cache, examples/s."""
     storage_most: Rate | None = None
@@ -342,8 +302,6 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Processor seconds that training takes for an example."""
     after_s: dict[str, float] = {}
     """Worker seconds per example after each place of an echo, where they are known."""
-    packing: Packing | None = None
-    """None if it was not tried; ``reasons["packing"]`` says why."""
     prefetched: Rate | None = None
     """What training reaches with the data in memory, the job's own workers, and eight batches ahead
     for each; None where it was not tried, or the job has as many."""
@@ -354,8 +312,6 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     empty where that was not tried, as of examples that are random."""
     prepared: Prepared | None = None
     """Examples as the dataset returns them; None where no cache could hold them, or of a stream."""
-    port: Port | None = None
-    """The parts of a pipeline in place of the loader; None if no pipeline can do the same."""
     stages: dict[str, Rate] = {}
     """For a pipeline: examples/s of each stage alone on one worker."""
     keeping: Keeping | None = None
@@ -387,14 +343,15 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
                 lines.append(
                     f"  {name}  {rate.value:,.0f} examples/s ({rate.low:,.0f} to {rate.high:,.0f})"
                 )
-        for stage, rate in self.stages.items():
-            lines.append(f"     {stage}: {rate.value:,.0f} examples/s on one worker")
+        lines += [
+            f"     {cost.name}: {1e3 * cost.seconds:.3g} ms an example, {cost.share.value:.0%} of "
+            "the preparation"
+            for cost in self.transforms
+        ]
         for number, action in enumerate(self.actions, 1):
             when = f"{action.condition}: " if action.condition else ""
-            code = action.code if "\n" not in action.code else "\n" + indent(action.code, " " * 5)
-            lines.append(f"  {number}. {action.gain.value:.2f}x  {when}{action.title}: {code}")
-        if self.preparing is not None:
-            lines.append(f"  preparing: {self.preparing.text}")
+            what = f"{when}{action.title}: {action.code}"
+            lines.append(f"  {number}. {action.gain.value:.2f}x  {what}")
         lines += [f"  note: {note}" for note in self.notes]
         return "\n".join(lines)
 
@@ -430,7 +387,6 @@ def to_measured_apart(report: Report) -> Measured:
     known += [point.rate for point in report.prep]
     if not all(0.0 < rate.value < math.inf for rate in known):
         raise ValueError("the report has a rate that is not above 0: run the analysis again")
-    packing = report.packing
     found = Measured(
         ingestion=rates.G.value,
         prep=tuple(sorted((point.workers, point.rate.value) for point in report.prep)),
@@ -438,7 +394,7 @@ def to_measured_apart(report: Report) -> Measured:
         cores=report.cores,
         batch_size=report.loader.batch_size,
         storage=rates.S.value if rates.S else None,
-        cache=rates.C.value if rates.C else (INFINITE if rates.S else None),
+        cache=rates.C.value if rates.C else (math.inf if rates.S else None),
         storage_most=report.storage_most.value if report.storage_most else None,
         miss_s=report.miss_s,
         cached_fraction=report.cached_fraction or 0.0,
@@ -450,17 +406,8 @@ def to_measured_apart(report: Report) -> Measured:
         prep_fetches=rates.P is None,
         # Behind a batch nothing is paid, whatever is known of other places.
         after_s=tuple({"batch": 0.0, **report.after_s}.items()),
-        packed=() if packing is None else list_gains(packing),
-        prep_share=0.0 if packing is None else packing.prep_share,
     )
     return replace(found, efficiency=find_efficiency(found, report.prep))
-
-
-def list_gains(packing: Packing) -> tuple[tuple[str, float], ...]:
-    """Return how many times as fast reading is from shards, by ``Change.records``."""
-    orders = {"by offset": packing.by_offset, "in runs": packing.in_runs}
-    found = [(name, rate.value / packing.one_by_one.value) for name, rate in orders.items() if rate]
-    return tuple(found)
 
 
 def find_efficiency(found: Measured, prep: Sequence[PrepPoint]) -> tuple[tuple[int, float], ...]:

@@ -7,12 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from stoker.analysis.cold_reads import Reads
 from stoker.analysis.model.report import Crash, HostLoad, Keeping
-from stoker.analysis.model.stack_samples import SampledBatch
 from stoker.analysis.probe.records import Row, WorkRecord
-from stoker.analysis.trials.cold_reads import Reads
-from stoker.analysis.trials.request_trial import RequestTrial
-from stoker.analysis.trials.trial_shard import PackingTrial
 from stoker.basics.resources import usable_cores
 from stoker.stats import ProcessTrial, ThreadTrial
 
@@ -93,8 +90,8 @@ class RankTrace:
     drains: dict[str, list[Drain]] = field(default_factory=dict)
     """"found", "warm-W" for W workers, "cold"; "partly" and, right after it, "whole"; "kept-W" of
     examples in a cache."""
-    sampled: list[SampledBatch] = field(default_factory=list)
-    """Batches in whose making the stacks were sampled, with the data in memory."""
+    sampled: list[dict[str, int]] = field(default_factory=list)
+    """Looks at the code that makes a batch, with the data in memory, by the name of the work."""
     opened: list[dict[str, Any]] = field(default_factory=list)
     """Files, with the part that was in the page cache, and connections. ``unread``: the job had
     not read the examples for which the file was opened."""
@@ -137,9 +134,6 @@ class Trace:
     warm_reads: list[Reads] = field(default_factory=list)
     most_reads: list[Reads] = field(default_factory=list)
     """Cold, with a reader a core, where the job has fewer workers."""
-    packing_trials: list[PackingTrial] = field(default_factory=list)
-    request_trial: RequestTrial | None = None
-    """Of a pipeline over files behind URLs."""
     fetched: list[Fetched] = field(default_factory=list)
     """The same reads in the order of time."""
     said: list[tuple[int, str]] = field(default_factory=list)
@@ -171,7 +165,7 @@ class Trace:
     """Training jobs that the script runs, each on its own; one of them was analyzed."""
     notes: list[str] = field(default_factory=list)
     reasons: dict[str, str] = field(default_factory=dict)
-    """Why a phase did not happen: "as-it-is", "G", "P", "S", "packing"."""
+    """Why a phase did not happen: "as-it-is", "G", "P", "S"."""
 
     @property
     def share_of_cores(self) -> int:

@@ -108,9 +108,6 @@ def answer(job: Measured, change: Change) -> Answer:
     elif change.hosts > 1:
         ways[f"{change.hosts} hosts, a cache each"] = replace(change, hosts=1)
         ways[f"{change.hosts} hosts, one cache"] = change
-    elif change.records:
-        for order, _ in job.packed:
-            ways[f"packed, read {order}"] = replace(change, records=order)
     elif change != NOTHING:
         ways["then"] = change
     outcomes = tuple(_predict_outcome(job, way, name) for name, way in ways.items())
@@ -161,7 +158,7 @@ def _choose_quantities(job: Measured, change: Change) -> list[str]:
     answerable = {
         "cache": known and dataset_bytes(job) is not None,
         "cores": True,
-        "storage-mbps": known and bool(job.example_bytes) and not change.records,
+        "storage-mbps": known and bool(job.example_bytes),
         "accelerator": True,
     }
     return [name for name, wanted in answerable.items() if wanted]

@@ -24,9 +24,7 @@ def take_parts(loader: Any) -> SimpleNamespace:
         "multiprocessing_context", "timeout", "worker_init_fn", "sampler", "_dataset_kind",
         "_auto_collation", "_index_sampler", "num_workers", "persistent_workers",
     )  # fmt: skip
-    parts = SimpleNamespace(**{name: getattr(loader, name) for name in names})
-    parts.in_order = getattr(loader, "in_order", True)
-    return parts
+    return SimpleNamespace(**{name: getattr(loader, name) for name in names})
 
 
 def is_over(iterator: Any, seen_length: int | None) -> bool:

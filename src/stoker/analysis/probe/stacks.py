@@ -7,91 +7,70 @@ counts for as long as it lasted, and for its caller.
 
 A thread with ``sys._current_frames`` would do it without signals. But it has to wait for a
 processor and for the GIL, and gets both when the main thread waits: on a busy host its shares were
-off by up to 0.48, those of the signal by 0.022 (``bench/results/analyze_stacks.json``).
+off by up to 0.43, those of the signal by 0.034 (``bench/results/analyze_stacks.json``).
+
+A look counts for one piece of work. Its name is the first of these that the stack has:
+
+- PIL's decoding, wherever a lazy image is first used;
+- the innermost object with ``__call__`` or ``forward``, such as a transform; a function of the
+  user's inside a library's object (a ``Lambda``) is named itself;
+- the library's function that the user's innermost function calls;
+- that function itself; of a dataset's method the line, as it may do everything.
 """
 
 from __future__ import annotations
 
 import ctypes
-import dis
 import functools
 import json
+import linecache
 import os
-import random
 import signal
+import struct
 import threading
 import time
-from types import CodeType, FrameType
+from collections import Counter
+from types import FrameType
 from typing import Any
 
-# Between two looks, on average. A look takes some 20 us of the worker's time.
-_PERIOD_S = 0.002
+# Between two looks: no round number, as a loop as long would be met at one place only. A look takes
+# some 20 us of the worker's time.
+_PERIOD_NS = 1_937_000
 _HERE = os.path.dirname(os.path.abspath(__file__))
 # Methods that are named after their object: a subclass inherits them.
 _OBJECTS = "__call__", "forward"
-# What native code may be called by. PRECALL is of Python 3.11.
-_NATIVE = (
-    "PRECALL",
-    "CALL",
-    "CALL_KW",
-    "CALL_FUNCTION_EX",
-    "BINARY_OP",
-    "BINARY_SUBSCR",
-    "STORE_SUBSCR",
-)
+# Objects with a ``__call__`` that only pass on a call.
+_DISPATCH = "torch._ops"
+# Methods of datasets, which pass on what they are asked for.
+_DATASET = "__getitem__", "__getitems__", "__iter__", "__next__"
+_FETCHER = "/torch/utils/data/_utils/fetch.py"
+_LONGEST_LINE = 60
 
 # Not SIGALRM, which a dataset may have for time-outs of its own.
 _SIGNAL = signal.SIGRTMAX - 1
 # Of timer_create(2), which Python does not name.
 _SIGEV_THREAD_ID = 4
 
-_clock = time.perf_counter
-Stack = tuple[tuple[CodeType, str], ...]
-
-
-class _Event(ctypes.Structure):
-    """``struct sigevent``."""
-
-    _fields_ = (
-        ("value", ctypes.c_void_p),
-        ("signal", ctypes.c_int),
-        ("notify", ctypes.c_int),
-        ("thread", ctypes.c_int),
-        ("unused", ctypes.c_char * 44),
-    )
-
-
-class _Times(ctypes.Structure):
-    """``struct itimerspec``."""
-
-    _fields_ = (
-        ("interval_s", ctypes.c_long),
-        ("interval_ns", ctypes.c_long),
-        ("value_s", ctypes.c_long),
-        ("value_ns", ctypes.c_long),
-    )
+_clock = time.perf_counter_ns
 
 
 class _Timer:
-    """Sends ``_SIGNAL`` to the thread that made it."""
+    """Sends ``_SIGNAL`` to the thread that made it, again and again."""
 
     def __init__(self) -> None:
-        """Make it. Raises OSError."""
-        libc = ctypes.CDLL(None, use_errno=True)
-        # Until glibc 2.33, in a library of its own.
-        self._libc = libc if hasattr(libc, "timer_create") else ctypes.CDLL("librt.so.1")
+        # Until glibc 2.33 it has these functions; since then it leads to them.
+        self._libc = ctypes.CDLL("librt.so.1")
         self._timer = ctypes.c_void_p()
-        event = _Event(None, _SIGNAL, _SIGEV_THREAD_ID, threading.get_native_id())
-        made = self._libc.timer_create(
-            time.CLOCK_MONOTONIC, ctypes.byref(event), ctypes.byref(self._timer)
-        )
-        if made:
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        # ``struct sigevent`` and ``struct itimerspec``.
+        event = struct.pack("Piii44x", 0, _SIGNAL, _SIGEV_THREAD_ID, threading.get_native_id())
+        times = struct.pack("4l", 0, _PERIOD_NS, 0, _PERIOD_NS)
+        self._libc.timer_create(time.CLOCK_MONOTONIC, event, ctypes.byref(self._timer))
+        self._began_ns = _clock()
+        self._libc.timer_settime(self._timer, 0, times, None)
 
-    def set(self, seconds: float) -> None:
-        """Send the signal once, so much later."""
-        times = _Times(0, 0, *divmod(max(1, int(seconds * 1e9)), 1_000_000_000))
-        self._libc.timer_settime(self._timer, 0, ctypes.byref(times), None)
+    def count(self) -> int:
+        """Return how many signals were due so far."""
+        return (_clock() - self._began_ns) // _PERIOD_NS
 
     def delete(self) -> None:
         self._libc.timer_delete(self._timer)
@@ -100,28 +79,19 @@ class _Timer:
 class StackSampler:
     """Looks at the stack of the main thread while it makes batches, for the length of a drain.
 
-    Each batch is a line of JSON: ``[[stack, looks], ...]``. Before the first line with a stack
-    comes one that describes it, from the fetcher inwards (``_describe``). Nothing is sampled where
-    another thread makes the batches: Python handles signals in the main one.
+    Each batch is a line of JSON: looks by the name of the work. Nothing is sampled where another
+    thread makes the batches: Python handles signals in the main one.
     """
 
     def __init__(self) -> None:
         self._tag = ""
         self._timer: _Timer | None = None
-        # A generator of its own: the usual ones are the script's.
-        self._draw = random.Random(0).uniform
-        self._due = 0.0  # the next look
-        # The batch under way: since when, and (stack, looks) as they come.
-        self._began = 0.0
-        self._looks: list[tuple[int, int]] | None = None
-        self._numbers: dict[tuple[Stack, int], int] = {}
-        self._described: list[str] = []
-        self._written = 0  # of these
+        self._seen = 0  # looks that were due by the last one, or by the begin of the batch
+        self._looks: Counter[str] | None = None  # at the batch under way
 
     def begin(self, tag: str) -> None:
         """Begin a drain; without a tag, nothing is sampled."""
         self._tag = tag
-        self._numbers, self._described, self._written = {}, [], 0
 
     def end(self) -> None:
         """End the drain, in a process that goes on."""
@@ -140,14 +110,16 @@ class StackSampler:
         def sampled_fetch(index: Any) -> Any:
             if self._tag and self._timer is None:
                 self._start()
-            looks: list[tuple[int, int]] = []
-            self._began = _clock()
-            self._looks = looks
+            looks: Counter[str] = Counter()
+            if self._timer is not None:
+                self._seen, self._looks = self._timer.count(), looks
             try:
                 return _call(make, index)
             finally:
                 self._looks = None
-                self._write(looks)
+                if self._tag and looks:
+                    with open(f"{self._tag}-{os.getpid()}.looks", "a") as file:
+                        file.write(json.dumps(looks) + "\n")
 
         fetcher.fetch = sampled_fetch
 
@@ -157,52 +129,14 @@ class StackSampler:
             signal.signal(_SIGNAL, self._look)
             signal.siginterrupt(_SIGNAL, False)  # native code is to see nothing of it
             self._timer = _Timer()
-            self._due = _clock()
-            self._timer.set(0.0)
-
-    def _write(self, looks: list[tuple[int, int]]) -> None:
-        if self._tag and looks:
-            new = self._described[self._written :]
-            self._written += len(new)
-            with open(f"{self._tag}-{os.getpid()}.stacks", "a") as file:
-                file.write("\n".join([*new, json.dumps(looks)]) + "\n")
 
     def _look(self, _: int, frame: FrameType | None) -> None:
         if self._timer is None:
             return
-        now, count = _clock(), 0
-        while self._due <= now:
-            count += self._due >= self._began
-            # At random distances: a loop as long as the period would be met at one place only.
-            self._due += self._draw(0.5, 1.5) * _PERIOD_S
-        if self._looks is not None and frame is not None and count:
-            number = self._find_number(frame)
-            if number is not None:
-                self._looks.append((number, count))
-        self._timer.set(self._due - _clock())
-
-    def _find_number(self, frame: FrameType) -> int | None:
-        """Return the number of a stack; None if it is not inside of a batch."""
-        at = frame.f_lasti
-        if _name_operation(frame.f_code, at) == "RESUME" and frame.f_back is not None:
-            # Nothing of this function has run yet: the time before was its caller's.
-            frame, at = frame.f_back, -1
-        stack = []
-        inner: FrameType | None = frame
-        while inner is not None and inner.f_code is not _call.__code__:
-            code = inner.f_code
-            if os.path.dirname(code.co_filename) != _HERE:
-                stack.append((code, _name_class(inner)))
-            inner = inner.f_back
-        if inner is None or not stack:
-            return None
-        if stack[0][0] is not frame.f_code or _name_operation(frame.f_code, at) not in _NATIVE:
-            at = -1
-        key = (tuple(stack), at)
-        if key not in self._numbers:
-            self._described.append(json.dumps(_describe(*key)))
-            self._numbers[key] = len(self._numbers)
-        return self._numbers[key]
+        due = self._timer.count()
+        if self._looks is not None and (name := name_work(frame)):
+            self._looks[name] += due - self._seen
+        self._seen = due
 
 
 def _call(make: Any, index: Any) -> Any:
@@ -210,36 +144,68 @@ def _call(make: Any, index: Any) -> Any:
     return make(index)
 
 
-@functools.lru_cache(maxsize=4096)
-def _name_operation(code: CodeType, at: int) -> str:
-    return dis.opname[code.co_code[at]] if at >= 0 else ""
+def name_work(frame: FrameType | None) -> str:
+    """Name the piece of work that a stack is part of (see above); empty if it makes no batch."""
+    if frame is not None and frame.f_lineno == frame.f_code.co_firstlineno:
+        frame = frame.f_back  # nothing of it has run yet: the time before was its caller's
+    frames = []
+    while frame is not None and frame.f_code is not _call.__code__:
+        if not frame.f_code.co_filename.startswith(_HERE):
+            frames.append(frame)
+        frame = frame.f_back
+    return _name(frames) if frame is not None and frames else ""
 
 
-def _name_class(frame: FrameType) -> str:
-    """Return the class of the object whose ``__call__`` or ``forward`` this is."""
+def _name(frames: list[FrameType]) -> str:
+    own = library = ""
+    for frame in frames:  # the innermost one first
+        code = frame.f_code
+        package = find_package(code.co_filename)
+        if package == "PIL" and code.co_name == "load":
+            return "PIL's decode"
+        if code.co_name in _OBJECTS and code.co_argcount:
+            kind = type(frame.f_locals.get(code.co_varnames[0]))
+            if kind.__module__ != _DISPATCH:
+                return own if own and package else kind.__name__
+        if own:
+            continue
+        if not package:
+            own = library or _name_own(frame)
+        elif not _passes_on(frame):
+            library = f"{package}'s {code.co_qualname}"
+    last = frames[0].f_code
+    return own or library or f"{find_package(last.co_filename)}'s {last.co_qualname}"
+
+
+def _name_own(frame: FrameType) -> str:
     code = frame.f_code
-    if code.co_name not in _OBJECTS or not code.co_argcount:
-        return ""
-    kind = type(frame.f_locals.get(code.co_varnames[0]))
-    return f"{kind.__module__}.{kind.__qualname__}"
+    if code.co_name not in _DATASET:
+        return code.co_qualname
+    line = linecache.getline(code.co_filename, frame.f_lineno or 0).strip()
+    return f"{code.co_qualname}: {line[:_LONGEST_LINE]}"
 
 
-def _describe(stack: Stack, at: int) -> dict[str, Any]:
-    """Describe a stack: its frames as (class, function, file, line), outermost first.
+def _passes_on(frame: FrameType) -> bool:
+    """True of a library's dataset, and of PyTorch's fetcher."""
+    code = frame.f_code
+    of_dataset = "dataset" in (code.co_filename + code.co_qualname).lower()
+    return code.co_filename.endswith(_FETCHER) or (code.co_name in _DATASET and of_dataset)
 
-    ``native`` has the place of the native call in the innermost one: line, last line, and columns
-    in bytes.
-    """
-    frames = [
-        (kind, code.co_qualname, os.path.abspath(code.co_filename), code.co_firstlineno)
-        for code, kind in reversed(stack)
-    ]
-    native = None
-    if at >= 0:
-        native = next(
-            (place for n, place in enumerate(stack[0][0].co_positions()) if n == at // 2), None
-        )
-    return {"frames": frames, "native": native}
+
+@functools.lru_cache(maxsize=4096)
+def find_package(path: str) -> str:
+    """Return the installed package, or module of the standard library; empty for users' code."""
+    for mark in ("/site-packages/", "/dist-packages/"):
+        if mark in path:
+            return _first_part(path.rsplit(mark, 1)[1])
+    _, mark, rest = path.rpartition("/lib/python3.")
+    if mark:
+        return _first_part(rest.split("/", 1)[-1])
+    return "python" if path[:1] == "<" or "/<" in path else ""
+
+
+def _first_part(path: str) -> str:
+    return path.split("/", 1)[0].removesuffix(".py")
 
 
 SAMPLER = StackSampler()

@@ -9,11 +9,8 @@ from dataclasses import replace
 from stoker.analysis.model.changes import (
     CROSSING,
     MEMORY_FRACTION,
-    find_kept,
-    plan_keeping,
     with_efficiency,
     with_faster_prep,
-    with_kept,
     with_processes,
     with_workers,
 )
@@ -28,6 +25,7 @@ from stoker.analysis.model.model import (
 )
 from stoker.analysis.model.report import (
     Action,
+    LoaderOptions,
     Rate,
     Report,
     find_prep,
@@ -35,15 +33,12 @@ from stoker.analysis.model.report import (
     to_measured_apart,
 )
 from stoker.analysis.phases import MORE_PREFETCH
-from stoker.analysis.porting import write_port
 from stoker.analysis.probe.dataset.state import tell_changes, tell_moves
 from stoker.analysis.reports.caching_advice import (
     advise_caches,
     round_up_to_mib,
     warn_of_changes,
 )
-from stoker.analysis.reports.packing_advice import advise_records
-from stoker.basics.resources import format_bytes
 
 # The largest echo factor that is advised. docs/evidence.md, batches of 32: echoed 4 times they save
 # fresh examples, echoed 8 times they need more than without an echo (0.72).
@@ -51,6 +46,8 @@ _MOST_ECHO = 4
 # The number of jobs for which sharing is predicted. bench/share.py: 3.6 times the rate of four jobs
 # that do not share.
 _JOBS = 4
+# A read of neighbours together, and the default shard size of ``stoker pack``.
+_RUN_BYTES, _SHARD_BYTES = 1 << 20, 256 << 20
 # The most hosts for which one cache is advised: nobody rents more for their memory alone.
 _MOST_HOSTS = 16
 # If many workers keep this fraction of one worker's rate each, P is extrapolated beyond them.
@@ -63,8 +60,8 @@ _WAITS = 0.5
 def advise(report: Report) -> list[Action]:
     """Return the actions that would help, the largest gain first.
 
-    Echoing comes after them, as a repeat is not a fresh example, and then actions for several jobs
-    or hosts. Raises ValueError for a report without G or P.
+    Echoing comes after them, as a repeat is not a fresh example, and then actions that hold under a
+    condition, such as several jobs. Raises ValueError for a report without G or P.
     """
     found = [
         *_advise_workers(report),
@@ -74,14 +71,12 @@ def advise(report: Report) -> list[Action]:
         *_advise_persistence(report),
         *advise_caches(report),
         *_advise_storage(report),
-        *advise_records(report),
         *_advise_stages(report),
-        *_advise_porting(report),
         *_advise_accelerator(report),
     ]
-    # With equal gains, one line comes before a port: the order above stays.
     found.sort(key=lambda action: -action.gain.value)
-    found += [*_advise_echo(report), *_advise_sharing(report), *_advise_hosts(report)]
+    found += [*_advise_echo(report), *_advise_packing(report)]
+    found += [*_advise_sharing(report), *_advise_hosts(report)]
     return [action for action in found if action.gain.value >= WORTH]
 
 
@@ -114,6 +109,7 @@ def _advise_workers(report: Report) -> Iterator[Action]:
         f".workers({best})" if report.stages else f"DataLoader(..., num_workers={best})",
         predict_gain(report, job=lambda case: with_workers(case, best)),
         why,
+        options=None if report.stages else LoaderOptions(num_workers=best),
     )
 
 
@@ -170,6 +166,7 @@ def _advise_prefetching(report: Report) -> Iterator[Action]:
         predict_gain(report, job=lambda case: with_efficiency(case, faster)),
         f"tried, with the data in memory: {more.value:,.0f} instead of {own.value:,.0f} "
         "examples/s. Batches ahead take memory",
+        options=LoaderOptions(prefetch_factor=MORE_PREFETCH),
     )
 
 
@@ -194,6 +191,7 @@ def _advise_persistence(report: Report) -> Iterator[Action]:
         Rate(*gains),
         f"of whole epochs: they take {each / seen.rate.value:,.2g} s, and their first batch "
         f"{report.startup_s:.2g} s, which the speeds above leave out{warn_of_changes(report)}",
+        options=LoaderOptions(persistent_workers=True),
     )
 
 
@@ -270,27 +268,6 @@ def _advise_stages(report: Report) -> Iterator[Action]:
     )
 
 
-def _advise_porting(report: Report) -> Iterator[Action]:
-    """Advise to port the script's loader to a pipeline with a cache of decoded examples."""
-    port, kept = report.port, plan_keeping(report)
-    if port is None or kept is None:
-        return
-    size, held = kept
-    assert report.prepared is not None
-    whole = (report.examples or 0) * report.prepared.example_bytes
-    yield Action(
-        f"port the loader to a pipeline: decoded examples take {format_bytes(whole)}"
-        + (f", {held:.0%} of which fit in memory" if held < 0.995 else ", and it keeps them"),
-        write_port(port, report.prepared.dataset, report.loader.workers, round_up_to_mib(size)),
-        predict_gain(report, job=lambda case: with_kept(case, held, find_kept(report))),
-        f"in place of the loader at {report.loader.name}"
-        + (", and in front of its loop" if report.prepared.in_loop else "")
-        + "; from the second epoch on, approximately. "
-        f"An example was the same in each reading, so nothing in it is random"
-        f"{warn_of_changes(report)}",
-    )
-
-
 def _advise_accelerator(report: Report) -> Iterator[Action]:
     """Advise a faster accelerator, if there is one and it is the limit."""
     if report.bound != "compute" or report.trains_on_cpu:
@@ -300,6 +277,32 @@ def _advise_accelerator(report: Report) -> Iterator[Action]:
         "stoker what-if REPORT.json --accelerator 2x",
         predict_gain(report, Change(accelerator=2.0)),
         "this assumes half the time per step, which must be measured on the new accelerator",
+    )
+
+
+def _advise_packing(report: Report) -> Iterator[Action]:
+    """Advise shards in place of files that are smaller than a read of neighbours together."""
+    if report.rates.S is None or not report.file_bytes or not report.example_bytes:
+        return
+    if not report.examples or report.file_bytes >= _RUN_BYTES:
+        return
+    job = to_measured(report)
+    assert job.storage is not None
+    assert job.cache is not None
+    # As many reads in a second as now; the page cache is the fastest of all.
+    packed = min(job.storage * _RUN_BYTES / report.file_bytes, max(job.storage, job.cache))
+    whole = report.examples * report.example_bytes
+    block = max(1, round(_RUN_BYTES / report.example_bytes))
+    yield Action(
+        f"pack the files into shards: {math.ceil(whole / _SHARD_BYTES):,} files opened an epoch in "
+        f"place of {math.ceil(whole / report.file_bytes):,}, and {math.ceil(whole / _RUN_BYTES):,} "
+        "reads of a MiB",
+        f"stoker pack SRC DEST; stoker.from_tar('DEST/*.tar').shuffle(block={block})",
+        predict_gain(report, Change(storage_mbps=packed * report.example_bytes / 1e6)),
+        "at most: a MiB is assumed to be read as soon as a file is now. Files in the page cache "
+        "gain nothing. For the bandwidth that your storage has in large reads: stoker what-if "
+        "REPORT.json --storage-mbps MB/s",
+        "if the number of reads limits the storage, and not their bytes",
     )
 
 

@@ -45,15 +45,12 @@ def _advise_keeping(report: Report) -> Iterator[Action]:
     why = "from the second epoch on. An example was the same in each reading, so nothing is random"
     if report.loader.workers and alone.value >= gain.value / WORTH:
         why += f". Workers are not needed then: num_workers=0 brings {alone.value:.2f} times"
-    cached = f'stoker.cached({report.prepared.dataset}, "{round_up_to_mib(size)}")'
-    code = f"DataLoader({cached}, ...)"
     if report.prepared.in_loop:
-        code = f"examples = {cached}  # once, in front of the loop\nDataLoader(examples, ...)"
-        why += ". Another cache in each turn of the loop would begin with no examples"
+        why += ". Build the cache once, in front of the loop: each one begins with no examples"
     why += warn_of_changes(report)
     yield Action(
         f"keep prepared examples ({held:.0%} of the dataset) in a cache that never evicts",
-        code,
+        f'DataLoader(stoker.cached({report.prepared.dataset}, "{round_up_to_mib(size)}"), ...)',
         gain,
         why,
     )

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from stoker.analysis.host_load import join_loads
+from stoker.analysis.loader_code import find_prepared
 from stoker.analysis.model import rates
 from stoker.analysis.model.calibration import MOST_ALONE, calibrate
 from stoker.analysis.model.formulas import fetch_rate, inverse
@@ -26,7 +27,6 @@ from stoker.analysis.model.report import (
     Action,
     Interval,
     Loader,
-    Packing,
     PrepPoint,
     Rank,
     Rate,
@@ -36,7 +36,6 @@ from stoker.analysis.model.report import (
     SplitIntervals,
     to_measured_apart,
 )
-from stoker.analysis.model.stack_samples import find_preparing
 from stoker.analysis.model.trace import (
     AnalysisError,
     Drain,
@@ -44,9 +43,7 @@ from stoker.analysis.model.trace import (
     Trace,
     list_raw_phases,
 )
-from stoker.analysis.packing_gain import estimate_packing, estimate_requests
 from stoker.analysis.phases import MORE_PREFETCH
-from stoker.analysis.porting import find_port, find_prepared
 from stoker.analysis.probe.dataset.state import tell_changes, tell_moves
 from stoker.analysis.probe.records import BATCH
 from stoker.analysis.reports.advice import advise
@@ -125,11 +122,14 @@ class _RankFindings:
         self.stages = {name: rate for name, rate in blocks if rate is not None}
         self._estimate_prep()
         self._estimate_fetch()
-        self.preparing = find_preparing(rank.sampled)
-        if self.preparing is None and rank.drains.get("sampled"):
-            self.reasons["preparing"] = (
-                "no stack was sampled: batches take no time, or a thread makes them that is not "
-                "its process's main one"
+        self.transforms = rates.estimate_costs(rank.sampled, rank.drains.get("sampled", []))
+        if self.stages:
+            self.transforms = rates.estimate_stage_costs(self.stages)
+        elif not self.transforms and rank.drains.get("sampled"):
+            looks = sum(sum(batch.values()) for batch in rank.sampled)
+            self.reasons["transforms"] = (
+                f"{looks} looks at the code that prepares are too few: batches take too little "
+                "time, or a thread makes them that is not its process's main one"
             )
         self.has_model = self.g is not None and self.p is not None
         shares = self._list_compute_shares()
@@ -458,11 +458,12 @@ class _RankFindings:
         """Return the report without its conclusions: G as it was measured, no split, no limit."""
         trace, rank = self.trace, self.rank
         loaders = [self._make_loader(about) for about in rank.about["loaders"]]
-        bytes_each = None
+        bytes_each = file_bytes = None
         if trace.files:
             opened = (line for one in trace.ranks for line in one.opened if line["kind"] == "file")
             sizes = {line["name"]: line["bytes"] for line in opened}
             bytes_each = sum(sizes.values()) / trace.files_examples
+            file_bytes = sum(sizes.values()) / len(sizes)
         elif rank.drains.get("found") and self.s is not None:
             work = rank.drains["found"][-1].work
             read = sum(max(0, w.read_bytes) for w in work)
@@ -486,6 +487,7 @@ class _RankFindings:
             loaders=loaders,
             examples=None if examples is None else examples * len(trace.ranks),
             example_bytes=bytes_each,
+            file_bytes=file_bytes,
             cached_fraction=self.x,
             rates=Rates(self.g, self.p_known, self.s, self.c, self.f),
             replayed=self.g,
@@ -496,14 +498,13 @@ class _RankFindings:
             actions=[],
             as_it_is=self.steady,
             prep=self.curve if self.p is not None else [],
-            preparing=self.preparing,
+            transforms=self.transforms,
             cold=self.cold,
             storage_most=self.s_most,
             miss_s=self.miss_s,
             copy_s=rank.described.get("copy_s"),
             step_cpu_s=self.step_cpu_s,
             after_s={} if self.p_known is None else after_s,
-            packing=self._estimate_packing(examples),
             prefetched=rates.estimate_trained(
                 rank.prefetched, rank.workers, self.batch, MORE_PREFETCH
             )[0],
@@ -514,25 +515,11 @@ class _RankFindings:
             ),
             kept=self.kept,
             prepared=find_prepared(self.about, rank.described),
-            port=find_port(self.about, rank.described),
             stages=self.stages,
             thread_trial=trace.thread_trial,
             process_trial=trace.process_trial,
             keeping=trace.keeping,
         )
-
-    def _estimate_packing(self, examples: int | None) -> Packing | None:
-        trace = self.trace
-        if trace.request_trial is not None:
-            costs = [1.0 / rate.value for rate in self.stages.values()]
-            share = costs[0] / sum(costs) if costs else 0.0
-            return estimate_requests(trace.request_trial, share, examples)
-        each = trace.files_examples / max(1, len(trace.files))
-        found = estimate_packing(trace.packing_trials, each / len(trace.ranks), examples)
-        if found is None:
-            too_short = self.reasons.get("S", "too little of its files was read")
-            self.reasons["packing"] = trace.reasons.get("packing") or too_short
-        return found
 
     def _make_loader(self, about: dict[str, Any]) -> Loader:
         rank, is_own = self.rank, about is self.about

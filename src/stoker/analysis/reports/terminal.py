@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from functools import partial
 
 from msgspec.structs import asdict
@@ -12,7 +13,6 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from stoker.analysis.model.formulas import INFINITE
 from stoker.analysis.model.model import (
     NETWORK_MBPS,
     NOTHING,
@@ -21,14 +21,7 @@ from stoker.analysis.model.model import (
     dataset_bytes,
     predict,
 )
-from stoker.analysis.model.report import (
-    Packing,
-    Rate,
-    Report,
-    list_gains,
-    to_measured,
-    to_measured_apart,
-)
+from stoker.analysis.model.report import Rate, Report, to_measured, to_measured_apart
 from stoker.analysis.model.what_if import Answer, Curve, Outcome, is_asked
 from stoker.basics.resources import format_bytes, format_rounded
 
@@ -65,20 +58,24 @@ _QUANTITIES = {  # a curve's label, and what is asked
 def show_report(report: Report, console: Console) -> None:
     """Print a report: verdict, split, rates, scaling, actions, notes."""
     console.print(Text(f"\n{report.verdict}\n", style="bold"))
-    console.print(_draw_split(report))
-    if report.preparing is not None:
-        console.print(Text(f"Preparing a batch: {report.preparing.text}\n"))
-    console.print(_make_rates_table(report))
+    for part in list_parts(report):
+        console.print(part)
+
+
+def list_parts(report: Report) -> Iterator[Text | Table]:
+    """Return what is shown of a report, but for its verdict."""
+    yield _draw_split(report)
+    yield _make_rates_table(report)
+    if report.transforms:
+        yield _make_costs_table(report)
     if len(report.prep) > 1:
-        console.print(_make_scaling_table(report))
+        yield _make_scaling_table(report)
     if len(report.ranks) > 1:
-        console.print(_make_ranks_table(report))
-    if report.packing is not None:
-        console.print(_make_packing_table(report.packing))
+        yield _make_ranks_table(report)
     if report.actions:
-        console.print(_make_actions_table(report))
+        yield _make_actions_table(report)
     for note in report.notes:
-        console.print(Text(f"· {note}", style="dim"))
+        yield Text(f"· {note}", style="dim")
 
 
 def _draw_split(report: Report) -> Text:
@@ -126,6 +123,16 @@ def _make_rates_table(report: Report) -> Table:
     return table
 
 
+def _make_costs_table(report: Report) -> Table:
+    columns = map(_NUMBER, ("ms an example", "share", "95 % interval"))
+    table = _TITLED("", *columns, title="Cost of each transform, with the data in memory")
+    for cost in report.transforms:
+        share = cost.share
+        interval = f"{100 * share.low:.0f} to {share.high:.0%}"
+        table.add_row(Text(cost.name), f"{1e3 * cost.seconds:.3g}", f"{share.value:.0%}", interval)
+    return table
+
+
 def _make_scaling_table(report: Report) -> Table:
     columns = map(_NUMBER, ("workers", "P", "training on it"))
     title = "With the data in memory, examples/s by number of workers"
@@ -146,26 +153,6 @@ def _make_ranks_table(report: Report) -> Table:
         p = f"{rank.rates.P.value:,.0f}" if rank.rates.P else "-"
         waits = f"{rank.wait_fraction:.0%}", f"{rank.others_fraction:.0%}"
         table.add_row(str(rank.rank), p, *waits)
-    return table
-
-
-def _make_packing_table(found: Packing) -> Table:
-    """Lay out the trial: reading the files, and reading them from shards."""
-    sample = f"{found.sample_files:,} files, {format_bytes(found.sample_bytes)}"
-    columns = map(_NUMBER, ("examples/s", "files opened an epoch", "reads an epoch"))
-    table = _TITLED("", *columns, title=f"Reading alone, nothing in the page cache ({sample})")
-    counts = {
-        "one by one": (found.one_by_one, found.epoch_files, found.epoch_files),
-        "from shards, by offset": (found.by_offset, found.epoch_shards, found.epoch_files),
-        "from shards, in runs of a MiB": (found.in_runs, found.epoch_shards, found.epoch_runs),
-    }
-    for name, (rate, *each) in counts.items():
-        if rate is not None:
-            cells = ("not known" if count is None else f"{count:,}" for count in each)
-            table.add_row(name, _format_interval(rate), *cells)
-    if found.requests is not None:
-        asked = f"{found.requests.value:,.0f} requests/s for a byte each"
-        table.caption = f"in runs: calculated from {asked}"
     return table
 
 
@@ -201,24 +188,28 @@ def show_answer(report: Report, answer: Answer, console: Console | None = None) 
     console = console or Console(highlight=False)
     if not console.is_terminal:
         console = Console(file=console.file, width=_PLAIN_WIDTH, highlight=False)
+    for part in list_answer_parts(report, answer):
+        console.print(part)
+
+
+def list_answer_parts(report: Report, answer: Answer) -> Iterator[Text | Table]:
+    """Return what is shown of an answer."""
     unit = report.loader.unit
-    console.print(Text(f"{report.loader.name}  {report.loader.describes}"))
+    yield Text(f"{report.loader.name}  {report.loader.describes}")
     for doubt in report.doubts:
-        console.print(Text(f"Uncertain: {doubt}", style="bold"))
-    console.print(Text(_describe_change(answer.change) + "\n"))
-    console.print(_make_outcomes_table(answer.outcomes, unit))
-    for line in _write_remarks(report, answer):
-        console.print(Text(line))
+        yield Text(f"Uncertain: {doubt}", style="bold")
+    yield Text(_describe_change(answer.change) + "\n")
+    yield _make_outcomes_table(answer.outcomes, unit)
+    yield from map(Text, _write_remarks(report, answer))
     for curve in answer.curves:
-        console.print(Text(f"\n{unit}/s over {_QUANTITIES[curve.quantity][0]}", style="bold"))
-        console.print(_draw_curve(report, curve))
+        yield Text(f"\n{unit}/s over {_QUANTITIES[curve.quantity][0]}", style="bold")
+        yield _draw_curve(report, curve)
 
 
 def _describe_change(change: Change) -> str:
     if change == NOTHING:
         return "no change: the job as it was measured"
     asked = [template for name, (_, template) in _QUANTITIES.items() if is_asked(change, name)]
-    asked += ["files packed into shards"] * bool(change.records)
     values = dataclasses.asdict(change) | {"size": format_bytes(change.cache_bytes or 0)}
     return "then: " + ", ".join(template.format(**values) for template in asked)
 
@@ -271,8 +262,6 @@ def _write_remarks(report: Report, answer: Answer) -> list[str]:
             f"  page cache (LRU):  {caches.page_cache_misses:6.1%} misses, "
             f"{_format_rate(caches.page_cache_rate)} {unit}/s",
         ]
-    if change.records and report.packing is not None:
-        lines += _write_packing(report.packing, change)
     if change.jobs > 1:
         lines.append(
             "Each job has an accelerator of its own; workers, storage and processors are divided "
@@ -293,20 +282,6 @@ def _write_remarks(report: Report, answer: Answer) -> list[str]:
         if name in report.reasons:
             lines.append(f"{name} is not known: {report.reasons[name]}")
     return lines
-
-
-def _write_packing(found: Packing, change: Change) -> list[str]:
-    """Explain the basis of the prediction for shards."""
-    times = dict(list_gains(found))
-    text = ", ".join(f"{faster:.2f} times {order}" for order, faster in times.items())
-    lines = [f"Reading {found.sample_files:,} of the files alone, shards gave {text}."]
-    if found.by_offset is None:
-        lines = [
-            f"By the time of a request, runs of a MiB give examples {text} as fast as single files."
-        ]
-    elif change.jobs > 1 or change.hosts > 1:
-        lines.append(f"Assumed: shards are read {change.records}.")
-    return [*lines, "  Data in the page cache, or in a cache, is as fast as before."]
 
 
 def _write_hosts(report: Report, change: Change) -> list[str]:
@@ -368,6 +343,6 @@ def _format_value(report: Report, quantity: str, value: float) -> str:
 
 
 def _format_rate(value: float) -> str:
-    if value == INFINITE:
+    if value == math.inf:
         return "no limit"
     return format_rounded(value)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from stoker.analysis import cold_reads
 from stoker.analysis.model import rates
 from stoker.analysis.model.trace import Drain, KeptTurn, RankTrace, Step, Trace, Turn
 from stoker.analysis.phases import (
@@ -23,7 +24,6 @@ from stoker.analysis.probe import records
 from stoker.analysis.probe.records import Row
 from stoker.analysis.scripts.script_run import Session, choose_slot, make_folder
 from stoker.analysis.scripts.turns import TurnShare, split_into_turns
-from stoker.analysis.trials import cold_reads
 from stoker.basics.signals import defer_interrupts
 from stoker.cache import inventory
 
@@ -316,11 +316,11 @@ class ScriptJob:
             return
         seconds = min(_FILLS_S, self._unit_s / 2)
         most = min(seconds * prep.value, _KEPT_BYTES / max(1, first.described["example_bytes"]))
-        self.say("keeping some examples in a cache in memory, and training on them")
+        self.say("keeping some examples in memory, and training on them")
         command = {"do": "keep", "seconds": seconds, "batches": max(2, int(most / batch))}
         for answer in self._session.send(command):
             if "error" in answer:
-                self.trace.note(f"examples were not kept in a cache: {answer['error']}")
+                self.trace.note(f"examples were not kept in memory: {answer['error']}")
                 return
         counts = first.workers, 0 if first.workers else 1
         with contextlib.suppress(DrainFailed):
@@ -337,9 +337,6 @@ class ScriptJob:
                 ]
         if not first.kept_turns:
             self.trace.note("training on a cache was not measured: its gain is that of its parts")
-
-    def try_requests(self) -> None:
-        """Do nothing: a script's requests to a network are unknown."""
 
     def drain(
         self,
@@ -386,7 +383,7 @@ class ScriptJob:
             work, opened = session.read_drain(tag, rank)
             recorded.opened += opened
             if samples:
-                recorded.sampled += session.read_samples(tag, rank)
+                recorded.sampled += session.read_looks(tag, rank)
             drain = Drain(
                 workers,
                 arrivals_ns,

@@ -28,7 +28,6 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from stoker.analysis.model.stack_samples import SampledBatch, read_samples
 from stoker.analysis.model.trace import RankTrace, Trace
 from stoker.analysis.phases import Stopped
 from stoker.analysis.probe import records
@@ -285,13 +284,10 @@ class Session:
             opened.extend(json.loads(line) for line in path.read_text().splitlines())
         return work, opened
 
-    def read_samples(self, tag: str, rank: RankTrace) -> list[SampledBatch]:
-        """Return the batches of a rank's workers in a drain that sampled their stacks."""
-        return [
-            batch
-            for path in sorted(self.folder.glob(f"{tag}-{rank.pid}-*.stacks"))
-            for batch in read_samples(path)
-        ]
+    def read_looks(self, tag: str, rank: RankTrace) -> list[dict[str, int]]:
+        """Return the looks at each batch of a rank's workers in a drain that sampled stacks."""
+        paths = sorted(self.folder.glob(f"{tag}-{rank.pid}-*.looks"))
+        return [json.loads(line) for path in paths for line in path.read_text().splitlines()]
 
     def finish(self) -> None:
         """Ask the script to end, and give it time to do so."""

@@ -6,17 +6,16 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias, TypeVar
+from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 from stoker.analysis.probe import residency
 
 # Large reads: a system call costs little beside a MiB, and a thread holds no more memory.
 _CHUNK = 1 << 20
 # Blocks for a confidence interval, as with steps (analysis/model/rates.py).
-_PARTS = 8
+_BLOCKS = 8
 
-Part = TypeVar("Part")
 Reads: TypeAlias = list[tuple[float, float]]
 """Blocks of files: the number of files read, and the wall seconds of reading."""
 
@@ -53,38 +52,31 @@ def find_files(
 
 
 def read_files(paths: Sequence[str], readers: int, longest_s: float) -> Reads:
-    """Read whole files by ``read_all``. Raises OSError if one cannot be read."""
-    return read_all(paths, _read, readers, longest_s)
+    """Read whole files with ``readers`` threads, in blocks, for at most ``longest_s`` seconds.
 
-
-def read_all(
-    parts: Sequence[Part], read: Callable[[Part], None], readers: int, longest_s: float
-) -> Reads:
-    """Read parts with ``readers`` threads, in blocks, for at most ``longest_s`` seconds.
-
-    Raises the OSError of ``read``.
+    Raises OSError if one cannot be read.
     """
-    size = max(1, -(-len(parts) // _PARTS))
+    size = max(1, -(-len(paths) // _BLOCKS))
     reads: Reads = []
     began = time.perf_counter()
-    for start in range(0, len(parts), size):
-        block = parts[start : start + size]
+    for start in range(0, len(paths), size):
+        block = paths[start : start + size]
         at = time.perf_counter()
-        _read_block(block, read, readers)
+        _read_block(block, readers)
         reads.append((len(block), time.perf_counter() - at))
         if time.perf_counter() - began > longest_s:
             break
     return reads
 
 
-def _read_block(parts: Sequence[Part], read: Callable[[Part], None], readers: int) -> None:
-    """Read all parts. Raises OSError; after any error no further part is begun."""
-    left, errors = deque(parts), list[OSError]()
+def _read_block(paths: Sequence[str], readers: int) -> None:
+    """Read all files. Raises OSError; after any error no further file is begun."""
+    left, errors = deque(paths), list[OSError]()
 
     def run() -> None:
         try:
             while not errors:
-                read(left.popleft())
+                _read(left.popleft())
         except IndexError:  # all are read
             pass
         except OSError as error:

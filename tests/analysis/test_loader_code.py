@@ -1,4 +1,4 @@
-"""The loader as a pipeline: code that runs where it is pasted, and gives the same batches."""
+"""The code that builds a loader, and the examples that its dataset gives."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ import pytest
 import torch
 from PIL import Image
 
-from analysis.analyses import PRELUDE, write_script
-from stoker.analysis.porting import find_port, find_prepared, write_port
+from stoker.analysis.loader_code import find_prepared
 from stoker.analysis.probe import drain_session, epochs
 from stoker.analysis.probe.dataset.example import describe_example
 from stoker.transport.codec.encoder import encode
@@ -26,65 +25,22 @@ Tensor: Any = torch.Tensor
 Dataset: Any = torch.utils.data.Dataset
 
 
-def joined(examples: list[Any]) -> Any:
-    return torch.cat(examples)
-
-
-BUILT = {
-    "data = DataLoader(Sleepy(0.0, 20), 8)": ("data", "Sleepy(0.0, 20)", {}),
-    "train(DataLoader(num_workers=2, batch_size=8, dataset=Sleepy(0.0, 20)))": (
-        "loader",
-        "Sleepy(0.0, 20)",
-        {},
-    ),
-    "loader = DataLoader(Sleepy(0.0, 20), 8, drop_last=True)": (
-        "loader",
-        "Sleepy(0.0, 20)",
-        {"drop_last": True},
-    ),
-    "loader = DataLoader(Sleepy(0.0, 20), 8, collate_fn=joined)": (
-        "loader",
-        "Sleepy(0.0, 20)",
-        {"collates": True},
-    ),
-    "loader = make(Sleepy(0.0, 20), 8)": ("loader", "dataset", {}),
-}
-
-
-@pytest.mark.parametrize("line", BUILT)
-def test_a_pipeline_gives_the_batches_of_the_loader(line: str, tmp_path: Path) -> None:
-    name, dataset, more = BUILT[line]
-    script = write_script(tmp_path, line)
-    number = script.read_text().splitlines().index(line) + 1
-    described = {
-        "example_bytes": 16,
-        "varies": False,
-        "sampler": "SequentialSampler",
-        "shuffles": False,
-        "drop_last": False,
-        "collates": False,
-        "cuda": False,
-    } | more
-    about = {"place": (str(script), number), "batch_size": 8}
-    found, prepared = find_port(about, described), find_prepared(about, described)
+@pytest.mark.parametrize(
+    ("line", "dataset"),
+    [
+        ("data = DataLoader(Sleepy(0.0, 20), 8)", "Sleepy(0.0, 20)"),
+        ("train(DataLoader(num_workers=2, dataset=Sleepy(0.0, 20)))", "Sleepy(0.0, 20)"),
+        ("loader = make(Sleepy(0.0, 20), 8)", "dataset"),
+        ("loader = DataLoader(*given)", "dataset"),
+    ],
+)
+def test_a_dataset_is_named_as_in_the_script(line: str, dataset: str, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(f"\n{line}\n")
+    found = find_prepared({"place": (str(script), 2)}, {"example_bytes": 16, "varies": False})
     assert found is not None
-    assert prepared is not None
-    assert (found.name, prepared.dataset) == (name, dataset)
-    names: dict[str, Any] = {"joined": joined}
-    exec(PRELUDE.replace("__file__", repr(str(script))), names)
-    names["dataset"] = names["Sleepy"](0.0, 20)
-    exec(write_port(found, prepared.dataset, 0, "1 MiB"), names)
-    loader = torch.utils.data.DataLoader(
-        names["dataset"],
-        8,
-        drop_last=found.drop_last,
-        collate_fn=joined if found.collate else None,
-    )
-    for _ in range(2):
-        ported, expected = list(names[name]), list(loader)
-        assert len(ported) == len(expected)
-        for one, other in zip(ported, expected, strict=True):
-            assert torch.equal(one, other)
+    assert (found.dataset, found.in_loop) == (dataset, False)
+    assert find_prepared({"place": (str(script), 2)}, {}) is None
 
 
 IN_LOOPS = """
@@ -115,52 +71,6 @@ def test_loaders_that_a_loop_builds_anew(
     found = find_prepared(about, {"example_bytes": 16, "varies": False})
     assert found is not None
     assert found.in_loop == in_loop
-
-
-@pytest.mark.parametrize(
-    "more",
-    [
-        {"sampler": "WeightedRandomSampler"},
-        {"collates": True},  # by a function that the script does not name
-        {"example_bytes": 0},
-    ],
-)
-def test_what_a_pipeline_does_not_do_is_not_ported(more: dict[str, Any]) -> None:
-    described = {
-        "example_bytes": 16,
-        "varies": False,
-        "sampler": "RandomSampler",
-        "shuffles": False,
-        "drop_last": False,
-        "collates": False,
-        "cuda": True,
-    }
-    assert find_port({"batch_size": 8}, described) is not None
-    assert find_port({"batch_size": 8}, described | more) is None
-    assert find_port({"batch_size": None}, described) is None
-
-
-def test_shuffled_parts_of_ranks_are_ported() -> None:
-    described = {
-        "example_bytes": 16,
-        "varies": False,
-        "sampler": "DistributedSampler",
-        "shuffles": True,
-        "drop_last": False,
-        "collates": False,
-        "cuda": True,
-    }
-    found = find_port({"batch_size": 8}, described)
-    assert found is not None
-    lines = [line.strip() for line in write_port(found, "dataset", 4, "1 GiB").splitlines()]
-    assert lines[3:8] == [
-        "stoker.from_dataset(dataset)",
-        ".shuffle()",
-        ".shard()",
-        '.cache("1 GiB")',
-        '.workers(4, kind="process")',
-    ]
-    assert lines[9] == '.to("cuda")'
 
 
 class Drawn:
@@ -217,7 +127,7 @@ Local: Any = namedtuple("NotFound", "x")  # type: ignore[name-match]
         lambda: {"x": {1}, "y": np.ones(4)},
     ],
 )
-def test_what_no_cache_holds_is_not_ported(example: Callable[[], Any]) -> None:
+def test_what_no_cache_holds_is_not_described(example: Callable[[], Any]) -> None:
     with pytest.raises(TypeError):
         encode(example())
     assert describe_example([example()]) == {}
@@ -281,28 +191,6 @@ def test_a_draw_for_some_examples_is_told_by_the_generators(
     found = describe_example(SomeDrawn(draw))
     assert found["varies"] == varies
     assert found["example_bytes"] == 8 * 76  # the mean of every tenth
-
-
-@pytest.mark.parametrize(
-    ("options", "ported"),
-    [
-        ({}, True),
-        ({"replacement": True}, False),
-        ({"num_samples": 5}, False),
-        ({"replacement": True, "num_samples": 50}, False),
-    ],
-)
-def test_a_sampler_that_repeats_or_leaves_out_is_not_ported(
-    options: dict[str, Any], ported: bool
-) -> None:
-    data = torch.utils.data.TensorDataset(torch.ones(20, 4))
-    sampler = torch.utils.data.RandomSampler(data, **options)
-    loader = torch.utils.data.DataLoader(data, 4, sampler=sampler)
-    drains = drain_session.LoaderDrains(
-        epochs.take_parts(loader), SimpleNamespace(torch=torch, pid=0)
-    )
-    found = drains.describe(None) | drains.look_at_example()
-    assert (find_port({"batch_size": 4}, found) is not None) == ported
 
 
 class InWorkers(Dataset):

@@ -73,7 +73,7 @@ from stoker.stats import (
 from stoker.version import __version__
 
 if _typing.TYPE_CHECKING:
-    from stoker.analysis import analyze, watch
+    from stoker.analysis import analyze
     from stoker.feed.api import from_feed, share
 
 __all__ = [
@@ -146,7 +146,6 @@ __all__ = [
     "Totals",
     "UnlikeError",
     "Uses",
-    "watch",
     "WorkerDied",
     "WorkerTime",
 ]

@@ -26,9 +26,9 @@ def test_every_docstring_has_the_tables_of_its_rows() -> None:
 
 
 def test_a_script_prints_the_tables_of_its_rows() -> None:
-    done = python("monitor.py", "--table")
+    done = python("paths.py", "--table")
     assert done.returncode == 0, done.stderr
-    docstring = ast.get_docstring(ast.parse((BENCH / "monitor.py").read_text()))
+    docstring = ast.get_docstring(ast.parse((BENCH / "paths.py").read_text()))
     assert docstring is not None
     assert textwrap.indent(done.stdout, "    ") in docstring
 

@@ -588,11 +588,13 @@ _CACHE_METRICS = "hit_fraction", "used_bytes", "limit_bytes"
 
 def as_metrics(stats: Stats, clock: Clock, prefix: str) -> dict[str, float]:
     """Return the numbers that change as one flat dict; those that do not apply are left out."""
+    totals = {**vars(stats.totals), **vars(clock)}
     found = {name: getattr(stats, name) for name in _METRICS}
+    found |= {f"{name}_total": count for name, count in totals.items()}
     if stats.cache is not None:
         found |= {f"cache_{name}": getattr(stats.cache, name) for name in _CACHE_METRICS}
-    totals = {**vars(stats.totals), **vars(clock)}
-    found |= {f"{name}_total": count for name, count in totals.items()}
+    else:
+        del found["cache_hits_total"], found["cache_misses_total"]
     return {prefix + name: float(value) for name, value in found.items() if value is not None}
 
 

@@ -1,10 +1,9 @@
-"""What is drawn on a terminal of 80 columns: help, statistics, live views."""
+"""What is drawn on a terminal of 80 columns: help, and the table of a feed."""
 
 from __future__ import annotations
 
 import fcntl
 import itertools
-import json
 import os
 import pty
 import re
@@ -13,15 +12,11 @@ import subprocess
 import sys
 import termios
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-import stoker
 from stoker.cli import app
-from strategies import Examples
 
 COMMANDS = [
     [],
@@ -45,82 +40,6 @@ def test_help_flows_in_80_columns(command: list[str]) -> None:
     for line, following in itertools.pairwise(text):
         if line and following:  # within a paragraph each line takes what fits
             assert len(f"{line} {following.split()[0]}") > 78, (line, following)
-
-
-class LongNames(Examples):
-    """A dataset with a name of some length, as datasets have."""
-
-
-def test_statistics_fit_a_width_and_keep_the_bottleneck() -> None:
-    def augment_and_convert_to_channels_first(x: Any) -> Any:
-        return x
-
-    source = stoker.from_dataset(LongNames(40), seed=0).filter(lambda e: True)
-    chain = source.cache("2MiB", version="1").map(augment_and_convert_to_channels_first)
-    pipeline = chain.batch(4).echo(2, pool=4).workers(0)
-    assert len(list(pipeline)) == 20
-    stats = pipeline.stats()
-    assert stats.bottleneck not in (None, "consumer")
-    whole = str(stats)
-    assert max(map(len, whole.splitlines())) > 80
-    assert repr(stats) == whole  # what a notebook shows
-    assert repr(stats.cache) == str(stats.cache)
-    for width in (60, 80, 100, 200):
-        lines = stats.as_text(width).splitlines()
-        assert max(map(len, lines)) <= width
-        (slowest,) = (line for line in lines if line.endswith("<- bottleneck"))
-        assert slowest.lstrip()[:4] == (stats.bottleneck or "")[:4]
-        assert "█" in slowest
-        assert sum(stage.name[:4] in line for stage in stats.stages for line in lines) >= 5
-    assert stats.as_text(200).split() == whole.split()
-
-
-def test_statistics_as_a_dict_go_into_json_with_what_is_derived() -> None:
-    chain = stoker.from_dataset(Examples(20), seed=0, on_error=2).map(fails_on_3)
-    pipeline = chain.cache("2MiB", version="1").batch(4).echo(2).workers(0)
-    for _ in pipeline:
-        pass
-    for stats in (pipeline.stats(), stoker.from_arrays(np.zeros(4)).stats()):
-        found = json.loads(json.dumps(stats.as_dict(), allow_nan=False))
-        for name in ("realised_factor", "wait_fraction", "pool_bytes", "bottleneck", "uses"):
-            assert found[name] == getattr(stats, name)
-        assert len(found["stages"]) == len(stats.stages)
-        for each, stage in zip(found["stages"], stats.stages, strict=True):
-            assert each["rate"] == (stage.rate if stage.seconds else None)
-        assert [each["cause"] for each in found["skips"]] == [skip.cause for skip in stats.skips]
-        if stats.cache is not None:
-            assert found["cache"]["hit_fraction"] == stats.cache.hit_fraction
-
-
-def fails_on_3(example: Any) -> Any:
-    if example["id"] == 3:
-        raise ValueError("three")
-    return example
-
-
-# -- in a terminal
-
-LIVE = """
-import sys
-import numpy as np
-import stoker
-
-
-class Images:
-    def __len__(self):
-        return 300
-
-    def __getitem__(self, index):
-        return np.full(2000, index, np.float64)
-
-
-train = stoker.from_dataset(Images(), seed=0).cache("64MiB", version="1").batch(10)
-with stoker.live(train):
-    for number, batch in enumerate(train):
-        if number % 10 == 0:
-            print("step", number)
-            print("said", number, file=sys.stderr)
-"""
 
 
 def on_a_terminal(command: list[str], stop: bytes | None = None) -> str:
@@ -163,29 +82,6 @@ def on_a_terminal(command: list[str], stop: bytes | None = None) -> str:
 
 
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
-
-
-def test_a_live_view_has_the_terminal_for_itself(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(LIVE)
-    written = on_a_terminal([sys.executable, str(tmp_path / "train.py")])
-    assert not re.search(r"cache: .* items", written)  # progress in the midst of the picture
-    plain = ESCAPE.sub("", written).replace("\r\n", "\n")
-    lines = [line.rpartition("\r")[2].rstrip() for line in plain.split("\n")]
-    for number in (0, 10, 20):
-        assert f"step {number}" in lines
-        assert f"said {number}" in lines
-    assert "[K" not in plain
-    assert any("epoch 0: 30 batches" in line for line in lines)
-    assert max(map(len, lines)) <= 80
-
-
-def test_what_is_no_terminal_gets_the_last_picture_whole(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(LIVE)
-    command = [sys.executable, "-W", "error", str(tmp_path / "train.py")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
-    assert (done.returncode, done.stderr) == (0, "said 0\nsaid 10\nsaid 20\n")
-    assert done.stdout.startswith("step 0\nstep 10\nstep 20\nepoch 0: 30 batches, 300 uses")
-    assert "0 B not read from storage\n" in done.stdout  # of a line that is longer than 80
 
 
 FEED = """

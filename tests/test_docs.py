@@ -69,7 +69,6 @@ HEAVY = {  # what they import
     "keras.md",
     "sources-in-depth.md",
     "sources.md",
-    "tracking.md",
 }
 
 every_page = pytest.mark.parametrize("page", PAGES + ABOUT + RECIPES, ids=lambda page: page.name)

@@ -293,7 +293,7 @@ PICTURES: Mistakes = [
 
 TOOLS: Mistakes = [
     (lambda: s.monitor(5), "needs something to iterate, not int"),
-    (lambda: s.metrics(loader()), "wrap it, stoker.monitor(loader)"),
+    (lambda: s.serve_metrics(loader()), "wrap it, stoker.monitor(loader)"),
     (lambda: s.serve_metrics(p(), port="a"), "a whole number from 0 to 65535, not 'a'"),
     (lambda: s.lr_schedule(None, p().batch(2)), "such as CosineAnnealingLR(optimizer"),
     (lambda: s.analyze(loader(), print), "stoker analyze SCRIPT"),
@@ -337,7 +337,6 @@ def test_it_is_refused_and_told_what_to_write(mistakes: Mistakes) -> None:
         ("pyarrow", lambda: s.from_csv("rows.csv"), "stoker[parquet]"),
         ("pyarrow", lambda: s.from_parquet("rows.csv"), "stoker[parquet]"),
         ("fsspec", lambda: s.from_folder("s3://bucket/train"), "stoker[remote]"),
-        ("prometheus_client", lambda: s.serve_metrics(p(), port=0), "stoker[prometheus]"),
         ("ray", lambda: p().workers(2, kind="ray"), "stoker[ray]"),
         ("torch", lambda: p().batch(2).to("cpu"), "stoker[torch]"),
         ("torch", lambda: p().as_dataloader(), "stoker[torch]"),

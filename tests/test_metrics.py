@@ -1,15 +1,14 @@
-"""Numbers for trackers: what they say, who takes them, and the endpoint for Prometheus."""
+"""Numbers for trackers: what they say, who takes them; the server of a page and of Prometheus."""
 
 from __future__ import annotations
 
 import gc
+import html
 import json
 import os
 import re
 import socket
-import sys
 import threading
-import time
 import urllib.error
 import urllib.request
 import weakref
@@ -21,7 +20,6 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import stoker
-from stoker.adapters import monitored
 from strategies import Examples
 
 ROOT = Path(__file__).parents[1]
@@ -48,25 +46,26 @@ def cached() -> stoker.Pipeline:
 
 def test_numbers_agree_with_the_statistics_and_count_over_epochs() -> None:
     train = run(rows().echo(2, pool=8).batch(4), epochs=3)
-    stats, found = train.stats(), stoker.metrics(train)
+    stats, found = train.stats(), train.metrics()
     assert all(type(value) is float and np.isfinite(value) for value in found.values())
     assert found["stoker/epoch"] == stats.epoch == 2
-    assert found["stoker/stall_fraction"] == stats.wait_fraction
-    assert found["stoker/factor"] == 2
-    assert found["stoker/copy_distance_steps"] == stats.copy_distance > 0
+    assert found["stoker/wait_fraction"] == stats.wait_fraction
+    assert found["stoker/realised_factor"] == stats.realised_factor == 2
+    assert found["stoker/copy_distance"] == stats.copy_distance > 0
     assert found["stoker/fresh_examples_total"] == 3 * 20
     assert found["stoker/uses_total"] == 3 * 40
-    assert found["stoker/batches_total"] == 3 * 10
+    assert found["stoker/steps_total"] == 3 * 10
     assert found["stoker/read_bytes_total"] == 3 * 40 * ROW_BYTES  # in memory: for each use
     assert found["stoker/elapsed_s_total"] == stats.totals.elapsed_s > stats.elapsed_s
-    assert found["stoker/wait_s_total"] == stats.totals.consumer_wait_s > stats.consumer_wait_s
-    assert set(stoker.metrics(train, "val/")) == {n.replace("stoker/", "val/") for n in found}
+    waited_s = stats.totals.consumer_wait_s
+    assert found["stoker/consumer_wait_s_total"] == waited_s > stats.consumer_wait_s
+    assert set(train.metrics("val/")) == {n.replace("stoker/", "val/") for n in found}
 
 
 def test_what_does_not_apply_is_left_out() -> None:
-    plain = stoker.metrics(run(rows().batch(4)))
-    assert not [name for name in plain if re.search("cache|feed|distance", name)]
-    assert stoker.metrics(rows().batch(4))["stoker/batches_total"] == 0
+    plain = run(rows().batch(4)).metrics()
+    assert not [name for name in plain if re.search("cache|feed", name)]
+    assert rows().batch(4).metrics()["stoker/steps_total"] == 0
 
 
 @pytest.mark.parametrize(
@@ -80,7 +79,7 @@ def test_bytes_are_counted_wherever_they_are_read(kind: str, workers: int, tmp_p
     train = run(chain.batch(3).workers(workers, kind=kind))
     assert train.stats().read_bytes == sum(range(100, 108))
     run(train)
-    found = stoker.metrics(train)
+    found = train.metrics()
     assert train.stats().read_bytes == 0  # the cache has them
     assert found["stoker/read_bytes_total"] == sum(range(100, 108))
     assert found["stoker/cache_hit_fraction"] == 1
@@ -102,66 +101,11 @@ def test_an_epoch_that_is_left_early_counts_once() -> None:
     for _ in range(2):
         with iter(train) as batches:
             next(batches)
-    found = stoker.metrics(train)
-    assert found["stoker/batches_total"] == 2
+    found = train.metrics()
+    assert found["stoker/steps_total"] == 2
     with iter(train):
         pass  # nothing was asked for: as if it had not been
-    assert stoker.metrics(train) == found
-
-
-def test_monitored_loaders_tell_of_the_pass_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(monitored, "_accounts", [])
-    now_s = [0.0]
-    monkeypatch.setattr(monitored.time, "perf_counter", lambda: now_s[0])
-
-    def batches() -> Any:
-        for number in range(4):
-            now_s[0] += 1.0
-            yield number
-
-    class Loader:
-        def __iter__(self) -> Any:
-            return batches()
-
-    loader = stoker.monitor(Loader())
-    assert stoker.metrics(loader)["stoker/batches_total"] == 0
-    for epoch in range(2):
-        for number in loader:
-            now_s[0] += 3.0
-            found = stoker.metrics(loader)
-            assert found["stoker/epoch"] == epoch
-            assert found["stoker/batches_total"] == 4 * epoch + number + 1
-            assert found["stoker/stall_fraction"] == 0.25
-        assert stoker.metrics(loader)["stoker/wait_s_total"] == 4 * (epoch + 1)
-
-
-def test_loaders_over_cached_datasets_tell_of_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torch.utils.data import DataLoader
-
-    monkeypatch.setattr(monitored, "_accounts", [])
-    dataset: Any = stoker.cached(Examples(20), "2MiB")
-    loader: Any = DataLoader(dataset, batch_size=4)
-    for epoch in range(2):
-        run(loader)
-        while dataset.cache_stats().items < 20:  # they are written behind the loop's back
-            time.sleep(0.01)
-        for source in (dataset, loader, stoker.monitor(loader), stoker.echo(loader, 2)):
-            found = stoker.metrics(source)
-            assert found["stoker/cache_hits_total"] == 20 * epoch
-            assert found["stoker/cache_misses_total"] == 20
-            assert found["stoker/cache_hit_fraction"] == epoch / 2
-
-
-def test_a_monitored_pipeline_has_the_numbers_of_both(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(monitored, "_accounts", [])
-    found = stoker.metrics(run(stoker.monitor(rows().batch(4))))
-    assert found["stoker/fresh_examples_total"] == 20
-    assert found["stoker/batches_total"] == 5
-
-
-def test_what_has_no_numbers_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"stoker\.monitor\(loader\)"):
-        stoker.metrics([1, 2])
+    assert train.metrics() == found
 
 
 # -- trackers
@@ -174,12 +118,12 @@ def test_tensorboard_takes_them(tmp_path: Path) -> None:
     train = rows().batch(4)
     writer = SummaryWriter(str(tmp_path))
     for step, _ in enumerate(train):
-        for name, value in stoker.metrics(train).items():
+        for name, value in train.metrics().items():
             writer.add_scalar(name, value, step)
     writer.close()
     read = EventAccumulator(str(tmp_path))
     read.Reload()
-    assert set(read.Tags()["scalars"]) == set(stoker.metrics(train))
+    assert set(read.Tags()["scalars"]) == set(train.metrics())
     totals = [event.value for event in read.Scalars("stoker/fresh_examples_total")]
     assert totals == [4, 8, 12, 16, 20]
 
@@ -196,7 +140,7 @@ def test_weights_and_biases_takes_them_offline(
     quiet = wandb.Settings(silent=True)
     run = wandb.init(mode="offline", project="stoker", dir=str(tmp_path), settings=quiet)
     for step, _ in enumerate(train):
-        found = stoker.metrics(train)
+        found = train.metrics()
         wandb.log(found, step=step)
     logged = dict(run.summary)
     run.finish()
@@ -207,26 +151,41 @@ def test_weights_and_biases_takes_them_offline(
 # -- Prometheus
 
 
-def asked(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=60) as answer:
-        assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+def asked(url: str, path: str = "metrics") -> str:
+    with urllib.request.urlopen(url + path, timeout=60) as answer:
+        kind = "text/plain; version=0.0.4" if path else "text/html"
+        assert answer.headers["Content-Type"] == f"{kind}; charset=utf-8"
         return str(answer.read().decode())
 
 
 def test_prometheus_reads_what_the_endpoint_serves() -> None:
     train, val = run(rows().batch(4)), run(cached())
-    with stoker.serve_metrics({"train": train, "val": val}, port=0) as server:
+    with stoker.serve_metrics({'a "b\\': train, "val": val}, port=0) as server:
         text = asked(server.url)
     found = {
         (sample.name, sample.labels["pipeline"]): (family.type, sample.value)
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     }
-    for label, source in (("train", train), ("val", val)):
-        for name, value in stoker.metrics(source, "stoker_").items():
+    for label, source in (('a "b\\', train), ("val", val)):
+        for name, value in source.metrics("stoker_").items():
             kind = "counter" if name.endswith("_total") else "gauge"
             assert found.pop((name, label)) == (kind, value)
     assert not found
+
+
+def test_the_page_shows_the_statistics_and_the_numbers() -> None:
+    train = run(rows().map(lambda row: row).batch(4))
+    loader = run(stoker.monitor([1, 2, 3]))
+    with stoker.serve_metrics({"<train>": train, "loader": loader}, port=0) as server:
+        page = asked(server.url, "")
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            asked(server.url, "favicon.ico")
+    assert "<h1>&lt;train&gt;</h1>" in page
+    assert "map(&lt;lambda&gt;)" in page
+    assert "<td>fresh_examples_total</td><td>20</td>" in page
+    assert "for 3 batches" in page
+    assert loader.total.verdict in html.unescape(page)
 
 
 def test_the_endpoint_is_there_while_the_loop_runs_and_ends_with_close() -> None:
@@ -234,9 +193,7 @@ def test_the_endpoint_is_there_while_the_loop_runs_and_ends_with_close() -> None
     server = stoker.serve_metrics(train, port=0)
     for step, _ in enumerate(train):
         if step % 50 == 0:
-            assert f'stoker_batches_total{{pipeline="train"}} {float(step + 1)}' in asked(
-                server.url
-            )
+            assert f'stoker_steps_total{{pipeline="train"}} {float(step + 1)}' in asked(server.url)
     with pytest.raises(OSError, match="in use"):
         stoker.serve_metrics(train, server.port)
     server.close()
@@ -264,7 +221,7 @@ def test_what_asks_for_nothing_good_is_answered_and_does_no_harm() -> None:
 @pytest.mark.full
 def test_who_says_nothing_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor does who says a little, and who does not take the answer; however many there are."""
-    monkeypatch.setattr("stoker.adapters.prometheus.ScrapeHandler.timeout", 3600.0)
+    monkeypatch.setattr("stoker.adapters.metrics_server._Handler.timeout", 3600.0)
     with stoker.serve_metrics(rows().batch(4), port=0) as server:
         address = "127.0.0.1", server.port
         silent = [socket.create_connection(address, timeout=60) for _ in range(4)]
@@ -284,32 +241,13 @@ def test_who_says_nothing_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) 
 def test_who_says_nothing_is_closed(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("stoker.adapters.prometheus.ScrapeHandler.timeout", 0.01)
+    monkeypatch.setattr("stoker.adapters.metrics_server._Handler.timeout", 0.01)
     with (
         stoker.serve_metrics(rows().batch(4), port=0) as server,
         socket.create_connection(("127.0.0.1", server.port), timeout=60) as silent,
     ):
         assert silent.recv(1) == b""
     assert capfd.readouterr().err == ""
-
-
-def test_the_format_is_the_one_that_is_asked_for() -> None:
-    with stoker.serve_metrics({'a "b"': run(rows().batch(4))}, port=0) as server:
-        request = urllib.request.Request(
-            server.url, headers={"Accept": "application/openmetrics-text; version=1.0.0"}
-        )
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            assert answer.headers["Content-Type"].startswith("application/openmetrics-text")
-            text = answer.read().decode()
-    assert text.endswith("# EOF\n")
-    assert 'stoker_batches_total{pipeline="a \\"b\\""} 5.0' in text
-
-
-def test_without_the_library_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "stoker.adapters.prometheus", raising=False)
-    monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    with pytest.raises(ImportError, match=r"stoker\[prometheus\]"):
-        stoker.serve_metrics(rows(), 0)
 
 
 def test_a_source_that_fails_is_told_and_asked_again() -> None:
@@ -364,44 +302,9 @@ def test_the_board_names_numbers_that_exist() -> None:
     board = json.loads(text)
     shown = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
     named = set(re.findall(r"\bstoker_\w+", " ".join([*shown, text.partition('"panels"')[0]])))
-    exist = {*stoker.metrics(run(cached()), "stoker_"), "stoker_feed_lag_outputs"}
+    exist = {*run(cached()).metrics("stoker_"), "stoker_feed_lag_outputs"}
     assert len(named) >= 8
     assert named <= exist
-
-
-# -- notebooks
-
-NOTEBOOK = """
-import sys, time, warnings
-import numpy as np, stoker
-
-train = stoker.from_arrays(np.zeros((40, 3)), seed=0).shuffle().batch(4)
-with warnings.catch_warnings():
-    warnings.simplefilter("error")
-    with stoker.live(train):
-        for step, batch in enumerate(train):
-            if step == 3:
-                print("step", step)
-                time.sleep(0.6)
-"""
-
-
-@pytest.mark.full
-def test_live_in_a_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import nbclient
-    import nbformat
-
-    assert sys.executable
-    monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
-    cells = [nbformat.v4.new_code_cell(NOTEBOOK)]
-    notebook = nbformat.v4.new_notebook(cells=cells)
-    nbclient.NotebookClient(notebook, timeout=240, kernel_name="python3").execute()
-    (cell,) = notebook.cells
-    drawn = [out for out in cell.outputs if out.output_type == "display_data"]
-    said = [out for out in cell.outputs if out.output_type == "stream"]
-    assert [(out.name, out.text) for out in said] == [("stdout", "step 3\n")]
-    assert len(drawn) == 1
-    assert drawn[0].data["text/plain"].startswith("epoch 0: 10 batches, 40 uses")
 
 
 def test_an_endpoint_that_is_closed_keeps_no_pipeline() -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import io
-import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
+import numpy as np
 import pytest
 
 import stoker
@@ -32,7 +31,6 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
     monkeypatch.setattr(monitored.time, "perf_counter", made)
-    monkeypatch.setattr(monitored, "_accounts", [])  # the tests' own end is not theirs
     return made
 
 
@@ -78,9 +76,8 @@ def test_waiting_is_told_apart_by_worker(clock: Clock) -> None:
     seen = passed(clock, Loader(clock, [2.0, 0.0, 5.0, 0.0, 5.0, 0.1], num_workers=2), step_s=1.0)
     assert seen.total.worker_wait_s == pytest.approx((10.0, 0.1))
     assert "Worker 0 makes the others' batches wait" in seen.total.verdict
-    report = seen.report()
-    assert "by worker, after the first batch: 0: 10.00 s, 1: 0.10 s" in report
-    assert seen.total.verdict in report
+    assert "by worker, after the first batch: 0: 10.00 s, 1: 0.10 s" in str(seen.total)
+    assert seen.total.verdict in str(seen.total)
 
 
 def test_workers_that_take_no_turns_are_not_told_apart(clock: Clock) -> None:
@@ -116,84 +113,33 @@ def test_passes_are_added_up_and_may_be_broken_off(
     assert monitored.total.wait_s == pytest.approx(7.0)
     assert monitored.total.worker_wait_s == pytest.approx((5.0,))
     assert len(monitored) == 3
-    lines = capfd.readouterr().err.splitlines()
-    assert [line.split(":")[1] for line in lines] == [" epoch 1"]  # one batch tells nothing
+    for _ in monitored:
+        clock.passes(1.0)
+    told = [line.removeprefix("stoker.monitor: ") for line in capfd.readouterr().err.splitlines()]
+    words = [line.split()[0] for line in told]
+    assert words == ["epoch", "by", "Up", "epoch"]  # the diagnosis once; one batch tells nothing
 
 
-PROGRAM = """
-import os
-import sys
-import stoker
-
-
-class Loader:
-    def __iter__(self):
-        yield from range(5)
-
-
-def local():
-    loader = stoker.monitor(Loader())
+def test_metrics_tell_of_the_pass_under_way(clock: Clock) -> None:
+    loader = stoker.monitor(Loader(clock, [1.0] * 4))
+    assert loader.metrics()["stoker/steps_total"] == 0
     for epoch in range(2):
-        for batch in loader:
-            pass
+        for number in loader:
+            clock.passes(3.0)
+            found = loader.metrics()
+            assert found["stoker/epoch"] == epoch
+            assert found["stoker/steps_total"] == loader.total.batches == 4 * epoch + number + 1
+            assert found["stoker/wait_fraction"] == 0.25
+            assert found["stoker/batches_per_s"] == 0.25
+        assert loader.metrics("val/")["val/consumer_wait_s_total"] == 4 * (epoch + 1)
 
 
-def anew():
-    for epoch in range(3):
-        for batch in stoker.monitor(Loader()):
-            pass
-
-
-def two():
-    one, other = (stoker.monitor(Loader()) for _ in range(2))
-    for loader in (one, other):
-        for batch in loader:
-            pass
-
-
-def forks():
-    local()
-    child = os.fork()
-    if not child:
-        sys.exit(0)
-    os.waitpid(child, 0)
-
-
-def fails(at):
-    for batch in stoker.monitor(Loader()):
-        if batch == at:
-            raise SystemExit(3)
-
-
-eval(sys.argv[1])
-"""
-
-
-@pytest.mark.parametrize(
-    ("call", "passes", "sums", "verdicts"),
-    one_in(
-        3,
-        [
-            ("local()", 2, ["2 epochs"], 1),
-            ("anew()", 3, ["3 epochs"], 1),
-            ("two()", 2, [], 2),  # one epoch each, which its own line has told
-            ("forks()", 2, ["2 epochs"], 1),
-            ("fails(0)", 0, [], 0),
-            ("fails(3)", 1, [], 1),
-        ],
-    ),
-)
-def test_a_program_that_ends_is_told_what_its_loaders_cost(
-    call: str, passes: int, sums: list[str], verdicts: int, tmp_path: Path
-) -> None:
-    (tmp_path / "train.py").write_text(PROGRAM)
-    command = [sys.executable, "-W", "error", str(tmp_path / "train.py"), call]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
-    assert done.returncode == (3 if "fails" in call else 0)
-    words = [line.removeprefix("stoker.monitor: ") for line in done.stderr.splitlines()]
-    assert len([line for line in words if line.startswith("epoch ")]) == passes
-    assert [line.split(":")[0] for line in words if line[0].isdigit()] == sums
-    assert len(words) == passes + len(sums) + verdicts
+def test_the_metrics_of_a_monitored_pipeline_are_its_own() -> None:
+    train = stoker.from_arrays(np.arange(20), seed=0).batch(4)
+    loader = stoker.monitor(train)
+    assert len(list(loader)) == 5
+    assert loader.metrics() == train.metrics()
+    assert loader.metrics()["stoker/fresh_examples_total"] == 20
 
 
 class Broken(io.StringIO):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import urllib.request
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
@@ -12,7 +11,6 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from prometheus_client.parser import text_string_to_metric_families
 
 import stoker
 from stoker import ProcessTrial, ThreadTrial, WorkerTime
@@ -146,11 +144,8 @@ def test_threads_that_wait_for_each_other_are_told_of() -> None:
     stats = replace(pipeline.stats(), elapsed_s=1.0, consumer_wait_s=1.0)
     told = replace(stats, thread_trial=ThreadTrial(16, 8, 1.0))
     assert '.workers(8, kind="process")' in str(told)
-    assert all(len(line) <= 60 for line in told.as_text(60).splitlines())
     assert "wait for each other" not in str(replace(told, consumer_wait_s=0.0))  # nor does training
     assert "wait for each other" not in str(replace(stats, thread_trial=ThreadTrial(16, 8, 7.0)))
-    assert told.as_dict()["thread_trial"]["wait_for_each_other"]
-    assert stats.as_dict()["thread_trial"] is None
 
 
 @pytest.mark.full  # trials that a busy machine misleads are made again, for a minute at the worst
@@ -208,10 +203,8 @@ def test_threads_are_named_where_they_would_be_faster_than_processes() -> None:
     stats = replace(pipeline.stats(), elapsed_s=1.0, consumer_wait_s=1.0)
     told = replace(stats, process_trial=ProcessTrial(1, 1, 1, 0.8, 0.25))
     assert "1.2 times as fast as processes" in str(told)
-    assert "declare it stoker.thread_safe" in str(told).replace("\n    ", " ")
-    assert all(len(line) <= 60 for line in told.as_text(60).splitlines())
+    assert "declare it stoker.thread_safe" in str(told)
     assert "thread_safe" not in str(replace(told, consumer_wait_s=0.0))
-    assert told.as_dict()["process_trial"]["threads_are_faster"]
     for trial in (
         ProcessTrial(2, 2, 2, 0.2, 0.25),  # two threads would wait for each other
         ProcessTrial(1, 1, 1, 0.8, 0.05),  # little is handed over
@@ -311,16 +304,8 @@ def test_what_is_left_out_or_joined_is_no_echo(place: str, factor: int) -> None:
     if factor == 1:
         assert stats.fresh_examples != stats.uses
     assert stats.realised_factor == factor
-    assert f"(factor {factor:.2f})" in str(stats)
-    assert f"(factor {factor:.2f})" in stats.as_text(100)
-    assert stoker.metrics(train)["stoker/factor"] == factor
-    with (
-        stoker.serve_metrics(train, port=0) as server,
-        urllib.request.urlopen(server.url) as answer,
-    ):
-        families = list(text_string_to_metric_families(answer.read().decode()))
-    (found,) = [each.samples[0].value for each in families if each.name == "stoker_factor"]
-    assert found == factor
+    assert f"(factor {factor:.2f})" in str(stats) == repr(stats)  # a notebook shows this
+    assert train.metrics()["stoker/realised_factor"] == factor
 
 
 def refuse_odd(row: Any) -> Any:
@@ -351,7 +336,7 @@ def test_an_epoch_of_set_steps_is_what_is_counted_whatever_passes_it_goes_over(
             assert 0 <= stats.consumer_wait_s <= stats.elapsed_s
             assert stats.totals.elapsed_s == pytest.approx(elapsed_s)
             assert fresh == train.clock.fresh_examples
-            assert stoker.metrics(train)["stoker/epoch"] == epoch
+            assert train.metrics()["stoker/epoch"] == epoch
         assert train.clock.steps == steps * rounds
 
 
@@ -374,7 +359,6 @@ def test_before_a_run_nothing_is_the_bottleneck() -> None:
     pipeline = built(Spec(20, 4, echoes=(("before", Fraction(2), 8),)))
     for stats in (pipeline.stats(), pipeline.repeat().steps(3).stats()):
         assert stats.bottleneck is None
-        assert stats.as_dict()["bottleneck"] is None
         assert "bottleneck" not in str(stats)
     list(pipeline)
     assert pipeline.stats().bottleneck is not None
@@ -495,7 +479,6 @@ def test_workers_that_sleep_are_told_of(workers: int, kind: str) -> None:
     assert contended is not None
     assert asleep + contended == pytest.approx(found.blocked_fraction)
     assert asleep > contended
-    assert stats.as_dict()["worker_time"]["asleep_fraction"] == asleep
 
 
 def test_what_workers_do_with_their_time_is_said_where_the_consumer_waits() -> None:
@@ -506,8 +489,6 @@ def test_what_workers_do_with_their_time_is_said_where_the_consumer_waits() -> N
     assert "20% computing, 10% waiting for a processor, 30% asleep, 40% waiting for the GIL" in told
     unknown = replace(stats, worker_time=WorkerTime(2.0, 0.2, 0.1, 0.7, None))
     assert "70% asleep or waiting for the GIL" in str(unknown)
-    assert all(len(line) <= 60 for line in unknown.as_text(60).splitlines())
-    assert unknown.as_dict()["worker_time"]["contended_fraction"] is None
     for little in (None, WorkerTime(0.01, 0.2, 0.1, 0.7, 0.3)):
         assert "asleep" not in str(replace(stats, worker_time=little))
     assert "asleep" not in str(replace(unknown, consumer_wait_s=0.0))

@@ -108,18 +108,10 @@ train = stoker.auto_cache(data.shuffle().batch(32), "64MiB", version="1")
 for inputs, labels in stoker.monitor(loader):
     pass
 
-# %% stoker.live
-train = data.shuffle().batch(32)
-with stoker.live(train):
-    for inputs, labels in train:
-        pass
-
-# %% stoker.metrics
-numbers = stoker.metrics(train, prefix="data/")
-
 # %% stoker.serve_metrics
+train = data.shuffle().batch(32)
 with stoker.serve_metrics(train, port=0) as server:
-    print(f"http://127.0.0.1:{server.port}/metrics")
+    print(server.url)
 
 # %% stoker.lr_schedule
 cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=10 * len(loader))
@@ -265,3 +257,6 @@ train = data.batch(32)
 for batch in train:
     pass
 print(train.stats().fresh_examples)
+
+# %% stoker.Pipeline.metrics
+numbers = train.metrics(prefix="data/")

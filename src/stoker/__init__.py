@@ -7,11 +7,9 @@ from stoker import images as images
 from stoker import testing as testing
 from stoker.adapters.auto_caching import auto_cache
 from stoker.adapters.cached_dataset import CachedDataset, cached
-from stoker.adapters.display import live
-from stoker.adapters.exposition import MetricsServer, serve_metrics
 from stoker.adapters.monitored import EpochWait, Monitored, monitor
-from stoker.adapters.scalars import metrics
 from stoker.adapters.schedules import LrSchedule, lr_schedule
+from stoker.adapters.serving import serve_metrics
 from stoker.basics import plugins as _plugins
 from stoker.basics.buffers import reads_only
 from stoker.basics.thread_safety import thread_safe
@@ -73,7 +71,7 @@ from stoker.stats import (
 from stoker.version import __version__
 
 if _typing.TYPE_CHECKING:
-    from stoker.analysis import analyze, watch
+    from stoker.analysis import analyze
     from stoker.feed.api import from_feed, share
 
 __all__ = [
@@ -113,11 +111,8 @@ __all__ = [
     "from_text",
     "from_tokens",
     "images",
-    "live",
     "lr_schedule",
     "LrSchedule",
-    "metrics",
-    "MetricsServer",
     "mix",
     "monitor",
     "Monitored",
@@ -146,7 +141,6 @@ __all__ = [
     "Totals",
     "UnlikeError",
     "Uses",
-    "watch",
     "WorkerDied",
     "WorkerTime",
 ]

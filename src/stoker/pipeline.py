@@ -37,7 +37,7 @@ from stoker.stages.shard import Shard
 from stoker.stages.skip import OnError
 from stoker.stages.stage import ChainStage
 from stoker.stages.to import To
-from stoker.stats import Stats
+from stoker.stats import Stats, as_metrics
 
 U = TypeVar("U")
 Int = int | None
@@ -713,8 +713,22 @@ class Pipeline(DataLoaderApi, Generic[T]):
         return output
 
     def stats(self) -> Stats:
-        """Return statistics of the running epoch, or else of the last one."""
+        """Return statistics of the running epoch, or else of the last one; ``print`` shows them."""
         return self._cursor.stats()
+
+    def metrics(self, prefix: str = "stoker/") -> dict[str, float]:
+        """Return the statistics as one flat dict of numbers, for experiment trackers.
+
+        Names are those of ``stats()``, for the epoch so far, with ``cache_`` before those of a
+        cache. Names that end in ``_total`` never fall: they count over all epochs. Numbers of
+        absent parts, such as a cache or a feed, are left out. May be called from any thread.
+
+        Example: ``wandb.log(train.metrics(), step=step)``
+
+        Args:
+            prefix: stands before each name.
+        """
+        return as_metrics(self.stats(), self.clock, prefix)
 
     def __str__(self) -> str:
         return describe(self._cursor.next_chain, self._cursor.sizes)

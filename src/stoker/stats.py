@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import operator
-import textwrap
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -30,8 +28,7 @@ _FED_FRACTION = 0.05
 _MIN_SAMPLED_S = 0.5
 # The longest bar: with its name and percentage, a line fits into 80 columns.
 _BAR_CHARACTERS = 24
-# The longest bar in a narrow terminal: a shorter one could not show an eighth.
-_MIN_BAR_CHARACTERS = 8
+_MARK = "  <- bottleneck"
 
 
 @dataclass(frozen=True)
@@ -438,8 +435,6 @@ class Stats:
     worker_time: WorkerTime | None = None
     """How workers spent their time; None without samples. Under ``.repeat()``, of the current pass
     over the data."""
-    """Why worker processes were started anew, for this epoch or for each one. None if they stayed
-    from the epoch before, in the first epoch, for forked processes, and for other workers."""
     late_examples: int = 0
     """Examples that have moved on to a later batch so far (``.batch(n, late=)``)."""
     late_bias: Mapping[str, float] = field(default_factory=dict)
@@ -484,14 +479,6 @@ class Stats:
         times = [stage.seconds for stage in self.stages]
         return times.index(max(times)) if any(times) else None
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return all fields and properties, nested ones too, as values for JSON.
-
-        A rate that is unknown, because nothing was measured, is None.
-        """
-        combined: dict[str, Any] = _as_json(self)
-        return combined
-
     def epoch_totals(self) -> Totals:
         """Return the totals of this epoch alone."""
         cache = self.cache or CacheCounts()
@@ -511,80 +498,54 @@ class Stats:
         return str(self)
 
     def __str__(self) -> str:
-        return self.as_text()
-
-    def as_text(self, width: int | None = None) -> str:
-        """Return the text that ``print`` shows, in lines of at most ``width`` (60 or more)."""
-        text = (
+        bottleneck = self.bottleneck
+        slowest = None if bottleneck == "consumer" else self._slowest()
+        waits = bottleneck != "consumer"
+        names = [*(stage.name for stage in self.stages), *(pool.name for pool in self.pools)]
+        width = max(map(len, [*names, "consumer"]))
+        longest_s = max((stage.seconds for stage in self.stages), default=0.0)
+        lines = [
             f"epoch {self.epoch}: {self.batches:,} batches, {self.uses:,} uses of "
             f"{self.fresh_examples:,} fresh examples (factor {self.realised_factor:.2f})"
-        )
-        lines = _wrap(text, width, 4)
-        bottleneck = self.bottleneck
-        mark = "  <- bottleneck"
-        rates = [f"{stage.rate:,.0f}/s" if stage.seconds else "-" for stage in self.stages]
-        times = [f"{stage.seconds:8.2f} s" for stage in self.stages]
-        rate_width = max([14 if width is None else 8, *map(len, rates)])
-        names = [stage.name for stage in self.stages] + [pool.name for pool in self.pools]
-        longest = max(map(len, [*names, "consumer"]))
-        bar_width = _BAR_CHARACTERS
-        if width is not None:  # shorten names first, then bars, and never the mark
-            left = width - max(map(len, times), default=0) - rate_width - len(mark) - len("  " * 4)
-            longest = min(longest, max(len("consumer"), left - _MIN_BAR_CHARACTERS))
-            bar_width = max(1, min(_BAR_CHARACTERS, left - longest))
-        longest_s = max((stage.seconds for stage in self.stages), default=0.0)
-
-        def label(name: str) -> str:
-            return f"  {_shorten(name, longest):<{longest}}  "
-
-        slowest = None if bottleneck == "consumer" else self._slowest()
-        for at, (stage, epoch_totals, rate) in enumerate(
-            zip(self.stages, times, rates, strict=True)
-        ):
-            bar = "█" * round(bar_width * stage.seconds / longest_s) if longest_s else ""
-            end = mark if at == slowest else ""
-            line = f"{label(stage.name)}{epoch_totals}  {rate:>{rate_width}}  {bar}{end}"
-            lines.append(line.rstrip())
-        further = [
-            (
-                pool.name,
-                f"pool {pool.held:,} of {pool.size:,} "
-                f"({format_bytes(pool.bytes) if pool.bytes else 'size not known yet'})",
-            )
-            for pool in self.pools
         ]
-        further += [
-            (
-                f"part {number}",
-                f"{part.fresh_examples:,} fresh examples of {part.name}, epoch {part.epochs:.2f} "
-                "of its own",
-            )
-            for number, part in enumerate(self.parts, 1)
-        ]
-        if self.cache is not None:
-            further += [("cache", line) for line in str(self.cache).splitlines()]
-        waited = (
-            f"waited {self.consumer_wait_s:.2f} s of {self.elapsed_s:.2f} s "
-            f"({self.wait_fraction:.0%})"
-        )
-        further.append(("consumer", waited + (mark if bottleneck == "consumer" else "")))
-        for name, text in further:
-            lines += _wrap(label(name) + text, width, longest + 4)
+
+        def add(name: str, text: str) -> None:
+            lines.append(f"  {name:<{width}}  {text}".rstrip())
+
+        for at, stage in enumerate(self.stages):
+            rate = f"{stage.rate:,.0f}/s" if stage.seconds else "-"
+            bar = "█" * round(_BAR_CHARACTERS * stage.seconds / longest_s) if longest_s else ""
+            mark = _MARK if at == slowest else ""
+            add(stage.name, f"{stage.seconds:8.2f} s  {rate:>14}  {bar}{mark}")
+        for pool in self.pools:
+            size = format_bytes(pool.bytes) if pool.bytes else "size not known yet"
+            add(pool.name, f"pool {pool.held:,} of {pool.size:,} ({size})")
+        for number, part in enumerate(self.parts, 1):
+            text = f"{part.fresh_examples:,} fresh examples of {part.name}"
+            add(f"part {number}", f"{text}, epoch {part.epochs:.2f} of its own")
+        for line in str(self.cache).splitlines() if self.cache is not None else ():
+            add("cache", line)
+        times = f"{self.consumer_wait_s:.2f} s of {self.elapsed_s:.2f} s"
+        add("consumer", f"waited {times} ({self.wait_fraction:.0%}){'' if waits else _MARK}")
+        return "\n".join([*lines, *(f"  {note}" for note in self._notes(waits=waits))])
+
+    def _notes(self, *, waits: bool) -> list[str]:
+        """Return the lines below the table; those on workers if the consumer waits for them."""
         notes = [
             f"workers taking part: {self.workers}; window {self.window_ready} of "
             f"{self.window_size} ready ({format_bytes(self.window_bytes)})"
         ]
-        if self.worker_time is not None and self.worker_time.is_enough and bottleneck != "consumer":
+        if waits and self.worker_time is not None and self.worker_time.is_enough:
             notes.append(f"their time: {self.worker_time}")
         trial = self.thread_trial
-        if trial is not None and trial.wait_for_each_other and bottleneck != "consumer":
+        if waits and trial is not None and trial.wait_for_each_other:
             notes.append(
                 f"threads wait for each other: {trial.threads} are {trial.speedup:.1f} times as "
                 "fast as one. If they wait for the GIL, processes are faster: "
                 f'.workers({trial.processes}, kind="process")'
             )
         found = self.process_trial
-        if found is not None and found.threads_are_faster and bottleneck != "consumer":
+        if waits and found is not None and found.threads_are_faster:
             notes.append(
                 f"your Python code leaves the GIL free {found.gil_free_fraction:.0%} of its time: "
                 f"threads would be {found.speedup:.1f} times as fast as processes. If several may "
@@ -609,7 +570,27 @@ class Stats:
                 f"copies {self.copy_distance:.1f} steps apart, "
                 f"{self.repeats_in_batches:,} repeats inside batches"
             )
-        return "\n".join([*lines, *(part for t in notes for part in _wrap("  " + t, width, 4))])
+        return notes
+
+
+# The names that `metrics` takes over, of statistics and of a cache.
+_METRICS = (
+    "epoch", "wait_fraction", "fresh_examples_per_s", "realised_factor", "copy_distance",
+    "workers", "window_ready", "skipped_examples", "feed_lag_outputs",
+)  # fmt: skip
+_CACHE_METRICS = "hit_fraction", "used_bytes", "limit_bytes"
+
+
+def as_metrics(stats: Stats, clock: Clock, prefix: str) -> dict[str, float]:
+    """Return the numbers that change as one flat dict; those that do not apply are left out."""
+    totals = {**vars(stats.totals), **vars(clock)}
+    found = {name: getattr(stats, name) for name in _METRICS}
+    found |= {f"{name}_total": count for name, count in totals.items()}
+    if stats.cache is not None:
+        found |= {f"cache_{name}": getattr(stats.cache, name) for name in _CACHE_METRICS}
+    else:
+        del found["cache_hits_total"], found["cache_misses_total"]
+    return {prefix + name: float(value) for name, value in found.items() if value is not None}
 
 
 _SUMS = (
@@ -651,27 +632,3 @@ def _combine(first: Stats, second: Stats, latest: Stats, sign: int) -> Stats:
     copies = lambda stats: max(0, stats.uses - stats.fresh_examples)  # noqa: E731
     combined["copy_distance"] = mean("copy_distance", copies)
     return replace(latest, **combined)
-
-
-def _shorten(name: str, width: int) -> str:
-    if len(name) <= width:
-        return name
-    tail = (width - 1) // 3
-    return f"{name[: width - 1 - tail]}…{name[len(name) - tail :]}"
-
-
-def _wrap(text: str, width: int | None, indent: int) -> list[str]:
-    if width is None or len(text) <= width:
-        return [text]
-    return textwrap.wrap(text, width, subsequent_indent=" " * indent)
-
-
-def _as_json(value: Any) -> Any:
-    if is_dataclass(value):
-        kind = type(value)
-        names = [f.name for f in fields(value)]
-        names += [n for n in dir(kind) if isinstance(getattr(kind, n), property)]
-        return {name: _as_json(getattr(value, name)) for name in names}
-    if isinstance(value, tuple):
-        return [_as_json(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

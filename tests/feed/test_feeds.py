@@ -663,7 +663,7 @@ def test_a_job_is_told_how_much_is_ready_for_it(name: str) -> None:
             most = 0.0
             for _ in feed:
                 time.sleep(0.02)  # meanwhile the feeder prepares others
-                most = max(most, stoker.metrics(feed)["stoker/feed_lag_outputs"])
+                most = max(most, feed.metrics()["stoker/feed_lag_outputs"])
             return most > 0
 
         wait_until(lags, "the feeder is ahead of the job")

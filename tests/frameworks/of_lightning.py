@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import pytest
 import pytorch_lightning as pl
 import torch
 import torchmetrics
@@ -24,10 +23,8 @@ from cells import (
     check_schedule,
     make,
 )
-from pytorch_lightning.loggers import CSVLogger
 
 import stoker
-from stoker.lightning import StallMonitor
 
 FRAMEWORK = "Lightning"
 
@@ -256,27 +253,6 @@ def fresh_clock(kind: str) -> None:
     assert module.schedule.scheduler.last_epoch == EPOCHS * 6
 
 
-def monitor(kind: str) -> None:
-    given: Any = {"logger": CSVLogger("logs"), "log_every_n_steps": 2}
-    _, run = only(chain().echo(2).batch(8), callbacks=[StallMonitor()], **given)
-    logged = {name: float(value) for name, value in run.logged_metrics.items()}
-    assert logged["stoker/fresh_examples"] == EPOCHS * EXAMPLES
-    assert 1 <= logged["stoker/factor"] <= 4
-    assert 0 <= logged["stoker/stall_fraction"] <= 1
-    assert logged["stoker/copy_distance"] > 0
-    pair = {"one": chain().batch(8), "two": chain().batch(8).as_dataloader()}
-
-    class Pair(Module):
-        def training_step(self, batch: Any, index: int) -> Any:
-            return self.model.weight.sum()
-
-    run = trainer(callbacks=[StallMonitor()], **given)
-    run.fit(Pair("", ""), pair)
-    assert {"stoker/factor/0", "stoker/factor/1"} <= set(run.logged_metrics)
-    with pytest.raises(TypeError, match="found no stoker"):
-        only([{"ids": torch.arange(4)}], callbacks=[StallMonitor()], **given)
-
-
 def unsharded(kind: str) -> None:
     made: Any = chain().batch(8)
     if kind == "echo(loader)":
@@ -336,7 +312,6 @@ MORE: dict[str, Callable[[str], None]] = {
     "checkpoints": checkpoints,
     "estimated": estimated,
     "fresh clock": fresh_clock,
-    "monitor": monitor,
     "unsharded": unsharded,
     "resumed ranks": resumed_ranks,
     "padded ranks": padded_ranks,

@@ -273,7 +273,8 @@ def test_data_that_differ_in_each_epoch_are_neither_kept_nor_compared_for_long(
 @pytest.mark.full
 def test_a_closed_standard_output_is_the_scripts_own(tmp_path: Path) -> None:
     script = write_script(tmp_path, "raise SystemExit(3 if sys.stdout is None else 4)")
-    command = [sys.executable, "-c", COMMAND, "--do", "none", script.name]
+    report = write_advice(tmp_path, "num_workers=2")
+    command = [sys.executable, "-c", COMMAND, "--apply", str(report), script.name]
     found = start(tmp_path, "sh", "-c", f"exec {shlex.join(command)} >&-")
     assert found.returncode == 3, found.stderr
     assert found.stderr == ""

@@ -424,7 +424,7 @@ def test_print_and_stats_tell_of_the_parts() -> None:
     assert "31 examples an epoch" in text
     list(train)
     assert "fresh examples of from_arrays(int64 [30]), epoch 0.70 of its own" in str(train.stats())
-    assert train.stats().as_dict()["parts"][1]["fresh_examples"] == 21
+    assert train.stats().parts[1].fresh_examples == 21
 
 
 def test_a_mixture_has_one_seed() -> None:

@@ -1,1 +1,1 @@
-"""Tools around loaders and pipelines: monitors, metrics, displays, schedules, checks."""
+"""Tools around loaders and pipelines: monitors, a metrics server, schedules, caches."""

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import atexit
 import sys
 import time
-import weakref
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from types import FrameType
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from stoker.basics.process import OwningProcess
 from stoker.basics.warn import say
 from stoker.distributed.unsharded import warn_unsharded_loader
 from stoker.pipeline import Pipeline
@@ -27,7 +23,7 @@ _UNEVEN = 3.0
 
 @dataclass(frozen=True)
 class EpochWait:
-    """One pass over a monitored loader."""
+    """One pass over a monitored loader, or the sum of several."""
 
     batches: int
     """Batches that came."""
@@ -38,7 +34,6 @@ class EpochWait:
     wait_s: float
     """Seconds spent inside ``next()``; an upper bound of the accelerator's loss if it works
     meanwhile."""
-
     worker_wait_s: tuple[float, ...] = ()
     """``wait_s`` without the first batch, by the worker that made the batch, if the loader's
     workers take turns (PyTorch's ``DataLoader``, ``in_order=True``); else empty."""
@@ -55,11 +50,15 @@ class EpochWait:
         return (self.wait_s - self.first_wait_s) / steady_s if steady_s > 0 else 0.0
 
     def __str__(self) -> str:
-        return (
+        lines = [
             f"waited {self.wait_s:.2f} s of {self.elapsed_s:.2f} s ({self.wait_fraction:.0%}) "
             f"for {self.batches:,} batches: {self.first_wait_s:.2f} s for the first (start-up), "
             f"{self.wait_s - self.first_wait_s:.2f} s after it ({self.steady_wait_fraction:.0%})"
-        )
+        ]
+        if self.worker_wait_s:
+            waits = ", ".join(f"{at}: {s:.2f} s" for at, s in enumerate(self.worker_wait_s))
+            lines.append(f"by worker, after the first batch: {waits}")
+        return "\n".join([*lines, self.verdict])
 
     @property
     def verdict(self) -> str:
@@ -86,9 +85,8 @@ class EpochWait:
 class Monitored(Generic[T]):
     """An iterable that reports on stderr how much of its loop's time is spent waiting for it.
 
-    It prints a line for each epoch, and a sum when the program ends or ``report()`` is called. A
-    pass that ends after one batch is not reported. Length, attributes, order and errors are those
-    of the loader.
+    It prints a line for each epoch, and the diagnosis after the first. A pass that ends after one
+    batch is not reported. Length, attributes, order and errors are those of the loader.
 
     Attributes:
         epochs: the passes that ended, in order.
@@ -98,7 +96,7 @@ class Monitored(Generic[T]):
         self.loader = loader
         self.epochs: list[EpochWait] = []
         self._at: tuple[int, int, float, float, float] | None = None  # in the pass under way
-        _open_account(self)
+        self._has_told = False
 
     def __iter__(self) -> Iterator[T]:
         if not isinstance(self.loader, Pipeline):  # that warns by itself
@@ -114,8 +112,33 @@ class Monitored(Generic[T]):
             raise AttributeError(name)
         return getattr(self.loader, name)
 
-    def passes(self) -> list[EpochWait]:
-        """Return all passes, including the running one. Safe to call from any thread."""
+    @property
+    def total(self) -> EpochWait:
+        """The sum of all passes, with the one under way; ``print`` shows it with the diagnosis."""
+        return _sum_epochs(self._passes())
+
+    def metrics(self, prefix: str = "stoker/") -> dict[str, float]:
+        """Return the waiting as one flat dict of numbers, for experiment trackers.
+
+        Those of a monitored pipeline are its own: see ``Pipeline.metrics``.
+        """
+        if isinstance(self.loader, Pipeline):
+            return self.loader.metrics(prefix)
+        passes = self._passes()
+        total = _sum_epochs(passes)
+        last = passes[-1] if passes else total
+        found = {
+            "epoch": max(0, len(passes) - 1),
+            "wait_fraction": last.wait_fraction,
+            "batches_per_s": last.batches / last.elapsed_s if last.elapsed_s > 0 else 0.0,
+            "steps_total": total.batches,
+            "elapsed_s_total": total.elapsed_s,
+            "consumer_wait_s_total": total.wait_s,
+        }
+        return {prefix + name: float(value) for name, value in found.items()}
+
+    def _passes(self) -> list[EpochWait]:
+        """Return all passes, with the one under way. Safe to call from any thread."""
         at, ended = self._at, list(self.epochs)  # in this order: a pass ends in the other one
         if at is not None and at[0] == len(ended):
             _, batches, began_s, first_s, wait_s = at
@@ -123,88 +146,25 @@ class Monitored(Generic[T]):
             ended.append(EpochWait(batches, elapsed_s, first_s, wait_s))
         return ended
 
-    @property
-    def total(self) -> EpochWait:
-        """The sum of all passes."""
-        return _sum_epochs(self.epochs)
-
-    def report(self) -> str:
-        """Return the sum of all passes in words, with the diagnosis."""
-        return _report(self.epochs)
-
     def _end_epoch(self, epoch: EpochWait, *, whole: bool) -> None:
         self.epochs.append(epoch)
         self._at = None
-        if (
-            whole or epoch.batches > 1
-        ):  # else the loop failed at once, and there is nothing to report
-            for account in _accounts:
-                if account.owner() is self:
-                    account.epochs.append(epoch)
-            say(f"stoker.monitor: epoch {len(self.epochs) - 1}: {epoch}")
+        if not whole and epoch.batches <= 1:
+            return  # the loop failed at once, and there is nothing to report
+        told = str(epoch).splitlines()
+        if self._has_told:
+            del told[1:]
+        self._has_told = True
+        told[0] = f"epoch {len(self.epochs) - 1}: {told[0]}"
+        for line in told:
+            say(f"stoker.monitor: {line}")
 
 
 def _sum_epochs(epochs: Sequence[EpochWait]) -> EpochWait:
     names = "batches", "elapsed_s", "first_wait_s", "wait_s"
     sums = {name: sum(getattr(epoch, name) for epoch in epochs) for name in names}
-    of_workers = zip(*(epoch.worker_wait_s for epoch in epochs), strict=False)
+    of_workers = zip(*(e.worker_wait_s for e in epochs if e.worker_wait_s), strict=False)
     return EpochWait(**sums, worker_wait_s=tuple(map(sum, of_workers)))
-
-
-def _report(epochs: Sequence[EpochWait], *, is_told: bool = False) -> str:
-    """Return the sum in words; after a single epoch, without the line of the sum."""
-    total = _sum_epochs(epochs)
-    lines = [f"stoker.monitor: {len(epochs)} epoch{'s' * (len(epochs) != 1)}: {total}"]
-    if is_told and len(epochs) == 1:
-        lines.clear()
-    if total.worker_wait_s:
-        waits = ", ".join(f"{at}: {s:.2f} s" for at, s in enumerate(total.worker_wait_s))
-        lines.append(f"stoker.monitor: by worker, after the first batch: {waits}")
-    lines.append(f"stoker.monitor: {total.verdict}")
-    return "\n".join(lines)
-
-
-@dataclass
-class _Account:
-    """A loader's account for the report at the program's end, kept after the loader is gone.
-
-    Attributes:
-        place: the line of code that monitored it. A later loader from the same line continues the
-            account, so that one report covers a new loader for each epoch.
-        owner: the loader.
-        epochs: the passes to report.
-        process: the process that reports them; forked children do not.
-    """
-
-    place: tuple[str, int]
-    owner: weakref.ref[Monitored[Any]]
-    epochs: list[EpochWait] = field(default_factory=list)
-    process: OwningProcess = field(default_factory=OwningProcess)
-
-
-_accounts: list[_Account] = []
-
-
-def _open_account(monitored: Monitored[Any]) -> None:
-    # By the line that calls, not by the loader: a loader that is made anew in each epoch is one
-    # line.
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename == __file__:
-        frame = frame.f_back
-    place = (frame.f_code.co_filename, frame.f_lineno) if frame is not None else ("", 0)
-    for account in _accounts:
-        if account.place == place and account.owner() is None:
-            account.owner = weakref.ref(monitored)
-            return
-    if not _accounts:
-        atexit.register(_tell)
-    _accounts.append(_Account(place, weakref.ref(monitored)))
-
-
-def _tell() -> None:
-    for account in _accounts:
-        if account.epochs and account.process.is_current:
-            say(_report(account.epochs, is_told=True))
 
 
 def _time_batches(owner: Monitored[T], iterator: Iterator[T], began_s: float) -> Iterator[T]:

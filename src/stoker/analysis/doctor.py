@@ -35,7 +35,6 @@ _OPTIONAL = {
     "jax": ("JAX arrays", "jax"),
     "keras": ("Keras", "keras"),
     "ray": ('.workers(kind="ray"), caches under Ray', "ray"),
-    "prometheus-client": ("the metrics endpoint", "prometheus"),
 }
 _REQUIRED = ("numpy", "lmdb", "msgspec", "psutil", "rich", "typer", "xxhash")
 # Docker gives containers this much by default: one batch of large images, and no cache, fits in it.

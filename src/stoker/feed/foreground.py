@@ -6,11 +6,18 @@ import contextlib
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
+from rich.console import Console
+from rich.file_proxy import FileProxy
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
 from stoker.adapters.entrypoint import target_of
-from stoker.adapters.printing import printing_above
+from stoker.basics.process import OwningProcess
 from stoker.basics.resources import format_bytes
 from stoker.errors import FeedError
 from stoker.feed.autostart import SWITCH_S
@@ -59,13 +66,11 @@ def serve(
 
 def _serve_with_view(feeder: FeedServer) -> None:
     """Serve until the end, show the jobs, and close the feeder."""
-    from rich.console import Console
-
     console = Console()
     with contextlib.ExitStack() as shown:
         if console.is_terminal:
             # Before the feeder's context: caches print until the feeder is closed.
-            shown.enter_context(printing_above(console))
+            shown.enter_context(_printing_above(console))
         shown.enter_context(contextlib.closing(feeder))
         console.print(headline(feeder), highlight=False, markup=False)
         view = View(feeder)
@@ -75,9 +80,40 @@ def _serve_with_view(feeder: FeedServer) -> None:
             feeder.serve(lambda: _print_line(console, view), _LINES_S)
 
 
-def _draw(console: Any, view: View, feeder: FeedServer) -> None:
-    from rich.live import Live
+class _AboveTable(FileProxy):
+    """A stream whose lines are printed above the table that is redrawn in the same terminal.
 
+    It is no terminal to other libraries, so that they do not draw there.
+    """
+
+    def __init__(self, console: Console, stream: Any) -> None:
+        super().__init__(console, stream)
+        self._here = OwningProcess()
+
+    def isatty(self) -> bool:
+        return False
+
+    def write(self, text: str) -> int:
+        if not self._here.is_current:  # a worker process does not own the table, or its lock
+            return self.rich_proxied_file.write(text)
+        return super().write(text)
+
+
+@contextlib.contextmanager
+def _printing_above(console: Console) -> Iterator[None]:
+    """Print this process's lines above the table."""
+    with contextlib.ExitStack() as undo:
+        for name in ("stdout", "stderr"):
+            stream = getattr(sys, name)
+            if stream is not None and stream.isatty():
+                above = _AboveTable(console, stream)
+                undo.callback(setattr, sys, name, stream)
+                undo.callback(above.flush)  # a line that was not ended
+                setattr(sys, name, above)
+        yield
+
+
+def _draw(console: Console, view: View, feeder: FeedServer) -> None:
     live = Live(
         console=console,
         auto_refresh=False,
@@ -94,7 +130,7 @@ def _draw(console: Any, view: View, feeder: FeedServer) -> None:
         feeder.serve(refresh, _REFRESH_S)
 
 
-def _print_line(console: Any, view: View) -> None:
+def _print_line(console: Console, view: View) -> None:
     view.refresh()
     console.print(view.line(), highlight=False, markup=False)
 
@@ -157,9 +193,6 @@ class View:
         return text
 
     def renderable(self) -> Any:
-        from rich.table import Table
-        from rich.text import Text
-
         feeder = self._feeder
         items_held = sum(len(log.items) for log in feeder.branches.logs)
         other_branches = len(feeder.branches) - 1

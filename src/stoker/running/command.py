@@ -38,29 +38,12 @@ def run(
             metavar="KINDS",
             help="What to apply: workers (their number, prefetch, persistence); cache (examples "
             "that are the same in every epoch stay in memory, for other runs too); with redraw, "
-            "workers also where random examples are then drawn otherwise; none: nothing, and do "
-            "not measure first.",
+            "workers also where random examples are then drawn otherwise.",
         ),
     ] = "workers",
     print_diff: Annotated[
         bool, typer.Option("--print-diff", help="Show what you would write in the script.")
     ] = False,
-    watch: Annotated[
-        bool,
-        typer.Option(
-            "--watch", help="Say each minute how long the run waits, and why it becomes slow."
-        ),
-    ] = False,
-    watch_port: Annotated[
-        int | None,
-        typer.Option(
-            metavar="PORT",
-            min=1,
-            max=65535,
-            help="Also show that as a page at http://127.0.0.1:PORT, with /metrics for Prometheus; "
-            "rank r of a host at PORT + r.",
-        ),
-    ] = None,
 ) -> None:
     """Run an unedited training script with what its analysis advises.
 
@@ -78,23 +61,16 @@ def run(
       stoker run --apply report.json -m my.train --config base.yaml
 
       stoker run torchrun --nproc-per-node 2 train.py
-
-      stoker run --do none --watch --watch-port 9464 train.py
     """
     from stoker.analysis.scripts.script_process import make_command
 
     stopped = "stopped; no process of the script is left"
     with report_errors("run", ValueError, stopped=stopped):
-        kinds = [] if do == "none" else _read_kinds(do)
-        if not kinds and (apply is not None or print_diff):
-            raise ValueError("--do none applies nothing: leave out --apply and --print-diff")
+        kinds = _read_kinds(do)
         command = make_command(script)
         environment = dict(os.environ)
         if environment.get("STOKER_RUN") != "0":
-            if kinds:
-                environment |= _prepare(command, kinds, apply, print_diff)
-            if watch or watch_port is not None:
-                environment["STOKER_WATCH"] = "-" if watch_port is None else str(watch_port)
+            environment |= _prepare(command, kinds, apply, print_diff)
             environment |= _find_startup()
         for stream in filter(None, (sys.stdout, sys.stderr)):  # None: closed by who started it
             stream.flush()
@@ -107,7 +83,7 @@ def _read_kinds(text: str) -> list[str]:
     kinds = [kind.strip() for kind in text.split(",") if kind.strip()]
     unknown = sorted(set(kinds) - set(KINDS))
     if unknown or not kinds:
-        raise ValueError(f"--do {text}: must be of {', '.join(KINDS)}, joined by commas, or none")
+        raise ValueError(f"--do {text}: must be of {', '.join(KINDS)}, joined by commas")
     return kinds
 
 

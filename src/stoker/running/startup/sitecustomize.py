@@ -20,7 +20,6 @@ from typing import Any
 _LOADERS = {
     "torch.utils.data.dataloader": ("DataLoader", "attach"),
     "torchdata.stateful_dataloader.stateful_dataloader": ("StatefulDataLoader", "attach_stateful"),
-    "stoker.pipeline": ("Pipeline", ""),
 }
 
 
@@ -57,11 +56,7 @@ def _prepare(loader_class: Any, attach: str) -> None:
         # Lightning wraps ``__init__`` while it has loaders built, and puts this one back then.
         now, loader_class.__init__ = loader_class.__init__, build
         try:
-            if attach and os.environ.get("STOKER_RUN_PLAN"):
-                getattr(importlib.import_module("stoker.running.hooks"), attach)(loader_class)
-            if port := os.environ.get("STOKER_WATCH"):
-                hooks = importlib.import_module("stoker.analysis.watching.hooks")
-                hooks.watch_on_start(loader_class, port)
+            getattr(importlib.import_module("stoker.running.hooks"), attach)(loader_class)
         except Exception as error:
             problem = f"{type(error).__name__}: {error}"
             print(f"stoker run: all loaders are left as they are: {problem}", file=sys.stderr)
@@ -90,7 +85,6 @@ def _give_way() -> None:
         hidden.loader.exec_module(module)
 
 
-_asked = os.environ.get("STOKER_RUN_PLAN") or os.environ.get("STOKER_WATCH")
-if _asked and os.environ.get("STOKER_RUN") != "0":
+if os.environ.get("STOKER_RUN_PLAN") and os.environ.get("STOKER_RUN") != "0":
     sys.meta_path.insert(0, _AfterLoaders())
 _give_way()

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 
 from numpy.typing import DTypeLike, NDArray
 
-from stoker.basics.warn import warn
 from stoker.chain.chain import Chain
 from stoker.pipeline import Pipeline
 from stoker.schedule.epoch_time import EpochTime
@@ -507,9 +506,7 @@ def from_tar(
     read by offset.
 
     Args:
-        shards: paths, URLs or patterns (``*``, ``{000..146}``); URLs of one file system. Local tar
-            archives that are compressed as a whole (``.tar.gz``) come as a stream, with a warning:
-            see ``from_iterable``.
+        shards: paths, URLs or patterns (``*``, ``{000..146}``); URLs of one file system.
         fields: the fields to read, which every example must have; by default all its fields.
         seed, on_error: as in ``from_dataset``. With a budget, a truncated shard is a warning, and
             incomplete examples may be skipped.
@@ -517,10 +514,9 @@ def from_tar(
             requested for each run of neighbours of about a MiB, or for each example.
 
     Raises FileNotFoundError if a path or a pattern fits no file; ValueError for a file that is no
-    archive, is truncated, or lacks the fields, and for a compressed archive at a URL; RemoteError
+    archive, is truncated, lacks the fields, or is compressed as a whole (``.tar.gz``); RemoteError
     after a permanent failure of a server, or if it sends no ranges.
     """
-    from stoker.sources.shards.compressed import CompressedTarSource, find_compressed
     from stoker.sources.shards.shard_source import ShardSource
 
     is_strict = on_error == "raise"
@@ -529,15 +525,6 @@ def from_tar(
         from stoker.sources.remote.shards import RemoteShardSource
 
         source: ShardSource = RemoteShardSource(shards, remote, fields, is_strict=is_strict)
-    elif compressed := find_compressed(shards):
-        stream = Pipeline(Chain.begin(CompressedTarSource(shards, fields), seed, on_error))
-        path, kind = next(iter(compressed.items()))
-        warn(
-            f"from_tar: {path} is compressed ({kind}) as a whole, so its examples come as a "
-            "stream: in order, without a length, shuffled through a buffer. Decompress it to read "
-            "them by number"
-        )
-        return stream
     else:
         source = ShardSource(shards, fields, is_strict=is_strict)
     return _begin(source, seed, on_error)

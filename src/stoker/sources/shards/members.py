@@ -64,7 +64,7 @@ def split_name(name: str) -> tuple[str, str] | None:
 
 
 def compression_of(head: bytes) -> str:
-    """Return the compression of a whole archive, from its first bytes; "" for none."""
+    """Return the command that compressed a whole file, from its first bytes; "" for none."""
     return next((kind for magic, kind in _COMPRESSED.items() if head.startswith(magic)), "")
 
 
@@ -73,8 +73,8 @@ def refuse_compressed(path: str, head: bytes) -> None:
     kind = compression_of(head)
     if kind:
         raise UnusableShardError(
-            f"{path} is compressed ({kind}) as a whole: nothing in it can be read by its "
-            "offset. Decompress it, or copy it to a local disk, where it is read as a stream"
+            f"{path} is compressed ({kind}) as a whole: nothing in it can be read by its offset. "
+            f"Decompress it ({kind} -d)"
         )
 
 
@@ -106,7 +106,7 @@ class HeaderReads:
 
 
 class SeekableShard(SeekableFile):
-    """A file read by offset, in the form that ``zipfile`` and ``tarfile`` need."""
+    """A file read by offset, in the form that ``zipfile`` needs."""
 
     def __init__(self, file: ShardFile) -> None:
         super().__init__(file.version().size_bytes)

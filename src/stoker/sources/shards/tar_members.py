@@ -11,7 +11,6 @@ from stoker.sources.shards.members import (
     ArchiveMember,
     ArchiveMembers,
     DamagedError,
-    SeekableShard,
     ShardFile,
     UnusableShardError,
     split_name,
@@ -32,15 +31,15 @@ def tar_members(file: ShardFile) -> ArchiveMembers:
 
     A member that reaches beyond the end of the file is yielded, too, before the error.
 
-    Raises as ``tar_headers`` does, and UnusableShardError for a link to what the archive does not
-    hold.
+    Raises DamagedError; UnusableShardError for what is not a tar archive, for sparse files, and
+    for a link to what the archive does not hold.
     """
     size = file.version().size_bytes
     files: dict[str, ArchiveMember] = {}
     links: dict[str, tuple[str, str]] = {}
     damage: DamagedError | None = None
     try:
-        for info in tar_headers(SeekableShard(file), file.path):
+        for info in _headers(file):
             name = posixpath.normpath(info.name)
             if info.islnk() or info.issym():
                 folder = posixpath.dirname(info.name) if info.issym() else ""
@@ -72,23 +71,23 @@ def tar_members(file: ShardFile) -> ArchiveMembers:
         raise damage
 
 
-def tar_headers(raw: Any, path: str) -> Iterator[tarfile.TarInfo]:
+def _headers(file: ShardFile) -> Iterator[tarfile.TarInfo]:
     """Yield the headers of an archive, and of those behind it (``cat a.tar b.tar``).
 
-    The caller may move in the file, and reads what it wants before it asks for the next header.
-
-    Raises DamagedError; UnusableShardError for what is not a tar archive or has sparse files.
+    Raises as ``tar_members``.
     """
-    blocks: Any = _Blocks(raw)
-    is_first = True
-    while True:
+    raw: Any = _Blocks(file)
+    is_first, last = True, b"-"
+    while last:
         any_header = False
         try:
-            tar: Any = tarfile.TarFile(fileobj=blocks, encoding="utf-8")
+            tar: Any = tarfile.TarFile(fileobj=raw, encoding="utf-8")
             while (info := tar.next()) is not None:
                 any_header = True
                 if info.issparse():
-                    raise UnusableShardError(f"{path} holds sparse files: pack it without --sparse")
+                    raise UnusableShardError(
+                        f"{file.path} holds sparse files: pack it without --sparse"
+                    )
                 if not 0 <= info.size < _MOST_BYTES:
                     raise DamagedError(f"is damaged: a size of {info.size:,} at {info.offset:,}")
                 yield info
@@ -99,21 +98,22 @@ def tar_headers(raw: Any, path: str) -> Iterator[tarfile.TarInfo]:
         except _DAMAGE as error:
             if is_first and not any_header:
                 raise UnusableShardError(
-                    f"{path} is not a tar archive (nor a zip archive): {error}"
+                    f"{file.path} is not a tar archive (nor a zip archive): {error}"
                 ) from error
             raise DamagedError(f"is truncated or damaged: {error}") from error
-        # A damaged header, too, is an end to it.
-        if blocks.last != _ZEROS:
-            if not blocks.last or not (is_first or any_header):
-                return
-            if len(blocks.last) == HEADER_BYTES:
+        # A damaged header, too, is an end to ``tarfile``; what is behind an archive's end may be
+        # anything.
+        raw.seek(tar.offset)
+        last = raw.read(HEADER_BYTES)
+        if last not in (b"", _ZEROS) and (is_first or any_header):
+            if len(last) == HEADER_BYTES:
                 raise DamagedError(f"is damaged: there is no header at byte {tar.offset:,}")
             raise DamagedError(f"is truncated: a header at byte {tar.offset:,} is cut off")
-        while blocks.last == _ZEROS:
-            blocks.read(HEADER_BYTES)
-        if not blocks.last:
+        if last != _ZEROS:
             return
-        raw.seek(-len(blocks.last), 1)
+        while last == _ZEROS:
+            last = raw.read(HEADER_BYTES)
+        raw.seek(raw.tell() - len(last))
         is_first = False
 
 
@@ -128,15 +128,24 @@ def is_header(head: bytes, nbytes: int) -> bool:
 
 
 class _Blocks:
-    """What ``tarfile`` reads an archive through: it shows the last block that was read."""
+    """A shard as ``tarfile`` reads it."""
 
-    def __init__(self, raw: Any) -> None:
-        self._raw, self.last = raw, b"-"
-        self.seek, self.tell = raw.seek, raw.tell
+    def __init__(self, file: ShardFile) -> None:
+        self._file, self._size_bytes = file, file.version().size_bytes
+        self._at, self._has_ended = 0, False
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, at: int) -> None:
+        self._at, self._has_ended = at, False
 
     def read(self, nbytes: int) -> bytes:
         # Behind the end ``tarfile`` may read on for ever.
-        if not 0 <= nbytes <= _LONGEST_NAME or not self.last:
+        if not 0 <= nbytes <= _LONGEST_NAME or self._has_ended:
             raise DamagedError("is truncated or damaged: a header goes on behind its end")
-        self.last = self._raw.read(nbytes)
-        return self.last
+        there = min(nbytes, self._size_bytes - self._at)
+        self._has_ended = self._at >= self._size_bytes
+        data = self._file.read(self._at, there) if there > 0 else b""
+        self._at += len(data)
+        return data

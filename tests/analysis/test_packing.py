@@ -206,7 +206,7 @@ def packing_action(report: Report) -> Any:
 
 def test_shards_are_advised_in_the_order_that_does_best() -> None:
     action = packing_action(PACKED)
-    assert action.code.startswith("stoker pack SRC DEST --format parquet; stoker.from_parquet(")
+    assert action.code.startswith("write row groups of 8 MiB by pyarrow.parquet; stoker.from_par")
     assert "545 files opened an epoch in place of 1,281,167, and 139,283 seeks" in action.title
     assert "1.50 times as fast by offset, and 5.00 times in runs" in action.why
     job = to_measured(PACKED)

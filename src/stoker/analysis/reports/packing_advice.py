@@ -41,7 +41,7 @@ def _write_code(found: Packing, order: str) -> str:
         return "stoker pack SRC DEST; stoker.from_tar('URL/*.tar').shuffle()"
     if order == "by offset":
         return "stoker pack SRC DEST; stoker.from_tar('DEST/*.tar').shuffle()"
-    return "stoker pack SRC DEST --format parquet; stoker.from_parquet('DEST/').shuffle()"
+    return "write row groups of 8 MiB by pyarrow.parquet; stoker.from_parquet('DEST/').shuffle()"
 
 
 def _predict_packed(report: Report, order: str, faster: float, rate: Rate) -> Rate:

@@ -7,8 +7,8 @@ The same files of 20 kB (random bytes, not decoded), in batches of 64, shuffled,
   many more of them than memory has room for.
 - server: HTTP on this host, that answers after 20 ms and sends 50 MB/s over all connections.
 
-Cases: the files as they are (``from_folder``), with a cache in memory that holds all of them
-(an LMDB store); tar shards and Parquet files of 8 MiB, made by ``stoker pack``; ``datasets``' own
+Cases: the files as they are (``from_folder``; at URLs ``from_files``), with a cache in memory that holds all of them
+(an LMDB store); tar shards of 8 MiB, made by ``stoker pack``, and Parquet files of 8 MiB; ``datasets``' own
 reader of these Parquet files (``streaming=True``, a buffer of 1,000), and WebDataset's of the tar
 shards (two workers, a buffer of 1,000). Each case is a process. Building a pipeline (listing
 folders, reading the headers of shards) is told apart from its first epoch.
@@ -105,6 +105,10 @@ def epochs_of(case: str, place: str) -> Callable[[], Iterator[Any]]:
         source = stoker.from_tar(f"{place}/tar/{_shards(place, 'tar')}", ["jpg", "cls"], seed=0)
     elif case == "parquet":
         source = stoker.from_parquet(f"{place}/parquet/{_shards(place, 'parquet')}", seed=0)
+    elif "://" in place:
+        count = int(os.environ["COUNT_FILES"])
+        names = [f"{place}/files/class{number % 4}/{number:06}.jpg" for number in range(count)]
+        source = stoker.from_files(names, seed=0)
     else:
         source = stoker.from_folder(f"{place}/files", seed=0)
     train = source.shuffle()
@@ -115,15 +119,15 @@ def epochs_of(case: str, place: str) -> Callable[[], Iterator[Any]]:
 
 
 def _shards(place: str, form: str) -> str:
-    """Return a pattern of all shards, without listing them: servers list, and it takes a while."""
-    return f"shard-{{000000..{int(os.environ['SHARDS_' + form.upper()]) - 1:06}}}.{form}"
+    """Return a pattern of all shards, which servers do not list."""
+    return f"shard-{{000000..{int(os.environ['COUNT_' + form.upper()]) - 1:06}}}.{form}"
 
 
 def _datasets(place: str) -> Callable[[], Iterator[Any]]:
     import datasets
 
     datasets.disable_progress_bars()
-    count = int(os.environ["SHARDS_PARQUET"])
+    count = int(os.environ["COUNT_PARQUET"])
     files = [f"{place}/shard-{number:06}.parquet" for number in range(count)]
     found = datasets.load_dataset("parquet", data_files=files, split="train", streaming=True)
     shuffled = found.shuffle(seed=0, buffer_size=1_000)
@@ -145,16 +149,16 @@ def one(case: str, place: str) -> None:
     print("\n" + json.dumps(found))
 
 
-def run(case: str, place: str, before: Sequence[str], shards: dict[str, int]) -> dict[str, Any]:
+def run(case: str, place: str, before: Sequence[str], written: dict[str, int]) -> dict[str, Any]:
     """Run a case in a process of its own, with nothing in the folders where readers keep things."""
     program = [sys.executable, __file__, "--one", case, place]
     if case == PEER:
         peer = str(environment.HERE / "webdataset_records.py")
-        url = f"{place}/tar/shard-{{000000..{shards['tar'] - 1:06}}}.tar"
+        url = f"{place}/tar/shard-{{000000..{written['tar'] - 1:06}}}.tar"
         program = [str(environment.python(PEER)), peer, url, str(BATCH), str(EPOCHS)]
     with tempfile.TemporaryDirectory() as home:
         kept = dict.fromkeys(("XDG_CACHE_HOME", "HF_HOME"), home)
-        counts = {f"SHARDS_{form.upper()}": str(count) for form, count in shards.items()}
+        counts = {f"COUNT_{form.upper()}": str(count) for form, count in written.items()}
         done = subprocess.run(
             [*before, *program],
             capture_output=True,
@@ -172,29 +176,43 @@ def run(case: str, place: str, before: Sequence[str], shards: dict[str, int]) ->
 
 
 def write(folder: Path, count: int) -> dict[str, int]:
-    """Write files, and shards of them; return how many shards of each kind there are."""
+    """Write files, and shards of them; return how many of each kind there are."""
     (folder / "files").mkdir()
     content = np.random.default_rng(0).bytes(FILE_BYTES + count)
     throttled.write_files(
         folder / "files", (content[start : start + FILE_BYTES] for start in range(count))
     )
-    for form in ("tar", "parquet"):
-        pack_command(str(folder / "files"), str(folder / form), SHARD_SIZE, form, None)
-    return {form: len(list((folder / form).glob(f"*.{form}"))) for form in ("tar", "parquet")}
+    pack_command(str(folder / "files"), str(folder / "tar"), SHARD_SIZE, None)
+    _write_parquet(folder / "files", folder / "parquet")
+    shards = {form: len(list((folder / form).glob(f"*.{form}"))) for form in ("tar", "parquet")}
+    return {"files": count, **shards}
+
+
+def _write_parquet(source: Path, folder: Path) -> None:
+    """Write files with row groups of 8 MiB, one each: image and label."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    folder.mkdir()
+    rows = [example._asdict() for example in stoker.from_folder(source)]
+    each = (8 << 20) // FILE_BYTES
+    for number, start in enumerate(range(0, len(rows), each)):
+        table = pa.Table.from_pylist(rows[start : start + each])
+        parquet.write_table(table, folder / f"shard-{number:06}.parquet")
 
 
 def on_disk(found: Report, cases: Sequence[str], count: int, rounds: int) -> None:
     """Measure on a disk that is slow and seeks slowly."""
     total = count * FILE_BYTES
     with throttled.disk(4 * total + (256 << 20)) as disk:
-        shards = write(disk.folder, count)
+        written = write(disk.folder, count)
         for number in range(rounds):
             for case in _turned(cases, number):
                 disk.remount()
                 before = throttled.reads(disk.stat)
                 speed = DISK_BYTES_PER_S, DISK_READS_PER_S
                 with throttled.limited(MEMORY_BYTES, disk, *speed) as joining:
-                    row = run(case, str(disk.folder), joining, shards)
+                    row = run(case, str(disk.folder), joining, written)
                 row["asked"] = throttled.reads(disk.stat) - before
                 found.add(setting="disk", case=case, round=number, **row)
 
@@ -203,13 +221,13 @@ def on_server(found: Report, cases: Sequence[str], count: int, rounds: int) -> N
     """Measure behind a latency."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        shards = write(folder, count)
+        written = write(folder, count)
         settings: Any = {"latency_s": LATENCY_S, "bandwidth_bytes_per_s": SERVER_BYTES_PER_S}
         server = stack.enter_context(serving(folder, **settings))
         for number in range(rounds):
             for case in _turned(cases, number):
                 before = server.stats().requests
-                row = run(case, server.url, [], shards)
+                row = run(case, server.url, [], written)
                 row["asked"] = server.stats().requests - before
                 found.add(setting="server", case=case, round=number, **row)
 

@@ -308,8 +308,8 @@ def from_folder(
     without such a file is no class, and a warning names it. The folder is listed once, now.
 
     Args:
-        path: a folder, or a URL that fsspec knows (``https://...``, ``s3://...``; needs
-            ``pip install 'stoker[remote]'``).
+        path: a folder, or its URL in an object store (``s3://...``, and others that fsspec lists;
+            needs ``pip install 'stoker[remote]'``). HTTP lists nothing: see ``from_files``.
         extensions: read files with these extensions instead of images, such as ``[".wav",
             ".flac"]``, in any case. Examples are then ``(data=bytes, label=int)``.
         classes: the names of all classes, in the order of their labels: give a validation folder,
@@ -347,11 +347,12 @@ def from_files(
 
     Args:
         files: paths or URLs, all of one file system; or one pattern such as ``"data/**/*.bin"`` or
-            ``"s3://bucket/*.jpg"``, which is listed once, now.
+            ``"s3://bucket/*.jpg"``, which is listed once, now; or a URL with braces, such as
+            ``"https://host/{0000..0999}.jpg"``, which needs no listing.
         seed, on_error, requests, retry_s, storage_options: as in ``from_folder``.
 
-    Raises FileNotFoundError if no file fits the pattern, RemoteError after a permanent failure of a
-    server.
+    Raises FileNotFoundError if no file fits the pattern, ValueError for a pattern over HTTP, which
+    lists nothing, RemoteError after a permanent failure of a server.
     """
     from stoker.sources.remote.files import FilesSource
 

@@ -7,11 +7,12 @@ The same files of 20 kB (random bytes, not decoded), in batches of 64, shuffled,
   many more of them than memory has room for.
 - server: HTTP on this host, that answers after 20 ms and sends 50 MB/s over all connections.
 
-Cases: the files as they are (``from_folder``; at URLs ``from_files``), with a cache in memory that holds all of them
-(an LMDB store); tar shards of 8 MiB, made by ``stoker pack``, and Parquet files of 8 MiB; ``datasets``' own
-reader of these Parquet files (``streaming=True``, a buffer of 1,000), and WebDataset's of the tar
-shards (two workers, a buffer of 1,000). Each case is a process. Building a pipeline (listing
-folders, reading the headers of shards) is told apart from its first epoch.
+Cases: the files as they are (``from_folder``; at URLs ``from_files``), with a cache in memory that
+holds all of them (an LMDB store); tar shards of 8 MiB, made by ``stoker pack``, and Parquet files
+of 8 MiB; ``datasets``' own reader of these Parquet files (``streaming=True``, a buffer of 1,000),
+and WebDataset's of the tar shards (two workers, a buffer of 1,000). Each case is a process.
+Building a pipeline (listing folders, reading the headers of shards) is told apart from its first
+epoch.
 
 Command (as root, for the disk)::
 

@@ -180,7 +180,10 @@ def main() -> None:
         with serving(
             folder, latency_s=LATENCY_S, bandwidth_bytes_per_s=BANDWIDTH_BYTES_PER_S
         ) as server:
-            epochs = {**stoker_cases(server, folder, limits), **torch_cases(server, folder, workers)}
+            epochs = {
+                **stoker_cases(server, folder, limits),
+                **torch_cases(server, folder, workers),
+            }
             cases: dict[str, Callable[[], dict[str, float]]] = {
                 case: partial(timed, epoch) for case, epoch in epochs.items()
             }

@@ -399,7 +399,7 @@ def from_parquet(
 
     remote = RemoteOptions(requests, retry_s, storage_options or {})
     if has_urls(paths, "from_parquet"):
-        from stoker.sources.remote.ranges.parquet import RemoteParquetSource
+        from stoker.sources.remote.parquet import RemoteParquetSource
 
         source: ParquetSource = RemoteParquetSource(paths, remote, columns)
     else:
@@ -433,7 +433,7 @@ def from_text(
     compressed or UTF-16, and if there are no lines. A line that is not UTF-8 is an error of its
     example alone.
     """
-    from stoker.sources.text.lines import TextSource
+    from stoker.sources.text import TextSource
 
     return _begin(TextSource(files), seed, on_error)
 
@@ -453,7 +453,7 @@ def from_jsonl(
 
     Raises as ``from_text``. A line that is not JSON is an error of its example alone.
     """
-    from stoker.sources.text.lines import JsonLinesSource
+    from stoker.sources.text import JsonLinesSource
 
     return _begin(JsonLinesSource(files), seed, on_error)
 
@@ -599,7 +599,7 @@ def from_tokens(
     """
     remote = RemoteOptions(requests, retry_s, storage_options or {})
     if has_urls(files, "from_tokens"):
-        from stoker.sources.remote.ranges.tokens import RemoteTokenSource
+        from stoker.sources.remote.tokens import RemoteTokenSource
 
         source: TokenSource = RemoteTokenSource(files, remote, length, stride, dtype, separator)
     else:

@@ -239,7 +239,7 @@ def test_a_folder_without_images_is_no_class(folder: Path) -> None:
 
 
 def test_http_lists_nothing(url: str, server: Server) -> None:
-    with pytest.raises(ValueError, match=r"from_folder lists .*from_files the URLs.*\{000\.\.099\}"):
+    with pytest.raises(ValueError, match=r"from_folder lists .*from_files the URLs.*099\}"):
         stoker.from_folder(url)
     for make, pattern in (
         (stoker.from_files, "*/*.jpg"),

@@ -106,9 +106,7 @@ def pack_source(
     return shards
 
 
-def _write(
-    source: IndexedSource, folder: str, shard_bytes: int, report: Report
-) -> Iterator[Shard]:
+def _write(source: IndexedSource, folder: str, shard_bytes: int, report: Report) -> Iterator[Shard]:
     """Write the shards, and yield the content of each."""
     map_fields, total = _field_mapper(source), len(source)
     width = len(str(total - 1))

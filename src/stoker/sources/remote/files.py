@@ -36,7 +36,6 @@ from stoker.sources.source import (
     ReadsFiles,
 )
 
-
 _HIDDEN = re.compile(r"(?:^|/)\.")
 
 
@@ -158,8 +157,8 @@ class FilesSource(OwnSource, Fingerprinted[Any], ReadsAhead[Any], ReadsFiles[Any
     Raises:
         FileNotFoundError: no file matches the pattern.
         ValueError: the list is empty, or has files of several file systems; the pattern is a URL of
-            HTTP; or a single named file is a pipe, a socket or a device. (In a list such a file is an example that fails; one
-            that matches a pattern is left out, with a warning.)
+            HTTP; or a single named file is a pipe, a socket or a device. (In a list such a file is
+            an example that fails; one that matches a pattern is left out, with a warning.)
         TypeError: the list contains other objects than paths.
         RemoteError, ImportError: as in ``RemoteFolderSource``.
     """

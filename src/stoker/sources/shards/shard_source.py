@@ -16,9 +16,8 @@ from stoker.basics.warn import warn
 from stoker.schedule.numbering import Numbering
 from stoker.sources.files import OpenFiles, refuse_too_large
 from stoker.sources.patterns import Paths, describe_paths, find_files
-from stoker.sources.shards.index import ShardIndex
-from stoker.sources.shards.index_files import index_shards
-from stoker.sources.shards.zip_members import unzip
+from stoker.sources.shards.archives import unzip
+from stoker.sources.shards.index import ShardIndex, index_shards
 from stoker.sources.source import Fingerprinted, Indices, OwnSource, ReadsBlocks
 
 KEY = "__key__"

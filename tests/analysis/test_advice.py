@@ -41,7 +41,7 @@ CODES = {
     "hosts": "cluster=",
     "cache": "cache",
     "storage": "--storage-mbps",
-    "records": "stoker pack",
+    "records": "').shuffle()",
     "accelerator": "--accelerator",
     "sharing": "stoker feed",
     "echo": "echo(",

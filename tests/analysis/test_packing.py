@@ -200,7 +200,7 @@ def test_of_preparing_only_the_waiting_for_files_shrinks() -> None:
 
 
 def packing_action(report: Report) -> Any:
-    found = [action for action in advise(report) if "stoker pack" in action.code]
+    found = [action for action in advise(report) if "into shards" in action.title]
     return found[0] if found else None
 
 

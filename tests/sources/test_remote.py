@@ -354,7 +354,7 @@ def test_what_is_expected_is_read_once(url: str, server: Server) -> None:
         reader.fetch([3])  # again, and not expected
         assert server.stats().requests == 9
         reader.expect([3, 3])
-        assert [e.image for e in reader.fetch([3, 3, 3])] == [b"cat/3.jpg"] * 3
+        assert [e.data for e in reader.fetch([3, 3, 3])] == [b"cat/3.jpg"] * 3
         assert server.stats().requests == 12
         assert reader.retries == 0
 

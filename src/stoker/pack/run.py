@@ -35,7 +35,7 @@ _REPORT_EVERY = 500
 Report = Callable[[str], None]
 
 
-class Shard(NamedTuple):
+class PackedShard(NamedTuple):
     """The content of one shard."""
 
     name: str
@@ -75,7 +75,7 @@ def pack_command(source_name: str, folder: str, shard_size: str, report: Report 
 
 def pack_source(
     source: IndexedSource, folder: str, shard_bytes: int, report: Report = lambda text: None
-) -> list[Shard]:
+) -> list[PackedShard]:
     """Write the examples of a source to tar shards of about the same size, in a folder of their
     own.
 
@@ -106,7 +106,9 @@ def pack_source(
     return shards
 
 
-def _write(source: IndexedSource, folder: str, shard_bytes: int, report: Report) -> Iterator[Shard]:
+def _write(
+    source: IndexedSource, folder: str, shard_bytes: int, report: Report
+) -> Iterator[PackedShard]:
     """Write the shards, and yield the content of each."""
     map_fields, total = _field_mapper(source), len(source)
     width = len(str(total - 1))
@@ -116,7 +118,7 @@ def _write(source: IndexedSource, folder: str, shard_bytes: int, report: Report)
             name, first = f"shard-{number:06}.tar", position
             temporary = os.path.join(folder, f"{_PART}{name}")
             try:
-                with _Writer(temporary) as shard:
+                with _TarWriter(temporary) as shard:
                     while position < total and (position == first or shard.nbytes < shard_bytes):
                         example = map_fields(next(examples))
                         try:
@@ -135,11 +137,11 @@ def _write(source: IndexedSource, folder: str, shard_bytes: int, report: Report)
                 if isinstance(error, OSError) and error.errno and error.filename is None:
                     raise OSError(error.errno, os.strerror(error.errno), temporary) from error
                 raise
-            yield Shard(name, position - first, nbytes, shard.fields)
+            yield PackedShard(name, position - first, nbytes, shard.fields)
             number += 1
 
 
-class _Writer:
+class _TarWriter:
     """Writes a tar archive, a member for each field of each example, and reads it back.
 
     Attributes:
@@ -153,7 +155,7 @@ class _Writer:
         self._tar = tarfile.open(fileobj=self._file, mode="w", format=tarfile.GNU_FORMAT)  # noqa: SIM115
         self._expected: list[tuple[str, dict[str, int]]] = []
 
-    def __enter__(self) -> _Writer:
+    def __enter__(self) -> _TarWriter:
         return self
 
     def __exit__(self, *_: object) -> None:

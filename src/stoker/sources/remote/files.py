@@ -97,7 +97,7 @@ class RemoteFolderSource(ReadsRanges[Any], OwnSource, Fingerprinted[Any], Labele
         self.classes, labels = class_folders.number(dict(sorted(files.items())), url)
         self._labels = list(labels.values())
         self._numbering = Numbering([len(files[folder]) for folder in labels])
-        self._found = _Found.of(listed, [at for folder in labels for at in files[folder]])
+        self._found = _FoundFiles.of(listed, [at for folder in labels for at in files[folder]])
 
     @property
     def name(self) -> str:
@@ -170,7 +170,7 @@ class FilesSource(OwnSource, Fingerprinted[Any], ReadsAhead[Any], ReadsFiles[Any
         files: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
         options: RemoteOptions,
     ) -> None:
-        self._listed: tuple[Root, _Found] | None = None
+        self._listed: tuple[Root, _FoundFiles] | None = None
         alone = isinstance(files, (str, os.PathLike))
         given = [_to_text(file) for file in path_list(files, "from_files")]
         if alone and "://" in given[0]:
@@ -267,14 +267,14 @@ class FilesSource(OwnSource, Fingerprinted[Any], ReadsAhead[Any], ReadsFiles[Any
             tail = rest[len(folder) + len(slash) :]
             self.access = replace(self.access, url=f"{protocol}://{folder}")
             root, listed = self.access.find(None if "**" in tail else tail.count("/") + 1)
-            found_there = _Found.of(listed, _matching(listed.names, tail))
+            found_there = _FoundFiles.of(listed, _matching(listed.names, tail))
             self._listed, files = (root, found_there), found_there.names
         if not len(files):
             raise FileNotFoundError(f"no file fits {pattern}")
         return files
 
 
-class _Found(NamedTuple):
+class _FoundFiles(NamedTuple):
     """Some of the files below a folder, kept compactly enough for millions."""
 
     names: Names
@@ -282,7 +282,7 @@ class _Found(NamedTuple):
     versions: NDArray[np.int64]
 
     @classmethod
-    def of(cls, listed: Entries, chosen: list[int]) -> _Found:
+    def of(cls, listed: Entries, chosen: list[int]) -> _FoundFiles:
         sizes, versions = (np.array(each, np.int64)[chosen] for each in listed[1:])
         return cls(Names([listed.names[at] for at in chosen]), sizes, versions)
 

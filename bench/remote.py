@@ -3,7 +3,7 @@
 A local HTTP server in a process of its own answers after 20 ms and sends 50 MB/s over all
 connections. Whole shuffled epochs of files of about 100 KB (random bytes), batches of 64:
 
-1. ``stoker.from_folder(url, requests=n)`` for n of 1, 8, 32 and 64, against the lower of two
+1. ``stoker.from_files(urls, requests=n)`` for n of 1, 8, 32 and 64, against the lower of two
    limits: the bandwidth's, and the concurrency's: n requests, each as long as the latency and the
    transfer of a file.
 2. The best of these against torch's DataLoader at its best number of workers (1 to 32), whose
@@ -107,12 +107,13 @@ def fill(folder: Path, count: int) -> int:
     return total
 
 
-def stoker_cases(server: Server, limits: dict[int, float]) -> dict[str, Epochs]:
+def stoker_cases(server: Server, folder: Path, limits: dict[int, float]) -> dict[str, Epochs]:
     """Return an epoch for each number of requests."""
     made: dict[str, Epochs] = {}
     for n in limits:
-        url = f"{server.url}/{'few' if n == 1 else 'many'}"
-        pipeline = stoker.from_folder(url, requests=n, seed=0).shuffle().batch(BATCH)
+        place = folder / ("few" if n == 1 else "many")
+        urls = [f"{server.url}/{path.relative_to(folder)}" for path in sorted(place.rglob("*.jpg"))]
+        pipeline = stoker.from_files(urls, requests=n, seed=0).shuffle().batch(BATCH)
         made[f"stoker, {n} requests"] = partial(iter, pipeline)
     return made
 
@@ -179,7 +180,10 @@ def main() -> None:
         with serving(
             folder, latency_s=LATENCY_S, bandwidth_bytes_per_s=BANDWIDTH_BYTES_PER_S
         ) as server:
-            epochs = {**stoker_cases(server, limits), **torch_cases(server, folder, workers)}
+            epochs = {
+                **stoker_cases(server, folder, limits),
+                **torch_cases(server, folder, workers),
+            }
             cases: dict[str, Callable[[], dict[str, float]]] = {
                 case: partial(timed, epoch) for case, epoch in epochs.items()
             }

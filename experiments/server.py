@@ -1,7 +1,7 @@
 """A local HTTP server of a folder, in a process of its own: remote storage to try things on.
 
-It has a latency, a bandwidth that all connections share, index pages, and faults on demand. The
-process runs this very file, with the standard library alone; its orders come by stdin.
+It has a latency, a bandwidth that all connections share, and faults on demand. The process runs
+this very file, with the standard library alone; its orders come by stdin.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import html
 import json
 import os
 import random
@@ -24,13 +23,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
-from urllib.parse import quote, unquote_to_bytes
+from urllib.parse import unquote_to_bytes
 
 _CHUNK_BYTES = 1 << 18
 _LATE_S = 0.0005  # on average, timers are: they count in milliseconds, rounded up
 _HEADERS_BYTES = 1 << 16
 _BACKLOG = 1024
-_BYTES = "application/octet-stream"
 _RANGE = re.compile(rb"\nrange: bytes=(\d+)-(\d*)", re.IGNORECASE)
 
 
@@ -139,8 +137,7 @@ def serving(
     The process ends with the block, and with this process, however that ends.
 
     Args:
-        folder: what is served: files, parts of them, and index pages (``index.html``, where there
-            is one).
+        folder: what is served: files, and parts of them.
         latency_s: how long each request waits before it is answered.
         bandwidth_bytes_per_s: of bodies, all connections together; None: no limit.
         faults: what goes wrong; the first that fits a request happens to it.
@@ -249,20 +246,18 @@ class _Site:
             return False
         part = None
         if isinstance(fault, int):
-            status, kind, body = fault, "text/plain", b""
+            status, body = fault, b""
         elif method not in (b"GET", b"HEAD"):
-            status, kind, body = 501, "text/plain", b""
+            status, body = 501, b""
         else:
-            status, kind, body, part = self._found(path, _RANGE.search(head))
+            status, body, part = self._found(path, _RANGE.search(head))
         lines = [
             f"HTTP/1.1 {status} {HTTPStatus(status).phrase}",
-            f"Content-Type: {kind}",
+            "Content-Type: application/octet-stream",
             f"Content-Length: {len(body)}",
         ]
         if part is not None:
             lines += ["Accept-Ranges: bytes", f"Content-Range: {part}"]
-        if status == HTTPStatus.MOVED_PERMANENTLY:
-            lines.append(f"Location: {quote(path)}/")
         if method == b"HEAD":
             body = b""
         elif isinstance(fault, str):
@@ -298,43 +293,26 @@ class _Site:
             self._sent_bytes += len(chunk)
             await writer.drain()
 
-    def _found(
-        self, path: bytes, asked: re.Match[bytes] | None
-    ) -> tuple[int, str, bytes, str | None]:
-        """Return status, content type, body, and of a part of a file which it is."""
+    def _found(self, path: bytes, asked: re.Match[bytes] | None) -> tuple[int, bytes, str | None]:
+        """Return status, body, and of a part of a file which it is."""
         place = os.path.join(self._folder, path.lstrip(b"/"))
         try:
             if b".." in path.split(b"/"):
                 raise FileNotFoundError
-            if not os.path.isdir(place):
-                with open(place, "rb", buffering=0) as file:
-                    if asked is None:
-                        return 200, _BYTES, file.read(), None
-                    size = os.fstat(file.fileno()).st_size
-                    start = int(asked[1])
-                    stop = min(int(asked[2]) + 1 if asked[2] else size, size)
-                    if start >= stop:
-                        return 416, _BYTES, b"", f"bytes */{size}"
-                    body = os.pread(file.fileno(), stop - start, start)
-                    return 206, _BYTES, body, f"bytes {start}-{stop - 1}/{size}"
-            if not path.endswith(b"/"):
-                return HTTPStatus.MOVED_PERMANENTLY, "text/plain", b"", None
-            with contextlib.suppress(FileNotFoundError), open(place + b"index.html", "rb") as file:
-                return 200, "text/html", file.read(), None
-            return 200, "text/html; charset=utf-8", _index(place), None
+            with open(place, "rb", buffering=0) as file:
+                if asked is None:
+                    return 200, file.read(), None
+                size = os.fstat(file.fileno()).st_size
+                start = int(asked[1])
+                stop = min(int(asked[2]) + 1 if asked[2] else size, size)
+                if start >= stop:
+                    return 416, b"", f"bytes */{size}"
+                body = os.pread(file.fileno(), stop - start, start)
+                return 206, body, f"bytes {start}-{stop - 1}/{size}"
         except PermissionError:
-            return HTTPStatus.FORBIDDEN, "text/plain", b"", None
+            return HTTPStatus.FORBIDDEN, b"", None
         except (OSError, ValueError):
-            return HTTPStatus.NOT_FOUND, "text/plain", b"", None
-
-
-def _index(folder: bytes) -> bytes:
-    """Return a page with a link to everything in a folder."""
-    with os.scandir(folder) as entries:
-        names = sorted(e.name + (b"/" if e.is_dir() else b"") for e in entries)
-    links = (f'<a href="{quote(n)}">{html.escape(n.decode(errors="replace"))}</a>' for n in names)
-    lines = ["<!DOCTYPE html>", '<a href="../">../</a>', *links]
-    return "\n".join(lines).encode()
+            return HTTPStatus.NOT_FOUND, b"", None
 
 
 async def _serve(settings: dict[str, Any]) -> None:

@@ -19,6 +19,7 @@ from experiments.clock import StoppableClock
 from experiments.images import ImageSet
 from experiments.server import Server, serving
 from experiments.settings import Settings
+from stoker import sources
 from stoker.basics.resources import format_bytes
 
 
@@ -131,15 +132,13 @@ class RemoteStorage:
     name = "a local HTTP server"
 
     def __init__(self, images: ImageSet, settings: Settings, folder: Path) -> None:
-        """Take a new folder for links to the images: by class, in their order."""
+        """Take a new folder for links to the images."""
+        self._images = images
         self._folder = folder
         self._settings = settings
         self._batch_bytes = settings.batch_size * images.train_bytes / len(images.train_paths)
-        for label in range(len(images.classes)):
-            (folder / f"{label:05d}").mkdir()
         for number, path in enumerate(images.train_paths):
-            place = f"{images.train_labels[number]:05d}/{number:07d}{Path(path).suffix}"
-            os.symlink(os.path.abspath(path), folder / place)
+            os.symlink(os.path.abspath(path), folder / f"{number}")
 
     def limits(self, batch_s: float) -> Limits:
         """Return the bandwidth, latency and requests stated."""
@@ -148,16 +147,15 @@ class RemoteStorage:
 
     @contextmanager
     def opened(self, limits: Limits) -> Iterator[Source]:
-        """Have the server run within a block; it is listed once for each seed."""
+        """Have the server run within a block."""
         with serving(
             self._folder,
             latency_s=limits.latency_s,
             bandwidth_bytes_per_s=limits.bandwidth_bytes_per_s,
         ) as server:
+            files = _ServedFiles(server.url, self._images, limits.requests)
             yield Source(
-                functools.cache(
-                    lambda seed: stoker.from_folder(server.url, seed=seed, requests=limits.requests)
-                ),
+                functools.cache(lambda seed: stoker.from_dataset(files, seed=seed)),
                 _ServedClock(server),
             )
 
@@ -226,6 +224,24 @@ class _SlowFiles:
         self._clock.sleep(self.latency_s)
         with open(self._paths[index], "rb") as file:
             return Example(file.read(), self._labels[index])
+
+
+class _ServedFiles(sources.ReadsRanges[Example]):
+    """Files of a server, by their numbers, with `requests` requests at a time."""
+
+    def __init__(self, url: str, images: ImageSet, requests: int) -> None:
+        self.access = sources.Access(url, sources.RemoteOptions(requests=requests))
+        self._sizes = [os.path.getsize(path) for path in images.train_paths]
+        self._labels = images.train_labels
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+    def locate(self, index: int) -> sources.RemoteFile:
+        return sources.RemoteFile(f"{self.access.url}/{index}", self._sizes[index])
+
+    def example(self, index: int, data: bytes) -> Example:
+        return Example(data, self._labels[index])
 
 
 class _Decoded:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 
 from numpy.typing import DTypeLike, NDArray
 
-from stoker.basics.warn import warn
 from stoker.chain.chain import Chain
 from stoker.pipeline import Pipeline
 from stoker.schedule.epoch_time import EpochTime
@@ -309,8 +308,8 @@ def from_folder(
     without such a file is no class, and a warning names it. The folder is listed once, now.
 
     Args:
-        path: a folder, or a URL that fsspec knows (``https://...``, ``s3://...``; needs
-            ``pip install 'stoker[remote]'``).
+        path: a folder, or its URL in an object store (``s3://...``, and others that fsspec lists;
+            needs ``pip install 'stoker[remote]'``). HTTP lists nothing: see ``from_files``.
         extensions: read files with these extensions instead of images, such as ``[".wav",
             ".flac"]``, in any case. Examples are then ``(data=bytes, label=int)``.
         classes: the names of all classes, in the order of their labels: give a validation folder,
@@ -348,11 +347,12 @@ def from_files(
 
     Args:
         files: paths or URLs, all of one file system; or one pattern such as ``"data/**/*.bin"`` or
-            ``"s3://bucket/*.jpg"``, which is listed once, now.
+            ``"s3://bucket/*.jpg"``, which is listed once, now; or a URL with braces, such as
+            ``"https://host/{0000..0999}.jpg"``, which needs no listing.
         seed, on_error, requests, retry_s, storage_options: as in ``from_folder``.
 
-    Raises FileNotFoundError if no file fits the pattern, RemoteError after a permanent failure of a
-    server.
+    Raises FileNotFoundError if no file fits the pattern, ValueError for a pattern over HTTP, which
+    lists nothing, RemoteError after a permanent failure of a server.
     """
     from stoker.sources.remote.files import FilesSource
 
@@ -399,7 +399,7 @@ def from_parquet(
 
     remote = RemoteOptions(requests, retry_s, storage_options or {})
     if has_urls(paths, "from_parquet"):
-        from stoker.sources.remote.ranges.parquet import RemoteParquetSource
+        from stoker.sources.remote.parquet import RemoteParquetSource
 
         source: ParquetSource = RemoteParquetSource(paths, remote, columns)
     else:
@@ -433,7 +433,7 @@ def from_text(
     compressed or UTF-16, and if there are no lines. A line that is not UTF-8 is an error of its
     example alone.
     """
-    from stoker.sources.text.lines import TextSource
+    from stoker.sources.text import TextSource
 
     return _begin(TextSource(files), seed, on_error)
 
@@ -453,7 +453,7 @@ def from_jsonl(
 
     Raises as ``from_text``. A line that is not JSON is an error of its example alone.
     """
-    from stoker.sources.text.lines import JsonLinesSource
+    from stoker.sources.text import JsonLinesSource
 
     return _begin(JsonLinesSource(files), seed, on_error)
 
@@ -507,9 +507,7 @@ def from_tar(
     read by offset.
 
     Args:
-        shards: paths, URLs or patterns (``*``, ``{000..146}``); URLs of one file system. Local tar
-            archives that are compressed as a whole (``.tar.gz``) come as a stream, with a warning:
-            see ``from_iterable``.
+        shards: paths, URLs or patterns (``*``, ``{000..146}``); URLs of one file system.
         fields: the fields to read, which every example must have; by default all its fields.
         seed, on_error: as in ``from_dataset``. With a budget, a truncated shard is a warning, and
             incomplete examples may be skipped.
@@ -517,10 +515,9 @@ def from_tar(
             requested for each run of neighbours of about a MiB, or for each example.
 
     Raises FileNotFoundError if a path or a pattern fits no file; ValueError for a file that is no
-    archive, is truncated, or lacks the fields, and for a compressed archive at a URL; RemoteError
+    archive, is truncated, lacks the fields, or is compressed as a whole (``.tar.gz``); RemoteError
     after a permanent failure of a server, or if it sends no ranges.
     """
-    from stoker.sources.shards.compressed import CompressedTarSource, find_compressed
     from stoker.sources.shards.shard_source import ShardSource
 
     is_strict = on_error == "raise"
@@ -529,15 +526,6 @@ def from_tar(
         from stoker.sources.remote.shards import RemoteShardSource
 
         source: ShardSource = RemoteShardSource(shards, remote, fields, is_strict=is_strict)
-    elif compressed := find_compressed(shards):
-        stream = Pipeline(Chain.begin(CompressedTarSource(shards, fields), seed, on_error))
-        path, kind = next(iter(compressed.items()))
-        warn(
-            f"from_tar: {path} is compressed ({kind}) as a whole, so its examples come as a "
-            "stream: in order, without a length, shuffled through a buffer. Decompress it to read "
-            "them by number"
-        )
-        return stream
     else:
         source = ShardSource(shards, fields, is_strict=is_strict)
     return _begin(source, seed, on_error)
@@ -611,7 +599,7 @@ def from_tokens(
     """
     remote = RemoteOptions(requests, retry_s, storage_options or {})
     if has_urls(files, "from_tokens"):
-        from stoker.sources.remote.ranges.tokens import RemoteTokenSource
+        from stoker.sources.remote.tokens import RemoteTokenSource
 
         source: TokenSource = RemoteTokenSource(files, remote, length, stride, dtype, separator)
     else:

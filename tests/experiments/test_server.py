@@ -81,6 +81,14 @@ def test_nothing_outside_the_folder_is_served(server: Server, folder: Path) -> N
         assert get(server, quote(path, safe="/%"))[0] == 404
 
 
+def test_names_are_quoted_and_folders_are_no_files(server: Server, folder: Path) -> None:
+    for name in (b"a b", b"#?&%41%", b"<i>'\"", b"new\nline", "日本".encode(), b"caf\xe9", b"a:b"):
+        (folder / os.fsdecode(name)).write_bytes(name)
+        assert get(server, "/" + quote(name)) == (200, name)
+    for path in ("/", "/cat", "/cat/"):
+        assert get(server, path) == (404, b"")
+
+
 # -- limits
 
 

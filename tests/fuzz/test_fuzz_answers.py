@@ -1,4 +1,4 @@
-"""What web servers answer: files, parts of shards, and listings, with bytes that were changed."""
+"""What web servers answer: files and parts of shards, with bytes that were changed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ import stoker
 pytestmark = [
     pytest.mark.timeout(3600),
     pytest.mark.filterwarnings("ignore:.*what comes behind is left out"),
-    pytest.mark.filterwarnings("ignore:.*has no images and is no class"),
 ]
 
 BODY = bytes(range(256)) * 4
@@ -42,9 +41,6 @@ def tar() -> bytes:
 FILES = {
     b"/a.bin": (b"application/octet-stream", BODY),
     b"/a.tar": (b"application/x-tar", tar()),
-    b"/data/": (b"text/html", b'<html><a href="cat/">cat</a> <a href="dog/">dog</a></html>'),
-    b"/data/cat/": (b"text/html", b'<a href="1.jpg">1</a><a href="2.jpg">2</a>'),
-    b"/data/dog/": (b"text/html", b"<A HREF='3.jpg'>3</A><!-- <a href='4.jpg'> -->"),
 }
 
 
@@ -119,11 +115,10 @@ def pipelines(url: str) -> dict[str, Any]:
     return {
         "file": lambda: stoker.from_files([f"{url}/a.bin"], seed=0, retry_s=0),
         "shard": lambda: stoker.from_tar(f"{url}/a.tar", seed=0, retry_s=0),
-        "listing": lambda: stoker.from_folder(f"{url}/data", seed=0, retry_s=0),
     }
 
 
-@pytest.mark.parametrize("kind", ["file", "shard", "listing"])
+@pytest.mark.parametrize("kind", ["file", "shard"])
 def test_answers(server: Server, tmp_path: Path, kind: str) -> None:
     build = pipelines(server.url)[kind]
 
@@ -145,7 +140,7 @@ def test_answers(server: Server, tmp_path: Path, kind: str) -> None:
 def test_the_server_is_right_by_itself(server: Server) -> None:
     server.tampers = -1
     for name, build in pipelines(server.url).items():
-        assert len(list(build().workers(0))) == {"file": 1, "shard": 2, "listing": 3}[name]
+        assert len(list(build().workers(0))) == {"file": 1, "shard": 2}[name]
     connection = http.client.HTTPConnection(server.url.removeprefix("http://"))
     connection.request("GET", "/a.tar", headers={"Range": "bytes=0-99"})
     told = connection.getresponse()

@@ -213,14 +213,3 @@ def test_headers_that_never_end_are_given_up() -> None:
 
     with answering(endless) as server, pytest.raises(stoker.StageError):
         read(server.url, 0.2)
-
-
-def test_a_listing_that_is_not_whole_lists_nothing() -> None:
-    page = b'<a href="cat/">cat/</a>'
-    for said in (
-        answer(page, "Content-Type: text/html", length=len(page) + 50),
-        answer(page, "Content-Type: text/html", length=None),
-        answer(gzip.compress(page), "Content-Type: text/html", GZIP),
-    ):
-        with answering(said) as server, pytest.raises(stoker.RemoteError):
-            stoker.from_folder(server.url.rpartition("/")[0], retry_s=0.1)

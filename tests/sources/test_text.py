@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import stoker
-from stoker.sources.text import line_index
+from stoker.sources import text
 from stoker.testing import check_resume
 from strategies import few, stream
 
@@ -50,7 +50,7 @@ def test_lines_are_those_that_were_written(
     chunk: int,
     draw: Any,
 ) -> None:
-    monkeypatch.setattr(line_index, "_CHUNK_BYTES", chunk)
+    monkeypatch.setattr(text, "_CHUNK_BYTES", chunk)
     if not is_ended:  # an empty last line without an end is no line
         files = [lines[:-1] if lines and not lines[-1] else lines for lines in files]
         ends = ["" if lines and lines[-1] else end for lines in files]

@@ -19,22 +19,16 @@ def pack(
         ),
     ],
     folder: Annotated[
-        str,
-        typer.Argument(
-            metavar="DEST", help="Folder for the shards; must be empty, or hold an unfinished run."
-        ),
+        str, typer.Argument(metavar="DEST", help="Folder for the shards; must be empty or new.")
     ],
     shard_size: Annotated[
         str, typer.Option(metavar="SIZE", help="Size at which a shard ends.")
     ] = "256MiB",
-    form: Annotated[
-        str, typer.Option("--format", metavar="tar|parquet", help="Format of the shards.")
-    ] = "tar",
 ) -> None:
-    """Pack many small files into few shards, for from_tar or from_parquet.
+    """Pack many small files into few tar shards, for from_tar.
 
-    A run that was stopped or killed continues with its unfinished shard. Each shard is read back
-    and compared before it gets its name. DEST/shards.json lists the content of each shard.
+    Each shard is read back and compared before it gets its name. DEST/shards.json, written last,
+    lists the content of each shard.
 
     Example: stoker pack train/ train-shards/ --shard-size 1GiB
     """
@@ -45,5 +39,5 @@ def pack(
     errors = Console(stderr=True, highlight=False)
     with report_errors("pack", ValueError, TypeError, ImportError), errors.status("") as status:
         say = status.update if errors.is_terminal else None
-        report = pack_command(source, folder, shard_size, form, say)
+        report = pack_command(source, folder, shard_size, say)
     typer.echo(report)

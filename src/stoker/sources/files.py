@@ -39,6 +39,13 @@ _KINDS = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
+_COMPRESSED = {
+    b"\x1f\x8b": "gzip",
+    b"BZh": "bzip2",
+    b"\xfd7zXZ\x00": "xz",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"\x04\x22\x4d\x18": "lz4",
+}
 # A quarter of the 1,024 descriptors that a process usually has.
 MOST_OPEN = 256
 
@@ -150,6 +157,11 @@ def warn_left_out(source: str, left_out: Sequence[str]) -> None:
             f"{source}: these paths are not regular files, or cannot be listed, and are left out: "
             f"{min(left_out)!r}{more}"
         )
+
+
+def compression_of(head: bytes) -> str:
+    """Return the command that compressed a whole file, from its first bytes; "" for none."""
+    return next((kind for magic, kind in _COMPRESSED.items() if head.startswith(magic)), "")
 
 
 class FileVersion(NamedTuple):

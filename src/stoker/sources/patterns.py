@@ -59,9 +59,14 @@ def expand_braces(text: str) -> Iterator[str]:
         yield from expand_braces(text[: braces.start()] + part + text[braces.end() :])
 
 
+def is_web(url: str) -> bool:
+    """True for a URL of HTTP, which has no listings."""
+    return url.lower().startswith(("http://", "https://"))
+
+
 def split_query(url: str) -> tuple[str, str]:
     """Return a path or a URL without the query of HTTP, and that (``?sig=...``, or "")."""
-    if not url.lower().startswith(("http://", "https://")):
+    if not is_web(url):
         return url, ""
     path, mark, query = url.partition("?")
     return path, mark + query

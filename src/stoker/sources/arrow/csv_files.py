@@ -11,9 +11,8 @@ from typing import Any
 from stoker.basics.resources import format_bytes, usable_memory_bytes
 from stoker.basics.validate import names_in
 from stoker.sources.arrow.table import TableSource, import_pyarrow, to_table
-from stoker.sources.files import version_of
+from stoker.sources.files import compression_of, version_of
 from stoker.sources.patterns import Paths, describe_paths, find_files
-from stoker.sources.shards.members import compression_of
 from stoker.sources.source import Identified
 
 # Of usable memory: the table takes about as much as its text, while this is read too.

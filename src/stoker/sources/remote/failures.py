@@ -65,10 +65,6 @@ class UnusableError(ValueError):
     """An answer that cannot be used and would not change; not retried."""
 
 
-class NoListingError(ValueError):
-    """The answer is not a listing of a folder; not retried."""
-
-
 _OWN = (StatusError, TruncatedError, StalledError, GarbledError, UnusableError)
 
 
@@ -85,7 +81,7 @@ async def retry(
         on_retry: called before each further attempt.
         url: the file's URL, for messages.
 
-    Raises FileNotFoundError if there is no such file, NoListingError or ImportError unchanged, and
+    Raises FileNotFoundError if there is no such file, ImportError unchanged, and
     RemoteError for all other errors.
     """
     began = pause_s = 0.0
@@ -94,7 +90,7 @@ async def retry(
         attempts += 1
         try:
             return await attempt()
-        except (NoListingError, ImportError):
+        except ImportError:
             raise
         except Exception as error:
             now = time.monotonic()

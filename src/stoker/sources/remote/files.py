@@ -22,11 +22,11 @@ from stoker.schedule.numbering import Numbering
 from stoker.schedule.selection import Selection
 from stoker.sources.files import is_special, read_files, warn_left_out
 from stoker.sources.folder import ClassFolders, LabeledFile, LabeledImage
-from stoker.sources.patterns import Names, path_list, split_query
+from stoker.sources.patterns import Names, expand_braces, is_web, path_list, split_query
 from stoker.sources.remote.options import RemoteOptions
 from stoker.sources.remote.reader import RemoteFile, RemoteReader
 from stoker.sources.remote.source import Access, ReadsRanges, Root
-from stoker.sources.remote.storage import UNKNOWN
+from stoker.sources.remote.storage import UNKNOWN, Entries
 from stoker.sources.source import (
     Fingerprinted,
     Indices,
@@ -35,6 +35,8 @@ from stoker.sources.source import (
     ReadsAhead,
     ReadsFiles,
 )
+
+_HIDDEN = re.compile(r"(?:^|/)\.")
 
 
 class File(NamedTuple):
@@ -50,14 +52,14 @@ class RemoteFolderSource(ReadsRanges[Any], OwnSource, Fingerprinted[Any], Labele
     """Files in one sub-folder per class, at a URL; in the order that a local folder has.
 
     Args:
-        url: the folder; over HTTP, with index pages of links.
+        url: the folder.
         options: how its files are listed and read.
         class_folders: the suffixes of examples, and the numbers of the classes.
 
     Raises:
-        FileNotFoundError: there is no such folder.
+        FileNotFoundError: there is nothing.
         ValueError: it has no sub-folders, no such files in them, or a sub-folder that is not a
-            class; or it cannot be listed.
+            class; or it is a URL of HTTP.
         RemoteError: the server failed for longer than ``retry_s``, or for good.
         ImportError: a package is missing.
     """
@@ -68,16 +70,34 @@ class RemoteFolderSource(ReadsRanges[Any], OwnSource, Fingerprinted[Any], Labele
         options: RemoteOptions,
         class_folders: ClassFolders | None = None,
     ) -> None:
+        if is_web(url):
+            raise ValueError(
+                f"from_folder lists a folder, which HTTP cannot ({url}): give from_files the URLs, "
+                "as a list or by braces such as {000..099}, and take the labels from the paths"
+            )
         self.access = Access(url, options)
         self._class_folders = class_folders = class_folders or ClassFolders.of()
-        suffixes = class_folders.suffixes
-        listed = self.access.list(lambda lister: lister.list_classes(suffixes))
-        self._root, (folders, found) = listed
-        files = {name: each.names for name, each in zip(folders, found, strict=True)}
-        self.classes, labels = class_folders.number(files, url)
+        self._root, listed = self.access.find()
+        if not listed.names:
+            raise FileNotFoundError(f"there are no files below {url}")
+        files: dict[str, list[int]] = {}
+        for at, name in enumerate(listed.names):
+            folder, slash, _ = name.partition("/")
+            if slash and not folder.startswith("."):
+                found = files.setdefault(folder, [])
+                if not _HIDDEN.search(name) and name.lower().endswith(class_folders.suffixes):
+                    found.append(at)
+        if not files:
+            raise ValueError(
+                f"{url} has no sub-folders; from_folder expects one a class, such as "
+                "train/cat/0001.jpg"
+            )
+        for found in files.values():
+            found.sort(key=listed.names.__getitem__)
+        self.classes, labels = class_folders.number(dict(sorted(files.items())), url)
         self._labels = list(labels.values())
-        self._found = [each for each in found if len(each.names)]
-        self._numbering = Numbering([len(each.names) for each in self._found])
+        self._numbering = Numbering([len(files[folder]) for folder in labels])
+        self._found = _FoundFiles.of(listed, [at for folder in labels for at in files[folder]])
 
     @property
     def name(self) -> str:
@@ -102,23 +122,23 @@ class RemoteFolderSource(ReadsRanges[Any], OwnSource, Fingerprinted[Any], Labele
 
     def identity(self) -> str | None:
         """Return the folder's URL, if its server sent a version of every file."""
-        has_versions = all(listing.versions.all() for listing in self._found)
+        has_versions = self._found.versions.all()
         return self._class_folders.identity_of(self._root.url) if has_versions else None
 
     def fingerprint(self, index: int) -> Fingerprint:
         """Return the file's URL, size and version, as they were listed, and its label."""
-        folder, number = self._numbering.find(index)
         file = self.locate(index)
-        version = self._found[folder].versions[number]
-        return Fingerprint(file.url, file.size, int(version), self._labels[folder])
+        version = int(self._found.versions[index])
+        return Fingerprint(file.url, file.size, version, self._label(index))
 
     def locate(self, index: int) -> RemoteFile:
-        folder, number = self._numbering.find(index)
-        names, sizes, _ = self._found[folder]
-        return self._root.locate(names[number], int(sizes[number]))
+        return self._root.locate(self._found.names[index], int(self._found.sizes[index]))
 
     def example(self, index: int, data: bytes) -> LabeledImage | LabeledFile:
-        return self._class_folders.kind(data, self._labels[self._numbering.find(index)[0]])
+        return self._class_folders.kind(data, self._label(index))
+
+    def _label(self, index: int) -> int:
+        return self._labels[self._numbering.find(index)[0]]
 
 
 class FilesSource(OwnSource, Fingerprinted[Any], ReadsAhead[Any], ReadsFiles[Any]):
@@ -129,16 +149,16 @@ class FilesSource(OwnSource, Fingerprinted[Any], ReadsAhead[Any], ReadsFiles[Any
 
     Args:
         files: paths or URLs, all of one file system, in this order; or one of them; or a pattern
-            (``*``, ``?``, ``[...]``, and ``**`` for folders at any depth), listed once and sorted.
-            In URLs of HTTP ``?`` is not a wildcard. Hidden files match only patterns that name
-            them.
+            (``*``, ``?``, ``[...]``, and ``**`` for folders at any depth), listed once and sorted,
+            except for URLs of HTTP, which cannot be listed. Hidden files match only patterns that
+            name them. Braces in a single URL (``{000..099}``) are expanded first.
         options: for URLs, how they are listed and read.
 
     Raises:
         FileNotFoundError: no file matches the pattern.
-        ValueError: the list is empty, or has files of several file systems; or a single named file
-            is a pipe, a socket or a device. (In a list such a file is an example that fails; one
-            that matches a pattern is left out, with a warning.)
+        ValueError: the list is empty, or has files of several file systems; the pattern is a URL of
+            HTTP; or a single named file is a pipe, a socket or a device. (In a list such a file is
+            an example that fails; one that matches a pattern is left out, with a warning.)
         TypeError: the list contains other objects than paths.
         RemoteError, ImportError: as in ``RemoteFolderSource``.
     """
@@ -150,10 +170,12 @@ class FilesSource(OwnSource, Fingerprinted[Any], ReadsAhead[Any], ReadsFiles[Any
         files: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
         options: RemoteOptions,
     ) -> None:
-        self._listing: tuple[Root, NDArray[np.int64]] | None = None
-        self._versions: NDArray[np.int64] | None = None
+        self._listed: tuple[Root, _FoundFiles] | None = None
         alone = isinstance(files, (str, os.PathLike))
         given = [_to_text(file) for file in path_list(files, "from_files")]
+        if alone and "://" in given[0]:
+            given = list(expand_braces(given[0]))
+            alone = len(given) == 1
         if not given:
             raise ValueError("from_files needs at least one file")
         self._name = f"from_files({given[0]!r})" if alone else f"from_files({len(given):,} files)"
@@ -200,7 +222,7 @@ class FilesSource(OwnSource, Fingerprinted[Any], ReadsAhead[Any], ReadsFiles[Any
         """Return "files" if every file's version is known: then fingerprints identify the data."""
         if self.access is None:
             return "files"
-        return "files" if self._versions is not None and self._versions.all() else None
+        return "files" if self._listed is not None and self._listed[1].versions.all() else None
 
     def fingerprint(self, index: int) -> Fingerprint:
         """Return a local file's current fingerprint; for a remote file, the listed one.
@@ -211,14 +233,14 @@ class FilesSource(OwnSource, Fingerprinted[Any], ReadsAhead[Any], ReadsFiles[Any
             path = os.path.abspath(os.path.join(self._below, self._files[index]))
             return of_file(path, os.stat(path))
         file = self.locate(index)
-        version = 0 if self._versions is None else int(self._versions[index])
+        version = 0 if self._listed is None else int(self._listed[1].versions[index])
         return Fingerprint(file.url, file.size, version)
 
     def locate(self, index: int) -> RemoteFile:
-        if self._listing is None:
+        if self._listed is None:
             return RemoteFile(self._files[index], UNKNOWN)
-        root, sizes = self._listing
-        return root.locate(self._files[index], int(sizes[index]))
+        root, found = self._listed
+        return root.locate(found.names[index], int(found.sizes[index]))
 
     def example(self, index: int, data: bytes) -> File:
         return File(self.locate(index).url, data)
@@ -244,12 +266,34 @@ class FilesSource(OwnSource, Fingerprinted[Any], ReadsAhead[Any], ReadsFiles[Any
             folder, slash, _ = rest[:start].rpartition("/")
             tail = rest[len(folder) + len(slash) :]
             self.access = replace(self.access, url=f"{protocol}://{folder}")
-            root, listing = self.access.list(lambda lister: lister.list_matching(tail))
-            self._listing, self._versions = (root, listing.sizes), listing.versions
-            files = listing.names
+            root, listed = self.access.find(None if "**" in tail else tail.count("/") + 1)
+            found_there = _FoundFiles.of(listed, _matching(listed.names, tail))
+            self._listed, files = (root, found_there), found_there.names
         if not len(files):
             raise FileNotFoundError(f"no file fits {pattern}")
         return files
+
+
+class _FoundFiles(NamedTuple):
+    """Some of the files below a folder, kept compactly enough for millions."""
+
+    names: Names
+    sizes: NDArray[np.int64]
+    versions: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, listed: Entries, chosen: list[int]) -> _FoundFiles:
+        sizes, versions = (np.array(each, np.int64)[chosen] for each in listed[1:])
+        return cls(Names([listed.names[at] for at in chosen]), sizes, versions)
+
+
+def _matching(names: Sequence[str], pattern: str) -> list[int]:
+    """Return which names fit a pattern, sorted by name; hidden ones only if it names them."""
+    from fsspec.utils import glob_translate
+
+    fits, hidden = re.compile(glob_translate(pattern)).fullmatch, _HIDDEN.search(pattern)
+    found = [at for at, name in enumerate(names) if hidden or not _HIDDEN.search(name)]
+    return sorted(filter(lambda at: fits(names[at]), found), key=names.__getitem__)
 
 
 def _to_text(file: object) -> str:

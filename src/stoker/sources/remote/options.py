@@ -14,7 +14,7 @@ class RemoteOptions:
     """Settings for reading files at URLs, checked when made.
 
     Attributes:
-        requests: the largest number of files read (or folders listed) at a time.
+        requests: the largest number of files read at a time.
         retry_s: for how many seconds after its first failure a file or a listing is requested
             again.
         storage_options: the arguments of fsspec's file system; a copy of the user's.

@@ -27,11 +27,9 @@ from stoker.sources.remote.reader import BlockReader, RemoteFile
 from stoker.sources.remote.source import ReadsRanges
 from stoker.sources.remote.storage import Storage
 from stoker.sources.remote.urls import access_to, find_urls
-from stoker.sources.shards.index import ShardIndex
-from stoker.sources.shards.index_files import index_shards
-from stoker.sources.shards.members import UnusableShardError
+from stoker.sources.shards.archives import HEADER_BYTES, UnusableShardError, is_header
+from stoker.sources.shards.index import ShardIndex, index_shards
 from stoker.sources.shards.shard_source import ShardSource
-from stoker.sources.shards.tar_members import HEADER_BYTES, is_header
 from stoker.sources.source import Indices, Reader
 
 # One request finds many headers of small files; at 100 MB/s 64 KiB take less than the request

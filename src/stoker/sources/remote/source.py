@@ -5,22 +5,20 @@ from __future__ import annotations
 import contextlib
 import importlib
 from abc import abstractmethod
-from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from stoker.basics.future import run_on
 from stoker.basics.signals import defer_interrupts
 from stoker.schedule.selection import Selection
+from stoker.sources.patterns import is_web
 from stoker.sources.remote import storage
-from stoker.sources.remote.listing import Lister
+from stoker.sources.remote.failures import retry
 from stoker.sources.remote.options import RemoteOptions
 from stoker.sources.remote.reader import Files, RemoteFile, RemoteReader
-from stoker.sources.remote.storage import FileStorage, Storage, import_extra
+from stoker.sources.remote.storage import Entries, FileStorage, Storage, import_extra
 from stoker.sources.remote.web import WebStorage
 from stoker.sources.source import FetchesMany, Indices, Reader, ReadsAhead, T_co
-
-T = TypeVar("T")
 
 
 class ReadsRanges(ReadsAhead[T_co], FetchesMany[T_co]):
@@ -91,7 +89,7 @@ class Access:
             kind = importlib.import_module("fsspec").get_filesystem_class(protocol)
         except ImportError as error:
             raise ImportError(f"{self.url}: {error}: pip install 'stoker[remote]'") from error
-        if protocol in ("http", "https"):
+        if is_web(self.url):
             return WebStorage(kind, self.url, self.options)
         settings = {**kind._get_kwargs_from_urls(self.url), **self.options.storage_options}
         if protocol not in ("s3", "s3a"):
@@ -108,21 +106,27 @@ class Access:
             settings["config_kwargs"] = {**ours, **settings.get("config_kwargs", {})}
             fs = kind(**settings)
             fs.retries = 1
-        return FileStorage(fs, fs.loop if fs.async_impl else asyn.get_loop(), self.url)
+        return FileStorage(fs, fs.loop if fs.async_impl else asyn.get_loop())
 
     def reader(self, files: Files) -> RemoteReader:
         """Open the file system for reading ahead."""
         return RemoteReader(files, self.open(), self.options)
 
-    def list(self, listing: Callable[[Lister], Coroutine[Any, Any, T]]) -> tuple[Root, T]:
-        """Open the file system to list something below ``url``, and close it."""
+    def find(self, levels: int | None = None) -> tuple[Root, Entries]:
+        """List the files below ``url``, at least those down to so many levels.
+
+        Raises ValueError over HTTP, which has no listings; FileNotFoundError or RemoteError.
+        """
+        if is_web(self.url):
+            raise ValueError(
+                f"{self.url}: HTTP cannot list files: give their URLs, as a list or by braces such "
+                "as {000..099}"
+            )
         opened = self.open()
+        assert isinstance(opened, FileStorage)
+        path = opened.to_path(self.url).rstrip("/")
 
-        async def run() -> T:
-            try:
-                return await listing(Lister(opened, self.url, self.options))
-            finally:
-                await opened.close()
+        async def run() -> Entries:
+            return await retry(lambda: opened.find(path, levels), self.url, self.options.retry_s)
 
-        url = opened.root if isinstance(opened, WebStorage) else self.url
-        return Root(opened.root, url), run_on(opened.loop, run)
+        return Root(path, self.url), run_on(opened.loop, run)

@@ -29,24 +29,21 @@ _WEAK = ("mtime", "ino")  # writers may set this time back: alone it says nothin
 
 
 class Entries(NamedTuple):
-    """The contents of a folder: names, quoted where they are parts of URLs."""
+    """The files below a folder."""
 
-    folders: list[str]
-    files: list[str]
+    names: list[str]
     sizes: list[int]
-    """The files' sizes in bytes; ``UNKNOWN`` where not listed."""
+    """In bytes; ``UNKNOWN`` where not listed."""
     versions: list[int]
-    """The files' versions: digests of ETags, or of times that no writer sets; 0 without either."""
+    """Digests of ETags, or of times that no writer sets; 0 without either."""
 
 
 class Storage(ABC):
     """One file system. Its coroutines run on ``loop``."""
 
-    def __init__(self, fs: Any, loop: asyncio.AbstractEventLoop, root: str) -> None:
+    def __init__(self, fs: Any, loop: asyncio.AbstractEventLoop) -> None:
         self._fs = fs
         self.loop = loop
-        self.root = root
-        """The URL it was opened with, as a path of this file system, with no ``/`` at its end."""
 
     @abstractmethod
     async def read(self, path: str, size: int) -> bytes:
@@ -70,20 +67,8 @@ class Storage(ABC):
         """
 
     @abstractmethod
-    async def list_folder(self, path: str) -> Entries:
-        """List a folder. Raises NoListingError if the answer is not a listing."""
-
-    async def list_below(self, path: str) -> Entries | None:
-        """List all files below a folder in one request, or return None if the storage cannot."""
-        return None
-
-    @abstractmethod
     def to_path(self, url: str) -> str:
         """Return the path of a URL."""
-
-    @abstractmethod
-    def unquote(self, name: str) -> str:
-        """Return an unquoted name."""
 
     @abstractmethod
     async def close(self) -> None:
@@ -102,12 +87,11 @@ def import_extra(module: str, url: str) -> Any:
 class FileStorage(Storage):
     """Any file system of fsspec; those without coroutines are asked in threads."""
 
-    def __init__(self, fs: Any, loop: asyncio.AbstractEventLoop, url: str) -> None:
-        super().__init__(fs, loop, fs._strip_protocol(url).rstrip("/"))
+    def __init__(self, fs: Any, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(fs, loop)
         base = importlib.import_module("fsspec.asyn" if fs.async_impl else "fsspec.spec")
         kind = base.AsyncFileSystem if fs.async_impl else base.AbstractFileSystem
         name = "_find" if fs.async_impl else "find"
-        # The general one asks folder by folder, and leaves out those that fail.
         self._finds = getattr(type(fs), name) is not getattr(kind, name)
         protocols = (fs.protocol,) if isinstance(fs.protocol, str) else fs.protocol
         self._local = "file" in protocols
@@ -130,33 +114,27 @@ class FileStorage(Storage):
             raise UnusableError(SIZE_UNTOLD)
         return sizes[0], versions[0]
 
-    async def list_folder(self, path: str) -> Entries:
+    async def find(self, path: str, levels: int | None = None) -> Entries:
+        """List the files below a folder, at least those down to so many levels."""
         self._fs.invalidate_cache()
-        found = await self._call("ls", path, detail=True)
-        start = len(path) + 1
-        names = [(info["name"].rstrip("/")[start:], info) for info in found]
-        folders = [name for name, info in names if info["type"] == "directory" and name]
-        files = [(name, info) for name, info in names if info["type"] != "directory" and name]
-        infos = [info for _, info in files]
-        return Entries(folders, [name for name, _ in files], *_read_infos(infos))
-
-    async def list_below(self, path: str) -> Entries | None:
-        """Ask an object store, which lists keys and knows no folders."""
-        if not self._finds:
-            return None
-        self._fs.invalidate_cache()
-        found = await self._call("find", path, detail=True)
+        if self._finds and levels != 1:
+            found = list((await self._call("find", path, detail=True)).values())
+        else:  # the general one would leave out sub-folders that fail
+            found, folders = [], [(path, 1)]
+            for folder, level in folders:
+                for info in await self._call("ls", folder, detail=True):
+                    if info["type"] != "directory":
+                        found.append(info)
+                    elif level != levels and info["name"].rstrip("/") != folder:
+                        folders.append((info["name"].rstrip("/"), level + 1))
         self._fs.invalidate_cache()  # a large listing is kept once, and not there
         start = len(path) + 1
-        return Entries([], [name[start:] for name in found], *_read_infos(found.values()))
+        found = [info for info in found if info["name"][start:]]  # not the folder itself
+        return Entries([info["name"][start:] for info in found], *_read_infos(found))
 
     def to_path(self, url: str) -> str:
         stripped: str = self._fs._strip_protocol(url)
         return stripped
-
-    def unquote(self, name: str) -> str:
-        """Return the name: nothing is quoted."""
-        return name
 
     async def close(self) -> None:
         """Close nothing: fsspec keeps one such file system for all."""

@@ -9,9 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeGuard
 
 from stoker.basics.future import run_on
-from stoker.errors import RemoteError
-from stoker.sources.patterns import Paths, expand_braces, is_aside, split_query
-from stoker.sources.remote.failures import NoListingError, retry
+from stoker.sources.patterns import Paths, expand_braces, is_aside, is_web
+from stoker.sources.remote.failures import retry
 from stoker.sources.remote.files import FilesSource
 from stoker.sources.remote.options import RemoteOptions
 from stoker.sources.remote.source import Access
@@ -45,7 +44,8 @@ def find_urls(given: Paths, access: Access, suffix: str = "") -> list[str]:
         given: URLs or patterns; braces are expanded first.
         access: to their file system.
         suffix: for a folder, find files below it with this suffix (without ``is_aside``); a URL
-            without it, and without a query, is a folder, or else a Parquet file.
+            without it, and without a query, is a folder if there are such files below it; over
+            HTTP it is a file.
 
     Raises FileNotFoundError where a pattern matches no file; ValueError for local paths among URLs;
     RemoteError.
@@ -55,13 +55,12 @@ def find_urls(given: Paths, access: Access, suffix: str = "") -> list[str]:
     for url in itertools.chain.from_iterable(map(expand_braces, texts)):
         if "://" not in url:
             raise ValueError(f"{url} is a local path, among URLs: read them apart")
-        path, query = split_query(url)
-        is_folder = suffix and not path.endswith(suffix) and not query and "*" not in path
+        is_folder = suffix and not url.endswith(suffix) and "*" not in url and not is_web(url)
         folder = f"{url.rstrip('/')}/"
         try:
             found = FilesSource(f"{folder}**/*{suffix}" if is_folder else url, access.options)
-        except (FileNotFoundError, NoListingError):
-            if not is_folder or not _is_parquet(url, access):
+        except FileNotFoundError:
+            if not is_folder:
                 raise
             found, is_folder = FilesSource(url, access.options), False
         each = [str(found.path(index)) for index in range(len(found))]
@@ -110,14 +109,6 @@ def read_parts(
             await storage.close()
 
     return run_on(storage.loop, look_all)
-
-
-def _is_parquet(url: str, access: Access) -> bool:
-    try:
-        (head,) = read_parts([url], access, lambda _, size: (0, min(4, size)))
-    except (FileNotFoundError, RemoteError):
-        return False
-    return head.data == b"PAR1"
 
 
 def _is_list(given: Paths) -> TypeGuard[Sequence[str | os.PathLike[str]]]:

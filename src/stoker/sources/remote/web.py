@@ -1,21 +1,18 @@
-"""HTTP as a file system: files are read whole, index pages are the listings.
+"""HTTP as a file system, which reads files and lists none.
 
 Only the session of fsspec's file system is used, since the file system does not distinguish a
-failed answer from a broken connection, and misreads links with quoted characters.
+failed answer from a broken connection.
 """
 
 from __future__ import annotations
 
-import html
 import re
 from typing import Any
-from urllib.parse import quote, unquote, unquote_to_bytes, urljoin, urlsplit
 
 from stoker.sources.files import refuse_too_large
 from stoker.sources.remote import storage
 from stoker.sources.remote.failures import (
     GarbledError,
-    NoListingError,
     StalledError,
     StatusError,
     TruncatedError,
@@ -25,26 +22,18 @@ from stoker.sources.remote.options import RemoteOptions
 from stoker.sources.remote.storage import (
     SIZE_UNTOLD,
     UNKNOWN,
-    Entries,
     Storage,
     digest_of,
     import_extra,
 )
 
-_LEGAL = r"A-Za-z0-9!$&'()*+,;=@_~.\-"
-_LEGAL_NAME = re.compile(rf"[{_LEGAL}]*(?:%[0-9A-Fa-f]{{2}}[{_LEGAL}]*)*")
-_LEGAL_URL = re.compile(rf"[{_LEGAL}:/?#\[\]]*(?:%[0-9A-Fa-f]{{2}}[{_LEGAL}:/?#\[\]]*)*")
-_SIMPLE_LINK = re.compile(rf"(?:\./)?(?!/|\.\.?/?$)({_LEGAL_NAME.pattern}/?)")
+_LEGAL = r"A-Za-z0-9!$&'()*+,;=@_~.\-:/?#\[\]"
+_LEGAL_URL = re.compile(rf"[{_LEGAL}]*(?:%[0-9A-Fa-f]{{2}}[{_LEGAL}]*)*")
 # Two mirrors tell other ETags of the same bytes; of that many answers in turn, all come from the
 # other one once in four billion reads.
 _ANSWERS = 32
 # Ways to send the bytes as they are that servers tell as encodings: S3 of what was uploaded so.
 _PLAIN = {"identity", "utf-8", "aws-chunked", ""}
-_COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
-_LINK = re.compile(
-    r"""<a\s(?:[^>"']|"[^"]*"|'[^']*')*?(?<=\s)href\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s"'>]+))""",
-    re.IGNORECASE,
-)
 
 
 class WebStorage(Storage):
@@ -64,8 +53,7 @@ class WebStorage(Storage):
         # A session of its own can be closed, and then by us alone.
         own = {"skip_instance_cache": True, "asynchronous": True}
         fs = kind(**{"get_client": client, **options.storage_options, **own})
-        super().__init__(fs, import_extra("fsspec.asyn", url).get_loop(), "")
-        self.root = self.to_path(url).rstrip("/")
+        super().__init__(fs, import_extra("fsspec.asyn", url).get_loop())
         timeout = self._aiohttp.ClientTimeout(
             total=None, connect=storage.STALL_S, sock_read=storage.STALL_S
         )
@@ -115,25 +103,9 @@ class WebStorage(Storage):
             raise UnusableError(SIZE_UNTOLD)
         return int(size), _version_of(answer)
 
-    async def list_folder(self, path: str) -> Entries:
-        """Read an index page."""
-        url = f"{path}/"
-        page, answer = await self._get(url)
-        if answer.content_type not in ("text/html", "application/xhtml+xml"):
-            raise NoListingError(f"{url} is not a listing of a folder: it is {answer.content_type}")
-        _check_tells_length(answer)
-        names = _find_links(page.decode("utf-8", "surrogateescape"), str(answer.url))
-        files = [name for name in names if not name.endswith("/")]
-        folders = [name.rstrip("/") for name in names if name.endswith("/")]
-        return Entries(folders, files, [UNKNOWN] * len(files), [0] * len(files))
-
     def to_path(self, url: str) -> str:
         """Return the URL, with invalid characters quoted."""
         return url if _LEGAL_URL.fullmatch(url) else str(self._yarl.URL(url))
-
-    def unquote(self, name: str) -> str:
-        """Undo the quoting; bytes that are no UTF-8 as ``os.fsdecode`` has them."""
-        return unquote(name, errors="surrogateescape") if "%" in name else name
 
     async def close(self) -> None:
         if self._fs._session is not None:
@@ -216,29 +188,3 @@ def _check_tells_length(answer: Any) -> None:
 
 def _shorten(text: str) -> str:
     return " ".join(text.split())[:200]
-
-
-def _find_links(page: str, base: str) -> list[str]:
-    """Return the names, quoted, that an index page links to right below it; folders end in ``/``.
-
-    Links to itself (sorted otherwise), to its parent or to elsewhere are left out.
-    """
-    names: dict[str, None] = {}  # in order, once
-    at = urlsplit(base)
-    root = unquote(at.path, errors="surrogateescape")
-    for groups in _LINK.findall(_COMMENT.sub("", page)):
-        href = html.unescape(groups[0] or groups[1] or groups[2])
-        simple = _SIMPLE_LINK.fullmatch(href)
-        if simple:
-            names[simple[1]] = None
-            continue
-        to = urlsplit(urljoin(base, href))
-        if (to.scheme, to.netloc) != (at.scheme, at.netloc) or to.query or to.fragment:
-            continue
-        folder, _, name = to.path.rstrip("/").rpartition("/")
-        if unquote(f"{folder}/", errors="surrogateescape") == root and name:
-            if not _LEGAL_NAME.fullmatch(name):
-                name = quote(unquote_to_bytes(name.encode("utf-8", "surrogateescape")))
-            names[name + to.path[len(to.path.rstrip("/")) :]] = None
-    names.pop("", None)
-    return list(names)

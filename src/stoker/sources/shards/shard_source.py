@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,9 +16,8 @@ from stoker.basics.warn import warn
 from stoker.schedule.numbering import Numbering
 from stoker.sources.files import OpenFiles, refuse_too_large
 from stoker.sources.patterns import Paths, describe_paths, find_files
-from stoker.sources.shards.index import ShardIndex
-from stoker.sources.shards.index_files import index_shards
-from stoker.sources.shards.zip_members import unzip
+from stoker.sources.shards.archives import unzip
+from stoker.sources.shards.index import ShardIndex, index_shards
 from stoker.sources.source import Fingerprinted, Indices, OwnSource, ReadsBlocks
 
 KEY = "__key__"
@@ -130,7 +129,10 @@ class ShardSource(OwnSource, ReadsBlocks[Any], Fingerprinted[Any]):
         for field in self._fields or files:
             found = files.get(field)
             if found is None:
-                raise missing_field(shard.path, example[KEY], field, files)
+                raise ValueError(
+                    f"{shard.path}: example {example[KEY]!r} has no {field!r}, only "
+                    f"{', '.join(map(repr, files))}"
+                )
             start, nbytes, inflated_bytes = found
             refuse_too_large(max(nbytes, inflated_bytes), shard.path)
             try:
@@ -166,13 +168,6 @@ def _at_once(places: Sequence[Sequence[int]], read: Read) -> Read:
         return held[start - first : start - first + nbytes]
 
     return read_part
-
-
-def missing_field(path: str, key: str, field: str, there: Iterable[str]) -> ValueError:
-    """Return the error that an example lacks a field."""
-    return ValueError(
-        f"{path}: example {key!r} has no {field!r}, only {', '.join(map(repr, there))}"
-    )
 
 
 def _tell_damage(shard: ShardIndex, *, is_strict: bool) -> None:

@@ -1,1 +1,0 @@
-"""Sources that read parts of files at URLs: row groups of Parquet, windows of tokens."""

@@ -68,7 +68,7 @@ import stoker
 from cluster import ITEM_BYTES, PACKING, Items, keepers, size_of
 from stoker.cluster.keeper import client
 from stoker.cluster.keeper.server import Keeper
-from stoker.transport.token import make_token_file, read_token
+from stoker.transport.secret import make_token_file, read_token
 
 PER_REQUEST = 21  # of a batch of 64, each of two others has a third
 NODES = 3

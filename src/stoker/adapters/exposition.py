@@ -13,7 +13,7 @@ from stoker.basics import process
 from stoker.basics.future import start_thread
 from stoker.basics.signals import defer_interrupts
 from stoker.basics.validate import is_whole_number
-from stoker.transport.link import join_address
+from stoker.transport.address import join_address
 
 _HOST = "127.0.0.1"
 # As long as a user waits without a word for a thread that answers.

@@ -15,6 +15,7 @@ from itertools import islice
 
 from stoker.cluster.cache_spec import CacheSpec
 from stoker.cluster.keeper.client import KeeperClient
+from stoker.cluster.members.membership import Membership
 from stoker.cluster.remote_node import MemberMap, RemoteNode
 from stoker.schedule.owners import OwnerMap
 
@@ -30,7 +31,7 @@ class ClusterView:
     """The members of a cluster as one process knows them.
 
     Args:
-        token: the cluster's secret.
+        membership: it has the cluster's token.
         spec: the specification of this process's cache.
         local_has_room: returns whether this host's store has room.
         on_change: called with the number of members, the number that answer, and the map's version.
@@ -47,12 +48,12 @@ class ClusterView:
 
     def __init__(
         self,
-        token: bytes,
+        membership: Membership,
         spec: CacheSpec,
         local_has_room: Callable[[], bool],
         on_change: Callable[[int, int, int], None],
     ) -> None:
-        self._token = token
+        self._membership = membership
         self._spec = spec
         self._local_has_room = local_has_room
         self._on_change = on_change
@@ -118,7 +119,14 @@ class ClusterView:
 
         Raises LinkError, and SpecRefused if it holds another cache.
         """
-        return KeeperClient(node.member.address, self._token, self._spec, newest_ns)
+        membership = self._membership
+        return KeeperClient(
+            node.member.address,
+            membership.token,
+            self._spec,
+            newest_ns,
+            insecure=membership.insecure,
+        )
 
     def mark_lost(self, node: RemoteNode) -> None:
         """Record that a member does not answer."""

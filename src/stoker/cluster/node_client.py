@@ -72,7 +72,7 @@ class NodeClient:
         self._owner = OwningProcess()
         self._has_warned = False
         self._members = Members(0, ())
-        self._cluster = ClusterView(membership.token, spec, local_has_room, on_change)
+        self._cluster = ClusterView(membership, spec, local_has_room, on_change)
         self._fetches = FetchQueue(self._cluster)
         self._replication = ReplicateQueue(self._cluster, store_locally, on_refused)
         self._threads: list[threading.Thread] = []

@@ -79,7 +79,7 @@ from throttled import read_bytes, write_files
 import stoker
 from stoker.analysis.model.model import Change, Measured, predict
 from stoker.cluster.keeper.server import Keeper
-from stoker.transport.token import make_token_file, read_token
+from stoker.transport.secret import make_token_file, read_token
 
 ITEM_BYTES = 110_000
 FILE_BYTES = 100 << 10

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from stoker.transport.tls import Tls
+from stoker.transport.secret import Certificates
 
 DOCS = Path(__file__).parents[1] / "docs" / "cluster.md"
 
 
-def certificates(folder: Path) -> Tls:
+def certificates(folder: Path) -> Certificates:
     """Make an authority and a certificate of it."""
     commands = DOCS.read_text().partition("```bash\nopenssl")[2].partition("```")[0]
     if shutil.which("openssl") is None:
@@ -21,4 +21,5 @@ def certificates(folder: Path) -> Tls:
     subprocess.run(
         ["bash", "-ec", "openssl" + commands], cwd=folder, check=True, capture_output=True
     )
-    return Tls(*(folder / name for name in ("certificate.pem", "key.pem", "authority.pem")))
+    names = "certificate.pem", "key.pem", "authority.pem"
+    return Certificates(*(folder / name for name in names))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import warnings
@@ -25,6 +26,7 @@ from stoker.cluster.remote_node import key_of
 from stoker.schedule.owners import Member
 from stoker.transport.codec.encoder import encode
 from stoker.transport.link import Link, LinkError
+from stoker.transport.secret import Secret
 
 pytestmark = pytest.mark.filterwarnings(f"ignore:{NO_STORE}:stoker.CacheWarning")
 MUTATIONS = 100_000 if os.environ.get("STOKER_TEST_PROFILE") == "full" else 400
@@ -184,6 +186,19 @@ def test_a_member_that_does_not_encrypt_is_left_out_with_a_warning(
             assert (cache.members, cache.members_alive) == (2, 1)
 
 
+def test_a_trusted_network_is_one_for_keepers_and_jobs(tmp_path: Path) -> None:
+    source = stoker.from_dataset(Numbered(), seed=0)
+    keeper = Keeper("127.0.0.1:0", TOKEN, limit=8 << 20, folder=str(tmp_path / "k"), insecure=True)
+    with contextlib.closing(keeper):
+        train = over(source, [keeper], None, insecure=True).batch(7)
+        for _ in range(2):
+            for batch in train:
+                assert (batch["x"] == batch["id"][:, None]).all()
+        assert train.stats().cache.peer_hits == EXAMPLES  # type: ignore[union-attr]
+        with pytest.raises(stoker.CacheError, match=r"does not encrypt .*insecure=True here"):
+            iter(over(source, [keeper], None).batch(7))
+
+
 def test_two_clusters_at_once_do_not_meet(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
@@ -233,7 +248,7 @@ def test_mutated_frames_harm_nobody(keeper: Keeper) -> None:
     link: Link | None = None
     for number in range(MUTATIONS):
         if link is None:
-            link = Link.connect(keeper.address, TOKEN, protocol.PURPOSE, timeout_s=60)
+            link = Link.connect(keeper.address, Secret(TOKEN), protocol.PURPOSE, timeout_s=60)
             link.send(hello)
             link.receive(wait_s=60)
         request, content = requests[number % len(requests)]
@@ -301,8 +316,6 @@ def test_wrong_clusters_are_refused_where_they_are_written() -> None:
             source.cache("8MiB", cluster=["a:1"])
         with pytest.raises(ValueError, match="leave out admit="):
             source.cache("8MiB", cluster=["a:1"], version="1", admit="worth")
-        with pytest.raises(ValueError, match="stoker cache serve --insecure"):
-            source.cache("8MiB", cluster=["a:1"], version="1", insecure=True)
         for cache in (source.cache, lambda *a, **k: stoker.cached(Numbered(), *a, **k)):
             with pytest.raises(ValueError, match="a cache over several nodes"):
                 cache("8MiB", version="1", insecure=True)
@@ -310,5 +323,7 @@ def test_wrong_clusters_are_refused_where_they_are_written() -> None:
             source.workers(2, insecure=True)
         with pytest.raises(ValueError, match="insecure=True is for feeds on other hosts"):
             stoker.share("a.py:f", name="a", insecure=True)
+        with pytest.raises(ValueError, match="insecure=True is for feeds on other hosts"):
+            stoker.from_feed("a", insecure=True)
         with pytest.raises(ValueError, match="needs version="):
             stoker.cached(Numbered(), "8MiB", cluster=["a:1"])

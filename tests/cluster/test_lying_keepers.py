@@ -19,6 +19,7 @@ from stoker.cluster.keeper import protocol
 from stoker.cluster.keeper.client import KeeperClient, Record, SpecRefused
 from stoker.transport.link import Link, LinkError
 from stoker.transport.listener import Listener
+from stoker.transport.secret import Secret
 from strategies import FULL
 
 pytestmark = pytest.mark.filterwarnings(f"ignore:{NO_STORE}:stoker.CacheWarning")
@@ -39,7 +40,7 @@ class Lying:
     def __init__(self, answer: Answer, started_ns: int = 0) -> None:
         self._answer = answer
         self._started_ns = started_ns
-        self._listener = Listener("127.0.0.1", 0, TOKEN, protocol.PURPOSE, self._serve)
+        self._listener = Listener("127.0.0.1", 0, Secret(TOKEN), protocol.PURPOSE, self._serve)
         self.address = self._listener.address
         self.close = self._listener.close
 
@@ -121,7 +122,8 @@ def test_answers_of_any_bytes_end_a_connection_at_most() -> None:
 
     outcomes = collections.Counter[str]()
     keys = [bytes(16), bytes(15) + b"1"]
-    with contextlib.closing(Listener("127.0.0.1", 0, TOKEN, protocol.PURPOSE, serve)) as listener:
+    lying = Listener("127.0.0.1", 0, Secret(TOKEN), protocol.PURPOSE, serve)
+    with contextlib.closing(lying) as listener:
         for number in range(MUTATIONS):
             reply, body = answers[number % 3]
             said[:] = mutated(protocol.encode(reply), draw), body

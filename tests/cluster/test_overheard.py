@@ -57,7 +57,11 @@ def test_examples_cannot_be_read_between_hosts(options: tuple[str, ...], tmp_pat
         ends.callback(keeper.end)
         with overheard(network, tmp_path / "heard"):
             client = ClientProcess(
-                [keeper.address], tmp_path / "none", token, command=network.command(1)
+                [keeper.address],
+                tmp_path / "none",
+                token,
+                command=network.command(1),
+                insecure=bool(options),
             )
             ends.callback(client.end)
             assert client.epoch()["peer_hits"] == 0

@@ -20,7 +20,7 @@ from stoker.cluster.cache_spec import CacheSpec
 from stoker.cluster.keeper.client import KeeperClient
 from stoker.cluster.members import torchrun
 from stoker.cluster.opening import cluster_join
-from stoker.transport.link import LinkRefused
+from stoker.transport.link import LinkError
 
 RANK = """
 import json, os, sys
@@ -51,7 +51,7 @@ def test_outside_of_a_job_it_says_what_is_missing(monkeypatch: pytest.MonkeyPatc
 def test_a_network_that_is_trusted(
     insecure: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The keeper says that nothing is encrypted there, which is not that it stays in its host."""
+    """All hosts of the job are told of it."""
     import torch.distributed as torch
 
     store = torch.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -62,14 +62,11 @@ def test_a_network_that_is_trusted(
     found = cluster_join("torchrun", insecure=insecure)(spec, 1 << 21, None)
     assert isinstance(found, torchrun.LaunchedHosts)
     (member,) = found.members().members
-    monkeypatch.setattr("stoker.transport.link.within_host", lambda _: False)
     monkeypatch.setattr("stoker.cluster.keeper.client.DEADLINE_S", 60.0)
-    with (
-        contextlib.nullcontext()
-        if insecure
-        else pytest.raises(LinkRefused, match="on its own host")
-    ):
-        KeeperClient(member.address, found.token, spec, 1).close()
+    assert found.insecure == insecure
+    KeeperClient(member.address, found.token, spec, 1, insecure=insecure).close()
+    with pytest.raises(LinkError, match="insecure=True here"):
+        KeeperClient(member.address, found.token, spec, 1, insecure=not insecure)
     keeper = torchrun._keepers.pop()
     keeper.communicate()
 

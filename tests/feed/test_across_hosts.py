@@ -41,7 +41,7 @@ import stoker
 from authority import certificates
 from scripts import reserved_port
 from stoker.feed.relay import protocol
-from stoker.transport.token import make_token_file
+from stoker.transport.secret import make_token_file
 from strategies import FULL, shortened
 
 _names = itertools.count()
@@ -399,6 +399,15 @@ def test_an_encrypted_feed(
         monkeypatch.delenv("STOKER_TLS_FOLDER")
         with pytest.raises(stoker.FeedError, match="encrypts connections with"):
             stoker.from_feed(feed.url(HOSTS[1]))  # the other relay still tells everybody why
+
+
+def test_a_trusted_network_is_one_for_the_feed_and_its_relays(feed: Somewhere) -> None:
+    with feeding(served.batches, feed.name, listen=feed.listen, insecure=True):
+        wait_until(lambda: feeder_of(feed.name), "the feeder is there")
+        train = stoker.from_feed(feed.url(), insecure=True)
+        assert [served.digest(batch) for batch in train] == served.expected("batches", 0)
+        with pytest.raises(stoker.FeedError, match=r"does not encrypt .*insecure=True here"):
+            stoker.from_feed(feed.url(HOSTS[1]))
 
 
 def test_a_pipeline_that_fails_tells_jobs_elsewhere(feed: Somewhere) -> None:

@@ -36,7 +36,6 @@ from stoker.feed.relay.protocol import (
     RelayServerEnd,
     RelaySourceEnd,
     RemoteItem,
-    checksum,
 )
 from stoker.transport.codec.decoder import Damaged, RecordView, UnknownType, decode, decode_views
 from stoker.transport.codec.encoder import encode, encode_views
@@ -53,7 +52,7 @@ def lent(value: Any) -> tuple[bytes, bytearray]:
 @given(nested)
 def test_all_that_a_cache_keeps_crosses_as_it_was(value: Any) -> None:
     head, contents = encode_views(value)
-    item = RemoteItem(0, 5, 1, 2, checksum(*contents), head)
+    item = RemoteItem.of((0, 5), 1, 2, head, contents)
     ours, theirs = socket.socketpair()
     gateway, relay = (
         RelayServerEnd(Link(ours, "relay", 5.0)),
@@ -132,7 +131,7 @@ def test_damaged_frames_harm_nobody() -> None:
     """Each end takes them for what they are; no value comes out that is another."""
     draw = random.Random(3)
     head, contents = encode_views(VALUE)
-    item = RemoteItem(0, 5, 1, 2, checksum(*contents), head)
+    item = RemoteItem.of((0, 5), 1, 2, head, contents)
     by_relays = [frame_of(message) for message in SAID_BY_RELAYS]
     by_gateways = [frame_of(message) for message in SAID_BY_GATEWAYS]
     by_gateways += 4 * [frame_of(item, *contents)]

@@ -34,6 +34,7 @@ _OPTIONAL = {
     "fsspec": ("remote storage (s3://, https://)", "remote"),
     "jax": ("JAX arrays", "jax"),
     "keras": ("Keras", "keras"),
+    "cryptography": ("caches and feeds across hosts, actors of Ray", "cluster"),
     "ray": ('.workers(kind="ray"), caches under Ray', "ray"),
 }
 _REQUIRED = ("numpy", "lmdb", "msgspec", "psutil", "rich", "typer", "xxhash")

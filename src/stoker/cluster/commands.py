@@ -33,7 +33,9 @@ def serve(
     ] = None,
     insecure: Annotated[
         bool,
-        typer.Option("--insecure", help="Do not encrypt the traffic with other hosts."),
+        typer.Option(
+            "--insecure", help="Do not encrypt the traffic; jobs give .cache(insecure=True), too."
+        ),
     ] = False,
 ) -> None:
     """Serve this host's part of a cache over several hosts, until Ctrl-C.
@@ -46,7 +48,7 @@ def serve(
     """
     from stoker.cluster.keeper.command import serve_keeper
 
-    with report_errors("cache serve", ValueError):
+    with report_errors("cache serve", ImportError, ValueError):
         serve_keeper(listen, size, folder, token_file, insecure=insecure)
 
 

@@ -14,7 +14,7 @@ from stoker.cache.location import Limit
 from stoker.cluster.cache_spec import CacheSpec
 from stoker.cluster.members.membership import Membership, NamedHosts, check_hosts
 from stoker.cluster.partitioned import Join, PartitionedCache
-from stoker.transport.token import read_token, token_path
+from stoker.transport.secret import read_token, token_path
 
 # Files whose sizes are part of the specification. Other data differ in some of 256 files, and
 # reading all sizes would delay the start. Chosen, not measured.
@@ -87,18 +87,13 @@ def cluster_join(cluster: object, *, insecure: bool = False) -> Join:
 
         ray_hosts.check()
         return partial(ray_hosts.join, insecure=insecure)
-    if insecure:
-        raise ValueError(
-            "insecure=True has no effect on keepers that you start yourself: leave it out, and run "
-            "stoker cache serve --insecure on each host"
-        )
-    return partial(_join_hosts, check_hosts(cluster))
+    return partial(_join_hosts, check_hosts(cluster), insecure=insecure)
 
 
 def _join_hosts(
-    hosts: tuple[str, ...], spec: CacheSpec, limit: Limit, path: str | None
+    hosts: tuple[str, ...], spec: CacheSpec, limit: Limit, path: str | None, *, insecure: bool
 ) -> Membership:
-    return NamedHosts(hosts, read_token(token_path()), spec, path)
+    return NamedHosts(hosts, read_token(token_path()), spec, path, insecure=insecure)
 
 
 def spec_of(

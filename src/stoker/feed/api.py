@@ -14,7 +14,7 @@ from stoker.pipeline import Pipeline
 _START_S = 5.0
 
 
-def from_feed(name: str, *, seed: int | None = None) -> Pipeline:
+def from_feed(name: str, *, seed: int | None = None, insecure: bool = False) -> Pipeline:
     """Read the outputs of a feed: batches or examples that another process has prepared.
 
     Every job of a feed gets every output of each epoch exactly once, bit-identical to the outputs
@@ -32,9 +32,12 @@ def from_feed(name: str, *, seed: int | None = None) -> Pipeline:
             ``tcp://host:port/NAME``: the first job on this host starts a relay, which fetches the
             feed once and serves all jobs of the host.
         seed: the seed of echoes and random maps in this job; by default a random one.
+        insecure: do not encrypt the traffic with a feed on another host, which must have been
+            started with ``insecure=True``, too; for trusted networks only.
 
     Raises FeedError if there is no such feed (after waiting 5 s for one that may be starting),
-    TokenError if this host's token cannot be read, ValueError if ``name`` is not a valid name.
+    TokenError if this host's token cannot be read, ValueError if ``name`` is not a valid name,
+    ImportError if a feed on another host needs cryptography (``pip install 'stoker[cluster]'``).
     """
     from stoker.feed.connection import FeedAddress
     from stoker.feed.feed_source import open_feed
@@ -43,7 +46,9 @@ def from_feed(name: str, *, seed: int | None = None) -> Pipeline:
     from stoker.feed.relay.url import FeedUrl, is_url
 
     if is_url(name):
-        return open_feed(relay_address(FeedUrl.of(name)), seed)
+        return open_feed(relay_address(FeedUrl.of(name), insecure=bool(insecure)), seed)
+    if insecure:
+        raise ValueError("insecure=True is for feeds on other hosts: leave it out")
     check_name(name)
     return open_feed(FeedAddress(name, lambda: connect_within(name, _START_S)), seed)
 
@@ -88,8 +93,8 @@ def share(
             starts the feeder decides it.
         cluster: ``"ray"`` for one feeder in the Ray cluster, on the node of the first job; relays
             serve the other nodes. Addresses and a token travel through Ray.
-        insecure: do not encrypt traffic to other hosts; for trusted networks only. The job that
-            starts the feeder decides it.
+        insecure: do not encrypt traffic to other hosts; for trusted networks only. All jobs of the
+            feed must agree.
 
     Raises FeedError if the feeder cannot be started, or if it serves another function under this
     name; ClusterError if this process has joined no Ray cluster; ImportError if Ray is not
@@ -102,7 +107,7 @@ def share(
     from stoker.feed.local_socket import check_name
     from stoker.feed.lookup.ray_cluster import cluster_address
     from stoker.feed.settings import FeedSettings
-    from stoker.transport.link import split_address
+    from stoker.transport.address import split_address
 
     check_name(name)
     _check_settings(jobs, staging, patience_s)

@@ -45,7 +45,10 @@ def feed(
     ] = "",
     insecure: Annotated[
         bool,
-        typer.Option("--insecure", help="Do not encrypt the traffic with other hosts."),
+        typer.Option(
+            "--insecure",
+            help="Do not encrypt the traffic with other hosts; their jobs must say so, too.",
+        ),
     ] = False,
 ) -> None:
     """Prepare each epoch once, for several jobs on this host and on others.
@@ -59,7 +62,7 @@ def feed(
     """
     from stoker.feed.foreground import serve
 
-    with report_errors("feed", TypeError, ValueError):
+    with report_errors("feed", ImportError, TypeError, ValueError):
         limit = int(staging) if staging is not None and staging.isdigit() else staging
         serve(
             target,

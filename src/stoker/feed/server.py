@@ -359,15 +359,16 @@ def open_server(listener: socket.socket, settings: FeedSettings) -> FeedServer:
 
     If that fails, close the listener, and tell connected jobs why.
 
-    Raises FeedError, another StokerError, ValueError or TypeError if the target cannot be served.
+    Raises FeedError, another StokerError, ImportError, ValueError or TypeError if the target cannot
+    be served.
     """
     try:
         if not is_url(settings.target):
             pipeline = make_pipeline(settings.target)
             return FeedServer(listener, LocalPreparation(pipeline), settings)
-        relay = RelayPreparation(FeedUrl.of(settings.target))
+        relay = RelayPreparation(FeedUrl.of(settings.target), insecure=settings.insecure)
         return FeedServer(listener, relay, replace(settings, target=relay.target))
-    except (StokerError, TypeError, ValueError) as error:
+    except (ImportError, StokerError, TypeError, ValueError) as error:
         _refuse(listener, str(error))
         raise
     except BaseException:

@@ -18,7 +18,7 @@ class FeedSettings:
         autostarted: whether a job starts the feeder, so that it ends with the last one.
         path: the feeder's ``sys.path``.
         listen: ``host:port`` for other hosts; empty for this host only.
-        insecure: whether connections to other hosts are not encrypted.
+        insecure: whether connections to other hosts, or a relay's to its feed, are not encrypted.
     """
 
     name: str

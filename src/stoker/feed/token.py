@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-from stoker.transport.token import make_token_file, read_token, token_path
+from stoker.transport.secret import make_token_file, read_token, token_path
 
 IN_ENVIRONMENT = "STOKER_FEED_TOKEN"
 

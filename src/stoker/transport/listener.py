@@ -7,16 +7,14 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from stoker.basics import process
 from stoker.basics.future import start_thread
-from stoker.transport.link import Link, LinkError, join_address
+from stoker.transport.address import join_address
+from stoker.transport.link import Link, LinkError
+from stoker.transport.secret import Secret
 
-if TYPE_CHECKING:
-    from stoker.transport.tls import Tls
-
-# How long a client may take to prove that it has the token. bench/results/encryption.json:
+# How long a client may take to prove that it belongs to the cluster. bench/results/encryption.json:
 # connecting takes at most 20 ms, on a busy machine too.
 _AUTHENTICATE_S = 2.0
 # Connections at a time that have not proved it yet; a further one closes the oldest. Small beside
@@ -33,43 +31,36 @@ class Listener:
     Args:
         host: the address of the interface; ``0.0.0.0`` for all interfaces.
         port: the port; 0 for any free one.
-        token: the cluster's secret.
+        secret: that of the cluster.
         purpose: the name of the service.
         serve: called with each authenticated connection, in the connection's thread. The connection
             is closed when the call returns or raises. An exception that is not LinkError or
             EOFError is reported like any thread's.
         timeout_s: the connections' longest silence within a frame, in seconds.
-        tls: certificates of this host that encrypt connections; None: the token encrypts them,
-            except within this host.
-        insecure: do not encrypt connections without ``tls``: the user trusts the network.
 
-    Raises OSError if the address is not free, TokenError if the TLS files cannot be used.
+    Raises OSError if the address is not free, TokenError if certificate files cannot be used,
+    ImportError if cryptography is missing.
     """
 
     def __init__(
         self,
         host: str,
         port: int,
-        token: bytes,
+        secret: Secret,
         purpose: str,
         serve: Callable[[Link], None],
         *,
         timeout_s: float = 30.0,
-        tls: Tls | None = None,
-        insecure: bool = False,
     ) -> None:
-        self._token = token
+        self._secret = secret
         self._purpose = purpose
         self._serve = serve
         self._timeout_s = timeout_s
-        self._tls = tls
-        self._insecure = insecure
-        if tls is not None:
-            tls.context(server=True)  # raise for unusable files now, not in a connection's thread
+        secret.context(server=True)  # raise what it raises now, not in a connection's thread
         self._lock = threading.Lock()
         self._links: set[Link] = set()
         self._threads: set[threading.Thread] = set()
-        self._unauthenticated: dict[socket.socket, None] = {}  # a dict keeps order: oldest first
+        self._unauthenticated: dict[Link, None] = {}  # a dict keeps order: oldest first
         self._is_closed = False
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         # All jobs or nodes may connect at once. 128 is the most that kernels before 5.4 take.
@@ -85,7 +76,7 @@ class Listener:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # wakes the accepting thread
         with self._lock:
-            links, threads = list(self._links), list(self._threads)
+            links, threads = [*self._links, *self._unauthenticated], list(self._threads)
         for link in links:
             link.close()
         until_s = time.monotonic() + _JOIN_S
@@ -103,13 +94,6 @@ class Listener:
                     return
                 time.sleep(0.05)  # out of descriptors: let clients wait, and do not spin
                 continue
-            with self._lock:
-                if len(self._unauthenticated) == _MAX_UNAUTHENTICATED:
-                    oldest = next(iter(self._unauthenticated))
-                    del self._unauthenticated[oldest]
-                    with contextlib.suppress(OSError):
-                        oldest.shutdown(socket.SHUT_RDWR)  # wakes its thread, which closes it
-                self._unauthenticated[client] = None
             thread = threading.Thread(
                 target=self._serve_connection,
                 args=(client, join_address(*address[:2])),
@@ -122,29 +106,27 @@ class Listener:
 
     def _serve_connection(self, client: socket.socket, peer: str) -> None:
         try:
-            self._serve_link(self._authenticate(client, peer))
+            link = Link.of_client(client, peer, self._secret, timeout_s=self._timeout_s)
+            self._authenticate(link)
+            self._serve_link(link)
         except (EOFError, LinkError):
             pass  # a client without the token, or the connection ended
         finally:
             with self._lock:
                 self._threads.discard(threading.current_thread())
 
-    def _authenticate(self, client: socket.socket, peer: str) -> Link:
+    def _authenticate(self, link: Link) -> None:
+        with self._lock:
+            if len(self._unauthenticated) == _MAX_UNAUTHENTICATED:
+                oldest = next(iter(self._unauthenticated))
+                del self._unauthenticated[oldest]
+                oldest.close()  # wakes its thread, which gives it up
+            self._unauthenticated[link] = None
         try:
-            link = Link.accept(
-                client,
-                peer,
-                self._token,
-                self._purpose,
-                timeout_s=_AUTHENTICATE_S,
-                tls=self._tls,
-                insecure=self._insecure,
-            )
+            link.authenticate(self._secret, self._purpose, _AUTHENTICATE_S)
         finally:
             with self._lock:
-                self._unauthenticated.pop(client, None)
-        link.set_timeout(self._timeout_s)
-        return link
+                self._unauthenticated.pop(link, None)
 
     def _serve_link(self, link: Link) -> None:
         with self._lock:

@@ -9,7 +9,7 @@ from typing import Any
 
 from stoker.basics.process import OwningProcess, end_with
 from stoker.errors import ClusterError
-from stoker.transport.token import new_token
+from stoker.transport.secret import new_token
 
 _owner = OwningProcess()
 

@@ -9,7 +9,7 @@ from stoker.cluster.cache_spec import CacheSpec
 from stoker.cluster.keeper import protocol
 from stoker.errors import CacheError, TokenError
 from stoker.transport.link import Buffer, Link, LinkError, LinkRefused
-from stoker.transport.tls import host_tls
+from stoker.transport.secret import Secret
 
 DEADLINE_S = 0.5
 """How long a keeper may be silent before it counts as dead. Workers wait meanwhile, and then read
@@ -42,22 +42,30 @@ class KeeperClient:
         token: the cluster's secret.
         spec: the specification of this process's cache.
         newest_ns: when the newest member that this process knows joined.
+        insecure: whether the connection is not encrypted; the keeper must have been told the same.
 
     Attributes:
         welcome: the keeper's reply to the greeting.
 
     Raises LinkError if no keeper answers in time, SpecRefused if its cache has another
-    specification. After any error the connection cannot be used.
+    specification, ImportError if cryptography is missing. After any error the connection cannot be
+    used.
     """
 
-    def __init__(self, address: str, token: bytes, spec: CacheSpec, newest_ns: int) -> None:
+    def __init__(
+        self,
+        address: str,
+        token: bytes,
+        spec: CacheSpec,
+        newest_ns: int,
+        *,
+        insecure: bool = False,
+    ) -> None:
         self._address = address
         self._count = 0
         try:
-            tls = host_tls()
-            self._link = Link.connect(
-                address, token, protocol.PURPOSE, timeout_s=DEADLINE_S, tls=tls
-            )
+            secret = Secret.of_host(token, insecure=insecure)
+            self._link = Link.connect(address, secret, protocol.PURPOSE, timeout_s=DEADLINE_S)
         except TokenError as error:
             raise LinkRefused(str(error)) from error
         hello = protocol.KeeperHello(0, spec, newest_ns)

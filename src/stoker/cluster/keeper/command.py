@@ -11,7 +11,7 @@ from types import FrameType
 from stoker.basics.resources import format_bytes
 from stoker.cache.location import parse_limit
 from stoker.cluster.keeper.server import Keeper
-from stoker.transport.token import make_token_file, token_path
+from stoker.transport.secret import make_token_file, token_path
 
 
 def serve_keeper(

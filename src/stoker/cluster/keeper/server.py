@@ -27,9 +27,10 @@ from stoker.cache.store_dir import boot_id
 from stoker.cluster.cache_spec import CacheSpec
 from stoker.cluster.keeper import protocol
 from stoker.errors import CacheError, CacheWarning
-from stoker.transport.link import Buffer, Link, LinkError, split_address
+from stoker.transport.address import split_address
+from stoker.transport.link import Buffer, Link, LinkError
 from stoker.transport.listener import Listener
-from stoker.transport.tls import host_tls
+from stoker.transport.secret import Secret
 
 # The most bytes in one reply, unless a single item is larger; the client requests the rest again.
 # bench/cluster.py: replies of 21 items of 110 KB have 2 MB.
@@ -52,14 +53,14 @@ class Keeper:
         token: the cluster's secret.
         limit: the size of a new store, as in ``.cache()``.
         folder: a folder on a local disk, which is kept; None for a store in memory.
-        insecure: do not encrypt connections: the user trusts the network.
+        insecure: do not encrypt connections: the user trusts the network. Clients must say so, too.
 
     Attributes:
         folder: the store's folder.
         limit_bytes: the store's size limit.
 
     Raises CacheError if the store cannot be made, OSError if the address is not free, TokenError if
-    the TLS key cannot be read.
+    a certificate cannot be read, ImportError if cryptography is missing.
     """
 
     def __init__(
@@ -80,9 +81,8 @@ class Keeper:
         self._started_ns = time.time_ns()
         self._lock = threading.Lock()
         try:
-            self._listener = Listener(
-                host, port, token, protocol.PURPOSE, self._serve, tls=host_tls(), insecure=insecure
-            )
+            secret = Secret.of_host(token, insecure=insecure)
+            self._listener = Listener(host, port, secret, protocol.PURPOSE, self._serve)
         except BaseException:
             HANDLES.release(self._handle)
             raise

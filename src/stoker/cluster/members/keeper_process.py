@@ -11,7 +11,7 @@ from stoker.basics.process import end_with
 from stoker.cluster.keeper.server import Keeper
 from stoker.cluster.members.torchrun import Start, Started
 from stoker.errors import StokerError
-from stoker.transport.link import join_address
+from stoker.transport.address import join_address
 
 
 def main() -> None:

@@ -18,7 +18,8 @@ from stoker.cluster.cache_spec import CacheSpec
 from stoker.cluster.keeper.client import KeeperClient, SpecRefused
 from stoker.errors import CacheError, CacheWarning
 from stoker.schedule.owners import Member
-from stoker.transport.link import LinkError, split_address
+from stoker.transport.address import split_address
+from stoker.transport.link import LinkError
 
 
 class Members(NamedTuple):
@@ -34,12 +35,14 @@ class Membership(Protocol):
 
     Attributes:
         token: the cluster's secret.
+        insecure: whether connections are not encrypted.
         local_member: the name of the member with a store on this host; None if there is none. It
             does not change within a process.
         folder: the folder of that store.
     """
 
     token: bytes
+    insecure: bool
     local_member: str | None
     folder: str | None
 
@@ -70,14 +73,22 @@ class NamedHosts:
         token: the cluster's secret.
         spec: the specification of this process's cache.
         path: the folder of this host's store, if several keepers run on this host.
+        insecure: whether connections are not encrypted; the keepers must have been told the same.
 
     Raises SpecRefused if a keeper holds another cache, CacheError if no keeper answers.
     """
 
     def __init__(
-        self, addresses: Sequence[str], token: bytes, spec: CacheSpec, path: str | None
+        self,
+        addresses: Sequence[str],
+        token: bytes,
+        spec: CacheSpec,
+        path: str | None,
+        *,
+        insecure: bool = False,
     ) -> None:
         self.token = token
+        self.insecure = insecure
         self.local_member: str | None = None
         self.folder: str | None = None
         self._spec = spec
@@ -112,7 +123,9 @@ class NamedHosts:
                 continue
             newest_ns = max((member.joined_ns for member in self._members.values()), default=0)
             try:
-                client = KeeperClient(address, self.token, self._spec, newest_ns)
+                client = KeeperClient(
+                    address, self.token, self._spec, newest_ns, insecure=self.insecure
+                )
             except SpecRefused:
                 if not self._is_ready:
                     raise

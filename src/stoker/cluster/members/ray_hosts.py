@@ -38,7 +38,7 @@ class RayHosts:
         self._cache = cache
         self._limit = limit
         self._path = path
-        self._insecure = insecure
+        self.insecure = insecure
         self._members = Members(0, ())
         self.token = Registry(cache, ray).token()
         self._use_local_store(ray)
@@ -57,7 +57,7 @@ class RayHosts:
 
     def _use_local_store(self, ray: Any) -> None:
         """Start this node's keeper if there is none, and use its store."""
-        started = start_keeper(ray, self._cache, self._limit, self._path, insecure=self._insecure)
+        started = start_keeper(ray, self._cache, self._limit, self._path, insecure=self.insecure)
         self.local_member: str | None = ray.get_runtime_context().get_node_id()
         self.folder: str | None = started.folder
         self._owner = OwningProcess()
@@ -91,7 +91,8 @@ def check() -> None:
 def join(spec: CacheSpec, limit: Limit, path: str | None, *, insecure: bool = False) -> RayHosts:
     """Start this node's keeper if there is none, and find the others.
 
-    With ``insecure``, a keeper that this call starts does not encrypt its connections.
+    With ``insecure``, connections are not encrypted, and neither are those of a keeper that this
+    call starts.
 
     Raises ClusterError if this process has joined no Ray cluster, CacheError if the keeper does not
     start.

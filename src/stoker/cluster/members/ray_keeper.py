@@ -21,7 +21,7 @@ from stoker.cluster.members.ray_registry import NAMESPACE, Registry
 from stoker.cluster.members.torchrun import Started
 from stoker.errors import CacheError, StokerError
 from stoker.schedule.owners import Member
-from stoker.transport.link import join_address, split_address
+from stoker.transport.address import join_address, split_address
 from stoker.transport.ray_session import check_installed, end_with_raylet
 
 # How long a keeper may take to start: Ray may first start a process and install its environment.

@@ -23,8 +23,8 @@ from stoker.cluster.cache_spec import CacheSpec
 from stoker.cluster.members.membership import Members, has_moved
 from stoker.errors import CacheError
 from stoker.schedule.owners import Member
-from stoker.transport.link import local_host_towards
-from stoker.transport.token import new_token
+from stoker.transport.address import local_host_towards
+from stoker.transport.secret import new_token
 
 WAIT_S = 300.0
 """How long ranks wait for the keepers of all hosts: the default timeout of torch's stores."""
@@ -60,8 +60,11 @@ class Started(msgspec.Struct):
 class LaunchedHosts:
     """The hosts of a job, one member each. They do not change while the job runs."""
 
-    def __init__(self, token: bytes, members: Members, local_member: str, folder: str) -> None:
+    def __init__(
+        self, token: bytes, members: Members, local_member: str, folder: str, *, insecure: bool
+    ) -> None:
         self.token = token
+        self.insecure = insecure
         self.local_member: str | None = local_member
         self.folder: str | None = folder
         self._members = members
@@ -134,7 +137,8 @@ def join(
         Member(f"host-{number}", entry.address, max(1, entry.limit_bytes))
         for number, entry in enumerate(entries)
     )
-    return LaunchedHosts(token, Members(1, members), f"host-{host}", entries[host].folder)
+    here = f"host-{host}", entries[host].folder
+    return LaunchedHosts(token, Members(1, members), *here, insecure=insecure)
 
 
 def _reach_store() -> Any:

@@ -21,7 +21,7 @@ from stoker.engine.plan.address import WorkAddress
 from stoker.engine.workers.tasks import Answer, Request
 from stoker.errors import WorkerDied
 from stoker.transport.link import Link, LinkError
-from stoker.transport.tls import host_tls
+from stoker.transport.secret import Secret
 
 # An actor that is at work says so every second: ten words in a row do not get lost.
 SILENCE_S = 10.0
@@ -60,8 +60,11 @@ class ActiveActors:
 
     def add(self, actor: Actor) -> None:
         with self._lock:
-            token = self._pool.token
-            self._free.extend(_ActorConnection(actor, token) for _ in range(CONNECTIONS_EACH))
+            pool = self._pool
+            self._free.extend(
+                _ActorConnection(actor, pool.token, insecure=pool.insecure)
+                for _ in range(CONNECTIONS_EACH)
+            )
             self._changed.notify_all()
 
     @contextlib.contextmanager
@@ -157,11 +160,12 @@ class _ActorConnection:
         is_usable: whether it has not failed so far.
     """
 
-    def __init__(self, actor: Actor, token: bytes) -> None:
+    def __init__(self, actor: Actor, token: bytes, *, insecure: bool) -> None:
         self.actor = actor
         self.was_asked = False
         self.is_usable = True
         self._token = token
+        self._insecure = insecure
         self._link: Link | None = None
         self._inbox = Inbox()
         self._closed = False
@@ -188,11 +192,12 @@ class _ActorConnection:
 
     def _connect(self) -> Link:
         """Connect, as long as the actor may be alive but too busy to answer."""
-        address, tls = self.actor.place.address, host_tls()
+        address = self.actor.place.address
+        secret = Secret.of_host(self._token, insecure=self._insecure)
         until = time.monotonic() + SILENCE_S
         while True:
             try:
-                return Link.connect(address, self._token, PURPOSE, timeout_s=SILENCE_S, tls=tls)
+                return Link.connect(address, secret, PURPOSE, timeout_s=SILENCE_S)
             except LinkError as error:
                 is_gone = isinstance(error.__cause__, ConnectionRefusedError)
                 if is_gone or self._closed or time.monotonic() > until:

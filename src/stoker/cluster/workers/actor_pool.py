@@ -17,7 +17,7 @@ from stoker.cluster.workers.ray_actor import ActorPlace, PreparingActor
 from stoker.cluster.workers.worker_spec import WorkerSpec
 from stoker.engine.plan.plan import Plan
 from stoker.transport.ray_session import check_installed, require_ray
-from stoker.transport.token import new_token
+from stoker.transport.secret import new_token
 
 # An actor does one request at a time; Ray is told so unless the user says otherwise.
 _ONE_CORE = {"num_cpus": 1}
@@ -66,6 +66,7 @@ class ActorPool:
     Attributes:
         plan: that plan.
         token: the secret of connections to them.
+        insecure: whether these are not encrypted.
         actors: the started ones that are not known to be lost.
         losses: texts of warnings, one a lost actor.
     """
@@ -75,7 +76,7 @@ class ActorPool:
         self.plan = plan
         self._owner = OwningProcess()
         self.token = new_token()
-        self._insecure = insecure
+        self.insecure = insecure
         self.actors: list[Actor] = []
         self.losses: list[str] = []
         self._lock = threading.RLock()
@@ -103,7 +104,7 @@ class ActorPool:
         make = ray.remote(PreparingActor).options(**self._options)
         for _ in range(count):
             handle = make.remote()
-            begun = handle.begin.remote(self._spec, self.token, self._insecure)
+            begun = handle.begin.remote(self._spec, self.token, self.insecure)
             self._requested[begun] = handle
 
     def collect(self, wait_s: float) -> list[Actor]:

@@ -24,7 +24,7 @@ from stoker.engine.workers.requests import WorkExecutor
 from stoker.transport.link import Link, LinkError
 from stoker.transport.listener import Listener
 from stoker.transport.ray_session import end_with_raylet
-from stoker.transport.tls import host_tls
+from stoker.transport.secret import Secret
 
 PURPOSE = "worker"
 # How often an actor says that it is at work: a tenth of ``SILENCE_S``.
@@ -67,12 +67,10 @@ class PreparingActor:
         self._listener = Listener(
             node,
             0,
-            token,
+            Secret.of_host(token, insecure=insecure),
             PURPOSE,
             self._serve,
             timeout_s=_PATIENCE_S,
-            tls=host_tls(),
-            insecure=insecure,
         )
         return ActorPlace(self._listener.address, node, os.getpid())
 

@@ -15,7 +15,7 @@ from stoker.feed.relay import protocol
 from stoker.feed.relay.protocol import Join, RelaySourceEnd
 from stoker.feed.relay.url import FeedUrl
 from stoker.feed.settings import FeedSettings
-from stoker.transport.link import join_address
+from stoker.transport.address import join_address
 
 # How often to look for the feed: a feeder takes seconds to start, and each look is a call of Ray.
 # Chosen, not measured.
@@ -66,7 +66,9 @@ class ClusterFeedFinder:
                 return connect_or_start(settings, location.token)
             if location.address and self._join_as_placeholder(location):
                 url = FeedUrl(location.address, self._settings.name)
-                settings = relay_settings(url, self._settings.patience_s)
+                settings = relay_settings(
+                    url, self._settings.patience_s, insecure=self._settings.insecure
+                )
                 return connect_or_start(settings, location.token)
             if claim != location.claim:
                 since_s, claim = time.monotonic(), location.claim
@@ -95,7 +97,9 @@ class ClusterFeedFinder:
     def _join_as_placeholder(self, location: FeedLocation) -> bool:
         """Join the feed, so that it does not end before the relay joins; False if it is lost."""
         try:
-            self._placeholder = end = protocol.connect(location.address, location.token)
+            self._placeholder = end = protocol.connect(
+                location.address, location.token, insecure=self._settings.insecure
+            )
             end.send(
                 Join(protocol.VERSION, self._settings.name, "a job that starts a relay", None, [])
             )

@@ -12,28 +12,32 @@ from stoker.feed.connection import FeedAddress
 from stoker.feed.relay.url import FeedUrl
 from stoker.feed.settings import FeedSettings
 from stoker.feed.token import find_token
-from stoker.transport.tls import host_tls
+from stoker.transport.secret import Secret
 
 # The patience of the feeder, if it is not known: the default of ``share`` and ``stoker feed``.
 _PATIENCE_S = 60.0
 
 
-def relay_address(url: FeedUrl) -> FeedAddress:
+def relay_address(url: FeedUrl, *, insecure: bool = False) -> FeedAddress:
     """Return the address of a feed on another host, through the relay on this host.
 
-    Raises TokenError if the token or the TLS key cannot be read.
+    Raises what the relay would raise: TokenError if the token or a certificate cannot be read,
+    ImportError if cryptography is missing.
     """
-    find_token()
-    host_tls()
-    settings = relay_settings(url)
+    Secret.of_host(find_token(), insecure=insecure).context(server=False)
+    settings = relay_settings(url, insecure=insecure)
     return FeedAddress(str(url), lambda: connect_or_start(settings), is_restarted=True)
 
 
-def relay_settings(url: FeedUrl, patience_s: float = _PATIENCE_S) -> FeedSettings:
+def relay_settings(
+    url: FeedUrl, patience_s: float = _PATIENCE_S, *, insecure: bool
+) -> FeedSettings:
     """Return a relay's settings.
 
     Its patience with a job is half of the feeder's patience with the relay: otherwise one frozen
     job could make the feeder evict the whole relay.
     """
     text, path = str(url), tuple(sys.path)
-    return FeedSettings(text, text, patience_s=patience_s / 2, autostarted=True, path=path)
+    return FeedSettings(
+        text, text, patience_s=patience_s / 2, autostarted=True, path=path, insecure=insecure
+    )

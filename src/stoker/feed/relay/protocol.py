@@ -11,9 +11,10 @@ considers the other end gone.
 
 from __future__ import annotations
 
+import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any
 
 import msgspec
@@ -36,10 +37,10 @@ from stoker.feed.messages import (
     Welcome,
 )
 from stoker.transport.link import Link
-from stoker.transport.tls import host_tls
+from stoker.transport.secret import Secret
 
 # Raised whenever a message between hosts changes.
-VERSION = 3
+VERSION = 4
 PURPOSE = "feed"
 # The time between heartbeats: six fit into ``SILENT_S``, so a late one does no harm.
 HEARTBEAT_S = 2.0
@@ -79,7 +80,8 @@ class RemoteItem(Message):
     """``count`` outputs from ``number`` on, with ``rows`` examples.
 
     Attributes:
-        checksum: the checksum of the body (xxh3, 64 bits).
+        checksum: the checksum of all else and the body (xxh3, 64 bits): not all connections are
+            encrypted, and TCP's own has 16 bits.
         head: the head of the value's record; the record's contents are the body.
     """
 
@@ -89,6 +91,26 @@ class RemoteItem(Message):
     rows: Number
     checksum: _Checksum
     head: bytes
+
+    @classmethod
+    def of(
+        cls, position: tuple[int, int], count: int, rows: int, head: bytes, contents: Iterable[Any]
+    ) -> RemoteItem:
+        """Return an item with its checksum."""
+        item = cls(*position, count, rows, 0, head)
+        item.checksum = item._checksum_with(contents)
+        return item
+
+    def fits(self, contents: NDArray[np.uint8]) -> bool:
+        """True if neither the item nor its contents are damaged."""
+        return self.checksum == self._checksum_with([contents])
+
+    def _checksum_with(self, contents: Iterable[Any]) -> int:
+        numbers = struct.pack("<4Q", self.epoch, self.number, self.count, self.rows)
+        digest = xxhash.xxh3_64(numbers + self.head)
+        for content in contents:
+            digest.update(content)
+        return digest.intdigest()
 
 
 FromRelay = Join | EpochRequest | ItemTaken | Heartbeat
@@ -100,9 +122,10 @@ _decode_from_relay = msgspec.msgpack.Decoder(FromRelay).decode
 _decode_from_server = msgspec.msgpack.Decoder(FromServer).decode
 
 
-def connect(address: str, token: bytes) -> RelaySourceEnd:
-    """Connect to the relay server of a feed. Raises LinkError, TokenError."""
-    return RelaySourceEnd(Link.connect(address, token, PURPOSE, timeout_s=SILENT_S, tls=host_tls()))
+def connect(address: str, token: bytes, *, insecure: bool) -> RelaySourceEnd:
+    """Connect to the relay server of a feed. Raises LinkError, TokenError, ImportError."""
+    secret = Secret.of_host(token, insecure=insecure)
+    return RelaySourceEnd(Link.connect(address, secret, PURPOSE, timeout_s=SILENT_S))
 
 
 class _RelayEnd:
@@ -179,19 +202,11 @@ class RelaySourceEnd(_RelayEnd):
                     raise
                 self.send(Heartbeat())
                 continue
-            if isinstance(message, RemoteItem) and message.checksum != checksum(contents):
-                raise Malformed("an item's contents are damaged")
+            if isinstance(message, RemoteItem) and not message.fits(contents):
+                raise Malformed("an item is damaged")
             if not isinstance(message, Heartbeat):
                 return message, contents
             last_message_s = time.monotonic()
-
-
-def checksum(*contents: Any) -> int:
-    """Return the checksum of contents, one after another."""
-    digest = xxhash.xxh3_64()
-    for content in contents:
-        digest.update(content)
-    return digest.intdigest()
 
 
 _NOTHING = np.zeros(0, np.uint8)

@@ -20,10 +20,11 @@ from stoker.feed.messages import Begin, End, EpochRequest, Failed, Malformed, Re
 from stoker.feed.relay import protocol
 from stoker.feed.relay.protocol import ItemTaken, Join, RelayServerEnd, RemoteItem
 from stoker.feed.token import find_or_make_token
+from stoker.transport.address import split_address
 from stoker.transport.codec.encoder import encode_views
-from stoker.transport.link import Link, split_address
+from stoker.transport.link import Link
 from stoker.transport.listener import Listener
-from stoker.transport.tls import host_tls
+from stoker.transport.secret import Secret
 
 # How long this process's own feeder may take to listen. Chosen, not measured.
 _CONNECT_S = 5.0
@@ -32,25 +33,24 @@ _CONNECT_S = 5.0
 class RelayServer:
     """Makes the feed ``name`` of this process available at ``listen``, a ``host:port``.
 
-    With ``insecure``, its traffic is not encrypted.
+    With ``insecure``, its traffic is not encrypted; relays must be told so, too.
 
-    Raises FeedError if it cannot listen there, TokenError, ValueError for an invalid address.
+    Raises FeedError if it cannot listen there, TokenError, ImportError if cryptography is missing,
+    ValueError for an invalid address.
     """
 
     def __init__(self, listen: str, name: str, *, insecure: bool = False) -> None:
         self._name = name
         host, port = split_address(listen)
-        token = find_or_make_token()
+        secret = Secret.of_host(find_or_make_token(), insecure=insecure)
         try:
             self._listener = Listener(
                 host,
                 port,
-                token,
+                secret,
                 protocol.PURPOSE,
                 self._serve,
                 timeout_s=protocol.SILENT_S,
-                tls=host_tls(),
-                insecure=insecure,
             )
         except OSError as error:
             raise FeedError(f"the feed cannot listen on {listen}: {error}") from error
@@ -206,6 +206,5 @@ class RelayedJob:
             head, contents = encode_views(value)
         except TypeError as error:
             raise TypeError(f"this feed cannot serve other hosts: {error}") from None
-        digest = protocol.checksum(*contents)
-        item = RemoteItem(*position, len(outputs), rows, digest, head)
+        item = RemoteItem.of(position, len(outputs), rows, head, contents)
         self._end.send(item, *contents)

@@ -72,8 +72,11 @@ class RelayPreparation:
 
     start = None
 
-    def __init__(self, url: FeedUrl, continues: Continues | None = None) -> None:
+    def __init__(
+        self, url: FeedUrl, continues: Continues | None = None, *, insecure: bool = False
+    ) -> None:
         self._url = url
+        self._insecure = insecure
         self._continues = continues
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
@@ -94,7 +97,7 @@ class RelayPreparation:
     def with_seed(self, seed: int) -> RelayPreparation:
         """Close this preparation; return one that joins the feed with another seed."""
         self.close()
-        return RelayPreparation(self._url, (seed, self.about.signature))
+        return RelayPreparation(self._url, (seed, self.about.signature), insecure=self._insecure)
 
     def outputs(self, blocks: Blocks) -> RemoteOutputs:
         return RemoteOutputs(self, blocks)
@@ -119,7 +122,7 @@ class RelayPreparation:
         return str(self._url)
 
     def _connect(self) -> tuple[RelaySourceEnd, Welcome]:
-        end = protocol.connect(self._url.address, find_token())
+        end = protocol.connect(self._url.address, find_token(), insecure=self._insecure)
         seed, signature = self._continues or (None, [])
         label = clip_text(f"relay on {socket.gethostname()}", 100)
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stoker.feed.local_socket import check_name
-from stoker.transport.link import split_address
+from stoker.transport.address import split_address
 
 _SCHEME = "tcp://"
 

@@ -132,7 +132,6 @@ class Pipeline(DataLoaderApi, Generic[T]):
         rank: Int = None,
         world: Int = None,
         uneven: bool = False,
-        near: str | None = None,
         pad: bool | str = False,
         mask: str | None = None,
         balance: Any = None,
@@ -158,8 +157,6 @@ class Pipeline(DataLoaderApi, Generic[T]):
                 ``last.valid`` is False for padding.
             mask: add ``last.valid`` to batches as a field ``bool [n]`` of this name. A dict gets
                 the key, a tuple one element more; anything else becomes ``(batch, mask)``.
-            near: ``"cache"`` deals the examples of each global batch to the ranks whose nodes
-                keep them (``.cache(cluster=...)``); needs ``shuffle`` before it.
             balance: numbers ``[n]``, one for each example of the source (its length, in general),
                 or the field that has them: deals the examples of each global batch so that ranks
                 have equal work, and equally many. A rank's rows come longest first. Needs
@@ -172,7 +169,7 @@ class Pipeline(DataLoaderApi, Generic[T]):
         Raises ValueError on a loader, for a launcher with several processes but no process group,
         and for a mesh with unclear names; ``iter()`` raises if ranks differ, or one is missing.
         """
-        shard = Shard.of(rank, world, uneven, near, mesh, mesh_dims, env=env)
+        shard = Shard.of(rank, world, uneven, mesh, mesh_dims, env=env)
         return self._then(shard.padded(pad, mask).balanced(balance, cost))
 
     def select(self, which: Any) -> Pipeline[T]:

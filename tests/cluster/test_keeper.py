@@ -21,8 +21,8 @@ from stoker.cluster.keeper import protocol
 from stoker.cluster.keeper.client import KeeperClient, Record, SpecRefused
 from stoker.cluster.keeper.server import Keeper
 from stoker.cluster.members.membership import Members, NamedHosts
+from stoker.cluster.owners import Member
 from stoker.cluster.remote_node import key_of
-from stoker.schedule.owners import Member
 from stoker.transport.codec.encoder import encode
 from stoker.transport.link import Link, LinkError
 

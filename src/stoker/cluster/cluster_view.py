@@ -15,8 +15,8 @@ from itertools import islice
 
 from stoker.cluster.cache_spec import CacheSpec
 from stoker.cluster.keeper.client import KeeperClient
+from stoker.cluster.owners import OwnerMap
 from stoker.cluster.remote_node import MemberMap, RemoteNode
-from stoker.schedule.owners import OwnerMap
 
 # Members that an item may be stored at: its owner, and the next in the ranking, which has the item
 # while the owner is full or does not answer.

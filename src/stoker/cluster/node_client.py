@@ -21,11 +21,11 @@ from stoker.cluster.cluster_view import ClusterView
 from stoker.cluster.fetch_queue import FetchQueue
 from stoker.cluster.keeper.client import Record, SpecRefused
 from stoker.cluster.members.membership import Members, Membership
+from stoker.cluster.owners import OwnerMap
 from stoker.cluster.pending import PendingGet
 from stoker.cluster.remote_node import MemberMap, RemoteNode
 from stoker.cluster.replicate_queue import ReplicateQueue
 from stoker.errors import CacheError, CacheWarning
-from stoker.schedule.owners import OwnerMap
 from stoker.transport.link import LinkError, LinkRefused
 
 # How often the list of members is read. Members change every few minutes at most; a delay of one

@@ -26,10 +26,10 @@ from stoker.cluster.cluster_view import LOCAL
 from stoker.cluster.keeper.client import Record
 from stoker.cluster.members.membership import Membership
 from stoker.cluster.node_client import NodeClient
+from stoker.cluster.owners import OwnerMap
 from stoker.cluster.pending import Found, PendingGet
 from stoker.cluster.remote_node import key_of
 from stoker.errors import CacheError
-from stoker.schedule.owners import OwnerMap
 from stoker.stats import CacheCounts, CacheStats
 from stoker.transport.codec.decoder import UnknownType, decode
 

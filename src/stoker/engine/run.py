@@ -390,7 +390,6 @@ class Run:
                 checkpoint.resume_points(self._streams.last, at.yielded, self._planning),
                 dict(self._skip_log.spent),
                 self._skip_log.filtered,
-                owners=self._setup.owners,
                 order=self.order_digest,
                 leg=self.leg,
             )

@@ -22,7 +22,6 @@ from stoker.stages.stage import ChainStage, ChainView, EnginePlan, PoolSize, Tra
 if TYPE_CHECKING:
     from stoker.cache.example_cache import ExampleCache
     from stoker.cache.places.arrangement import Forecast
-    from stoker.schedule.owners import OwnersKnown
     from stoker.stages.placed import Form, PlacedCaches
     from stoker.stats import CacheCounts, CacheStats
 
@@ -52,9 +51,9 @@ class Lookups(Protocol):
 class CachesOverNodes(Protocol):
     """How caches over several nodes are made; registered in the group ``stoker.caches``.
 
-    Both return an ``ExampleCache`` whose ``batch_lookups()`` returns ``Lookups``, and which is
-    ``OwnersKnown``. ``limit``, ``cluster`` and ``insecure`` are as in ``.cache()``; ``settings`` is
-    what else ``ExampleCache`` takes.
+    Both return an ``ExampleCache`` whose ``batch_lookups()`` returns ``Lookups``. ``limit``,
+    ``cluster`` and ``insecure`` are as in ``.cache()``; ``settings`` is what else ``ExampleCache``
+    takes.
     """
 
     def of_chain(
@@ -135,7 +134,6 @@ class CacheStage(ChainStage):
     Attributes:
         cache: the cache.
         keep_pages: whether the page cache keeps the local files of what is in the cache, too.
-        cluster: who knows which node keeps what, if several keep a part each.
         placed: the caches at this and earlier places, if they share a budget.
         forecast: what was planned for this and earlier places, if anything was.
         over: the ``cluster`` as it was named.
@@ -144,7 +142,6 @@ class CacheStage(ChainStage):
 
     cache: ExampleCache
     keep_pages: bool
-    cluster: OwnersKnown | None = None
     placed: PlacedCaches | None = None
     forecast: Forecast | None = None
     over: object = None
@@ -198,9 +195,7 @@ class CacheStage(ChainStage):
                 describes=describes,
                 **settings,
             )
-            stage = CacheStage(
-                over_nodes, bool(keep_pages), over_nodes, over=cluster, behind=len(operations)
-            )
+            stage = CacheStage(over_nodes, bool(keep_pages), over=cluster, behind=len(operations))
             if not earlier:
                 return stage
             from stoker.stages.placed import PlacedOverNodes
@@ -244,13 +239,13 @@ class CacheStage(ChainStage):
 
     def check_length(self, was: Origin, now: Origin) -> None:
         """Let a source grow, whose examples keep their numbers: these are what it knows them by."""
-        if self.cluster is None and now.count() > was.count():
+        if not self.cache.is_shared_by_nodes and now.count() > was.count():
             return
         raise ValueError(
             f"{was.name} had {was.count():,} examples, and has {now.count():,} now: "
             + (
                 "a cache over several nodes needs a fixed number of examples"
-                if self.cluster is not None
+                if self.cache.is_shared_by_nodes
                 else ".cache() knows examples by number, and a number may now mean another one"
             )
             + ". Build a new pipeline, with another version= if it has one"
@@ -268,7 +263,7 @@ class CacheStage(ChainStage):
     def note(self, chain: ChainView, sizes: Mapping[int, PoolSize]) -> str:
         """Say where it is, if not on this host alone, what shares its budget, and the plan."""
         placed = "" if self.placed is None else self.placed.note()
-        nodes = "over several nodes, each of which keeps a part" if self.cluster else ""
+        nodes = self.cache.is_shared_by_nodes * "over several nodes, each of which keeps a part"
         notes = [each for each in (placed, nodes, str(self.forecast or "")) if each]
         return "  " + ": ".join(notes) if notes else ""
 
@@ -501,7 +496,7 @@ class CacheStage(ChainStage):
                     CacheWarning,
                 )
         share, hosts = chain.selection.share, resources.hosts_of_job()
-        if share is not None and share.anew and not share.is_dealt and hosts > 1:
+        if share is not None and share.anew and hosts > 1:
             warn(
                 f"{hosts} hosts draw new parts every epoch, so each finds only one in {hosts} of "
                 "its cached examples: put .shard() before .shuffle(), which fixes the parts",

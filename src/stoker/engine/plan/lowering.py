@@ -103,13 +103,9 @@ class Lowering:
         """An order is drawn every epoch, by weights or a function."""
         self._selection = self._selection.draw(drawing)
 
-    def shard(
-        self, rank: int, world: int, *, uneven: bool, by_owner: bool, costs: Costs | None
-    ) -> None:
-        """Only this rank's part of the epoch is read; dealt by locality, by costs, or in turns."""
-        self._selection = self._selection.shard(
-            rank, world, uneven=uneven, by_owner=by_owner, costs=costs
-        )
+    def shard(self, rank: int, world: int, *, uneven: bool, costs: Costs | None) -> None:
+        """Only this rank's part of the epoch is read; dealt by costs, or in turns."""
+        self._selection = self._selection.shard(rank, world, uneven=uneven, costs=costs)
 
     def pad(self, *, fills: bool, mask: str | None) -> None:
         """This rank's part is padded, up to a whole batch or not; batches get the mask as field."""

@@ -79,9 +79,7 @@ def summed(data: Any) -> int:
 def opened(limit_bytes: int) -> Iterator[Handle]:
     """Make a store in memory."""
     folder = f"{location.make_memory_folder()}/bench-{secrets.token_hex(4)}"
-    found = store_dir.join(
-        folder, limit_bytes=limit_bytes, describes="bench", temporary=True, on_damage="rebuild"
-    )
+    found = store_dir.join(folder, limit_bytes=limit_bytes, describes="bench", temporary=True)
     assert found is not None
     handle = Handle(found)
     try:

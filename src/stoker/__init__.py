@@ -5,7 +5,6 @@ import typing as _typing
 from stoker import collate as collate
 from stoker import images as images
 from stoker import testing as testing
-from stoker.adapters.auto_caching import auto_cache
 from stoker.adapters.cached_dataset import CachedDataset, cached
 from stoker.adapters.display import live
 from stoker.adapters.exposition import MetricsServer, serve_metrics
@@ -15,7 +14,6 @@ from stoker.adapters.schedules import LrSchedule, lr_schedule
 from stoker.basics import plugins as _plugins
 from stoker.basics.buffers import reads_only
 from stoker.basics.thread_safety import thread_safe
-from stoker.cache.places.budget import CacheBudget, budget
 from stoker.chain.iterator import PipelineIterator
 from stoker.constructors import (
     echo,
@@ -60,7 +58,6 @@ from stoker.stats import (
     CacheStats,
     Clock,
     PartStats,
-    PlaceStats,
     PoolStats,
     ProcessTrial,
     StageStats,
@@ -79,10 +76,7 @@ if _typing.TYPE_CHECKING:
 __all__ = [
     "__version__",
     "analyze",
-    "auto_cache",
-    "budget",
     "BudgetSpent",
-    "CacheBudget",
     "cached",
     "CachedDataset",
     "CacheError",
@@ -124,7 +118,6 @@ __all__ = [
     "PartStats",
     "Pipeline",
     "PipelineIterator",
-    "PlaceStats",
     "PoolStats",
     "ProcessTrial",
     "reads_only",

@@ -299,8 +299,8 @@ def test_wrong_clusters_are_refused_where_they_are_written() -> None:
             source.cache("8MiB", cluster=[7], version="1")  # type: ignore[list-item]
         with pytest.raises(ValueError, match="needs version="):
             source.cache("8MiB", cluster=["a:1"])
-        with pytest.raises(ValueError, match="leave out admit="):
-            source.cache("8MiB", cluster=["a:1"], version="1", admit="worth")
+        with pytest.raises(ValueError, match="nodes could choose different ones"):
+            source.cache("auto", cluster=["a:1"], version="1")
         with pytest.raises(ValueError, match="stoker cache serve --insecure"):
             source.cache("8MiB", cluster=["a:1"], version="1", insecure=True)
         for cache in (source.cache, lambda *a, **k: stoker.cached(Numbered(), *a, **k)):

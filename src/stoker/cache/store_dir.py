@@ -274,19 +274,16 @@ class StoreDir:
             record_end(self._folder, self.about)
 
 
-def join(
-    path: str, *, limit_bytes: int | None, describes: str, temporary: bool, on_damage: str
-) -> StoreDir | None:
-    """Join a store, or make it.
+def join(path: str, *, limit_bytes: int | None, describes: str, temporary: bool) -> StoreDir | None:
+    """Join a store, or make it. A damaged one is replaced, with a warning.
 
     Args:
         path: the store's folder.
         limit_bytes, describes, temporary: properties of a new store. With a limit of None no store
             is made: the result is None if there is none, or if a damaged one was removed.
-        on_damage: ``"rebuild"`` to replace a damaged store, with a warning; or ``"refuse"``.
 
-    Raises CacheError if the store is damaged and ``"refuse"`` is given, if the folder is not a
-    store, or if another user owns it; OSError if the store cannot be made.
+    Raises CacheError if the folder is not a store, or if another user owns it; OSError if the store
+    cannot be made.
     """
     while True:
         folder = _open_own(path)
@@ -308,7 +305,7 @@ def join(
             except OSError as error:
                 raise CacheError(f"cannot lock the cache in {path}: {error}") from error
             undo.callback(os.close, users)
-            about = _join_existing(folder, users, on_damage)
+            about = _join_existing(folder, users)
             if about is not None:
                 undo.pop_all()
                 return StoreDir(folder, users, about)
@@ -356,7 +353,7 @@ def sweep(parent: CacheFolder) -> None:
                         folder.clear(_USERS)
 
 
-def _join_existing(folder: CacheFolder, users: int, on_damage: str) -> About | None:
+def _join_existing(folder: CacheFolder, users: int) -> About | None:
     """Join an existing store; None if it is gone and the caller must try again."""
     path = folder.path
     is_alone = _try_lock(users, fcntl.LOCK_EX)
@@ -371,11 +368,6 @@ def _join_existing(folder: CacheFolder, users: int, on_damage: str) -> About | N
             return None
         damage = find_damage(folder, about)
         if damage:
-            if on_damage == "refuse":
-                raise CacheError(
-                    f"the cache in {path} is damaged: {damage}. Remove it (stoker cache remove "
-                    f"{path}), or give on_damage='rebuild'"
-                )
             if damage != REBOOTED:
                 warn(f"the cache in {path} is damaged ({damage}) and is rebuilt", CacheWarning)
             _remove(folder)

@@ -66,7 +66,7 @@ def _made(
             case Segment():
                 if part.batches_in:
                     break
-                alone = replace(part, cache=None, cache_ats=())
+                alone = replace(part, cache=None, cache_at=0)
                 address = plan.address(part.at, seed, epoch)
                 work = Work(alone, address, source, order)
                 ns = alone.counters()

@@ -79,8 +79,6 @@ class KeptExamples(CachedDataset):
             identity=identity,
             describes=f"{type(dataset).__name__} of {len(dataset)}",
             examples=len(dataset),
-            admit="first",
-            on_damage="rebuild",
         )
         with warnings.catch_warnings():
             # Another run has made it with another size; or it is smaller than was planned.

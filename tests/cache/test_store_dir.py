@@ -280,7 +280,7 @@ def a_folder(path: str) -> None:
 
 
 @pytest.mark.parametrize("harm", [fifo, link, link_to_a_terminal, socket_there, a_folder])
-@pytest.mark.parametrize("name", ["about.json", "data.mdb", "counters", "left", "users"])
+@pytest.mark.parametrize("name", ["about.json", "data.mdb", "counters", "users"])
 def test_what_is_no_file_is_neither_waited_for_nor_followed(
     folder: str, name: str, harm: Callable[[str], None]
 ) -> None:

@@ -215,10 +215,10 @@ def join(path: str, *, limit_bytes: int | None, describes: str, temporary: bool)
 
 
 @contextlib.contextmanager
-def open_existing(path: str, parent: CacheFolder | None = None) -> Iterator[CacheFolder | None]:
+def open_existing(path: str) -> Iterator[CacheFolder | None]:
     """Open a store's folder for inspection; None if this user has no store there."""
     try:
-        folder = _open_own(path, parent)
+        folder = _open_own(path)
     except CacheError:
         folder = None
     try:
@@ -245,10 +245,11 @@ def remove_unused(folder: CacheFolder) -> bool:
     return is_alone
 
 
-def sweep(parent: CacheFolder) -> None:
-    """Remove incomplete stores in a folder, unless a process holds them."""
-    for name in filter(_LEFTOVER.fullmatch, parent.list_names()):
-        with contextlib.suppress(CacheError, OSError), CacheFolder(name, parent) as folder:
+def sweep(parent: str) -> None:
+    """Remove incomplete stores in a folder, unless a process holds them. Raises OSError."""
+    for name in filter(_LEFTOVER.fullmatch, os.listdir(parent)):
+        path = os.path.join(parent, name)
+        with contextlib.suppress(CacheError, OSError), CacheFolder(path) as folder:
             folder.check_owner(private=True)
             if not _list_foreign(folder):
                 with _locking(folder, os.O_RDWR | os.O_CREAT) as is_alone:
@@ -347,10 +348,10 @@ def _remove(folder: CacheFolder) -> None:
     location.unlist_store(path)
 
 
-def _open_own(path: str, parent: CacheFolder | None = None) -> CacheFolder | None:
+def _open_own(path: str) -> CacheFolder | None:
     """Open a store's folder; None if there is none. Raises CacheError if another user owns it."""
     try:
-        folder = CacheFolder(path, parent)
+        folder = CacheFolder(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:

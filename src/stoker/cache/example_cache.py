@@ -79,7 +79,7 @@ class ExampleCache:
         else:
             self.folder = location.local_folder(path)
         self.describes = describes
-        self._examples = examples
+        self.examples = examples
         self._user = secrets.randbits(62) + 1, secrets.randbits(62) + 1
         self._has_compared_size = False
         self._was_opened = False
@@ -119,7 +119,7 @@ class ExampleCache:
     def keys_of(self, indices: NDArray[np.int64]) -> list[bytes]:
         """Return the keys of examples that only their numbers identify."""
         if self._numbered is None:
-            self._numbered = NumberedKeys(self._examples)
+            self._numbered = NumberedKeys(self.examples)
         return self._numbered.of(indices, self.key)
 
     def find(
@@ -177,7 +177,7 @@ class ExampleCache:
         """Return the places of items in this store; a new process, or user, begins with none."""
         known_in, places = self._places
         if places is None or known_in is not handle:
-            places = ItemPlaces(handle.store.map, self._examples, handle.store.ask_for)
+            places = ItemPlaces(handle.store.map, self.examples, handle.store.ask_for)
             self._places = handle, places
         return places
 
@@ -326,11 +326,6 @@ class ExampleCache:
         """The items of this chain in the store."""
         handle = self._open_handle()
         return 0 if handle is None else handle.store.totals_of(self._chain)[0]
-
-    @property
-    def examples(self) -> int:
-        """The number of examples that there are."""
-        return self._examples
 
     def _enter(self, item: StoredItem) -> bool:
         """Queue an item to be stored; False if the queue is full."""

@@ -63,6 +63,7 @@ class Opaque:
 
 
 def unwrapped(value: Opaque) -> Any:
+    time.sleep(DECODE_S)
     return value.row
 
 

@@ -375,7 +375,6 @@ class Store:
         entered: dict[bytes, StoredItem] = {}
         for batch in _split_into_commits(items):
             entered |= self._add_batch(env, batch)
-        head[USED_BYTES] = (env.info()["last_pgno"] + 1) * PAGE_BYTES
         # A later change time shows that another program has written.
         head[DATA_NS] = changed_ns(self.folder)
         head[WRITING] = 0
@@ -411,6 +410,7 @@ class Store:
             items_now, payload_bytes = put_items(txn, new.values())
         head = self.counters.head
         head[ITEMS], head[PAYLOAD_BYTES] = items_now, payload_bytes
+        head[USED_BYTES] = (env.info()["last_pgno"] + 1) * PAGE_BYTES
         return new
 
     def close(self) -> None:

@@ -7,6 +7,7 @@ part of the examples is kept: those that come first.
 
 from __future__ import annotations
 
+import itertools
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,6 +23,7 @@ from stoker.engine.work.work import Work
 from stoker.errors import CacheWarning
 from stoker.sources.origin import IndexedSource
 from stoker.stages.cache import CacheStage, Forecast, ends_caching
+from stoker.stages.functions.operation import Operation
 
 if TYPE_CHECKING:
     from stoker.chain.chain import Chain
@@ -66,8 +68,7 @@ def with_best_cache(chain: Chain, *, version: Any, path: Any, keep: Any) -> Chai
         return CacheStage.of(before, "auto", version, path=path, keep=keep)
 
     places = _places(chain)
-    drafts = [chain.with_inserted({place: make}) for place in places]
-    made = _make_forms(drafts)
+    made = _make_forms(chain.with_inserted({places[0]: make}), chain, places)
     if not made:
         raise ValueError(f'.cache("auto") chooses by what examples take, and {chain} made none')
     made_ns, saved_ns, sizes = _measure(made)
@@ -83,14 +84,15 @@ def with_best_cache(chain: Chain, *, version: Any, path: Any, keep: Any) -> Chai
             CacheWarning,
         )
         return chain
-    stage = drafts[best.place].plan.cache
+    place = places[best.place]
+    stage = chain.with_inserted({place: make}).plan.cache
     assert stage is not None
     work_ns, scale = float(made_ns[:, best.place].sum()), examples / len(made) / 1e9
     forecast = Forecast(
         stage.cache.describes, best.kept, work_ns * scale, (work_ns - best.saved_ns) * scale
     )
     chosen = replace(stage, forecast=forecast)
-    return chain.with_inserted({places[best.place]: lambda _: chosen})
+    return chain.with_inserted({place: lambda _: chosen})
 
 
 def best_place(
@@ -147,33 +149,35 @@ def _examples_here(chain: Chain) -> int:
     return -(-count // hosts)
 
 
-def _make_forms(drafts: list[Chain]) -> list[list[MadeForm]]:
-    """Make examples, evenly spaced in the first epoch; return each as it is at each draft's cache.
+def _make_forms(draft: Chain, chain: Chain, places: list[int]) -> list[list[MadeForm]]:
+    """Make examples, evenly spaced in the first epoch; return each at all places.
 
-    Examples that fail are left out. It ends early after some seconds.
+    ``draft`` is the chain with a cache at the first place. Examples that fail are left out. It ends
+    early after some seconds.
     """
-    chain, plan = drafts[0], drafts[0].plan
-    source, at = plan.indexed, plan.segments[0].at
+    plan, first = draft.plan, draft.plan.segments[0]
+    source = plan.indexed
     assert source is not None
     # Where the order is drawn by weights or a function, the source's own order is a fair sample.
     order = source.order(replace(plan.selection, drawing=None), chain.seed, 0)
-    address = plan.address(at, chain.seed, 0)
+    address = plan.address(first.at, chain.seed, 0)
 
     def work(operations: list[Any], reads: bool) -> Work:
-        segment = Segment(source if reads else None, operations, at=at)
+        segment = Segment(source if reads else None, operations, at=first.at)
         return Work(segment, address, source, order)
 
-    reading, before = work([], reads=True), []
-    for draft in drafts:
-        first = draft.plan.segments[0]
-        before.append(work(first.operations[: first.cache_at], reads=False))
+    reading = work([], reads=True)
+    stretches = [work(first.operations[: first.cache_at], reads=False)]
+    for start, stop in itertools.pairwise(places):
+        own = [stage for stage in chain.stages[start:stop] if isinstance(stage, Operation)]
+        stretches.append(work(own, reads=False))
     count = min(_SAMPLED, len(order))
     ordinals = np.linspace(0, len(order) - 1, count).astype(np.int64).tolist()
     found: list[list[MadeForm]] = []
     deadline_s = time.monotonic() + _SAMPLED_S
     # The first one is made twice: imports and caches make it slow.
     for number, ordinal in enumerate([*ordinals[:1], *ordinals]):
-        forms = _forms_of(reading, before, order, ordinal)
+        forms = _forms_of(reading, stretches, order, ordinal)
         if number and forms is not None:
             found.append(forms)
         if time.monotonic() > deadline_s and found:
@@ -181,23 +185,25 @@ def _make_forms(drafts: list[Chain]) -> list[list[MadeForm]]:
     return found
 
 
-def _forms_of(reading: Work, before: list[Work], order: Any, ordinal: int) -> list[MadeForm] | None:
+def _forms_of(
+    reading: Work, stretches: list[Work], order: Any, ordinal: int
+) -> list[MadeForm] | None:
     """Return an example at each place; None if it fails."""
     index, place = order.span(ordinal, ordinal + 1), reading.inputs.places([ordinal])
-    forms: list[MadeForm] = []
-    read_ns = 0
-    for work in before:  # each reads it anew, as maps may change it
+    began = time.perf_counter_ns()
+    (value,) = reading.fetcher.fetch(index, reading.segment.counters())
+    made_ns = time.perf_counter_ns() - began
+    forms = []
+    for work in stretches:
+        values = [value]
         began = time.perf_counter_ns()
-        values = reading.fetcher.fetch(index, reading.segment.counters())
-        read = time.perf_counter_ns()
-        if type(values[0]) is not Failure:
+        if type(value) is not Failure:
             work.apply(values, place, None, work.segment.counters())
-        made = time.perf_counter_ns()
+        made_ns += time.perf_counter_ns() - began
         (value,) = values
         if type(value) is Failure and value is not REJECTED:
             return None
-        read_ns = read_ns or read - began  # later ones may find the file in memory
-        forms.append(MadeForm(None if value is REJECTED else value, read_ns + made - read))
+        forms.append(MadeForm(None if value is REJECTED else value, made_ns))
     return forms
 
 

@@ -118,7 +118,7 @@ class KeptExamples(CachedDataset):
                 found[at], name = value, names[at]
                 with contextlib.suppress(CacheError):
                     if cache.takes and find_record(value) is not None:
-                        cache.offer(cache.key(Fingerprint(name), name), value, 0)
+                        cache.offer(cache.key(Fingerprint(name), name), value)
         return found
 
     def _gives_many(self) -> bool:
